@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from scalelatent.contract.kinds import Kind
 
-# No estimator yet: mathematics and kernels alone.
+# Not listed yet: no report, no warm kernels.
 KINDS: tuple[Kind, ...] = ()

@@ -393,7 +393,7 @@ class MixtureEM:
     def summary(self, state: MixtureState) -> dict[str, float | int | None]:
         """Scalars of the last pass."""
         return {
-            "iteration": state.iteration,
+            "pass": state.iteration,
             "objective": state.objective,
             "phase": state.phase,
             "n_dims": state.now.n_dims,

@@ -185,7 +185,7 @@ class StepwiseMixture:
 
     def summary(self, state: StepwiseState) -> dict[str, float | int | None]:
         """Scalars of the epoch."""
-        return {"iteration": state.epoch, "steps": state.steps, "objective": state.objective}
+        return {"pass": state.epoch, "steps": state.steps, "objective": state.objective}
 
     def is_done(self, state: StepwiseState) -> bool:
         """After the last epoch."""

@@ -1,0 +1,780 @@
+"""Mixtures of linear models as scikit-learn estimators: a classifier, and a density without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.base import DensityMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
+
+from scalelatent.data import Dataset
+from scalelatent.engine.batch_loop import LoopResult
+from scalelatent.engine.plan import Resources
+from scalelatent.errors import DataError
+from scalelatent.estimators.base import Saved, StreamedEstimator, What
+from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
+from scalelatent.estimators.inputs import one_column
+from scalelatent.estimators.learned import FIT_AGAIN, Learned
+from scalelatent.estimators.session import CallbackList
+from scalelatent.estimators.steps import Rows, Steps
+from scalelatent.kernels.streams import resolve_seed, stream
+from scalelatent.models.linear_mixture.kernels.reference import Frame
+from scalelatent.models.linear_mixture.model import density
+from scalelatent.models.linear_mixture.model.pancakes import Pancakes
+from scalelatent.models.linear_mixture.model.recognise import confidence, probabilities, reject_curve
+from scalelatent.storage.disk import Location
+
+from .fit import check_sizes, fit_steps, plan, shape_of
+from .output import DENSE, Fitted, MixtureRows, density_of
+from .parameters import DENSITY_PARAMETERS, PARAMETERS
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+# Rows whose hidden features are filled in at a time.
+COMPLETED_ROWS = 4096
+
+
+class _LinearMixtures(StreamedEstimator):
+    """What both have in common."""
+
+    _sign_of_fit = "_fitted"
+    means_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.means)
+    bases_ = Learned(FIT_AGAIN, lambda model: _own_columns(model, model._fitted.pancakes.bases))
+    variances_ = Learned(FIT_AGAIN, lambda model: _own_columns(model, model._fitted.pancakes.values))
+    noise_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.noise)
+    weights_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.weights)
+    component_classes_ = Learned(FIT_AGAIN, lambda model: model._fitted.classes)
+    basis_ = Learned(FIT_AGAIN, lambda model: model._fitted.basis)
+    _fitted: Fitted
+
+    @property
+    def n_dims_(self) -> int:
+        """Dimensions of the pancakes."""
+        return self._fitted.pancakes.n_dims
+
+    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
+        shape_of(self, train)  # type: ignore[arg-type]
+        check_sizes(self, train.n_features)  # type: ignore[arg-type]
+
+    def _keep(self, fitted: Fitted, result: LoopResult, classes: np.ndarray | None) -> None:
+        """Take what a fit has found."""
+        self._fitted = fitted
+        self.n_iter_, self.history_ = result.state.iteration, result.history
+        if classes is not None:
+            self._set_learned(classes_=classes)
+
+    def _row_map(self, what: What) -> MixtureRows:
+        name, label = what if isinstance(what, tuple) else (what, None)
+        candidates = int(getattr(self, "n_candidates", 10))
+        return MixtureRows(self._fitted, name, -1 if label is None else label, candidates)
+
+    def encode(self, X: Any, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """Codes of rows under their best sub-classes.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        label : label of a class or None
+            Of whose sub-classes; None: of all.
+
+        Returns
+        -------
+        codes : ndarray of float64, shape (n, h)
+            Coordinates along ``bases_[components]``; of factor analysis posterior means.
+        components : ndarray of int, shape (n,)
+
+        Examples
+        --------
+        See the class.
+        """
+        found = self._mapped_rows(X, ("codes", self._class_number(label)))
+        return found[:, 1:], found[:, 0].astype(np.int64)
+
+    def _mapped_rows(self, X: Any, what: What) -> np.ndarray:
+        check_is_fitted(self)
+        found = self._map(X, what)
+        return np.asarray(found)
+
+    def _class_number(self, label: Any) -> int | None:
+        if label is None:
+            return None
+        check_is_fitted(self)
+        classes = getattr(self, "classes_", None)
+        if classes is None:
+            raise DataError(f"label={label!r}: {type(self).__name__} has no classes; leave label out")
+        found = np.flatnonzero(classes == label)
+        if not len(found):
+            raise DataError(f"label={label!r} is none of the classes {classes.tolist()}")
+        return int(found[0])
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float32"]
+        return tags
+
+    # -- saving ----------------------------------------------------------------------------------------------
+
+    def _state(self) -> Saved:
+        f, now = self._fitted, self._fitted.pancakes
+        arrays = {name: getattr(now, name) for name in ("means", "bases", "values", "noise", "weights")}
+        arrays |= {"component_classes": f.classes, "priors": f.priors}
+        if f.basis is not None:
+            arrays["basis"] = f.basis
+        values: dict[str, Any] = {
+            "n_dims": now.n_dims,
+            "likelihood": f.likelihood,
+            "temperature": f.temperature,
+            "frame": None,
+        }
+        if f.frame is not None:
+            values["frame"] = [list(f.frame.names), list(f.frame.shape), f.frame.smoothing]
+        if hasattr(self, "classes_"):
+            values |= {"classes": self.classes_.tolist(), "classes_dtype": self.classes_.dtype.str}
+        return values, arrays
+
+    def _restore(
+        self,
+        values: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        place: Location | None,
+        run: Location | None,
+    ) -> None:
+        parts = {name: arrays[name] for name in ("means", "bases", "values", "noise", "weights")}
+        frame = values["frame"]
+        if frame is not None:
+            names, (height, width), smoothing = frame
+            frame = Frame(tuple(names), (int(height), int(width)), float(smoothing))
+        self._fitted = Fitted(
+            Pancakes(**parts, n_dims=int(values["n_dims"])),
+            arrays["component_classes"],
+            arrays["priors"],
+            values["likelihood"],
+            float(values["temperature"]),
+            arrays.get("basis"),
+            frame,
+        )
+        if "classes" in values:
+            self._set_learned(classes_=np.array(values["classes"], dtype=values["classes_dtype"]))
+
+
+def _own_columns(model: _LinearMixtures, columns: np.ndarray) -> np.ndarray:
+    """Without the spare directions."""
+    return columns[..., : model._fitted.pancakes.n_dims]
+
+
+class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
+    """Classification by mixtures of linear models, fitted by streamed EM.
+
+    Each class has ``n_components`` sub-classes: a mean and an orthonormal basis of ``n_dims`` directions in
+    which moving is free. A row belongs to the sub-class that reconstructs it best; its class is the class of
+    that. Fits arrays and :class:`~scalelatent.Dataset` rows of any number, in process or on a Dask cluster,
+    with the same bits.
+
+    Parameters
+    ----------
+    n_components : int or sequence of int, default 20
+        Sub-classes of each class, or one number for each class.
+    n_dims : int or float, default 10
+        Dimensions h of each pancake; below 1 the share of the rows' variance that they hold, the same number
+        for all, up to ``max_dims``. 0 is k-means.
+    max_dims : int, default 40
+    assignment : {"hard", "soft"}
+        A row belongs to the best sub-class, or to each in proportion to exp(-score / 2 sigma²).
+    likelihood : {"error", "code-cost", "ppca", "factor-analysis"}
+        Score of a row: squared reconstruction error; that plus the cost of the code; -2 log density of
+        probabilistic PCA or of factor analysis.
+    tangents : sequence of str
+        Of "shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal", "thickness":
+        small changes of images that leave their class as it is.
+    temperature : float or None
+        sigma² of soft assignments by the error; None learns it.
+    tangent_weight, recognition_tangent_weight : float, default 0, 0.3
+        Weight of all tangents against the rows, by their traces, in clustering and in the final bases.
+    tangent_smoothing, smoothing : float, default 0.6, 0
+        Standard deviation in pixels of the smoothing before derivatives, and of the rows themselves.
+    projection : int or None
+        Reduce rows to so many uncentred principal directions of the training rows first.
+    init : {"k-means++", "random"}
+        First means, from a sample of the rows.
+    statistics : {"auto", "images", "moments"}
+        What a pass sums: images of the bases, or the p x p moments of each sub-class. "auto": moments where
+        all of them take up to 8 MB.
+    max_iter : int, default 30
+        Most passes of EM after the start.
+    tol : float or None, default 1e-4
+        Relative fall of the error, or of -log-likelihood, that ends EM.
+    image_shape : (int, int) or None
+        Height and width of the images that rows are; None takes those of the dataset.
+    recognition : {"error", "tangent-distance"}
+        Score of a row, or the least of it over small changes of the row along its own tangents.
+    n_candidates : int, default 10
+        Best sub-classes of a row that tangent distance is computed for.
+    warm_start : bool
+        Go on from the pancakes of the last fit.
+    random_state : int, Generator, RandomState or None
+        None draws a seed and keeps it in ``seed_``.
+    device : {"auto", "cpu", "gpu"}
+    n_jobs : int or None
+        Threads of a fit in this process; the result is the same for any number.
+
+    Attributes
+    ----------
+    classes_ : ndarray, shape (n_classes,)
+    means_ : ndarray of float64, shape (K, p)
+        Of all sub-classes, class after class; those that starved and were dropped are left out.
+    bases_ : ndarray of float64, shape (K, p, h)
+        Orthonormal; of factor analysis the loadings.
+    variances_ : ndarray of float64, shape (K, h)
+        Variance along each direction; of factor analysis unused.
+    noise_ : ndarray of float64, shape (K,), or (K, p) of factor analysis
+        Variance in each other direction, or of each feature.
+    weights_ : ndarray of float64, shape (K,)
+        Share of the rows of its class.
+    component_classes_ : ndarray of int, shape (K,)
+        Number of the class of each sub-class in ``classes_``.
+    n_dims_ : int
+    basis_ : ndarray of float64, shape (features, p), or None
+        What rows are multiplied by first, where there is a projection or smoothing.
+    temperature_ : float
+        Of class probabilities: the least log-loss of validation, else of training rows, whose errors are too
+        small: give validation rows where probabilities matter.
+    n_iter_ : int
+        Passes.
+    history_ : list of dict
+        One record a pass: objective (mean score of a row, or nats), phase, starved, refilled, dropped, …
+    seed_ : int
+    n_features_in_ : int
+
+    Notes
+    -----
+    ``transform`` gives the scores of all K sub-classes, float32: the smaller, the better the row fits.
+
+    References
+    ----------
+    G. E. Hinton, M. Revow, P. Dayan, "Recognizing handwritten digits using mixtures of linear models", NIPS 7
+    (1995).
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> x, y = load_digits(return_X_y=True)
+    >>> m = LinearMixtureClassifier(n_components=3, n_dims=6, random_state=0)  # doctest: +SKIP
+    >>> bool(m.fit(x[:1000], y[:1000]).score(x[1000:], y[1000:]) > 0.9)  # doctest: +SKIP
+    True
+    """
+
+    _kind = "linear_mixture"
+    _parameters = PARAMETERS
+    classes_ = Learned(FIT_AGAIN)
+
+    def __init__(
+        self,
+        *,
+        n_components: int | Sequence[int] = 20,
+        n_dims: int | float = 10,
+        max_dims: int = 40,
+        assignment: str = "hard",
+        likelihood: str = "error",
+        tangents: Sequence[str] = (),
+        temperature: float | None = None,
+        tangent_weight: float = 0.0,
+        recognition_tangent_weight: float = 0.3,
+        tangent_smoothing: float = 0.6,
+        smoothing: float = 0.0,
+        projection: int | None = None,
+        init: str = "k-means++",
+        statistics: str = "auto",
+        max_iter: int = 30,
+        tol: float | None = 1e-4,
+        image_shape: tuple[int, int] | None = None,
+        recognition: str = "error",
+        n_candidates: int = 10,
+        warm_start: bool = False,
+        random_state: Any = None,
+        device: str = "auto",
+        n_jobs: int | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.n_dims = n_dims
+        self.max_dims = max_dims
+        self.assignment = assignment
+        self.likelihood = likelihood
+        self.tangents = tangents
+        self.temperature = temperature
+        self.tangent_weight = tangent_weight
+        self.recognition_tangent_weight = recognition_tangent_weight
+        self.tangent_smoothing = tangent_smoothing
+        self.smoothing = smoothing
+        self.projection = projection
+        self.init = init
+        self.statistics = statistics
+        self.max_iter = max_iter
+        self.tol = tol
+        self.image_shape = image_shape
+        self.recognition = recognition
+        self.n_candidates = n_candidates
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+        self.n_jobs = n_jobs
+
+    @property
+    def temperature_(self) -> float:
+        """Of class probabilities."""
+        return self._fitted.temperature
+
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+        if isinstance(X, Dataset) and not X.has_y:
+            raise DataError(
+                f"{X.url or 'the rows'}: there are no labels, and LinearMixtureClassifier learns from "
+                "labels; import them with the rows, or fit a density without labels by LinearMixture"
+            )
+        return super()._training_rows(X, y, sample_weight, reset=reset)
+
+    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+        return fit_steps(self, rows, rows["train"].classes)
+
+    def _plan(
+        self,
+        train: Dataset,
+        held: Dataset | None,
+        resources: Resources,
+        options: dict[str, Any],
+        *,
+        measure: bool,
+    ) -> dict[str, Any]:
+        return plan(self, train, held, resources, options, train.classes, measure=measure)
+
+    def decision_function(
+        self,
+        X: Any,
+        *,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
+    ) -> Any:
+        """Minus the score of the best sub-class of each class: the larger, the better.
+
+        Parameters
+        ----------
+        X, out, client, overwrite, callbacks
+            As in :meth:`transform`.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, classes); of two classes (n,), the second less the first
+            A lazy array for a dask array; a Dataset of the scores with ``out``.
+
+        Examples
+        --------
+        See the class.
+        """
+        scores = self._map(X, "scores", out, client, overwrite, callbacks)
+        if out is not None:
+            return scores
+        return scores[:, 0] - scores[:, 1] if len(self.classes_) == 2 else -scores
+
+    def confidence(self, X: Any) -> np.ndarray:
+        """How sure the class of each row is.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+
+        Returns
+        -------
+        ndarray of float64, shape (n,)
+            1 - best / second error of the classes; of densities 1 - second / best probability. 0: two classes
+            are alike.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self._certainty(self._mapped_rows(X, "scores"), "ratio")
+
+    def _certainty(self, scores: np.ndarray, by: str) -> np.ndarray:
+        if by == "error":
+            return -scores.min(axis=1).astype(np.float64)
+        if self._fitted.likelihood not in DENSE:
+            return confidence(scores)
+        shares = probabilities(scores, self._fitted.temperature)
+        if shares.shape[1] < 2:
+            return np.ones(len(shares))
+        two = np.sort(shares, axis=1)[:, -2:]
+        return np.asarray(1.0 - two[:, 0] / two[:, 1])
+
+    def reject_curve(self, X: Any, y: Any = None, *, by: str = "ratio") -> tuple[np.ndarray, np.ndarray]:
+        """Error rate of the rows that are left when the least certain are rejected.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        y : array-like, shape (n,); a Dataset brings its own
+        by : {"ratio", "error"}
+            Reject by :meth:`confidence`, or rows whose best score is largest.
+
+        Returns
+        -------
+        rejected : ndarray, shape (n,)
+            Share of the rows.
+        error : ndarray, shape (n,)
+
+        Raises
+        ------
+        DataError
+            No labels.
+
+        Examples
+        --------
+        See the class.
+        """
+        if by not in ("ratio", "error"):
+            raise ValueError(f"by={by!r} is not one of 'ratio', 'error'")
+        check_is_fitted(self)
+        ds = self._given_rows(X)
+        if y is None and not ds.has_y:
+            raise DataError(f"{ds.url or 'X'} has no labels: pass y, or a dataset with labels")
+        given = None if y is None else np.asarray(one_column(y))
+        if given is not None and len(given) != len(ds):
+            raise DataError(f"y has {len(given)} entries for {len(ds)} rows: give one a row")
+        certain, wrong = [], []
+        for first in range(0, len(ds), SCORE_ROWS):
+            stop = min(first + SCORE_ROWS, len(ds))
+            scores = self._mapped_rows(ds[first:stop], "scores")
+            truth = ds.read_y(first, stop) if given is None else given[first:stop]
+            certain.append(self._certainty(scores, by))
+            wrong.append(self.classes_[scores.argmin(axis=1)] != truth)
+        return reject_curve(np.concatenate(certain), np.concatenate(wrong))
+
+    def reconstruct(self, X: Any, label: Any = None) -> np.ndarray:
+        """Rows as their best sub-class gives them.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        label : label of a class or None
+            Of whose sub-classes; None: of all.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, features)
+
+        Examples
+        --------
+        See the class.
+        """
+        return self._mapped_rows(X, ("reconstructions", self._class_number(label)))
+
+
+class LinearMixture(DensityMixin, _LinearMixtures):
+    """A density of rows: a mixture of linear models, fitted by streamed EM without labels.
+
+    Of the likelihoods "ppca" and "factor-analysis" it is a mixture of Gaussians with covariances of low rank
+    and noise; of the errors its densities are those of probabilistic PCA in the bases found.
+
+    Parameters
+    ----------
+    n_components : int, default 20
+    n_dims : int or float, default 10
+        Dimensions h of each pancake; below 1 the share of the rows' variance that they hold, the same number
+        for all, up to ``max_dims``. 0 is k-means.
+    max_dims : int, default 40
+    assignment : {"hard", "soft"}
+        A row belongs to the best sub-class, or to each in proportion to exp(-score / 2 sigma²).
+    likelihood : {"error", "code-cost", "ppca", "factor-analysis"}
+        Score of a row: squared reconstruction error; that plus the cost of the code; -2 log density of
+        probabilistic PCA or of factor analysis.
+    tangents : sequence of str
+        Of "shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal", "thickness":
+        small changes of images that leave their class as it is.
+    temperature : float or None
+        sigma² of soft assignments by the error; None learns it.
+    tangent_weight, recognition_tangent_weight : float, default 0, 0.3
+        Weight of all tangents against the rows, by their traces, in clustering and in the final bases.
+    tangent_smoothing, smoothing : float, default 0.6, 0
+        Standard deviation in pixels of the smoothing before derivatives, and of the rows themselves.
+    projection : int or None
+        Reduce rows to so many uncentred principal directions of the training rows first.
+    init : {"k-means++", "random"}
+        First means, from a sample of the rows.
+    statistics : {"auto", "images", "moments"}
+        What a pass sums: images of the bases, or the p x p moments of each sub-class. "auto": moments where
+        all of them take up to 8 MB.
+    max_iter : int, default 30
+        Most passes of EM after the start.
+    tol : float or None, default 1e-4
+        Relative fall of the error, or of -log-likelihood, that ends EM.
+    image_shape : (int, int) or None
+        Height and width of the images that rows are; None takes those of the dataset.
+    warm_start : bool
+        Go on from the pancakes of the last fit.
+    random_state : int, Generator, RandomState or None
+        None draws a seed and keeps it in ``seed_``.
+    device : {"auto", "cpu", "gpu"}
+    n_jobs : int or None
+        Threads of a fit in this process; the result is the same for any number.
+
+    Attributes
+    ----------
+    means_ : ndarray of float64, shape (K, p)
+        Of all components; those that starved and were dropped are left out.
+    bases_ : ndarray of float64, shape (K, p, h)
+        Orthonormal; of factor analysis the loadings.
+    variances_ : ndarray of float64, shape (K, h)
+        Variance along each direction; of factor analysis unused.
+    noise_ : ndarray of float64, shape (K,), or (K, p) of factor analysis
+        Variance in each other direction, or of each feature.
+    weights_ : ndarray of float64, shape (K,)
+        Share of the rows of its class.
+    component_classes_ : ndarray of int, shape (K,)
+        Zeros.
+    n_dims_ : int
+    basis_ : ndarray of float64, shape (features, p), or None
+        What rows are multiplied by first, where there is a projection or smoothing.
+    n_iter_ : int
+    history_ : list of dict
+    seed_ : int
+    n_features_in_ : int
+
+    Notes
+    -----
+    ``transform`` gives the scores of all K components, float32: the smaller, the better the row fits.
+
+    References
+    ----------
+    M. Tipping, C. Bishop, "Mixtures of probabilistic principal component analysers", Neural Computation 11
+    (1999). Z. Ghahramani, G. Hinton, "The EM algorithm for mixtures of factor analyzers" (1996).
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> x = load_digits().data
+    >>> d = LinearMixture(n_components=10, n_dims=5, likelihood="ppca", random_state=0)  # doctest: +SKIP
+    >>> d.fit(x).sample(3)[0].shape  # doctest: +SKIP
+    (3, 64)
+    """
+
+    _kind = "linear_density"
+    _transformed = "latents"
+    _parameters = DENSITY_PARAMETERS
+    _validates = False
+
+    def __init__(
+        self,
+        *,
+        n_components: int = 20,
+        n_dims: int | float = 10,
+        max_dims: int = 40,
+        assignment: str = "hard",
+        likelihood: str = "error",
+        tangents: Sequence[str] = (),
+        temperature: float | None = None,
+        tangent_weight: float = 0.0,
+        recognition_tangent_weight: float = 0.3,
+        tangent_smoothing: float = 0.6,
+        smoothing: float = 0.0,
+        projection: int | None = None,
+        init: str = "k-means++",
+        statistics: str = "auto",
+        max_iter: int = 30,
+        tol: float | None = 1e-4,
+        image_shape: tuple[int, int] | None = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        device: str = "auto",
+        n_jobs: int | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.n_dims = n_dims
+        self.max_dims = max_dims
+        self.assignment = assignment
+        self.likelihood = likelihood
+        self.tangents = tangents
+        self.temperature = temperature
+        self.tangent_weight = tangent_weight
+        self.recognition_tangent_weight = recognition_tangent_weight
+        self.tangent_smoothing = tangent_smoothing
+        self.smoothing = smoothing
+        self.projection = projection
+        self.init = init
+        self.statistics = statistics
+        self.max_iter = max_iter
+        self.tol = tol
+        self.image_shape = image_shape
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+        self.n_jobs = n_jobs
+
+    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+        return fit_steps(self, rows, None)
+
+    def _plan(
+        self,
+        train: Dataset,
+        held: Dataset | None,
+        resources: Resources,
+        options: dict[str, Any],
+        *,
+        measure: bool,
+    ) -> dict[str, Any]:
+        return plan(self, train, held, resources, options, None, measure=measure)
+
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+        # Labels are not looked at.
+        return self._given_rows(X, None, sample_weight, reset=reset)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Best component of each row.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+
+        Returns
+        -------
+        ndarray of int, shape (n,)
+
+        Examples
+        --------
+        See the class.
+        """
+        return self.encode(X)[1]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Posterior of each component.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+
+        Returns
+        -------
+        ndarray of float64, shape (n, K)
+
+        Examples
+        --------
+        See the class.
+        """
+        return self._mapped_rows(X, "shares")
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Log-likelihood of each row, in nats.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+
+        Returns
+        -------
+        ndarray of float64, shape (n,)
+            Of the rows behind smoothing or projection, where there is one.
+
+        Examples
+        --------
+        See the class.
+        """
+        return self._mapped_rows(X, "log-likelihood")[:, 0]
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Mean log-likelihood of rows, in nats; weights of a Dataset count.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        y : ignored
+
+        Returns
+        -------
+        float
+
+        Examples
+        --------
+        See the class.
+        """
+        check_is_fitted(self)
+        ds = self._given_rows(X)
+        total = rows = 0.0
+        for first in range(0, len(ds), SCORE_ROWS):
+            stop = min(first + SCORE_ROWS, len(ds))
+            found, weight = self.score_samples(ds[first:stop]), ds.read_weight(first, stop)
+            total += float(found.sum() if weight is None else found @ weight)
+            rows += float(len(found) if weight is None else weight.sum())
+        return total / rows
+
+    def sample(self, n_samples: int = 1, random_state: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """New rows, drawn from the mixture.
+
+        Parameters
+        ----------
+        n_samples : int
+        random_state : int, Generator, RandomState or None
+            None takes the seed of the fit.
+
+        Returns
+        -------
+        X : ndarray of float32, shape (n_samples, features)
+            Of smoothed rows, smooth ones.
+        components : ndarray of int, shape (n_samples,)
+
+        Examples
+        --------
+        See the class.
+        """
+        check_is_fitted(self)
+        if int(n_samples) != n_samples or n_samples < 1:
+            raise ValueError(f"n_samples={n_samples!r}: give a whole number of at least 1")
+        seed = self.seed_ if random_state is None else resolve_seed(random_state)
+        f = self._fitted
+        rng = stream(seed, "linear-mixture-samples")
+        rows, index = density.sample(f.pancakes, density_of(f.likelihood), int(n_samples), rng)
+        if f.basis is not None and f.basis.shape[0] != f.basis.shape[1]:
+            rows = rows @ f.basis.T
+        return rows.astype(np.float32), index
+
+    def reconstruct(self, X: Any, observed: Any = None) -> np.ndarray:
+        """Rows as their best component gives them, or with what is hidden filled in.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+        observed : array-like of bool, features of them, or None
+            Features that are seen. Others are replaced by their conditional means given the seen ones;
+            their values are not looked at.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, features)
+
+        Raises
+        ------
+        ValueError
+            A mask of another width, or one that hides all.
+
+        Examples
+        --------
+        See the class.
+        """
+        if observed is None:
+            return self._mapped_rows(X, "reconstructions")
+        check_is_fitted(self)
+        f = self._fitted
+        if f.basis is not None:
+            raise ValueError(
+                "observed is of features, and this model is of smoothed or projected rows: leave it out"
+            )
+        ds = self._given_rows(X)
+        parts = []
+        for first in range(0, len(ds), COMPLETED_ROWS):
+            x = ds.read_x(first, min(first + COMPLETED_ROWS, len(ds)))
+            rows = np.asarray(x.toarray() if ds.is_sparse else x, dtype=np.float64)
+            parts.append(density.complete(f.pancakes, density_of(f.likelihood), rows, observed)[0])
+        return np.concatenate(parts).astype(np.float32)

@@ -1,0 +1,544 @@
+"""The fit of a mixture of linear models as steps, and what it will need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from scalelatent.contract.parameters import is_list
+from scalelatent.contract.stats import Stats
+from scalelatent.contract.wants import Wants
+from scalelatent.data import Dataset
+from scalelatent.engine.checkpoints import KEEP_STATES
+from scalelatent.engine.passes import seconds_per_row
+from scalelatent.engine.plan import Forecast, Resources, RowShape
+from scalelatent.engine.rates import reduction_rate
+from scalelatent.engine.rowsets import StoredSets
+from scalelatent.errors import DataError
+from scalelatent.estimators.inputs import check_finite
+from scalelatent.estimators.steps import Begin, Collect, Derive, Gather, Learn, Map, Remember, Rows, Steps
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.kernels.streams import stream
+from scalelatent.models.linear_mixture.kernels.reference import Frame, packed_size, smoothing_taps
+from scalelatent.models.linear_mixture.model.em import (
+    FINISHING_PASSES,
+    MAIN,
+    Mixture,
+    MixtureEM,
+    MixtureState,
+    initial_state,
+)
+from scalelatent.models.linear_mixture.model.pancakes import Pancakes
+from scalelatent.models.linear_mixture.model.recognise import (
+    TEMPERATURES,
+    TemperaturePass,
+    choose_temperature,
+)
+from scalelatent.models.linear_mixture.model.start import (
+    LEAST_ROWS,
+    SAMPLE_ROWS,
+    seed_centres,
+    start_pancakes,
+)
+from scalelatent.reductions.eigen import leading_eigenvectors
+from scalelatent.reductions.moments import Project, SecondMoments
+
+from .output import DENSE, Fitted, MixtureRows
+
+if TYPE_CHECKING:
+    from .estimator import LinearMixture, LinearMixtureClassifier
+
+    AnyMixture: TypeAlias = LinearMixture | LinearMixtureClassifier
+
+COUNT_ROWS = 2**20
+# Directions beside those of the model, at least; images have a multiple of so many.
+SPARE, MULTIPLE = 4, 8
+# Smallest noise, as a share of the mean variance of a feature.
+RELATIVE_FLOOR, LEAST_FLOOR = 1e-6, 1e-12
+START_PASSES, SETTLE_PASSES = 10, 5
+# Moments of all sub-classes up to this size are kept whole.
+MOMENT_BYTES = 8e6
+# Numbers of the M-step a second.
+MSTEP_RATE = 2e10
+ALL_ROWS = (
+    "a mixture begins with a sample of all rows, of which none may be missing: clean or leave out the bad "
+    "ones first"
+)
+FEWER = "lower n_components or n_dims"
+
+
+# -- what a fit is told -----------------------------------------------------------------------------------
+
+
+def width_of(n_dims: float, max_dims: int, p: int) -> int:
+    """Directions that images have: those of the model and some spare, a multiple of 8."""
+    wanted = max_dims if 0 < n_dims < 1 else int(n_dims)
+    return min(p, -(-(wanted + SPARE) // MULTIPLE) * MULTIPLE)
+
+
+def row_width(model: AnyMixture, n_features: int) -> int:
+    """Features of a row after projection."""
+    return n_features if model.projection is None else int(model.projection)
+
+
+def components_of(model: AnyMixture, n_classes: int) -> np.ndarray:
+    """Sub-classes of each class."""
+    given: Any = model.n_components
+    if not is_list(given):
+        return np.full(max(n_classes, 1), int(given))
+    if len(given) != n_classes:
+        raise ValueError(
+            f"n_components={list(given)!r} has {len(given)} numbers, and there are {n_classes} classes: give "
+            "one number, or one for each class"
+        )
+    return np.array([int(k) for k in given])
+
+
+def statistics_of(model: AnyMixture, k: int, p: int) -> str:
+    """What a pass sums: moments where all of them are small."""
+    if model.statistics != "auto":
+        return str(model.statistics)
+    thickness = 2 if "thickness" in model.tangents else 1
+    return "moments" if 8 * k * packed_size(p) * thickness <= MOMENT_BYTES else "images"
+
+
+def shape_of(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int] | None:
+    """Height and width of the images that rows are; None where they need be none.
+
+    Raises
+    ------
+    DataError
+        Rows that are no images, or of another size.
+    """
+    if not len(model.tangents) and not model.smoothing:
+        return None
+    what = "tangents" if len(model.tangents) else "smoothing"
+    dataset = train.dataset if isinstance(train, Rows) else train
+    where, p = dataset.url or "the rows", dataset.n_features
+    if dataset.is_sparse:
+        raise DataError(
+            f"{what} are of images, and {where} are CSR rows: give dense rows, or leave {what} out"
+        )
+    if model.image_shape is not None:
+        height, width = (int(n) for n in model.image_shape)
+        if height * width != p:
+            raise DataError(
+                f"image_shape=({height}, {width}) has {height * width} pixels, and {where} have {p} features"
+            )
+        return height, width
+    shape = dataset.feature_shape
+    if len(shape) == 2:
+        return int(shape[0]), int(shape[1])
+    if len(shape) > 2:
+        raise DataError(
+            f"{what} are of grey images, and rows of {where} have the shape {shape}: convert them to "
+            f"grey, or leave {what} out"
+        )
+    side = math.isqrt(p)
+    hint = f"image_shape=({side}, {side})" if side * side == p else "image_shape=(height, width)"
+    raise DataError(f"{what} are of images, and rows of {where} have {p} features in a line: give {hint}")
+
+
+def frame_of(model: AnyMixture, shape: tuple[int, int] | None) -> Frame | None:
+    """Tangents of the rows."""
+    if shape is None or not len(model.tangents):
+        return None
+    return Frame(tuple(model.tangents), shape, float(model.tangent_smoothing))
+
+
+def check_sizes(model: AnyMixture, n_features: int) -> int:
+    """Width of the rows; refuses projections and dimensions that they have no room for."""
+    if model.projection is not None and model.projection > n_features:
+        raise ValueError(
+            f"projection={model.projection} is above the {n_features} features of the rows: give at most "
+            f"{n_features}, or None for no projection"
+        )
+    p = row_width(model, n_features)
+    if model.n_dims >= 1 and model.n_dims >= p:
+        raise ValueError(f"n_dims={model.n_dims}: rows have {p} dimensions; give at most {p - 1}")
+    return p
+
+
+def make_mixture(
+    model: AnyMixture, components: np.ndarray, n_classes: int, p: int, floor: float, frame: Frame | None
+) -> Mixture:
+    """Constants of a fit."""
+    light = float(model.recognition_tangent_weight)
+    heavy = float(model.tangent_weight)
+    return Mixture(
+        n_features=p,
+        classes=np.repeat(np.arange(len(components)), components),
+        n_classes=n_classes,
+        likelihood=model.likelihood,
+        assignment=model.assignment,
+        statistics=statistics_of(model, int(components.sum()), p),
+        temperature=float(model.temperature or 0.0),
+        floor=floor,
+        frame=frame if heavy or light else None,
+        tangent_weight=heavy,
+        finish_weight=light,
+    )
+
+
+def make_learner(model: AnyMixture, mixture: Mixture) -> MixtureEM:
+    """The learner of all passes."""
+    share = float(model.n_dims) if 0 < model.n_dims < 1 else 0.0
+    return MixtureEM(
+        mixture,
+        0 if share else int(model.n_dims),
+        width_of(model.n_dims, model.max_dims, mixture.n_features),
+        share=share,
+        start_passes=START_PASSES,
+        settle_passes=SETTLE_PASSES,
+        max_iter=int(model.max_iter),
+        tol=float(model.tol or 0.0),
+    )
+
+
+# -- the rows that a fit starts from -----------------------------------------------------------------------
+
+
+def _codes(rows: Rows, classes: np.ndarray | None) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, class of each row, -1 where it has no weight or is masked), in pieces."""
+    dataset, mask = rows.dataset, rows.mask
+    for first in range(0, len(dataset), COUNT_ROWS):
+        stop = min(first + COUNT_ROWS, len(dataset))
+        if classes is None:
+            codes = np.zeros(stop - first, dtype=np.int32)
+        else:
+            codes = np.array(dataset.read_codes(first, stop, classes))
+        if (weight := dataset.read_weight(first, stop)) is not None:
+            codes[weight <= 0] = -1
+        if mask is not None:
+            number = np.arange(first, stop)
+            inside = (number >= mask.start) & (number < mask.stop)
+            codes[inside != mask.inside] = -1
+        yield first, codes
+
+
+def class_counts(rows: Rows, classes: np.ndarray | None) -> np.ndarray:
+    """Rows of each class; rows of weight 0 count as absent."""
+    n = 1 if classes is None else len(classes)
+    return sum((np.bincount(c[c >= 0], minlength=n) for _, c in _codes(rows, classes)), np.zeros(n, int))
+
+
+def check_counts(rows: Rows, counts: np.ndarray, components: np.ndarray, classes: np.ndarray | None) -> None:
+    """Refuse more sub-classes than rows, by name."""
+    where = rows.url or "the training rows"
+    for i, (n, k) in enumerate(zip(counts, components, strict=True)):
+        if n >= k:
+            continue
+        if classes is None:
+            raise DataError(f"{where}: n_components={k} needs as many rows; there are {n}")
+        raise DataError(
+            f"{where}: class {classes[i]} has {n} rows, fewer than its {k} sub-classes: lower n_components, "
+            "give one number for each class, or more rows"
+        )
+
+
+def sample_rows(
+    rows: Rows, classes: np.ndarray | None, counts: np.ndarray, components: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of some rows of each class, in rising order, and their classes."""
+    chosen = []
+    for c, (n, k) in enumerate(zip(counts, components, strict=True)):
+        size = min(int(n), max(SAMPLE_ROWS * int(k), LEAST_ROWS // len(counts)))
+        chosen.append(np.sort(stream(seed, "linear-mixture-sample", c).choice(int(n), size, replace=False)))
+    seen, numbers, found = np.zeros(len(counts), int), [], []
+    for first, codes in _codes(rows, classes):
+        for c in range(len(counts)):
+            own = np.flatnonzero(codes == c)
+            a, b = np.searchsorted(chosen[c], [seen[c], seen[c] + len(own)])
+            numbers.append(first + own[chosen[c][a:b] - seen[c]])
+            found.append(np.full(b - a, c))
+            seen[c] += len(own)
+    number, code = np.concatenate(numbers), np.concatenate(found)
+    order = np.argsort(number, kind="stable")
+    return number[order], code[order]
+
+
+@dataclass(frozen=True)
+class StartRows:
+    """The rows of the sample as one set (a :class:`~scalelatent.contract.learners.RowSets`)."""
+
+    numbers: np.ndarray
+    n_features: int
+    n_sets: int = 1
+
+    @property
+    def wants(self) -> Wants:
+        """Nothing."""
+        return Wants()
+
+    @property
+    def set_rows(self) -> int:
+        """All of them."""
+        return len(self.numbers)
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a row, dtype)."""
+        return (self.n_features,), "float32"
+
+    def rows(self, which: int) -> np.ndarray:
+        """Numbers of the rows."""
+        return self.numbers
+
+    def take(self, which: int, x: Any, rows: np.ndarray) -> np.ndarray:
+        """Rows, dense, in float32."""
+        some = x.take(rows).to_dense() if isinstance(x, CsrRows) else x[rows]
+        return np.asarray(some, dtype=np.float32)
+
+    def check(self, x: Any, start: int) -> None:
+        """Refuse values that are not finite, naming the row."""
+        check_finite(x, "the training rows", start)
+
+
+def start_of(
+    sets: StoredSets, codes: np.ndarray, components: np.ndarray, width: int, seed: int, init: str
+) -> tuple[Pancakes, float]:
+    """First pancakes, and the mean variance of a feature."""
+    x = np.asarray(sets.read(0))
+    variance = float(x.var(axis=0, dtype=np.float64).mean())
+    centres = []
+    for c, k in enumerate(components):
+        own, rng = x[codes == c], stream(seed, "linear-mixture-start", c)
+        if init == "random":
+            centres.append(own[np.sort(rng.choice(len(own), int(k), replace=False))].astype(np.float64))
+        else:
+            centres.append(seed_centres(own, int(k), rng))
+    return start_pancakes(np.concatenate(centres), width, seed), variance
+
+
+# -- the steps ---------------------------------------------------------------------------------------------
+
+
+def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray | None) -> Steps:
+    """A whole fit; sets the model's learned attributes. ``classes`` is None without labels."""
+    model._check_params()
+    train = rows["train"]
+    n_classes = 0 if classes is None else len(classes)
+    components = components_of(model, n_classes)
+    counts = yield Derive(class_counts, (train, classes))
+    check_counts(train, counts, components, classes)
+    if "validation" in rows:  # labels that are no class of the training rows
+        yield Derive(class_counts, (rows["validation"], classes))
+    shape = shape_of(model, train)
+    check_sizes(model, train.n_features)
+    last = last_fit(model, components, classes)
+    model.seed_, rows = yield Begin(
+        {"max_iter": most_passes(model), "n_components": int(components.sum())},
+        keeps_records=True,
+        all_rows=ALL_ROWS,
+    )
+    frame = frame_of(model, shape)
+    numbers, codes = yield Derive(sample_rows, (rows["train"], classes, counts, components, model.seed_))
+    basis, rows = yield from project_steps(model, rows, shape)
+    p = rows["train"].n_features
+    about = {"rows": len(numbers)}
+    sets = yield Gather("sample", StartRows(numbers, p), rows["train"], about)
+    width = width_of(model.n_dims, model.max_dims, p)
+    first, variance = yield Derive(start_of, (sets, codes, components, width, model.seed_, model.init))
+    floor = max(RELATIVE_FLOOR * variance, LEAST_FLOOR)
+    mixture = make_mixture(model, components, n_classes, p, floor, frame)
+    em = make_learner(model, mixture)
+    kept = yield Remember("start", last)
+    if kept:
+        first = Pancakes(**{**kept, "n_dims": int(kept["n_dims"])})
+        state = initial_state(mixture, first, MAIN)
+    else:
+        state = initial_state(mixture, first)
+
+    def predictor(state: MixtureState) -> MixtureRows:
+        return MixtureRows(fitted_of(mixture, state, basis, None), "probabilities")
+
+    result = yield Learn("em", em, state, {"train": rows["train"]}, classes, predictor)
+    tangents = frame if getattr(model, "recognition", "error") == "tangent-distance" else None
+    fitted = fitted_of(mixture, result.state, None, tangents)
+    if n_classes > 1:
+        temperature = yield from temperature_steps(model, fitted, rows, classes, result.state)
+        fitted = replace(fitted, temperature=temperature)
+    model._keep(replace(fitted, basis=basis), result, classes)
+
+
+def most_passes(model: AnyMixture) -> int:
+    """Passes of all phases."""
+    dense, soft = model.likelihood in DENSE, model.assignment == "soft"
+    settling = SETTLE_PASSES if dense or soft else 0
+    return START_PASSES + settling + int(model.max_iter) + (0 if dense else FINISHING_PASSES)
+
+
+def last_fit(model: AnyMixture, components: np.ndarray, classes: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Pancakes of the fit that ``warm_start`` goes on from; empty where there is none."""
+    if not model.warm_start or not hasattr(model, "_fitted"):
+        return {}
+    fitted = model._fitted
+    wanted = np.repeat(np.arange(len(components)), components)
+    known = getattr(model, "classes_", None)
+    same = known is None if classes is None else known is not None and np.array_equal(known, classes)
+    likelihood, now = fitted.likelihood, fitted.pancakes
+    if not same or not np.array_equal(fitted.classes, wanted) or likelihood != model.likelihood:
+        raise ValueError(
+            f"warm_start: the last fit has {len(fitted.classes)} sub-classes by {likelihood!r}, this one "
+            f"{len(wanted)} by {model.likelihood!r}, or other classes: fit with warm_start=False"
+        )
+    arrays = {name: getattr(now, name) for name in ("means", "bases", "values", "noise", "weights")}
+    return {**arrays, "n_dims": np.array(now.n_dims)}
+
+
+def project_steps(
+    model: AnyMixture, rows: Mapping[str, Rows], shape: tuple[int, int] | None
+) -> Generator[Any, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
+    """The matrix that smooths or projects rows, and the rows behind it."""
+    basis: np.ndarray | None = None
+    if model.smoothing and shape is not None:
+        basis = smoothing_matrix(shape, float(model.smoothing))
+    if model.projection is not None:
+        train = rows["train"]
+        stats: Stats = yield Collect("svd", SecondMoments(train.n_features), train)
+        moment = stats["moment"][0]
+        if basis is not None:
+            moment = basis.T @ moment @ basis
+        leading = yield Derive(_leading_directions, (moment, int(model.projection)))
+        basis = leading if basis is None else basis @ leading
+    if basis is None:
+        return None, rows
+    through = {}
+    for name, part in rows.items():
+        through[name] = yield Map(f"project-{name}", Project(basis), part)
+    return basis, through
+
+
+def _leading_directions(moment: np.ndarray, width: int) -> np.ndarray:
+    return leading_eigenvectors(moment, width)[1]
+
+
+def smoothing_matrix(shape: tuple[int, int], smoothing: float) -> np.ndarray:
+    """Matrix (p, p) that rows are multiplied by to smooth images."""
+    taps = smoothing_taps(smoothing)
+    bands = [sum(tap * np.eye(size, k=k - len(taps) // 2) for k, tap in enumerate(taps)) for size in shape]
+    return np.kron(*bands)
+
+
+def fitted_of(mixture: Mixture, state: MixtureState, basis: np.ndarray | None, frame: Frame | None) -> Fitted:
+    """What predictions of a state come from, without sub-classes that were dropped."""
+    alive, now = state.now.weights > 0, state.now
+    pancakes = Pancakes(
+        now.means[alive],
+        now.bases[alive],
+        now.values[alive],
+        now.noise[alive],
+        now.weights[alive],
+        now.n_dims,
+    )
+    per_class = np.add.reduceat(state.counts, mixture.starts[:-1])
+    priors = per_class / max(float(per_class.sum()), LEAST_FLOOR)
+    likelihood = mixture.likelihood if state.phase >= MAIN else "error"
+    scale = max(state.objective if np.isfinite(state.objective) else 1.0, LEAST_FLOOR)
+    temperature = 1.0 if likelihood in DENSE else scale
+    return Fitted(pancakes, mixture.classes[alive], priors, likelihood, temperature, basis, frame)
+
+
+def temperature_steps(
+    model: AnyMixture,
+    fitted: Fitted,
+    rows: Mapping[str, Rows],
+    classes: np.ndarray | None,
+    state: MixtureState,
+) -> Generator[Any, Any, float]:
+    """The temperature of class probabilities with the least log-loss of validation, else training rows."""
+    dense = fitted.likelihood in DENSE
+    noise = fitted.pancakes.noise.reshape(len(fitted.classes), -1).mean(axis=1)
+    p = fitted.pancakes.means.shape[1]
+    scale = float(p) if dense else max(float(noise.mean()) * p, LEAST_FLOOR)
+    temperatures = scale * TEMPERATURES
+    tried = TemperaturePass(fitted.recogniser(getattr(model, "n_candidates", 10)), temperatures)
+    held = "validation" if "validation" in rows else "train"
+    stats: Stats = yield Collect(f"temperature-{state.iteration}", tried, rows[held], classes)
+    return choose_temperature(temperatures, np.array(stats["loss"]))
+
+
+# -- what it will need -------------------------------------------------------------------------------------
+
+
+def plan(
+    model: AnyMixture,
+    train: Dataset,
+    validation: Dataset | None,
+    resources: Resources,
+    options: dict[str, Any],
+    classes: np.ndarray | None,
+    *,
+    measure: bool,
+) -> dict[str, Any]:
+    """What a fit of these rows would need."""
+    n_classes = 0 if classes is None else len(classes)
+    components = components_of(model, n_classes)
+    k, p = int(components.sum()), check_sizes(model, train.n_features)
+    frame = frame_of(model, shape_of(model, train))
+    mixture = make_mixture(model, components, n_classes, p, 1.0, frame)
+    em = make_learner(model, mixture)
+    told = Forecast(model._kind, train, resources, options, measure)
+    if classes is not None:
+        told.labels(train)
+    n, scratch, rows = len(train), 0, train
+    parts: dict[str, Any] = {"train": train}
+    if model.projection is not None:
+        stage = told.stage(
+            "svd",
+            {"train": SecondMoments(train.n_features)},
+            parts,
+            3 * 8 * train.n_features**2,
+            "make the rows narrower",
+        )
+        told.add("svd", told.a_pass(stage, {}))
+    if model.projection is not None or model.smoothing:
+        parts = {"train": RowShape(n, p, train.is_stored)}
+        told.add(
+            "project-train", n * told.row_seconds(2.0 * train.n_features * p / 6e10, told.reading(train))
+        )
+        scratch += parts["train"].nbytes if train.is_stored else 0
+    state_bytes = 8 * k * (p * (em.width + 2) + em.width)
+    sample = sum(max(SAMPLE_ROWS * int(c), LEAST_ROWS // len(components)) for c in components)
+    sample_bytes = 4 * p * min(n, sample)
+    told.add("sample", n * told.row_seconds(0.0, told.reading(train)))
+    moments = mixture.statistics == "moments"
+    # The M-step unpacks moments; of images it has some copies.
+    held = (3 * 8 * k * p * p if moments else 4 * state_bytes) + 4 * state_bytes + 3 * sample_bytes
+    remedy = FEWER + (", or set statistics='images'" if moments else ", or set projection")
+    stage = told.stage("em", em, parts, held, remedy)
+    block = stage.grids["train"].block_rows
+
+    def measured() -> float:
+        rng = np.random.default_rng(0)
+        start = start_pancakes(rng.normal(size=(k, p)), em.width, 0).cut(int(min(em.n_dims or 1, em.width)))
+        at = initial_state(mixture, start, MAIN)
+        reduction = em.reductions()["train"]
+        name = f"{model._kind}_em {mixture.likelihood} {mixture.assignment} {model.tangents}"
+        return reduction_rate(name, reduction, at, block, p, rows.dtype, max(n_classes, 1), resources.slots)
+
+    per_row = told.rate(measured, seconds_per_row(em.reductions()["train"]))
+    mstep = k * ((p * p * em.width * 10.0) if moments else 8.0 * p * em.width**2) / MSTEP_RATE
+    per_pass = told.a_pass(stage, {"train": per_row}) + mstep
+    most = most_passes(model)
+    least = min(most, most - int(model.max_iter) - START_PASSES + 4)
+    told.add("em", per_pass * most, per_pass * least, per_pass * most)
+    out = told.out
+    of_a_row = 2.0 * p * k * (em.width + 1) / 3e10
+    if n_classes > 1:
+        told.add("temperature", len(validation or train) * told.row_seconds(of_a_row, told.reading(train)))
+    out["probe"] = {
+        "read_seconds_per_row": told.reading(train),
+        "compute_seconds_per_row": per_row,
+        "seconds_per_pass": per_pass,
+    }
+    out["predicting_seconds_per_row"] = told.row_seconds(of_a_row, told.reading(train))
+    out["scratch_bytes"] = scratch
+    out["device_bytes"] = 4 * (k * p * (em.width + 2) + 4 * block * p)
+    out["checkpoint_bytes"] = 2 * state_bytes
+    out["passes"] = {"at_least": least, "expected": most, "at_most": most}
+    disk = scratch + sample_bytes + 2 * KEEP_STATES * state_bytes + 2 * state_bytes
+    return told.told(disk, "lower max_iter or n_components")

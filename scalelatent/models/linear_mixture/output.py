@@ -1,0 +1,172 @@
+"""Rows through a fitted mixture: probabilities, classes, scores, codes, reconstructions, densities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.finite import find_nonfinite, find_too_large
+from scalelatent.contract.learners import Block
+from scalelatent.contract.wants import Wants
+from scalelatent.models.linear_mixture.kernels.reference import Frame
+from scalelatent.models.linear_mixture.model import density
+from scalelatent.models.linear_mixture.model.pancakes import Pancakes, scores_of
+from scalelatent.models.linear_mixture.model.recognise import PancakeRows, probabilities
+from scalelatent.reductions.moments import NonFiniteError
+
+DENSE = ("ppca", "factor-analysis")
+# Of soft assignments of densities: scores are -2 log of theirs.
+_UNIT = 1.0
+
+
+def density_of(likelihood: str) -> str:
+    """The Gaussians of a likelihood; those of the errors are probabilistic PCA's."""
+    return likelihood if likelihood in DENSE else "ppca"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What predictions come from.
+
+    Attributes
+    ----------
+    pancakes : Pancakes
+    classes : ndarray of int, shape (K,)
+        Class of each sub-class, in rising order; all 0 without labels.
+    priors : ndarray, shape (classes,)
+        Shares of the rows.
+    likelihood : str
+    temperature : float
+        Of class probabilities.
+    basis : ndarray of float64, shape (features, p), or None
+        Rows times this are what the pancakes lie in: smoothing, projection.
+    frame : Frame or None
+        Of tangent distance.
+    """
+
+    pancakes: Pancakes
+    classes: np.ndarray
+    priors: np.ndarray
+    likelihood: str
+    temperature: float
+    basis: np.ndarray | None = None
+    frame: Frame | None = None
+
+    @property
+    def starts(self) -> np.ndarray:
+        """First sub-class of each class, and their number."""
+        return np.searchsorted(self.classes, np.arange(len(self.priors) + 1))
+
+    def recogniser(self, n_candidates: int) -> PancakeRows:
+        """Scores of classes."""
+        priors = self.priors[self.classes]
+        scores = scores_of(self.pancakes, self.likelihood, np.maximum(priors, np.finfo(float).tiny))
+        return PancakeRows(scores, self.starts, "scores", self.frame, n_candidates)
+
+
+@dataclass(frozen=True)
+class MixtureRows:
+    """Rows to one of several outputs (a :class:`~scalelatent.contract.learners.RowMap`).
+
+    Attributes
+    ----------
+    fitted : Fitted
+    what : str
+        "probabilities" of classes, "classes" the same with labels for a dataset; "scores" of classes, the
+        smaller the better; "latents", scores of all sub-classes; "codes": the sub-class, then the code;
+        "reconstructions"; "shares" of sub-classes; "log-likelihood".
+    label : int
+        Class whose sub-classes give codes and reconstructions; -1: the best of all.
+    n_candidates : int
+    """
+
+    fitted: Fitted
+    what: str
+    label: int = -1
+    n_candidates: int = 10
+
+    @property
+    def wants(self) -> Wants:
+        """Labels of the output are predicted, not copied, where it is classes."""
+        return Wants(labels=self.what == "classes")
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a row, dtype)."""
+        f = self.fitted
+        if self.what in ("probabilities", "classes"):
+            return (len(f.priors),), "float64"
+        if self.what == "scores":
+            return (len(f.priors),), "float32"
+        if self.what == "latents":
+            return (len(f.classes),), "float32"
+        if self.what == "codes":
+            return (1 + f.pancakes.n_dims,), "float64"
+        if self.what == "reconstructions":
+            return (f.pancakes.means.shape[1] if f.basis is None else len(f.basis),), "float32"
+        return (len(f.classes) if self.what == "shares" else 1,), "float64"
+
+    def prepare(self, backend: Any) -> Any:
+        """Packed scores."""
+        f = self.fitted
+        basis = None if f.basis is None else backend.asarray(f.basis, np.float32)
+        rows = f.recogniser(self.n_candidates)
+        of_one = self.what in ("codes", "reconstructions") and self.label < 0 and f.frame is not None
+        if of_one or self.what in ("probabilities", "classes", "scores"):
+            return backend, basis, rows.prepare(backend)
+        if self.what in ("shares", "log-likelihood"):
+            scores = scores_of(f.pancakes, density_of(f.likelihood))
+        else:
+            scores = rows.scores
+        return backend, basis, backend.kernel("linear_mixture_make_scorer")(scores, f.starts)
+
+    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+        """Output rows of a block."""
+        if place := find_too_large(block) or find_nonfinite(block):
+            raise NonFiniteError(place)
+        backend, basis, scorer = prepared
+        x = backend.asarray(block.x, np.float32, "x")
+        if basis is not None:
+            x = backend.matmul(x, basis, "projected")
+        f, runs = self.fitted, len(self.fitted.priors)
+        if self.what in ("probabilities", "classes", "scores"):
+            scores, _ = f.recogniser(self.n_candidates).recognise(scorer, x)
+            if self.what == "scores":
+                return scores.astype(np.float32)
+            return probabilities(scores, f.temperature)
+        if self.what in ("codes", "reconstructions"):
+            index = self._sub_classes(backend, scorer, x)
+            rows = np.asarray(backend.to_host(x), dtype=np.float64)
+            codes = density.codes(f.pancakes, f.likelihood, rows, index)
+            if self.what == "codes":
+                return np.concatenate([index[:, None], codes], axis=1)
+            found = density.reconstruct(f.pancakes, codes, index)
+            # Smoothed rows stay so; projected ones return to the features.
+            back = f.basis is not None and f.basis.shape[0] != f.basis.shape[1]
+            return (found @ f.basis.T if back and f.basis is not None else found).astype(np.float32)
+        scores = backend.kernel("linear_mixture_all_scores")(scorer, x, 0, runs)
+        if self.what == "latents":
+            return np.asarray(scores, dtype=np.float32)
+        if self.what == "shares":
+            return probabilities(scores, _UNIT)
+        exponent = -0.5 * np.asarray(scores, dtype=np.float64)
+        top = exponent.max(axis=1, keepdims=True)
+        return top + np.log(np.exp(exponent - top).sum(axis=1, keepdims=True))
+
+    def _sub_classes(self, backend: Any, scorer: Any, x: Any) -> np.ndarray:
+        """Best sub-class of each row: of all, or of a class."""
+        f = self.fitted
+        if self.label >= 0:
+            kernel = backend.kernel("linear_mixture_nearest")
+            return np.asarray(kernel(scorer, x, self.label, self.label + 1)[1][:, 0])
+        if f.frame is not None:
+            best, index = f.recogniser(self.n_candidates).recognise(scorer, x)
+        else:
+            best, index = backend.kernel("linear_mixture_nearest")(scorer, x, 0, len(f.priors))
+        return np.asarray(index[np.arange(len(index)), best.argmin(axis=1)])
+
+    @staticmethod
+    def labels(out: np.ndarray) -> np.ndarray:
+        """Class codes of probabilities: the largest, the first of equals."""
+        return out.argmax(axis=1)

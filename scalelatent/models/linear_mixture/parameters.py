@@ -1,0 +1,147 @@
+"""Parameters of mixtures of linear models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scalelatent.contract.parameters import (
+    DEVICE,
+    N_JOBS,
+    RANDOM_STATE,
+    WARM_START,
+    Choice,
+    Items,
+    Number,
+    Parameter,
+    Parameters,
+    Where,
+    Whole,
+    is_list,
+    is_number,
+    is_whole,
+)
+
+LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
+TANGENTS = (
+    "shift-x",
+    "shift-y",
+    "rotation",
+    "scaling",
+    "hyperbolic-axis",
+    "hyperbolic-diagonal",
+    "thickness",
+)
+
+
+def _are_tangents(value: Any) -> bool:
+    return is_list(value) and len(set(value)) == len(value) and all(name in TANGENTS for name in value)
+
+
+def _is_shape(value: Any) -> bool:
+    return value is None or (is_list(value) and len(value) == 2 and all(map(is_whole, value)))
+
+
+def _are_dims(value: Any) -> bool:
+    return is_whole(value, 0) or (is_number(value) and 0 < value < 1)
+
+
+def _check_tangents(model: Any) -> None:
+    if len(model.tangents) and model.projection is not None:
+        raise ValueError(
+            f"projection={model.projection!r}: projected rows are no images, which tangents are made of; "
+            "leave one of the two out"
+        )
+    if len(model.tangents) and model.likelihood in ("ppca", "factor-analysis"):
+        raise ValueError(
+            f"likelihood={model.likelihood!r}: tangents are fitted with the reconstruction error; choose "
+            "'error' or 'code-cost', or leave tangents out"
+        )
+
+
+def _check_recognition(model: Any) -> None:
+    if model.recognition == "tangent-distance" and not len(model.tangents):
+        raise ValueError(
+            "recognition='tangent-distance' needs tangents: give for example ('shift-x', 'shift-y', "
+            "'rotation', 'scaling')"
+        )
+
+
+_NOT_NEGATIVE = Number("give a number of at least 0", least=0)
+
+
+def _common(components: Parameter) -> tuple[Parameter, ...]:
+    return (
+        components,
+        Parameter(
+            "n_dims",
+            10,
+            Where(_are_dims, "give a whole number of at least 0, or a share of the variance below 1"),
+            "dimensions of a pancake, or the share of the variance that they hold",
+        ),
+        Parameter("max_dims", 40, Whole(), "most dimensions where n_dims is a share"),
+        Parameter(
+            "assignment", "hard", Choice(("hard", "soft")), "a row belongs to one sub-class, or to all"
+        ),
+        Parameter("likelihood", "error", Choice(LIKELIHOODS), "score of a row under a sub-class"),
+        Parameter(
+            "tangents",
+            (),
+            Where(_are_tangents, f"give some of {', '.join(map(repr, TANGENTS))}, each once"),
+            "small changes of an image that leave its class as it is",
+        ),
+        Parameter(
+            "temperature",
+            None,
+            Number("give a number above 0, or None to learn it", above=0, also=(None,)),
+            "sigma² of soft assignments",
+        ),
+        Parameter("tangent_weight", 0.0, _NOT_NEGATIVE, "of tangents against rows in clustering"),
+        Parameter(
+            "recognition_tangent_weight", 0.3, _NOT_NEGATIVE, "of tangents against rows in the final bases"
+        ),
+        Parameter("tangent_smoothing", 0.6, _NOT_NEGATIVE, "of images before derivatives, in pixels"),
+        Parameter("smoothing", 0.0, _NOT_NEGATIVE, "of the rows, in pixels"),
+        Parameter("projection", None, Whole(also=(None,)), "principal directions that rows are reduced to"),
+        Parameter("init", "k-means++", Choice(("k-means++", "random")), "first means, from a sample of rows"),
+        Parameter(
+            "statistics", "auto", Choice(("auto", "images", "moments")), "what a pass sums for the M-step"
+        ),
+        Parameter("max_iter", 30, Whole(), "most passes of EM after the start"),
+        Parameter(
+            "tol",
+            1e-4,
+            Number("give a number of at least 0, or None", least=0, also=(None,)),
+            "relative fall of the error that ends EM",
+        ),
+        Parameter(
+            "image_shape",
+            None,
+            Where(_is_shape, "give (height, width), or None for that of the dataset"),
+            "height and width of the images that rows are",
+        ),
+    )
+
+
+_LAST = (WARM_START, RANDOM_STATE, DEVICE, N_JOBS)
+
+PARAMETERS = Parameters(
+    (
+        *_common(
+            Parameter(
+                "n_components",
+                20,
+                Items(Whole(), "give a whole number of at least 1, or one for each class", one=True),
+                "sub-classes of each class, or one number for each class",
+            )
+        ),
+        Parameter(
+            "recognition", "error", Choice(("error", "tangent-distance")), "how rows are compared with models"
+        ),
+        Parameter("n_candidates", 10, Whole(), "sub-classes of a row that tangent distance is computed for"),
+        *_LAST,
+    ),
+    rules=(_check_tangents, _check_recognition),
+)
+DENSITY_PARAMETERS = Parameters(
+    (*_common(Parameter("n_components", 20, Whole(), "components")), *_LAST), rules=(_check_tangents,)
+)

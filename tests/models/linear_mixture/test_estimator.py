@@ -1,0 +1,348 @@
+"""The estimators: bits, saving, resuming, scikit-learn's conventions, bad input, figures on real digits."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+
+from scalelatent import Dataset, load_model
+from scalelatent.contract import kinds
+from scalelatent.contract.kinds import Kind
+from scalelatent.engine.callbacks import Callback
+from scalelatent.errors import DataError, PlanError
+from scalelatent.models.linear_mixture.estimator import LinearMixture, LinearMixtureClassifier
+from scalelatent.models.linear_mixture.kernels import KERNELS
+from tests.models.linear_mixture.cases import made_rows
+from tests.models.linear_mixture.test_engine import usps
+
+HERE = "scalelatent.models.linear_mixture"
+ENGINE = {"block_rows": 128, "leaf_rows": 256}
+SMALL: dict[str, Any] = {"n_dims": 4, "max_iter": 4, "random_state": 0, "n_jobs": 1}
+LEARNED = ("means_", "bases_", "variances_", "noise_", "weights_", "component_classes_")
+
+
+@pytest.fixture(autouse=True)
+def _kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kinds that the package does not list yet."""
+    own = dict(kinds.own_kinds())
+    for name, shell, table in (
+        ("linear_mixture", "LinearMixtureClassifier", "PARAMETERS"),
+        ("linear_density", "LinearMixture", "DENSITY_PARAMETERS"),
+    ):
+        own[name] = Kind(
+            name,
+            estimator=f"{HERE}.estimator:{shell}",
+            parameters=f"{HERE}.parameters:{table}",
+            kernels=KERNELS,
+        )
+    monkeypatch.setattr(kinds, "own_kinds", lambda: own)
+    monkeypatch.setattr(kinds, "known_kinds", lambda: own)
+
+
+@pytest.fixture(scope="module")
+def digits() -> SimpleNamespace:
+    x, y = load_digits(return_X_y=True)
+    x = x.astype("f4")
+    return SimpleNamespace(x=x[:1000], y=y[:1000], test_x=x[1000:], test_y=y[1000:])
+
+
+def classifier(**options: Any) -> LinearMixtureClassifier:
+    return LinearMixtureClassifier(**{"n_components": 3, **SMALL, **options})
+
+
+def density(**options: Any) -> LinearMixture:
+    return LinearMixture(**{"n_components": 6, "likelihood": "ppca", **SMALL, **options})
+
+
+def same(a: Any, b: Any) -> None:
+    for name in LEARNED:
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
+# -- what comes out ----------------------------------------------------------------------------------------
+
+
+def test_classifier(digits):
+    m = classifier(n_dims=6).fit(digits.x, digits.y)
+    assert m.score(digits.test_x, digits.test_y) > 0.95
+    scores, shares = m.decision_function(digits.test_x), m.predict_proba(digits.test_x)
+    np.testing.assert_array_equal(scores.argmax(axis=1), m.predict(digits.test_x))
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    all_scores = m.transform(digits.test_x)
+    best = [all_scores[:, m.component_classes_ == c].min(axis=1) for c in range(10)]
+    np.testing.assert_allclose(-scores, np.stack(best, axis=1), rtol=1e-4, atol=1e-2)
+    certain = m.confidence(digits.test_x)
+    assert ((certain >= 0) & (certain <= 1)).all()
+    for by in ("ratio", "error"):
+        rejected, error = m.reject_curve(digits.test_x, digits.test_y, by=by)
+        assert error[0] == pytest.approx(1 - m.score(digits.test_x, digits.test_y))
+        assert rejected[0] == 0
+    assert error.shape == (797,)
+    codes, components = m.encode(digits.test_x)
+    rows = m.means_[components] + np.einsum("nph,nh->np", m.bases_[components], codes)
+    np.testing.assert_allclose(m.reconstruct(digits.test_x), rows, atol=1e-3)
+    errors = ((digits.test_x - rows) ** 2).sum(axis=1)
+    np.testing.assert_allclose(errors, -scores.max(axis=1), rtol=1e-3, atol=0.1)
+    assert (m.component_classes_[m.encode(digits.test_x, label=3)[1]] == 3).all()
+    assert [record["pass"] for record in m.history_] == list(range(1, m.n_iter_ + 1))
+
+
+def test_tangent_distance_and_smoothing(digits):
+    options = {"tangents": ("shift-x", "shift-y", "thickness"), "image_shape": (8, 8), "smoothing": 0.4}
+    plain = classifier(**options).fit(digits.x, digits.y)
+    m = classifier(**options, recognition="tangent-distance").fit(digits.x, digits.y)
+    same(m, plain)
+    assert (m.decision_function(digits.test_x) >= plain.decision_function(digits.test_x) - 1e-2).all()
+    assert m.basis_.shape == (64, 64)
+    shaped = Dataset.from_arrays(digits.x.reshape(-1, 8, 8), digits.y)
+    same(clone(m).set_params(image_shape=None).fit(shaped), m)
+
+
+@pytest.mark.parametrize("likelihood", ["error", "code-cost", "ppca", "factor-analysis"])
+def test_density(digits, likelihood):
+    d = density(likelihood=likelihood, assignment="soft").fit(digits.x)
+    found = d.score_samples(digits.test_x)
+    assert np.isfinite(found).all()
+    assert d.score(digits.test_x) == pytest.approx(found.mean())
+    np.testing.assert_allclose(d.predict_proba(digits.test_x).sum(axis=1), 1)
+    rows, components = d.sample(64)
+    assert rows.shape == (64, 64)
+    assert components.max() < len(d.weights_)
+    np.testing.assert_array_equal(rows, d.sample(64)[0])
+    seen = np.arange(64) < 40
+    filled = d.reconstruct(digits.test_x, observed=seen)
+    np.testing.assert_allclose(filled[:, seen], digits.test_x[:, seen], atol=1e-5)
+    rest = digits.test_x[:, ~seen]
+    assert ((filled[:, ~seen] - rest) ** 2).mean() < 0.9 * rest.var(axis=0).mean()
+    assert d.predict(digits.test_x).shape == (797,)
+
+
+def test_a_density_without_directions_is_k_means(digits):
+    d = density(likelihood="error", n_dims=0, max_iter=50, tol=0.0).fit(digits.x)
+    distances = ((digits.x[:, None] - d.means_[None]) ** 2).sum(axis=2)
+    np.testing.assert_array_equal(d.predict(digits.x), distances.argmin(axis=1))
+
+
+def test_a_share_of_the_variance_and_a_projection(digits):
+    m = classifier(n_dims=0.8, max_dims=12, projection=30).fit(digits.x, digits.y)
+    assert 1 < m.n_dims_ <= 16
+    assert m.means_.shape == (30, 30)
+    assert m.reconstruct(digits.test_x).shape == digits.test_x.shape
+    assert m.score(digits.test_x, digits.test_y) > 0.9
+
+
+# -- bits, saving, resuming --------------------------------------------------------------------------------
+
+
+def test_threads_show_in_no_bit(digits):
+    found = [classifier(n_jobs=jobs).fit(digits.x, digits.y, engine=ENGINE) for jobs in (1, 2)]
+    same(*found)
+    assert found[0].temperature_ == found[1].temperature_
+    found = [density(n_jobs=jobs, assignment="soft").fit(digits.x, engine=ENGINE) for jobs in (1, 2)]
+    same(*found)
+
+
+@pytest.mark.parametrize("make", [classifier, density])
+def test_save_and_load(digits, tmp_path, make):
+    options: dict[str, Any] = {"smoothing": 0.4, "image_shape": (8, 8)} if make is classifier else {}
+    m = make(**options).fit(digits.x, *([digits.y] if make is classifier else []))
+    m.save(tmp_path / "model.zarr")
+    again = load_model(tmp_path / "model.zarr")
+    assert type(again) is type(m)
+    same(m, again)
+    np.testing.assert_array_equal(again.transform(digits.test_x), m.transform(digits.test_x))
+    np.testing.assert_array_equal(again.predict(digits.test_x), m.predict(digits.test_x))
+    np.testing.assert_array_equal(again.predict_proba(digits.test_x), m.predict_proba(digits.test_x))
+
+
+class _Interrupt(Callback):
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def on_pass_end(self, info: dict[str, Any]) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [3, 12])
+def test_interrupted_and_resumed(digits, tmp_path, after):
+    whole = classifier().fit(digits.x, digits.y)
+    options: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"checkpoint_passes": 1}}
+    with pytest.raises(KeyboardInterrupt):
+        classifier().fit(digits.x, digits.y, callbacks=_Interrupt(after), **options)
+    resumed = classifier().fit(digits.x, digits.y, resume=True, **options)
+    same(whole, resumed)
+    assert resumed.n_iter_ == whole.n_iter_
+    assert resumed.temperature_ == whole.temperature_
+
+
+def test_warm_start(digits):
+    m = classifier(warm_start=True, tol=0.0).fit(digits.x, digits.y)
+    first = m.history_[-1]["objective"]
+    assert m.fit(digits.x, digits.y).history_[-1]["objective"] <= first * (1 + 1e-4)
+    with pytest.raises(ValueError, match="warm_start"):
+        m.set_params(n_components=2).fit(digits.x, digits.y)
+
+
+@pytest.mark.cluster
+def test_a_cluster_gives_the_same_bits(digits, tmp_path):
+    from distributed import Client, LocalCluster
+
+    # Threads of this process, which know of the kinds.
+    cluster = LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=50
+    )
+    with cluster, Client(cluster, set_as_default=False) as client:
+        rows = Dataset.from_arrays(digits.x, digits.y).save(tmp_path / "rows.zarr")
+        m = classifier().fit(rows, client=client, engine=ENGINE)
+    same(m, classifier(n_jobs=1).fit(digits.x, digits.y, engine=ENGINE))
+
+
+# -- conventions -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [classifier, density])
+def test_parameters_are_those_of_the_table(make):
+    m = make()
+    assert list(m._parameters.defaults()) == [
+        name for name in type(m).__init__.__kwdefaults__ if name != "self"
+    ]
+    assert m._parameters.defaults() == type(m).__init__.__kwdefaults__
+    assert clone(m).get_params() == m.get_params()
+
+
+def test_labels_of_any_type_weights_and_names(digits):
+    pd = pytest.importorskip("pandas")
+    names = np.array([f"digit {i}" for i in range(10)])
+    frame = pd.DataFrame(digits.x, columns=[f"pixel {i}" for i in range(64)])
+    m = classifier(n_components=2).fit(frame, names[digits.y], sample_weight=np.full(1000, 2.0))
+    assert m.predict(frame[:5]).dtype.kind == "U"
+    assert len(m.feature_names_in_) == 64
+    plain = classifier(n_components=2).fit(digits.x, digits.y)
+    np.testing.assert_allclose(m.means_, plain.means_, rtol=1e-3, atol=1e-3)
+    assert m.set_output(transform="pandas").transform(frame[:5]).shape == (5, 20)
+
+
+def test_sparse_rows_and_rows_out_of_core(digits, tmp_path):
+    m = classifier().fit(digits.x, digits.y)
+    same(m, classifier().fit(sparse.csr_array(digits.x), digits.y))
+    ds = Dataset.from_arrays(digits.x, digits.y).save(tmp_path / "rows.zarr")
+    same(m, classifier().fit(ds))
+    assert m.score(ds) == m.score(digits.x, digits.y)
+    written = m.predict(ds, out=tmp_path / "predicted.zarr")
+    np.testing.assert_array_equal(written.read_y(0, 1000), m.predict(digits.x))
+    np.testing.assert_array_equal(m.reject_curve(ds)[1], m.reject_curve(digits.x, digits.y)[1])
+
+
+def test_one_number_for_each_class_and_two_classes(digits):
+    few = digits.y < 2
+    m = classifier(n_components=[2, 5]).fit(digits.x[few], digits.y[few])
+    assert list(np.bincount(m.component_classes_)) == [2, 5]
+    assert m.decision_function(digits.x).shape == (1000,)
+    np.testing.assert_array_equal(m.decision_function(digits.x) > 0, m.predict(digits.x) == 1)
+
+
+def test_plan(digits):
+    told = classifier().plan(digits.x, digits.y)
+    assert told["stages"]["em"]["rows"] == 1000
+    assert told["expected_seconds"] < 60
+    with pytest.raises(PlanError, match="statistics='images'"):
+        classifier(statistics="moments", n_components=200).plan(
+            np.zeros((3000, 784), "u1"), np.arange(3000) % 10, memory_limit="2GB"
+        )
+
+
+# -- bad input ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_components": 0}, "n_components=0"),
+        ({"n_dims": 64}, "n_dims=64: rows have 64 dimensions"),
+        ({"n_dims": -1}, "n_dims=-1"),
+        ({"likelihood": "exact"}, "likelihood='exact' is not one of"),
+        ({"tangents": ("shift",)}, "tangents="),
+        ({"tangents": ("shift-x",)}, r"give image_shape=\(8, 8\)"),
+        ({"tangents": ("shift-x",), "image_shape": (8, 9)}, "has 72 pixels, and the rows have 64 features"),
+        ({"tangents": ("shift-x",), "projection": 10}, "projected rows are no images"),
+        ({"tangents": ("shift-x",), "likelihood": "ppca"}, "fitted with the reconstruction error"),
+        ({"recognition": "tangent-distance"}, "needs tangents"),
+        ({"projection": 65}, "above the 64 features"),
+        ({"n_components": [1, 2]}, "has 2 numbers, and there are 10 classes"),
+        ({"n_components": 150}, "fewer than its 150 sub-classes"),
+        ({"n_dims": 0.9999, "max_dims": 2}, "raise max_dims"),
+    ],
+)
+def test_refusals(digits, options, message):
+    with pytest.raises((ValueError, DataError), match=message):
+        classifier(**options).fit(digits.x, digits.y)
+
+
+def test_rows_that_cannot_be_used(digits):
+    with pytest.raises(DataError, match="LinearMixture"):
+        classifier().fit(Dataset.from_arrays(digits.x))
+    tangents: dict[str, Any] = {"tangents": ("shift-x",)}
+    with pytest.raises(DataError, match="CSR"):
+        classifier(**tangents, image_shape=(8, 8)).fit(sparse.csr_array(digits.x), digits.y)
+    with pytest.raises(DataError, match="grey"):
+        classifier(**tangents).fit(Dataset.from_arrays(digits.x.reshape(-1, 4, 4, 4), digits.y))
+    for value, what in ((np.nan, "NaN"), (np.inf, "infinite"), (1e39, "beyond float32")):
+        x = digits.x.astype(float)
+        x[17, 3] = value
+        with pytest.raises(DataError, match=f"{what}.*row 17, feature 3"):
+            classifier().fit(x, digits.y)
+    m = density().fit(digits.x)
+    with pytest.raises(ValueError, match="observed has 3 features"):
+        m.reconstruct(digits.x, observed=[True, False, True])
+    with pytest.raises(ValueError, match="hides all"):
+        m.reconstruct(digits.x, observed=np.zeros(64, bool))
+    with pytest.raises(ValueError, match="5 features"):
+        m.predict(digits.x[:, :5])
+    with pytest.raises(ValueError, match="by='size'"):
+        classifier(max_iter=1).fit(digits.x, digits.y).reject_curve(digits.x, digits.y, by="size")
+
+
+@pytest.mark.parametrize("likelihood", ["error", "ppca", "factor-analysis"])
+def test_rows_that_are_all_equal_and_constant_pixels(likelihood):
+    x = made_rows(300, 12, 3, 2)
+    x[:, 5] = 1.0
+    x[:100] = 0.5
+    y = np.arange(300) // 100
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        m = classifier(likelihood=likelihood, n_components=2, n_dims=2).fit(x, y)
+        assert np.isfinite(m.predict_proba(x)).all()
+        d = density(likelihood=likelihood, n_dims=2).fit(x)
+        assert np.isfinite(d.score_samples(x)).all()
+    assert m.score(x[:100], y[:100]) == 1
+
+
+# -- figures -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.realdata
+def test_usps(data_root):
+    """Settings chosen on a fifth of the training rows."""
+    x, y, test_x, test_y = usps(data_root)
+    m = LinearMixtureClassifier(
+        n_components=20,
+        tangents=("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal"),
+        image_shape=(16, 16),
+        recognition="tangent-distance",
+        random_state=0,
+        n_jobs=1,
+    ).fit(x, y)
+    assert m.score(test_x, test_y) >= 0.96
+    rejected, error = m.reject_curve(test_x, test_y)
+    assert error[np.searchsorted(rejected, 0.1)] <= 0.012
+    near = m.set_params(n_candidates=20).decision_function(test_x[:200])
+    assert (near.argmax(axis=1) == m.set_params(n_candidates=10).predict(test_x[:200])).mean() > 0.98
