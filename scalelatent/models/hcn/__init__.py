@@ -4,4 +4,14 @@ from __future__ import annotations
 
 from scalelatent.contract.kinds import Kind
 
+from .kernels import KERNELS
+
+KIND = Kind(
+    "hcn",
+    estimator="scalelatent.models.hcn.estimator:HierarchicalCompositionalNetwork",
+    parameters="scalelatent.models.hcn.parameters:PARAMETERS",
+    kernels=KERNELS,
+    warm="scalelatent.models.hcn",
+    scorer="scalelatent.evaluation.scoring:OutputScorer",
+)
 KINDS: tuple[Kind, ...] = ()

@@ -16,8 +16,9 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 
-from .decode import Decoder
+from .decode import WANTS, Decoder
 from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
 
 
@@ -38,6 +39,12 @@ class DescriptionLength:
     """
 
     decoder: Decoder
+    # Only each so-many-th row of the dataset is looked at.
+    every: int = 1
+
+    @property
+    def wants(self) -> Wants:
+        return Wants(block_rows=self.decoder.block_rows, scratch=(0, self.decoder.row_bytes))
 
     def layout(self) -> Layout:
         """Rows, known pixels, ones and errors among them; of each feature the places and what it explains."""
@@ -47,7 +54,7 @@ class DescriptionLength:
 
     def flops_per_row(self) -> float:
         """Of the sweeps."""
-        return FLOPS_PER_PAIR * self.decoder.layer.pairs * self.decoder.n_sweeps
+        return FLOPS_PER_PAIR * self.decoder.layer.pairs * self.decoder.n_sweeps / self.every
 
     def prepare(self, state: Any, backend: Any) -> tuple[Decoder, Any]:
         """The decoder of the moment."""
@@ -56,8 +63,33 @@ class DescriptionLength:
     def accumulate(self, prepared: tuple[Decoder, Any], block: Block, stats: Stats) -> None:
         """Count in the block's rows."""
         decoder, backend = prepared
-        evidence = decoder.layer.evidence(block.x)
-        count(decoder, evidence, decoder.places(evidence, rows_of(block), backend), backend, stats)
+        rows = rows_of(block)
+        here = rows % self.every == 0
+        if here.any():
+            evidence = decoder.layer.evidence_in(block)[here]
+            count(decoder, evidence, decoder.places(evidence, rows[here], backend), backend, stats)
+
+
+@dataclass(frozen=True)
+class PixelCounts:
+    """Known pixels and ones of rows (a :class:`~scalelatent.contract.learners.Reduction`)."""
+
+    layer: FeatureLayer
+    wants: Wants = WANTS
+
+    def layout(self) -> Layout:
+        return Layout((("known", ()), ("ones", ())))
+
+    def flops_per_row(self) -> float:
+        return 4.0 * self.layer.n_pixels
+
+    def prepare(self, state: Any, backend: Any) -> None:
+        return None
+
+    def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
+        evidence = self.layer.evidence_in(block)
+        stats["known"][...] += (evidence != 0).sum()
+        stats["ones"][...] += (evidence > 0).sum()
 
 
 def count(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Any, stats: Stats) -> None:

@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.wants import Wants
 from scalelatent.models.hcn.kernels.exact import from_grid
 from scalelatent.models.hcn.kernels.order import shuffled
 
 from .layer import FeatureLayer, rows_of
 
 SWEEPS = 10
+# Of beliefs of S that are held at once.
+PART_BYTES = 2**25
+WANTS = Wants()
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,16 @@ class Decoder:
     seed: int = 0
     n_sweeps: int = SWEEPS
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row while it is decoded."""
+        return 6 * int(np.prod(self.layer.places)) + 16 * self.layer.n_pixels
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that are decoded together."""
+        return int(np.clip(PART_BYTES // self.row_bytes, 1, 256))
+
     def beliefs(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> tuple[np.ndarray, np.ndarray]:
         """Beliefs of S in units, int32 (rows, HS, WS, F); trees of each that moved last."""
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
@@ -44,7 +58,10 @@ class Decoder:
 
     def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> np.ndarray:
         """S, uint8 (rows, HS, WS, F): what is believed, improved feature by feature."""
-        s = (self.beliefs(evidence, rows, backend)[0] > 0).view(np.uint8)
+        s = np.empty((len(rows), *self.layer.places), np.uint8)
+        for a in range(0, len(rows), self.block_rows):
+            part = slice(a, a + self.block_rows)
+            s[part] = self.beliefs(evidence[part], rows[part], backend)[0] > 0
         improve = backend.kernel("hcn_improve")  # on the host, whatever the device
         return improve(evidence, s, self.weights, -float(self.layer.prior))
 
@@ -58,6 +75,8 @@ class PlaceMap:
     """S of rows (a :class:`~scalelatent.contract.learners.RowMap`)."""
 
     decoder: Decoder
+    what: str = "places"
+    wants: Wants = WANTS
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """(HS, WS, F), uint8."""
@@ -69,7 +88,7 @@ class PlaceMap:
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """S of the block's rows."""
-        return self.decoder.places(self.decoder.layer.evidence(block.x), rows_of(block), prepared)
+        return self.decoder.places(self.decoder.layer.evidence_in(block), rows_of(block), prepared)
 
 
 @dataclass(frozen=True)
@@ -81,6 +100,8 @@ class ReconstructionMap:
 
     decoder: Decoder
     fills: bool = False
+    what: str = "reconstruction"
+    wants: Wants = WANTS
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """Shape of an image, uint8."""
@@ -92,7 +113,7 @@ class ReconstructionMap:
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Reconstructions of the block's rows."""
-        evidence = self.decoder.layer.evidence(block.x)
+        evidence = self.decoder.layer.evidence_in(block)
         return reconstruct(self.decoder, evidence, rows_of(block), prepared, self.fills)
 
 
@@ -101,6 +122,8 @@ class BeliefMap:
     """Beliefs of S in nats, and of each row the share of trees at rest, in one vector of float32."""
 
     decoder: Decoder
+    what: str = "beliefs"
+    wants: Wants = WANTS
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """HS WS F beliefs, then the share."""
@@ -113,7 +136,7 @@ class BeliefMap:
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Beliefs of the block's rows."""
         layer = self.decoder.layer
-        s, moved = self.decoder.beliefs(layer.evidence(block.x), rows_of(block), prepared)
+        s, moved = self.decoder.beliefs(layer.evidence_in(block), rows_of(block), prepared)
         rest = 1 - moved[:, None] / layer.n_pixels
         return np.concatenate([from_grid(s.reshape(len(s), -1)), rest], axis=1).astype(np.float32)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.learners import Block
+from scalelatent.errors import DataError
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, MESSAGE_LIMIT, to_grid
 from scalelatent.models.hcn.kernels.reference import FLOOR
@@ -102,6 +103,21 @@ class FeatureLayer:
             if unknown is not None:
                 out[unknown] = 0
         return np.ascontiguousarray(out.reshape(len(x), *self.image))
+
+    def evidence_in(self, block: Block) -> np.ndarray:
+        """Messages of a block's pixels; raises DataError where one is neither 0 nor 1."""
+        x = block.x
+        if self.threshold is None:
+            odd = (x != 0) & (x != 1)
+            if (unknown := self._unknown(x)) is not None:
+                odd &= ~unknown
+            if odd.any():
+                row, pixel = (int(i) for i in np.argwhere(odd)[0])
+                raise DataError(
+                    f"row {block.number(row)}, pixel {pixel} is {x[row, pixel]}: images are of 0 and 1; set "
+                    "threshold (pixels above it are 1), or missing to the value of unknown pixels"
+                )
+        return self.evidence(x)
 
     def is_on(self, x: np.ndarray) -> np.ndarray:
         """Which pixels are 1."""

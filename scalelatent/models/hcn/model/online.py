@@ -24,6 +24,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, to_grid
 from scalelatent.models.hcn.kernels.order import shuffled
@@ -87,6 +88,11 @@ class EvidenceLearner:
     seed: int
     patience: int = 0
 
+    @property
+    def wants(self) -> Wants:
+        images = self.batch_rows * (8 * int(np.prod(self.layer.places)) + 24 * self.layer.n_pixels)
+        return Wants(scratch=(images + 48 * int(np.prod(self.layer.weights_shape)), 0))
+
     def layout(self) -> Layout:
         """Evidence, the minibatches that it comes from, and what they weigh: the sum of 1 - lambda^m."""
         return Layout((("evidence", self.layer.weights_shape), ("minibatches", ()), ("weight", ())))
@@ -142,7 +148,7 @@ class EvidenceLearner:
     ) -> np.ndarray:
         """What a minibatch of each chain adds to the beliefs, in units."""
         layer, n = self.layer, parts[0][1].stop - parts[0][1].start
-        evidence = np.stack([layer.evidence(block.x[part]) for block, part in parts])
+        evidence = np.stack([layer.evidence_in(cut(block, part)) for block, part in parts])
         orders = [
             shuffled(self.seed, "hcn sweep", block.epoch, rows_of(block)[part][:1], n * layer.n_pixels)
             for block, part in parts
@@ -212,6 +218,12 @@ class EvidenceLearner:
     def is_done(self, state: EvidenceState) -> bool:
         """Validation rows have not been told shorter for too long."""
         return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
+
+
+def cut(block: Block, part: slice) -> Block:
+    """Some rows of a block."""
+    rows = None if block.rows is None else block.rows[part]
+    return replace(block, x=block.x[part], y=None, weight=None, start=block.start + part.start, rows=rows)
 
 
 def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:

@@ -1,0 +1,310 @@
+"""The estimator of one layer: what it learns, the same bits everywhere, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import scalelatent as sl
+from scalelatent.contract.kinds import known_kinds, own_kinds
+from scalelatent.errors import DataError, PlanError, RunError
+from scalelatent.estimators.base import StreamedEstimator
+from scalelatent.generators.images import image_set
+from scalelatent.models.hcn import fit as fitting
+from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
+from tests.models.hcn.cases import overlap
+
+pytestmark = pytest.mark.filterwarnings("ignore:no message was at rest")
+
+
+def register() -> Callable[[], None]:
+    """What tells a process of the kind: workers, which may not find this file, get it by value."""
+
+    def call() -> None:
+        import scalelatent.models as models
+        from scalelatent.contract.kinds import known_kinds, own_kinds
+        from scalelatent.models.hcn import KIND
+
+        if KIND not in models.KINDS:
+            models.KINDS = (*models.KINDS, KIND)
+        own_kinds.cache_clear()
+        known_kinds.cache_clear()
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import scalelatent.models as models
+
+    monkeypatch.setattr(models, "KINDS", models.KINDS)
+    register()()
+    yield
+    monkeypatch.undo()
+    own_kinds.cache_clear()
+    known_kinds.cache_clear()
+
+
+SMALL = {"layers": [(3, (3, 2))], "p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-3, "random_state": 3}
+X = (np.random.default_rng(0).random((60, 7, 6)) < 0.3).astype(np.uint8)
+LETTERS = {"layers": [(6, (8, 6))], "p01": 1e-4, "p10": 1e-4, "p_weight": 0.4, "p_sparsity": 1e-6}
+
+
+def network(**params: Any) -> HierarchicalCompositionalNetwork:
+    return HierarchicalCompositionalNetwork(**SMALL | {"n_epochs": 2} | params)
+
+
+def same(a: Any, b: Any) -> None:
+    assert_array_equal(a.beliefs_[0], b.beliefs_[0])
+    assert_array_equal(a.used_[0], b.used_[0])
+    assert a.compression_ == b.compression_ or np.isnan([a.compression_, b.compression_]).all()
+
+
+class StopAfter(sl.Callback):
+    def __init__(self, number: int, stage: str = "hcn_learn") -> None:
+        self.number, self.stage, self.now = number, stage, ""
+
+    def on_stage(self, info: dict[str, Any]) -> None:
+        self.now = info["stage"]
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        if self.now == self.stage and record["pass"] == self.number:
+            raise KeyboardInterrupt
+
+
+def test_letters_are_found_and_used() -> None:
+    letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
+    x = letters.rows(0, 1000)[0]
+    m = HierarchicalCompositionalNetwork(**LETTERS, random_state=1).fit(x)
+    features = m.weights_[0][:, 0]
+    assert features.shape == (6, 8, 6)
+    assert features.dtype == bool
+    assert min(overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
+    assert m.compression_ < 0.8
+    assert m.n_iter_ == len(m.history_) == 3
+    assert m.used_[0].sum() >= 5
+    some = x[:20]
+    s = m.transform(some)
+    assert s.shape == (20, 17, 19, 6)
+    assert s.dtype == np.uint8
+    assert abs(m.score(x[:200]) - (1 - m.compression_)) < 0.05
+    made = m.reconstruct(some)
+    assert made.shape == (20, 1, 24, 24)
+    assert (made[:, 0] != some).mean() < 0.06
+    known = np.ones(some.shape, bool)
+    known[:, 12:, :] = False
+    filled = m.inpaint(some, known)[:, 0]
+    assert_array_equal(filled[:, :12], some[:, :12])
+    inferred = m.infer(some)
+    assert inferred.places.shape == s.shape
+    assert inferred.converged.shape == (20,)
+    drawn = m.sample(3, random_state=0)
+    assert_array_equal(drawn, m.sample(3, random_state=0))
+    assert drawn.shape == (3, 1, 24, 24)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"n_chains": 2, "chain_batches": 3, "warmup_rows": 20},
+        {"n_restarts": 2, "n_epochs": 1},
+        {"online": False, "n_epochs": 6, "damping": 0.8},
+    ],
+    ids=["online", "chains", "restarts", "messages"],
+)
+def test_any_number_of_threads_and_rows_on_disk(params: dict[str, Any], tmp_path: Any) -> None:
+    one = network(n_jobs=1, **params).fit(X)
+    same(one, network(n_jobs=2, **params).fit(X))
+    stored = sl.Dataset.from_arrays(X).save(tmp_path / "x.zarr")
+    same(one, network(n_jobs=2, **params).fit(stored))
+    out = one.transform(stored, out=tmp_path / "s.zarr")
+    assert_array_equal(out.read_x(0, 60).reshape(60, 5, 5, 3), one.transform(X))
+
+
+def test_leaves_of_several_images() -> None:
+    how: dict[str, Any] = {"online": False, "n_epochs": 5, "damping": 0.5}
+    leaves = {"leaf_rows": 20}
+    m = network(n_jobs=1, n_chains=3, **how).fit(X, engine=leaves)
+    same(m, network(n_jobs=2, n_chains=3, **how).fit(X, engine=leaves))
+    assert m.n_iter_ == 5
+    assert network(**how).fit(X).n_iter_ == 1  # one leaf does its sweeps in one visit
+    with pytest.raises(DataError, match="leaves of fewer than 5 images"):
+        network(**how).fit(X, engine={"leaf_rows": 4})
+
+
+def test_partial_fit_of_pieces_is_a_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    order = fitting.row_order
+    monkeypatch.setattr(fitting, "row_order", lambda *a, **k: replace(order(*a, **k), shuffle=False))
+    whole = network(n_epochs=1).fit(X)
+    m = network()
+    for first in range(0, 60, 20):
+        m.partial_fit(X[first : first + 20])
+        m.save(tmp_path / f"{first}.zarr")
+        m = sl.load_model(tmp_path / f"{first}.zarr")
+    assert_array_equal(m.beliefs_[0], whole.beliefs_[0])
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_save_and_load(online: bool, tmp_path: Any) -> None:
+    m = network(online=online).fit(X)
+    m.save(tmp_path / "m.zarr")
+    again = sl.load_model(tmp_path / "m.zarr")
+    same(m, again)
+    assert_array_equal(m.transform(X), again.transform(X))
+    assert m.score(X) == again.score(X) == pytest.approx(1 - m.compression_)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"warmup_rows": 20, "n_chains": 2}, {"online": False, "n_chains": 3, "damping": 0.5}],
+    ids=["online", "messages"],
+)
+def test_an_interrupted_fit_goes_on(params: dict[str, Any], tmp_path: Any) -> None:
+    how: dict[str, Any] = {"engine": {} if "damping" not in params else {"leaf_rows": 20}}
+    whole = network(**params | {"n_epochs": 4}).fit(X, **how)
+    m = network(**params | {"n_epochs": 4})
+    with pytest.raises(KeyboardInterrupt):
+        m.fit(X, run_dir=tmp_path / "run", callbacks=StopAfter(2), **how)
+    with pytest.raises(RunError):
+        network(**params | {"n_epochs": 4, "p01": 0.1}).fit(X, run_dir=tmp_path / "run", resume=True, **how)
+    same(whole, m.fit(X, run_dir=tmp_path / "run", resume=True, **how))
+
+
+def test_validation_images_end_the_epochs() -> None:
+    m = network(n_epochs=30, patience=1).fit(X[:40], validation=X[40:])
+    assert m.n_iter_ < 30
+    assert m.history_[-1]["compression"] is not None
+
+
+def test_unknown_pixels_and_thresholds() -> None:
+    grey = np.where(X == 1, 200.0, 30.0)
+    same(network(threshold=100).fit(grey), network().fit(X))
+    holes = X.copy()
+    holes[:, 3, 2] = 7
+    m = network(missing=7).fit(holes)
+    filled = m.inpaint(holes)[:, 0]
+    assert_array_equal(np.delete(filled.reshape(60, 42), 20, 1), np.delete(X.reshape(60, 42), 20, 1))
+    same(m, network(missing=7, image_shape=(7, 6)).fit(holes.reshape(60, -1)))
+
+
+def test_a_warm_start_goes_on() -> None:
+    m = network(warm_start=True).fit(X)
+    before = m.beliefs_[0]
+    assert (m.fit(X).beliefs_[0] != before).any()
+    with pytest.raises(ValueError, match="the last fit was of 3 features"):
+        m.set_params(layers=[(4, (3, 2))]).fit(X)
+
+
+def test_a_plan_tells_what_an_image_takes() -> None:
+    online, kept = network().plan(X), network(online=False).plan(X)
+    assert online["bytes_per_image"] == 4 * 5 * 5 * 3
+    assert kept["bytes_per_image"] > online["bytes_per_image"]
+    assert kept["disk_bytes"] > 60 * kept["bytes_per_image"]
+    large = network(online=False, layers=[(32, (8, 6))])
+    images = np.zeros((60, 96, 96), np.uint8)
+    assert large.plan(images, memory_limit="16GB")["stages"]["learn"]["steps_per_pass"] > 1
+    with pytest.raises(PlanError, match=r"leaf_rows to 15, or online=True"):
+        large.plan(images, memory_limit="4GB", engine={"leaf_rows": 60})
+
+
+@pytest.mark.parametrize("n_rows", [1, 4, 5, 61, 64, 10_007])
+def test_no_leaf_is_small(n_rows: int) -> None:
+    m = network(online=False, layers=[(32, (8, 6))])
+    order = fitting.leaf_order(m, fitting.make_layer(m, (1, 96, 96)), n_rows, {})
+    smallest = order.step_rows(order.n_steps - 1) // order.n_chains
+    assert smallest >= min(5, n_rows)
+
+
+REFUSED = [
+    ({"layers": [(3, (3, 2)), (3, (2, 2))]}, "pooling between layers is not there yet"),
+    ({"layers": [3, (3, 2)]}, "give a list of"),
+    ({"p01": 0.5}, r"\(0, 0.5\)"),
+    ({"p_weight": 0}, r"\(0, 1\)"),
+    ({"p_sparsity": 1.0}, r"\(0, 1\)"),
+    ({"forgetting": 0}, r"\(0, 1\]"),
+    ({"damping": 0.5}, "online learning keeps no messages"),
+    ({"online": False, "warmup_rows": 5}, "belongs to online=True"),
+    ({"patience": 2}, "no validation rows"),
+    ({"batch_size": 61}, "larger than the data"),
+    ({"n_chains": 4, "chain_batches": 4}, "larger than the data"),
+    ({"warmup_rows": 61, "n_chains": 2}, "there are 60 images"),
+    ({"layers": [(3, (8, 2))]}, "larger than images of 7 x 6"),
+    ({"image_shape": (6, 7)}, "images of this shape"),
+]
+
+
+@pytest.mark.parametrize(("params", "says"), REFUSED, ids=[says for _, says in REFUSED])
+def test_parameters_that_do_not_fit(params: dict[str, Any], says: str) -> None:
+    with pytest.raises((ValueError, DataError), match=says):
+        network(**params).fit(X)
+
+
+def test_images_that_cannot_be_used() -> None:
+    import scipy.sparse
+
+    odd = X.copy()
+    odd[7, 1, 2] = 5
+    rows = X.reshape(60, -1)
+    for bad, says in (
+        (odd, "row 7, pixel 8 is 5"),
+        (np.zeros_like(X), "all pixels are 0"),
+        (np.ones_like(X), "all pixels are 1"),
+        (np.where(X == 1, np.nan, 0.0), "NaN"),
+        (scipy.sparse.csr_array(rows), "CSR"),
+        (sl.Dataset.from_arrays(rows, sample_weight=np.full(60, 2.0)), "weighted"),
+        (rows, "set image_shape"),
+    ):
+        with pytest.raises(DataError, match=says):
+            network().fit(bad)
+    with pytest.raises(DataError, match="labels y were given"):
+        network().fit(X, np.arange(60) % 2)
+    m = network().fit(X)
+    for call, says in (
+        (lambda: m.transform(X.transpose(0, 2, 1)), "was fitted on"),
+        (lambda: m.transform(X[:, 1:]), "was fitted on"),
+        (lambda: m.transform(odd), "row 7"),
+        (lambda: m.inpaint(X), "which pixels are unknown"),
+        (lambda: m.inpaint(X, np.ones((60, 7), bool)), "give a bool for each pixel"),
+    ):
+        with pytest.raises(DataError, match=says):
+            call()
+    with pytest.raises(ValueError, match="set online=True"):
+        network(online=False).partial_fit(X)
+
+
+def test_priors_that_leave_nothing_are_told() -> None:
+    with pytest.warns(UserWarning, match="all weights are off: raise p_weight"):
+        network(p_weight=1e-9, p_sparsity=1e-9).fit(X)
+
+
+def test_it_is_an_estimator() -> None:
+    m = network()
+    assert isinstance(m, StreamedEstimator)
+    assert m._parameters.defaults() == HierarchicalCompositionalNetwork().get_params()
+    assert [entry.name for entry in m._parameters] == list(
+        HierarchicalCompositionalNetwork.__init__.__annotations__
+    )[:-1]
+
+
+@pytest.mark.cluster
+def test_a_cluster_learns_the_same(tmp_path: Any) -> None:
+    from distributed import Client
+
+    from tests.cluster.conftest import start_cluster
+
+    stored = sl.Dataset.from_arrays(X).save(tmp_path / "x.zarr")
+    with start_cluster(2) as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
+        client.run(register())
+        for params in (
+            {"n_chains": 2, "chain_batches": 2, "warmup_rows": 20},
+            {"online": False, "damping": 0.5, "n_epochs": 3},
+        ):
+            how: dict[str, Any] = {} if "damping" not in params else {"engine": {"leaf_rows": 20}}
+            m = network(**params).fit(stored, client=client, run_dir=tmp_path / "+".join(params), **how)
+            same(m, network(**params).fit(X, **how))
