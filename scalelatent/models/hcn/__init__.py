@@ -12,6 +12,6 @@ KIND = Kind(
     parameters="scalelatent.models.hcn.parameters:PARAMETERS",
     kernels=KERNELS,
     warm="scalelatent.models.hcn",
-    scorer="scalelatent.evaluation.scoring:OutputScorer",
+    scorer="scalelatent.models.hcn.scoring:CompressionScorer",
 )
 KINDS: tuple[Kind, ...] = ()

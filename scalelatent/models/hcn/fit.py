@@ -42,7 +42,7 @@ LOOKED_ROWS = 2_000
 # Of a leaf, where its images are not given; seconds between visits of its messages to the disk.
 LEAF_BYTES, VISIT_SECONDS, LEAST_LEAF_ROWS = 2**28, 30.0, 5
 # Of one thread, before anything was measured.
-PAIRS_PER_SECOND, PAIRS_WITH_MESSAGES = 5e8, 1.5e8
+PAIRS_PER_SECOND, PAIRS_WITH_MESSAGES = 2e9, 1e9
 
 
 @dataclass(frozen=True)
@@ -376,7 +376,6 @@ def _timed(
 ) -> dict[str, Any]:
     """The plan with its seconds."""
     n, layer, epochs = order.n_rows, learner.layer, n_epochs(model, order.n_rows)
-    rate = PAIRS_PER_SECOND if model.online else PAIRS_WITH_MESSAGES
     size, pixels = min(learner.batch_rows, n), layer.n_pixels
 
     def make() -> Any:
@@ -387,12 +386,14 @@ def _timed(
         return lambda: online.run_chain((state, backend), block, Stats.zeros(online.layout()))
 
     what = f"hcn {layer.image} {layer.window} {layer.n_features} {size}"
-    row = layer.pairs / rate
-    if told.measure and model.online:
-        row = rates.get(what, lambda: cpu_seconds(make, min(told.resources.slots, order.n_chains))) / size
+    slots = min(told.resources.slots, order.n_chains)
+    sweep = layer.pairs / PAIRS_PER_SECOND
+    if told.measure:
+        sweep = rates.get(f"{what} t{slots}", lambda: cpu_seconds(make, slots)) / size
+    row = sweep if model.online else sweep * PAIRS_PER_SECOND / PAIRS_WITH_MESSAGES
     reading = told.reading(told.train) + told.gathering(told.train.nbytes / n)
-    one = n * told.row_seconds(row, reading, min(told.resources.slots, order.n_chains))
-    decoding = SWEEPS * layer.pairs / PAIRS_PER_SECOND / told.resources.slots
+    one = n * told.row_seconds(row, reading, slots)
+    decoding = SWEEPS * sweep / told.resources.slots
     restarts = int(model.n_restarts)
     warm = warmup_rows(model, n) * row
     seconds = restarts * (warm + epochs * one)
@@ -401,7 +402,7 @@ def _timed(
     if n_held:
         told.add("validation", restarts * epochs * n_held * decoding)
     told.add("compression", 2 * restarts * (n_held or min(n, 2 * LOOKED_ROWS)) * decoding)
-    told.out["probe"] = {"pairs_per_second": layer.pairs / row}
+    told.out["probe"] = {"pairs_per_second": layer.pairs / sweep}
     told.out["seconds_per_pass"] = one
     told.out["predicting_seconds_per_row"] = decoding
     told.out["passes"] = {"at_least": min(epochs, int(model.patience or epochs) + 1), "at_most": epochs}

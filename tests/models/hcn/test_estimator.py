@@ -11,10 +11,11 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import scalelatent as sl
-from scalelatent.contract.kinds import known_kinds, own_kinds
-from scalelatent.errors import DataError, PlanError, RunError
+from scalelatent.contract.kinds import known_kinds, load, own_kinds
+from scalelatent.errors import DataError, JobError, PlanError, RunError
 from scalelatent.estimators.base import StreamedEstimator
 from scalelatent.generators.images import image_set
+from scalelatent.models.hcn import KIND
 from scalelatent.models.hcn import fit as fitting
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 from tests.models.hcn.cases import overlap
@@ -308,3 +309,13 @@ def test_a_cluster_learns_the_same(tmp_path: Any) -> None:
             how: dict[str, Any] = {} if "damping" not in params else {"engine": {"leaf_rows": 20}}
             m = network(**params).fit(stored, client=client, run_dir=tmp_path / "+".join(params), **how)
             same(m, network(**params).fit(X, **how))
+
+
+def test_runs_are_scored_by_compression() -> None:
+    m, seen = network().fit(X), []
+    scorer = load(KIND.scorer)()
+    found = scorer.score(m, sl.Dataset.from_arrays(X), progress=lambda done, of: seen.append(done / of))
+    assert found == {"compression": pytest.approx(m.compression_)}
+    assert seen[-1] == 1
+    with pytest.raises(JobError, match="unknown metric 'accuracy'"):
+        scorer.score(m, sl.Dataset.from_arrays(X), ["accuracy"])

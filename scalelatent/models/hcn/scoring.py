@@ -1,0 +1,47 @@
+"""How short a description of images a fitted network gives, as a score of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from scalelatent.data import Dataset
+from scalelatent.engine.callbacks import Callback
+from scalelatent.errors import JobError, nearest
+from scalelatent.evaluation.clustering import Progress
+from scalelatent.evaluation.scoring import Scorer, Told
+
+
+class _Rows(Callback):
+    """Tells the progress of the pass."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        self._told(info["rows_done"], info["rows_total"])
+
+
+class CompressionScorer(Scorer):
+    """Of images, which need no labels."""
+
+    metrics = ("compression", "score")
+
+    def score(
+        self,
+        model: Any,
+        dataset: Dataset,
+        metrics: Sequence[str] | None = None,
+        *,
+        batch_rows: int = 16384,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        metrics = ("compression",) if metrics is None else metrics
+        for name in metrics:
+            if name not in self.metrics:
+                raise JobError(f"unknown metric {name!r}; {nearest(name, self.metrics)}")
+        score = model.score(dataset, callbacks=() if progress is None else _Rows(progress))
+        return {name: {"score": score, "compression": 1.0 - score}[name] for name in metrics}
+
+    def test_scores(self, model: Any, dataset: Dataset, progress: Told) -> dict[str, Any]:
+        return self.score(model, dataset, progress=progress)
