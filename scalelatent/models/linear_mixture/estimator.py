@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import DensityMixin
@@ -17,7 +17,7 @@ from scalelatent.engine.plan import Resources
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
-from scalelatent.estimators.inputs import one_column
+from scalelatent.estimators.inputs import check_finite, one_column
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.session import CallbackList
 from scalelatent.estimators.steps import Rows, Steps
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # Rows whose hidden features are filled in at a time.
 COMPLETED_ROWS = 4096
+# Rows that are learned at a time.
+LEARNED_ROWS = 4096
 
 
 class _LinearMixtures(StreamedEstimator):
@@ -95,6 +97,32 @@ class _LinearMixtures(StreamedEstimator):
         found = self._mapped_rows(X, ("codes", self._class_number(label)))
         return found[:, 1:], found[:, 0].astype(np.int64)
 
+    def _learn_rows(self, X: Any, y: Any) -> Self:
+        if self._fitted.likelihood == "factor-analysis":
+            raise ValueError(
+                "likelihood='factor-analysis' has no step for some rows: fit again, or choose 'ppca'"
+            )
+        ds = self._training_rows(X, y, None, reset=False)
+        fitted, classes = self._fitted, getattr(self, "classes_", None)
+        for first in range(0, len(ds), LEARNED_ROWS):
+            stop = min(first + LEARNED_ROWS, len(ds))
+            x = ds.read_x(first, stop)
+            x = x.toarray() if ds.is_sparse else x
+            check_finite(x, "X", first)
+            codes = np.zeros(stop - first, dtype=np.int64)
+            if classes is not None:
+                labels = np.asarray(ds.read_y(first, stop))
+                codes = np.searchsorted(classes, labels)
+                new = classes[np.minimum(codes, len(classes) - 1)] != labels
+                if new.any():
+                    raise DataError(
+                        f"label {labels[new][0]!s} is none of the classes {classes.tolist()} that the model "
+                        "knows: fit again with rows of all classes"
+                    )
+            fitted = fitted.with_rows(x, codes)
+        self._fitted = fitted  # all rows, or none
+        return self
+
     def _mapped_rows(self, X: Any, what: What) -> np.ndarray:
         check_is_fitted(self)
         found = self._map(X, what)
@@ -123,13 +151,14 @@ class _LinearMixtures(StreamedEstimator):
     def _state(self) -> Saved:
         f, now = self._fitted, self._fitted.pancakes
         arrays = {name: getattr(now, name) for name in ("means", "bases", "values", "noise", "weights")}
-        arrays |= {"component_classes": f.classes, "priors": f.priors}
+        arrays |= {"component_classes": f.classes, "priors": f.priors, "counts": f.counts}
         if f.basis is not None:
             arrays["basis"] = f.basis
         values: dict[str, Any] = {
             "n_dims": now.n_dims,
             "likelihood": f.likelihood,
             "temperature": f.temperature,
+            "floor": f.floor,
             "frame": None,
         }
         if f.frame is not None:
@@ -158,6 +187,8 @@ class _LinearMixtures(StreamedEstimator):
             float(values["temperature"]),
             arrays.get("basis"),
             frame,
+            arrays["counts"],
+            float(values["floor"]),
         )
         if "classes" in values:
             self._set_learned(classes_=np.array(values["classes"], dtype=values["classes_dtype"]))
@@ -350,6 +381,53 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         measure: bool,
     ) -> dict[str, Any]:
         return plan(self, train, held, resources, options, train.classes, measure=measure)
+
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:
+        """Learn from some more rows, at once and in this process.
+
+        The first call of a model that was not fitted is :meth:`fit`. Later rows go to the nearest sub-class
+        of their class, whose mean, basis and variances follow by incremental SVD: the mean exactly, the
+        others as far as the spare directions hold them. Tangents and ``temperature_`` stay as they were.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+            One row or more; in the first call rows of every class, more than there are sub-classes.
+        y : array-like, shape (n,); a Dataset brings its own
+        classes : array-like or None
+            All classes that will ever come.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            Factor analysis, which has no such step; other ``classes`` than those that the model knows.
+        DataError
+            A label that is none of the classes; NaN or infinite values, naming row and feature.
+
+        Examples
+        --------
+        See the class.
+        """
+        self._check_params()
+        if not hasattr(self, "_fitted"):
+            ds = self._training_rows(X, y, None)
+            missing = np.setdiff1d([] if classes is None else classes, ds.read_y(0, len(ds)))
+            if len(missing):
+                raise DataError(
+                    f"class {missing[0]!s} has no rows, and the first rows have to be of every class: "
+                    "collect more of them"
+                )
+            return self.fit(X, y)
+        if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(
+                f"classes={np.unique(classes).tolist()} are not those that the model knows, "
+                f"{self.classes_.tolist()}: leave classes out, or fit again"
+            )
+        return self._learn_rows(X, y)
 
     def decision_function(
         self,
@@ -631,6 +709,37 @@ class LinearMixture(DensityMixin, _LinearMixtures):
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
         # Labels are not looked at.
         return self._given_rows(X, None, sample_weight, reset=reset)
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """Learn from some more rows, at once and in this process.
+
+        The first call of a model that was not fitted is :meth:`fit`. Later rows go to the nearest component,
+        whose mean, basis and variances follow by incremental SVD: the mean exactly, the others as far as the
+        spare directions hold them.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, features)
+            One row or more; in the first call more than there are components.
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            Factor analysis, which has no such step.
+        DataError
+            NaN or infinite values, naming row and feature.
+
+        Examples
+        --------
+        See the class.
+        """
+        self._check_params()
+        return self._learn_rows(X, y) if hasattr(self, "_fitted") else self.fit(X)
 
     def predict(self, X: Any) -> np.ndarray:
         """Best component of each row.

@@ -159,7 +159,7 @@ def check_sizes(model: AnyMixture, n_features: int) -> int:
         )
     p = row_width(model, n_features)
     if model.n_dims >= 1 and model.n_dims >= p:
-        raise ValueError(f"n_dims={model.n_dims}: rows have {p} dimensions; give at most {p - 1}")
+        raise ValueError(f"n_dims={model.n_dims}: rows have {p} feature(s); give at most {p - 1}")
     return p
 
 
@@ -425,21 +425,24 @@ def smoothing_matrix(shape: tuple[int, int], smoothing: float) -> np.ndarray:
 
 def fitted_of(mixture: Mixture, state: MixtureState, basis: np.ndarray | None, frame: Frame | None) -> Fitted:
     """What predictions of a state come from, without sub-classes that were dropped."""
-    alive, now = state.now.weights > 0, state.now
-    pancakes = Pancakes(
-        now.means[alive],
-        now.bases[alive],
-        now.values[alive],
-        now.noise[alive],
-        now.weights[alive],
-        now.n_dims,
-    )
+    alive = state.now.weights > 0
     per_class = np.add.reduceat(state.counts, mixture.starts[:-1])
     priors = per_class / max(float(per_class.sum()), LEAST_FLOOR)
     likelihood = mixture.likelihood if state.phase >= MAIN else "error"
     scale = max(state.objective if np.isfinite(state.objective) else 1.0, LEAST_FLOOR)
     temperature = 1.0 if likelihood in DENSE else scale
-    return Fitted(pancakes, mixture.classes[alive], priors, likelihood, temperature, basis, frame)
+    counts = np.maximum(state.counts[alive], LEAST_FLOOR)
+    return Fitted(
+        state.now.part(alive),
+        mixture.classes[alive],
+        priors,
+        likelihood,
+        temperature,
+        basis,
+        frame,
+        counts,
+        mixture.floor,
+    )
 
 
 def temperature_steps(

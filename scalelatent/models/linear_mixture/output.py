@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy as np
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Block
 from scalelatent.contract.wants import Wants
-from scalelatent.models.linear_mixture.kernels.reference import Frame
+from scalelatent.models.linear_mixture.kernels.reference import Frame, all_scores, make_scorer
 from scalelatent.models.linear_mixture.model import density
+from scalelatent.models.linear_mixture.model.online import add_rows
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes, scores_of
 from scalelatent.models.linear_mixture.model.recognise import PancakeRows, probabilities
 from scalelatent.reductions.moments import NonFiniteError
@@ -44,6 +45,10 @@ class Fitted:
         Rows times this are what the pancakes lie in: smoothing, projection.
     frame : Frame or None
         Of tangent distance.
+    counts : ndarray, shape (K,)
+        Weight of the rows of each sub-class.
+    floor : float
+        Smallest noise.
     """
 
     pancakes: Pancakes
@@ -51,13 +56,32 @@ class Fitted:
     priors: np.ndarray
     likelihood: str
     temperature: float
-    basis: np.ndarray | None = None
-    frame: Frame | None = None
+    basis: np.ndarray | None
+    frame: Frame | None
+    counts: np.ndarray
+    floor: float
 
     @property
     def starts(self) -> np.ndarray:
         """First sub-class of each class, and their number."""
         return np.searchsorted(self.classes, np.arange(len(self.priors) + 1))
+
+    def with_rows(self, x: np.ndarray, codes: np.ndarray) -> Fitted:
+        """After some rows more, by incremental SVD of the sub-classes that they are nearest to."""
+        now, starts = self.pancakes, self.starts
+        x = np.asarray(x, dtype=np.float64)
+        if self.basis is not None:
+            x = x @ self.basis
+        index = np.empty(len(x), dtype=np.int64)
+        for c in np.unique(codes):
+            part, own = slice(starts[c], starts[c + 1]), codes == c
+            some = now.part(part)
+            scorer = make_scorer(scores_of(some, self.likelihood), np.array([0, len(some.means)]))
+            index[own] = starts[c] + all_scores(scorer, x[own], 0, 1).argmin(axis=1)
+        pancakes, counts = add_rows(now, self.counts, x, index, self.floor)
+        per_class = np.add.reduceat(counts, starts[:-1])
+        pancakes = replace(pancakes, weights=counts / per_class[self.classes])
+        return replace(self, pancakes=pancakes, counts=counts, priors=per_class / per_class.sum())
 
     def recogniser(self, n_candidates: int) -> PancakeRows:
         """Scores of classes."""

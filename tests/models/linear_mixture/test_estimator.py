@@ -11,6 +11,7 @@ import pytest
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from scalelatent import Dataset, load_model
 from scalelatent.contract import kinds
@@ -25,6 +26,10 @@ from tests.models.linear_mixture.test_engine import usps
 HERE = "scalelatent.models.linear_mixture"
 ENGINE = {"block_rows": 128, "leaf_rows": 256}
 SMALL: dict[str, Any] = {"n_dims": 4, "max_iter": 4, "random_state": 0, "n_jobs": 1}
+WEIGHTS = "a fit starts from a sample of the rows, and a row of weight 2 is one of them"
+PROBABILITIES = "takes whatever has predict_proba for a classifier"
+OF_WEIGHTS = {f"check_sample_weight_equivalence_on_{form}_data": WEIGHTS for form in ("dense", "sparse")}
+OF_DENSITIES = {f"check_estimator_sparse_{form}": PROBABILITIES for form in ("array", "matrix")}
 LEARNED = ("means_", "bases_", "variances_", "noise_", "weights_", "component_classes_")
 
 
@@ -184,6 +189,33 @@ def test_interrupted_and_resumed(digits, tmp_path, after):
     assert resumed.temperature_ == whole.temperature_
 
 
+def test_partial_fit(digits):
+    whole = classifier(n_dims=6, tol=0.0).fit(digits.x, digits.y)
+    m = classifier(n_dims=6).partial_fit(digits.x[:500], digits.y[:500])
+    before = m.score(digits.test_x, digits.test_y)
+    for a in range(500, 1000, 50):
+        m.partial_fit(digits.x[a : a + 50], digits.y[a : a + 50])
+    assert m.score(digits.test_x, digits.test_y) > before - 0.005
+    assert m.score(digits.test_x, digits.test_y) > whole.score(digits.test_x, digits.test_y) - 0.03
+    totals = [np.bincount(f.component_classes_, f._fitted.counts) for f in (m, whole)]
+    np.testing.assert_allclose(*totals)
+    kept = m.means_.copy()
+    with pytest.raises(DataError, match="label 11 is none of the classes"):
+        m.partial_fit(digits.x[:2], [1, 11])
+    with pytest.raises(DataError, match=r"NaN.*row 1, feature 0"):
+        m.partial_fit(np.array([[0.0] * 64, [np.nan] * 64]), [1, 2])
+    with pytest.raises(ValueError, match="are not those that the model knows"):
+        m.partial_fit(digits.x[:2], [1, 2], classes=[1, 2])
+    with pytest.raises(DataError, match="class 10 has no rows"):
+        classifier().partial_fit(digits.x, digits.y, classes=range(12))
+    np.testing.assert_array_equal(m.means_, kept)
+    d = density().fit(digits.x[:500])
+    first = d.score(digits.test_x)
+    assert d.partial_fit(digits.x[500:]).score(digits.test_x) > first
+    with pytest.raises(ValueError, match="no step for some rows"):
+        density(likelihood="factor-analysis").fit(digits.x).partial_fit(digits.x)
+
+
 def test_warm_start(digits):
     m = classifier(warm_start=True, tol=0.0).fit(digits.x, digits.y)
     first = m.history_[-1]["objective"]
@@ -207,6 +239,21 @@ def test_a_cluster_gives_the_same_bits(digits, tmp_path):
 
 
 # -- conventions -------------------------------------------------------------------------------------------
+
+
+@parametrize_with_checks(
+    [
+        LinearMixtureClassifier(n_components=1, n_dims=0, max_iter=3, n_jobs=1),
+        LinearMixture(n_components=2, n_dims=0, max_iter=3, n_jobs=1, random_state=0),
+    ],
+    expected_failed_checks=lambda estimator: (
+        OF_WEIGHTS if isinstance(estimator, LinearMixtureClassifier) else OF_DENSITIES
+    ),
+)
+def test_checks(estimator, check):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(estimator)
 
 
 @pytest.mark.parametrize("make", [classifier, density])
@@ -267,7 +314,7 @@ def test_plan(digits):
     ("options", "message"),
     [
         ({"n_components": 0}, "n_components=0"),
-        ({"n_dims": 64}, "n_dims=64: rows have 64 dimensions"),
+        ({"n_dims": 64}, r"n_dims=64: rows have 64 feature\(s\)"),
         ({"n_dims": -1}, "n_dims=-1"),
         ({"likelihood": "exact"}, "likelihood='exact' is not one of"),
         ({"tangents": ("shift",)}, "tangents="),

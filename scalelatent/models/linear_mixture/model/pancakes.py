@@ -47,6 +47,12 @@ class Pancakes:
         """The same with fewer (or more of its spare) directions in the model."""
         return replace(self, n_dims=n_dims)
 
+    def part(self, which: slice | np.ndarray) -> Pancakes:
+        """Some of them."""
+        arrays = (self.means, self.bases, self.values, self.noise, self.weights)
+        means, bases, values, noise, weights = (array[which] for array in arrays)
+        return Pancakes(means, bases, values, noise, weights, self.n_dims)
+
 
 def shared_noise(pancakes: Pancakes, alive: np.ndarray) -> float:
     """Mean of the noise over all rows."""
