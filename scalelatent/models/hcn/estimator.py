@@ -15,7 +15,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.plan import Resources
 from scalelatent.engine.threads import single_threaded
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
 from scalelatent.estimators.inputs import check_finite, is_plain, weighed
 from scalelatent.estimators.session import CallbackList, FitSession
@@ -205,11 +205,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
-        if y is not None:
-            raise DataError(
-                "labels y were given, and one layer learns without them: leave y out (networks of several "
-                "layers, which are not there yet, will take them)"
-            )
         if is_plain(X) and getattr(X, "ndim", 0) in (3, 4):
             check_finite(np.asarray(X).reshape(len(X), -1), what)
             X = Dataset.from_arrays(np.asarray(X))
@@ -226,6 +221,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if hasattr(self, "_beliefs") and len(ds.feature_shape) > 1 and what == "X":
             self._check_image(ds)
         return self._checked_width(ds, what)
+
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+        if y is not None:
+            warn_user(
+                "labels y are not learned from: one layer learns without labels (networks of several layers, "
+                "which are not there yet, will take them); leave y out"
+            )
+        return self._given_rows(X, None, sample_weight, reset=reset)
 
     def _check_image(self, ds: Dataset) -> None:
         """Refuse images of another shape than those of the fit."""
@@ -277,8 +280,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         ----------
         X : array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels), or Dataset
             One image or more.
-        y : None
-            There are no labels to learn.
+        y : ignored
+            There are no labels to learn: a warning says so.
 
         Returns
         -------
@@ -293,7 +296,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if not self.online:
             raise ValueError("partial_fit learns online: set online=True")
         first = not hasattr(self, "_beliefs")
-        ds = self._given_rows(X, y, reset=first)
+        ds = self._training_rows(X, y, None, reset=first)
         if first:
             check_rows(self, ds, None)
             self.seed_ = resolve_seed(self.random_state)
@@ -447,8 +450,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Parameters
         ----------
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
-        y, sample_weight : None
-            There are no labels, and each image counts once.
+        y : ignored
+        sample_weight : None
+            Each image counts once.
         callbacks : Callback or sequence
             Told of progress.
 
@@ -467,6 +471,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
+        tags.input_tags.sparse = False
         tags.transformer_tags.preserves_dtype = []
         return tags
 

@@ -100,7 +100,7 @@ def check_plain(ds: Dataset, what: str) -> None:
     """Refuse rows that are no images of a weight of 1."""
     where = ds.url or what
     if ds.is_sparse:
-        raise DataError(f"{where}: rows are CSR, and images are dense: give an array of (n, h, w)")
+        raise DataError(f"{where}: sparse rows (CSR) are no images: give a dense array, (n, h, w)")
     if ds.has_weight:
         raise DataError(f"{where}: rows are weighted, but each image counts once: leave the weights out")
     if ds.has_targets:
@@ -143,9 +143,10 @@ def check_rows(model: HierarchicalCompositionalNetwork, train: Dataset, held: Da
         raise DataError(f"{where}: warmup_rows={warm}, but there are {n} images: lower it")
 
 
-def check_pixels(where: str, counts: Stats) -> None:
+def check_pixels(train: Dataset, counts: Stats) -> None:
     """Refuse images that say nothing."""
     known, ones = float(counts["known"]), float(counts["ones"])
+    where = f"{train.url or 'X'} (n_samples = {len(train)}, n_features = {train.n_features})"
     if not known:
         raise DataError(f"{where}: all pixels are unknown (missing)")
     if ones in (0, known):
@@ -230,7 +231,7 @@ def fit_steps(model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows])
     info = {"max_iter": n_epochs(model, n)}
     model.seed_, rows = yield Begin(info, keeps_records=not model.online, all_rows=ALL_ROWS)
     counts = yield Collect("pixels", PixelCounts(layer), rows["train"])
-    check_pixels(train.url or "X", counts)
+    check_pixels(train, counts)
     best: Learned | None = None
     for restart in range(int(model.n_restarts)):
         found = yield from _one_fit(model, layer, rows, restart)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from sklearn.utils.estimator_checks import check_estimator
 
 import scalelatent as sl
 from scalelatent.contract.kinds import known_kinds, load, own_kinds
@@ -177,6 +178,25 @@ def test_an_interrupted_fit_goes_on(params: dict[str, Any], tmp_path: Any) -> No
     same(whole, m.fit(X, run_dir=tmp_path / "run", resume=True, **how))
 
 
+def test_a_fit_goes_on_in_the_midst_of_an_epoch(tmp_path: Any) -> None:
+    class Stop(sl.Callback):
+        def on_report(self, record: dict[str, Any]) -> None:
+            if record["steps"] == 17:
+                raise KeyboardInterrupt
+
+    m, how = network(), {"run_dir": tmp_path / "run", "engine": {"report_steps": 5}}
+    with pytest.raises(KeyboardInterrupt):
+        m.fit(X, callbacks=Stop(), **how)
+    events: list[dict[str, Any]] = []
+
+    class Listen(sl.Callback):
+        def on_event(self, event: dict[str, Any]) -> None:
+            events.append(event)
+
+    same(network().fit(X), m.fit(X, resume=True, callbacks=Listen(), **how))
+    assert [event["step"] for event in events if event["event"] == "resumed"] == [5]
+
+
 def test_validation_images_end_the_epochs() -> None:
     m = network(n_epochs=30, patience=1).fit(X[:40], validation=X[40:])
     assert m.n_iter_ < 30
@@ -263,9 +283,8 @@ def test_images_that_cannot_be_used() -> None:
     ):
         with pytest.raises(DataError, match=says):
             network().fit(bad)
-    with pytest.raises(DataError, match="labels y were given"):
-        network().fit(X, np.arange(60) % 2)
-    m = network().fit(X)
+    with pytest.warns(UserWarning, match="labels y are not learned from"):
+        m = network().fit(X, np.arange(60) % 2)
     for call, says in (
         (lambda: m.transform(X.transpose(0, 2, 1)), "was fitted on"),
         (lambda: m.transform(X[:, 1:]), "was fitted on"),
@@ -291,6 +310,27 @@ def test_it_is_an_estimator() -> None:
     assert [entry.name for entry in m._parameters] == list(
         HierarchicalCompositionalNetwork.__init__.__annotations__
     )[:-1]
+
+
+# Their rows lie around 100, far above the threshold that the others need.
+ALL_ON = {"check_fit_idempotent", "check_fit_check_is_fitted", "check_n_features_in"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checks_of_scikit_learn() -> None:
+    m = network(layers=[(2, (1, 1))], threshold=0.5, batch_size=1, n_epochs=1)
+    told = check_estimator(m, on_fail=None, on_skip=None)
+    assert {check["check_name"] for check in told if check["status"] == "failed"} <= ALL_ON
+    assert len(told) > 40
+
+
+def test_search_chooses_by_compression() -> None:
+    letters = image_set("letters", alphabet="AKS", noise=0.02, seed=1).rows(0, 200)[0]
+    m = HierarchicalCompositionalNetwork(**LETTERS | {"layers": [(4, (8, 6))]}, n_epochs=3, random_state=0)
+    search = sl.Search(m, {"p_weight": [0.01, 0.4]})
+    search.fit(letters[:150], validation=letters[150:])
+    assert search.best_params_ == {"p_weight": 0.4}
+    assert 0.1 < search.best_score_ < 1
 
 
 @pytest.mark.cluster
