@@ -12,7 +12,6 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
-from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.engine.plan import Resources
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
@@ -28,7 +27,7 @@ from scalelatent.models.linear_mixture.model.pancakes import Pancakes
 from scalelatent.models.linear_mixture.model.recognise import confidence, probabilities, reject_curve
 from scalelatent.storage.disk import Location
 
-from .fit import check_sizes, fit_steps, plan, shape_of
+from .fit import ONLINE_PARAMETERS, check_sizes, fit_steps, plan, shape_of
 from .output import DENSE, Fitted, MixtureRows, density_of
 from .parameters import DENSITY_PARAMETERS, PARAMETERS
 
@@ -63,10 +62,16 @@ class _LinearMixtures(StreamedEstimator):
         shape_of(self, train)  # type: ignore[arg-type]
         check_sizes(self, train.n_features)  # type: ignore[arg-type]
 
-    def _keep(self, fitted: Fitted, result: LoopResult, classes: np.ndarray | None) -> None:
+    def _what_decides(self) -> dict[str, Any]:
+        unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")  # type: ignore[attr-defined]
+        return {name: value for name, value in super()._what_decides().items() if name not in unused}
+
+    def _keep(
+        self, fitted: Fitted, n_iter: int, history: list[dict[str, Any]], classes: np.ndarray | None
+    ) -> None:
         """Take what a fit has found."""
         self._fitted = fitted
-        self.n_iter_, self.history_ = result.state.iteration, result.history
+        self.n_iter_, self.history_ = n_iter, history
         if classes is not None:
             self._set_learned(classes_=classes)
 
@@ -236,10 +241,21 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     statistics : {"auto", "images", "moments"}
         What a pass sums: images of the bases, or the p x p moments of each sub-class. "auto": moments where
         all of them take up to 8 MB.
+    algorithm : {"em", "stepwise"}
+        Passes of EM, or a step of EM with forgetting after each batch of rows, from an EM on the sample.
     max_iter : int, default 30
         Most passes of EM after the start.
     tol : float or None, default 1e-4
         Relative fall of the error, or of -log-likelihood, that ends EM.
+    n_epochs : int, default 3
+        Passes of stepwise EM.
+    batch_rows : int or None
+        Rows of a step; None: an eighth of the rows, at most 20 a sub-class or 1,024.
+    n_chains : int, default 4
+        Parts of a step that are computed independently; it changes the result, the number of workers never
+        does.
+    kappa, t0 : float, default 0.7, 2
+        Step sizes (step + t0) ** -kappa.
     image_shape : (int, int) or None
         Height and width of the images that rows are; None takes those of the dataset.
     recognition : {"error", "tangent-distance"}
@@ -321,8 +337,14 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         projection: int | None = None,
         init: str = "k-means++",
         statistics: str = "auto",
+        algorithm: str = "em",
         max_iter: int = 30,
         tol: float | None = 1e-4,
+        n_epochs: int = 3,
+        batch_rows: int | None = None,
+        n_chains: int = 4,
+        kappa: float = 0.7,
+        t0: float = 2.0,
         image_shape: tuple[int, int] | None = None,
         recognition: str = "error",
         n_candidates: int = 10,
@@ -345,8 +367,14 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         self.projection = projection
         self.init = init
         self.statistics = statistics
+        self.algorithm = algorithm
         self.max_iter = max_iter
         self.tol = tol
+        self.n_epochs = n_epochs
+        self.batch_rows = batch_rows
+        self.n_chains = n_chains
+        self.kappa = kappa
+        self.t0 = t0
         self.image_shape = image_shape
         self.recognition = recognition
         self.n_candidates = n_candidates
@@ -586,10 +614,21 @@ class LinearMixture(DensityMixin, _LinearMixtures):
     statistics : {"auto", "images", "moments"}
         What a pass sums: images of the bases, or the p x p moments of each sub-class. "auto": moments where
         all of them take up to 8 MB.
+    algorithm : {"em", "stepwise"}
+        Passes of EM, or a step of EM with forgetting after each batch of rows, from an EM on the sample.
     max_iter : int, default 30
         Most passes of EM after the start.
     tol : float or None, default 1e-4
         Relative fall of the error, or of -log-likelihood, that ends EM.
+    n_epochs : int, default 3
+        Passes of stepwise EM.
+    batch_rows : int or None
+        Rows of a step; None: an eighth of the rows, at most 20 a sub-class or 1,024.
+    n_chains : int, default 4
+        Parts of a step that are computed independently; it changes the result, the number of workers never
+        does.
+    kappa, t0 : float, default 0.7, 2
+        Step sizes (step + t0) ** -kappa.
     image_shape : (int, int) or None
         Height and width of the images that rows are; None takes those of the dataset.
     warm_start : bool
@@ -662,8 +701,14 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         projection: int | None = None,
         init: str = "k-means++",
         statistics: str = "auto",
+        algorithm: str = "em",
         max_iter: int = 30,
         tol: float | None = 1e-4,
+        n_epochs: int = 3,
+        batch_rows: int | None = None,
+        n_chains: int = 4,
+        kappa: float = 0.7,
+        t0: float = 2.0,
         image_shape: tuple[int, int] | None = None,
         warm_start: bool = False,
         random_state: Any = None,
@@ -684,8 +729,14 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         self.projection = projection
         self.init = init
         self.statistics = statistics
+        self.algorithm = algorithm
         self.max_iter = max_iter
         self.tol = tol
+        self.n_epochs = n_epochs
+        self.batch_rows = batch_rows
+        self.n_chains = n_chains
+        self.kappa = kappa
+        self.t0 = t0
         self.image_shape = image_shape
         self.warm_start = warm_start
         self.random_state = random_state

@@ -9,22 +9,37 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_list
 from scalelatent.contract.stats import Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
 from scalelatent.engine.checkpoints import KEEP_STATES
-from scalelatent.engine.passes import seconds_per_row
-from scalelatent.engine.plan import Forecast, Resources, RowShape
+from scalelatent.engine.order import RowOrder
+from scalelatent.engine.passes import make_stage, seconds_per_row
+from scalelatent.engine.plan import Forecast, Resources, RowShape, describe_steps, steps_memory
 from scalelatent.engine.rates import reduction_rate
 from scalelatent.engine.rowsets import StoredSets
 from scalelatent.errors import DataError
 from scalelatent.estimators.inputs import check_finite
-from scalelatent.estimators.steps import Begin, Collect, Derive, Gather, Learn, Map, Remember, Rows, Steps
+from scalelatent.estimators.steps import (
+    Begin,
+    Collect,
+    Derive,
+    Gather,
+    Learn,
+    LearnOnline,
+    Map,
+    Remember,
+    Rows,
+    Steps,
+)
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.kernels.reference import Frame, packed_size, smoothing_taps
 from scalelatent.models.linear_mixture.model.em import (
+    FINISH,
     FINISHING_PASSES,
     MAIN,
     Mixture,
@@ -32,6 +47,7 @@ from scalelatent.models.linear_mixture.model.em import (
     MixtureState,
     initial_state,
 )
+from scalelatent.models.linear_mixture.model.online import StepwiseMixture, StepwiseState, stepwise_state
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes
 from scalelatent.models.linear_mixture.model.recognise import (
     TEMPERATURES,
@@ -64,6 +80,11 @@ START_PASSES, SETTLE_PASSES = 10, 5
 MOMENT_BYTES = 8e6
 # Numbers of the M-step a second.
 MSTEP_RATE = 2e10
+# Stepwise EM: passes over the sample before it, and over all rows after it where there are tangents.
+SAMPLE_PASSES, TANGENT_PASSES = 5, 3
+ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0")
+# Rows of a step, at most, or so many for a sub-class; runs of the order.
+BATCH_ROWS, ROWS_A_COMPONENT, RUN_ROWS, BUFFER_RUNS = 1024, 20, 1024, 16
 ALL_ROWS = (
     "a mixture begins with a sample of all rows, of which none may be missing: clean or leave out the bad "
     "ones first"
@@ -100,6 +121,8 @@ def components_of(model: AnyMixture, n_classes: int) -> np.ndarray:
 
 def statistics_of(model: AnyMixture, k: int, p: int) -> str:
     """What a pass sums: moments where all of them are small."""
+    if model.algorithm == "stepwise":
+        return "images"
     if model.statistics != "auto":
         return str(model.statistics)
     thickness = 2 if "thickness" in model.tangents else 1
@@ -355,17 +378,87 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     def predictor(state: MixtureState) -> MixtureRows:
         return MixtureRows(fitted_of(mixture, state, basis, None), "probabilities")
 
-    result = yield Learn("em", em, state, {"train": rows["train"]}, classes, predictor)
+    if model.algorithm == "em":
+        result = yield Learn("em", em, state, {"train": rows["train"]}, classes, predictor)
+        end, history = result.state, result.history
+    else:
+        if not kept:
+            # Of the sample alone: steps need sub-classes that are settled somewhat.
+            state = yield Derive(_fitted_on, (em, state, sets, codes, counts, model.device))
+        learner = stepwise_learner(model, mixture, em.width)
+        begun = stepwise_state(learner.mixture, state.now, _mass(state))
+        k, n, seed = mixture.n_components, len(rows["train"].dataset), model.seed_
+
+        def order(options: Mapping[str, Any]) -> RowOrder:
+            return row_order(model, k, n, options, seed)
+
+        train_rows = {"train": rows["train"]}
+        epochs = int(model.n_epochs)
+        result = yield LearnOnline("stepwise", learner, begun, train_rows, classes, order, epochs)
+        end, history = _finished(result.state), result.history
+        if mixture.frame is not None:
+            first_of_few = replace(end, phase=FINISH, held=end.now)
+            few = replace(em, finish_passes=TANGENT_PASSES)
+            result = yield Learn("tangents", few, first_of_few, train_rows, classes, predictor)
+            end, history = result.state, [*history, *result.history]
     tangents = frame if getattr(model, "recognition", "error") == "tangent-distance" else None
-    fitted = fitted_of(mixture, result.state, None, tangents)
+    fitted = fitted_of(mixture, end, None, tangents)
     if n_classes > 1:
-        temperature = yield from temperature_steps(model, fitted, rows, classes, result.state)
+        temperature = yield from temperature_steps(model, fitted, rows, classes, end)
         fitted = replace(fitted, temperature=temperature)
-    model._keep(replace(fitted, basis=basis), result, classes)
+    model._keep(replace(fitted, basis=basis), end.iteration, history, classes)
+
+
+# -- stepwise EM -------------------------------------------------------------------------------------------
+
+
+def _fitted_on(
+    em: MixtureEM, state: MixtureState, sets: StoredSets, codes: np.ndarray, counts: np.ndarray, device: str
+) -> MixtureState:
+    """State after some passes over the sample; its rows count for all of their class."""
+    x = np.asarray(sets.read(0))
+    em = replace(em, mixture=replace(em.mixture, frame=None), max_iter=SAMPLE_PASSES, finish_passes=0)
+    work, backend = em.reductions()["train"], make_backend("reference" if device == "reference" else "cpu")
+    share = counts / np.maximum(np.bincount(codes, minlength=len(counts)), 1)
+    block = Block(x, codes.astype(np.int32), share[codes], 0)
+    while not em.is_done(state):
+        stats = Stats.zeros(work.layout())
+        work.accumulate(work.prepare(state, backend), block, stats)
+        state = em.update(state, {"train": stats})
+    return state
+
+
+def stepwise_learner(model: AnyMixture, mixture: Mixture, width: int) -> StepwiseMixture:
+    """The learner, which clusters without tangents."""
+    mixture = replace(mixture, frame=None)
+    return StepwiseMixture(mixture, width, float(model.kappa), float(model.t0), int(model.n_epochs))
+
+
+def row_order(model: AnyMixture, k: int, n_rows: int, options: Mapping[str, Any], seed: int) -> RowOrder:
+    """Which rows each step gets."""
+    chains, batch = int(model.n_chains), model.batch_rows
+    if batch is None:
+        batch = max(min(n_rows // 8, max(BATCH_ROWS, ROWS_A_COMPONENT * k)), chains)
+        batch = -(-batch // chains) * chains
+    buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
+    run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
+    return RowOrder(n_rows, seed, int(batch), n_chains=chains, run_rows=run, buffer_runs=buffer)
+
+
+def _mass(state: MixtureState) -> np.ndarray:
+    """Rows of each sub-class; after a warm start shares, each class the same."""
+    return state.counts if state.counts.any() else state.now.weights
+
+
+def _finished(state: StepwiseState) -> MixtureState:
+    """Of the last step; the rows of sub-classes are their running shares."""
+    return replace(state.now, counts=state.mass, objective=state.objective, iteration=state.epoch)
 
 
 def most_passes(model: AnyMixture) -> int:
     """Passes of all phases."""
+    if model.algorithm == "stepwise":
+        return int(model.n_epochs) + (TANGENT_PASSES if len(model.tangents) else 0)
     dense, soft = model.likelihood in DENSE, model.assignment == "soft"
     settling = SETTLE_PASSES if dense or soft else 0
     return START_PASSES + settling + int(model.max_iter) + (0 if dense else FINISHING_PASSES)
@@ -512,7 +605,16 @@ def plan(
     # The M-step unpacks moments; of images it has some copies.
     held = (3 * 8 * k * p * p if moments else 4 * state_bytes) + 4 * state_bytes + 3 * sample_bytes
     remedy = FEWER + (", or set statistics='images'" if moments else ", or set projection")
-    stage = told.stage("em", em, parts, held, remedy)
+    if model.algorithm == "em":
+        stage = told.stage("em", em, parts, held, remedy)
+    else:
+        learner = stepwise_learner(model, mixture, em.width)
+        order = row_order(model, k, n, options, 0)
+        row_bytes = 4 * p if scratch else train.nbytes // n
+        memory = steps_memory(learner, order, p, resources, train, row_bytes, held, 2 * state_bytes, False)
+        told.fits("stepwise", describe_steps(learner, order), memory, FEWER)
+        told.caches(None, train.nbytes if train.is_stored else 0)
+        stage = make_stage(f"{model._kind}_em", em, parts, "cpu")
     block = stage.grids["train"].block_rows
 
     def measured() -> float:
@@ -527,8 +629,13 @@ def plan(
     mstep = k * ((p * p * em.width * 10.0) if moments else 8.0 * p * em.width**2) / MSTEP_RATE
     per_pass = told.a_pass(stage, {"train": per_row}) + mstep
     most = most_passes(model)
-    least = min(most, most - int(model.max_iter) - START_PASSES + 4)
-    told.add("em", per_pass * most, per_pass * least, per_pass * most)
+    least = most if model.algorithm == "stepwise" else most - int(model.max_iter) - START_PASSES + 4
+    least = min(most, least)
+    if model.algorithm == "stepwise":
+        sampling = min(n, sample) * per_row * (START_PASSES + SETTLE_PASSES + SAMPLE_PASSES)
+        told.add("start", sampling)
+        per_pass += mstep * (order.n_steps - 1)
+    told.add(model.algorithm, per_pass * most, per_pass * least, per_pass * most)
     out = told.out
     of_a_row = 2.0 * p * k * (em.width + 1) / 3e10
     if n_classes > 1:

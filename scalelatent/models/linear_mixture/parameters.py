@@ -58,6 +58,25 @@ def _check_tangents(model: Any) -> None:
         )
 
 
+def _check_steps(model: Any) -> None:
+    if model.algorithm != "stepwise":
+        return
+    if model.batch_rows is not None and model.batch_rows % model.n_chains:
+        raise ValueError(
+            f"batch_rows={model.batch_rows} is no multiple of n_chains={model.n_chains}: set batch_rows to "
+            f"{-(-model.batch_rows // model.n_chains) * model.n_chains}"
+        )
+    if model.statistics == "moments":
+        raise ValueError(
+            "statistics='moments': stepwise EM learns by images; choose 'images' or leave it 'auto'"
+        )
+    if len(model.tangents) and model.tangent_weight:
+        raise ValueError(
+            f"tangent_weight={model.tangent_weight}: stepwise EM clusters without tangents; set it to 0, or "
+            "choose algorithm='em'"
+        )
+
+
 def _check_recognition(model: Any) -> None:
     if model.recognition == "tangent-distance" and not len(model.tangents):
         raise ValueError(
@@ -106,6 +125,7 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
         Parameter(
             "statistics", "auto", Choice(("auto", "images", "moments")), "what a pass sums for the M-step"
         ),
+        Parameter("algorithm", "em", Choice(("em", "stepwise")), "passes of EM, or a step after each batch"),
         Parameter("max_iter", 30, Whole(), "most passes of EM after the start"),
         Parameter(
             "tol",
@@ -113,6 +133,16 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
             Number("give a number of at least 0, or None", least=0, also=(None,)),
             "relative fall of the error that ends EM",
         ),
+        Parameter("n_epochs", 3, Whole(), "passes of stepwise EM"),
+        Parameter("batch_rows", None, Whole(also=(None,)), "rows of a step of stepwise EM"),
+        Parameter("n_chains", 4, Whole(), "independent parts of a step"),
+        Parameter(
+            "kappa",
+            0.7,
+            Number("give a number in [0, 1]", least=0, most=1),
+            "stepwise EM: step sizes (step + t0) ** -kappa",
+        ),
+        Parameter("t0", 2.0, Number("give a number of at least 1", least=1), "see kappa"),
         Parameter(
             "image_shape",
             None,
@@ -140,8 +170,9 @@ PARAMETERS = Parameters(
         Parameter("n_candidates", 10, Whole(), "sub-classes of a row that tangent distance is computed for"),
         *_LAST,
     ),
-    rules=(_check_tangents, _check_recognition),
+    rules=(_check_tangents, _check_steps, _check_recognition),
 )
 DENSITY_PARAMETERS = Parameters(
-    (*_common(Parameter("n_components", 20, Whole(), "components")), *_LAST), rules=(_check_tangents,)
+    (*_common(Parameter("n_components", 20, Whole(), "components")), *_LAST),
+    rules=(_check_tangents, _check_steps),
 )

@@ -129,6 +129,33 @@ def test_density(digits, likelihood):
     assert d.predict(digits.test_x).shape == (797,)
 
 
+@pytest.mark.parametrize("likelihood", ["error", "ppca", "factor-analysis"])
+def test_stepwise(digits, likelihood):
+    options: dict[str, Any] = {"likelihood": likelihood, "n_dims": 6, "engine": {"run_rows": 32}}
+    engine = options.pop("engine")
+    batch = classifier(**options).fit(digits.x, digits.y)
+    found = [
+        classifier(algorithm="stepwise", n_jobs=jobs, **options).fit(digits.x, digits.y, engine=engine)
+        for jobs in (1, 2)
+    ]
+    same(*found)
+    assert found[0].n_iter_ == 3
+    scores = [m.score(digits.test_x, digits.test_y) for m in (found[0], batch)]
+    assert scores[0] > scores[1] - 0.02
+
+
+def test_stepwise_with_tangents_and_its_plan(digits):
+    m = classifier(algorithm="stepwise", tangents=("shift-x",), image_shape=(8, 8)).fit(digits.x, digits.y)
+    assert m.score(digits.test_x, digits.test_y) > 0.94
+    assert len(m.history_) == 6
+    told = m.plan(digits.x, digits.y)
+    assert told["stages"]["stepwise"]["rows"] == 1000
+    with pytest.raises(ValueError, match="stepwise EM clusters without tangents"):
+        m.set_params(tangent_weight=1.0).fit(digits.x, digits.y)
+    with pytest.raises(ValueError, match="set batch_rows to 104"):
+        classifier(algorithm="stepwise", batch_rows=101).fit(digits.x, digits.y)
+
+
 def test_a_density_without_directions_is_k_means(digits):
     d = density(likelihood="error", n_dims=0, max_iter=50, tol=0.0).fit(digits.x)
     distances = ((digits.x[:, None] - d.means_[None]) ** 2).sum(axis=2)
@@ -177,13 +204,15 @@ class _Interrupt(Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", [3, 12])
-def test_interrupted_and_resumed(digits, tmp_path, after):
-    whole = classifier().fit(digits.x, digits.y)
-    options: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"checkpoint_passes": 1}}
+@pytest.mark.parametrize(("algorithm", "after"), [("em", 3), ("em", 12), ("stepwise", 1)])
+def test_interrupted_and_resumed(digits, tmp_path, algorithm, after):
+    m = classifier(algorithm=algorithm)
+    whole = clone(m).fit(digits.x, digits.y)
+    every = {"checkpoint_passes": 1} if algorithm == "em" else {"checkpoint_steps": 1}
+    options: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": every}
     with pytest.raises(KeyboardInterrupt):
-        classifier().fit(digits.x, digits.y, callbacks=_Interrupt(after), **options)
-    resumed = classifier().fit(digits.x, digits.y, resume=True, **options)
+        clone(m).fit(digits.x, digits.y, callbacks=_Interrupt(after), **options)
+    resumed = clone(m).fit(digits.x, digits.y, resume=True, **options)
     same(whole, resumed)
     assert resumed.n_iter_ == whole.n_iter_
     assert resumed.temperature_ == whole.temperature_
