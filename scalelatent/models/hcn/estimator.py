@@ -105,7 +105,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Features that pay for their bits; of ``partial_fit`` those with a weight.
     compression_ : float
         Bits of features, places and errors over those of the images: of the validation images, else of at
-        least 2,000 training images spread over all. NaN after ``partial_fit``.
+        least 1,000 training images spread over all. NaN after ``partial_fit``.
     history_ : list of dict
         One record an epoch: weights_on, weights_changed, share_on, compression, …
     n_iter_ : int

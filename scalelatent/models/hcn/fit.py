@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ALL_ROWS = "images are taken in an order of their own, and none can be left out in its midst"
 RUN_ROWS, BUFFER_RUNS = 1024, 16
 # Training images that compression is measured on, where there are no validation images.
-LOOKED_ROWS = 2_000
+LOOKED_ROWS = 1_000
 # Of a leaf, where its images are not given; seconds between visits of its messages to the disk.
 LEAF_BYTES, VISIT_SECONDS, LEAST_LEAF_ROWS = 2**28, 30.0, 5
 # Of one thread, before anything was measured.
@@ -273,8 +273,9 @@ def _one_fit(
     stats = yield Collect(f"features{end}", length, looked)
     used = paying(layer, weights, stats)
     kept = weights & used
-    length = DescriptionLength(Decoder(layer, kept, model.seed_), every)
-    stats = yield Collect(f"compression{end}", length, looked)
+    if (kept != weights).any():
+        length = DescriptionLength(Decoder(layer, kept, model.seed_), every)
+        stats = yield Collect(f"compression{end}", length, looked)
     return Learned(result.state, result.history, used, compression(layer, kept, stats))
 
 
