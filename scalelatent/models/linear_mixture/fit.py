@@ -351,7 +351,7 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
         yield Derive(class_counts, (rows["validation"], classes))
     shape = shape_of(model, train)
     check_sizes(model, train.n_features)
-    last = last_fit(model, components, classes)
+    last = last_fit(model, components, classes, train.n_features)
     model.seed_, rows = yield Begin(
         {"max_iter": most_passes(model), "n_components": int(components.sum())},
         keeps_records=True,
@@ -359,7 +359,8 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     )
     frame = frame_of(model, shape)
     numbers, codes = yield Derive(sample_rows, (rows["train"], classes, counts, components, model.seed_))
-    basis, rows = yield from project_steps(model, rows, shape)
+    kept = yield Remember("start", last)
+    basis, rows = yield from project_steps(model, rows, shape, kept.get("basis"))
     p = rows["train"].n_features
     about = {"rows": len(numbers)}
     sets = yield Gather("sample", StartRows(numbers, p), rows["train"], about)
@@ -368,9 +369,9 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     floor = max(RELATIVE_FLOOR * variance, LEAST_FLOOR)
     mixture = make_mixture(model, components, n_classes, p, floor, frame)
     em = make_learner(model, mixture)
-    kept = yield Remember("start", last)
     if kept:
-        first = Pancakes(**{**kept, "n_dims": int(kept["n_dims"])})
+        arrays = (kept[name] for name in ("means", "bases", "values", "noise", "weights"))
+        first = Pancakes(*arrays, n_dims=int(kept["n_dims"]))  # type: ignore[misc]
         state = initial_state(mixture, first, MAIN)
     else:
         state = initial_state(mixture, first)
@@ -464,32 +465,51 @@ def most_passes(model: AnyMixture) -> int:
     return START_PASSES + settling + int(model.max_iter) + (0 if dense else FINISHING_PASSES)
 
 
-def last_fit(model: AnyMixture, components: np.ndarray, classes: np.ndarray | None) -> dict[str, np.ndarray]:
+def last_fit(
+    model: AnyMixture, components: np.ndarray, classes: np.ndarray | None, n_features: int
+) -> dict[str, np.ndarray]:
     """Pancakes of the fit that ``warm_start`` goes on from; empty where there is none."""
     if not model.warm_start or not hasattr(model, "_fitted"):
         return {}
-    fitted = model._fitted
-    wanted = np.repeat(np.arange(len(components)), components)
+    fitted, now = model._fitted, model._fitted.pancakes
+    p = row_width(model, n_features)
     known = getattr(model, "classes_", None)
     same = known is None if classes is None else known is not None and np.array_equal(known, classes)
-    likelihood, now = fitted.likelihood, fitted.pancakes
-    if not same or not np.array_equal(fitted.classes, wanted) or likelihood != model.likelihood:
+    wanted = np.repeat(np.arange(len(components)), components)
+    same = same and np.array_equal(fitted.classes, wanted) and fitted.likelihood == model.likelihood
+    q = width_of(model.n_dims, model.max_dims, p)
+    dims = now.n_dims if 0 < model.n_dims < 1 else int(model.n_dims)
+    through = bool(model.smoothing) or model.projection is not None
+    if (
+        not same
+        or now.bases.shape[1:] != (p, q)
+        or now.n_dims != dims
+        or (fitted.basis is not None) != through
+    ):
         raise ValueError(
-            f"warm_start: the last fit has {len(fitted.classes)} sub-classes by {likelihood!r}, this one "
-            f"{len(wanted)} by {model.likelihood!r}, or other classes: fit with warm_start=False"
+            f"warm_start: the last fit has {len(fitted.classes)} sub-classes of {now.n_dims} dimensions by "
+            f"{fitted.likelihood!r} on {now.means.shape[1]} features, this one {len(wanted)} of {dims} by "
+            f"{model.likelihood!r} on {p}, or other classes: fit with warm_start=False"
         )
     arrays = {name: getattr(now, name) for name in ("means", "bases", "values", "noise", "weights")}
+    if fitted.basis is not None:
+        arrays["basis"] = fitted.basis
     return {**arrays, "n_dims": np.array(now.n_dims)}
 
 
 def project_steps(
-    model: AnyMixture, rows: Mapping[str, Rows], shape: tuple[int, int] | None
+    model: AnyMixture,
+    rows: Mapping[str, Rows],
+    shape: tuple[int, int] | None,
+    last: np.ndarray | None,
 ) -> Generator[Any, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
-    """The matrix that smooths or projects rows, and the rows behind it."""
+    """The matrix that smooths or projects rows (``last`` where it is given), and the rows behind it."""
     basis: np.ndarray | None = None
     if model.smoothing and shape is not None:
         basis = smoothing_matrix(shape, float(model.smoothing))
-    if model.projection is not None:
+    if last is not None:
+        basis = last
+    elif model.projection is not None:
         train = rows["train"]
         stats: Stats = yield Collect("svd", SecondMoments(train.n_features), train)
         moment = stats["moment"][0]

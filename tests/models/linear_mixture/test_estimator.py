@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -249,8 +250,12 @@ def test_warm_start(digits):
     m = classifier(warm_start=True, tol=0.0).fit(digits.x, digits.y)
     first = m.history_[-1]["objective"]
     assert m.fit(digits.x, digits.y).history_[-1]["objective"] <= first * (1 + 1e-4)
-    with pytest.raises(ValueError, match="warm_start"):
-        m.set_params(n_components=2).fit(digits.x, digits.y)
+    for changed in ({"n_components": 2}, {"n_dims": 12}, {"likelihood": "ppca"}, {"projection": 30}):
+        with pytest.raises(ValueError, match="warm_start"):
+            deepcopy(m).set_params(**changed).fit(digits.x, digits.y)
+    m = classifier(projection=30, warm_start=True).fit(digits.x, digits.y)
+    basis = m.basis_
+    np.testing.assert_array_equal(m.fit(digits.x[:900], digits.y[:900]).basis_, basis)
 
 
 @pytest.mark.cluster
