@@ -83,7 +83,7 @@ class ShardError(DataError):
 class StoreError(DataError, OSError):
     """A place (mostly an object store) cannot be reached, refuses, or is named by an address that cannot be.
 
-    Also an `OSError`, so that whoever writes to a disk and tells of its errors tells of this one too.
+    Also an `OSError`, so that code which handles errors of a disk handles this one too.
 
     Examples
     --------

@@ -162,7 +162,7 @@ def test_shuffle(scalelatent, digits):
             ("up", "--workers", "0", "--dashboard", "127.0.0.1:99999"),
             "dashboard '127.0.0.1:99999': '99999' is",
         ),
-        (("up", "--workers", "0", "--dashboard", "127.0.0.1:http"), "'http' is no port; give HOST:PORT"),
+        (("up", "--workers", "0", "--dashboard", "127.0.0.1:http"), "'http' is not a port; give HOST:PORT"),
         (
             ("join", "127.0.0.1:99999"),
             "scheduler '127.0.0.1:99999' is not an address (its port 99999 is none",

@@ -108,7 +108,7 @@ def find_kind(name: str) -> Kind:
         known = [name for name, kind in known_kinds().items() if not kind.python_only]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(sorted(known))}"
-        raise JobError(f"[model] kind = {name!r} is no model{hint}")
+        raise JobError(f"[model] kind = {name!r} is not a model{hint}")
     return kind
 
 
@@ -177,7 +177,7 @@ def _kinds_of(point: EntryPoint) -> Iterable[Kind]:
         _warn(point, f"{type(error).__name__}: {error}")
         return []
     if odd := [kind for kind in kinds if not isinstance(kind, Kind)]:
-        _warn(point, f"{odd[0]!r:.80} is no scalelatent.contract.kinds.Kind")
+        _warn(point, f"{odd[0]!r:.80} is not a scalelatent.contract.kinds.Kind")
         return []
     return kinds
 

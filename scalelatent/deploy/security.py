@@ -104,7 +104,7 @@ def _check(ca: str, cert: str, key: str | None) -> None:
             continue
         try:
             if not stat.S_ISREG(os.stat(file).st_mode):  # opening a FIFO would wait
-                raise OSError(errno.EINVAL, "it is no regular file")
+                raise OSError(errno.EINVAL, "it is not a regular file")
             with open(file, "rb"):
                 pass
         except (OSError, ValueError) as error:

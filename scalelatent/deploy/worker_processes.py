@@ -94,7 +94,9 @@ async def run_workers(
     try:
         host = host or get_ip(get_address_host(scheduler))
     except (ValueError, OSError) as error:
-        raise JobError(f"{scheduler!r} is no address ({error}); write for example tls://head:8786") from None
+        raise JobError(
+            f"{scheduler!r} is not an address ({error}); write for example tls://head:8786"
+        ) from None
     common = {"host": host, "protocol": f"{scheme if place else 'tcp'}://", "security": security}
     specs = worker_specs(workers, threads, gpus, memory_limit, common)
     default = f"{socket.gethostname()}-{os.getpid()}"  # the scheduler refuses a name it has
@@ -224,7 +226,8 @@ def refuse_page(address: str | None) -> None:
     _, colon, port = (address or "").rpartition(":")
     if colon and not (port.isdecimal() and int(port) < 65536):
         raise JobError(
-            f"dashboard {address!r}: {port!r} is no port; give HOST:PORT with a port from 0 (free) to 65535"
+            f"dashboard {address!r}: {port!r} is not a port; give HOST:PORT with a port from 0 (free) to "
+            "65535"
         )
 
 

@@ -96,7 +96,7 @@ class Callbacks(Callback):
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(
-                    f"callbacks: {callback!r} is no scalelatent Callback; derive its class from "
+                    f"callbacks: {callback!r} is not a scalelatent Callback; derive its class from "
                     "scalelatent.Callback"
                 )
             self.keeps_run_folder |= callback.keeps_run_folder

@@ -57,7 +57,7 @@ class EngineStore:
         """Path of a folder on a disk."""
         path = self.place.local_path("")
         if path is None:
-            raise RunError(f"{self.place.url} is no folder on a disk")
+            raise RunError(f"{self.place.url} is not a folder on a disk")
         return Path(path)
 
     @property
@@ -293,7 +293,7 @@ class EngineStore:
         return self._histories.setdefault(name, LineLog(self.place, name))
 
     def write_bytes(self, name: str, data: bytes, durable: bool = False) -> None:
-        """Write what is no record: it has a form of its own."""
+        """Write what is not a record: it has a form of its own."""
         self._check_run(name)
         try:
             self.place.write(name, data, durable=durable)

@@ -106,7 +106,7 @@ def cut_event(what: str, rows: int, device: str, worker: str | None = None) -> d
             "time there from now on, which changes the rounding of their sums. Free the card, or set "
             f"[engine] block_rows = {rows} for the next run"
         )
-    else:  # a map, whose blocks are no option
+    else:  # a map, whose blocks are not optional
         message = (
             f"{place}: its memory has ended; rows of {stage} are computed {rows} at a time there from now "
             "on, which takes longer. Free the card for the next run"

@@ -45,8 +45,8 @@ class RowOrder:
                 raise ValueError(f"{name}={getattr(self, name)}: give a whole number of at least 1")
         if self.batch_rows % self.n_chains:
             raise ValueError(
-                f"batch_rows={self.batch_rows} is no multiple of n_chains={self.n_chains}: set batch_rows to "
-                f"{-(-self.batch_rows // self.n_chains) * self.n_chains}"
+                f"batch_rows={self.batch_rows} is not a multiple of n_chains={self.n_chains}: set batch_rows "
+                f"to {-(-self.batch_rows // self.n_chains) * self.n_chains}"
             )
 
     @property

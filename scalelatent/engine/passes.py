@@ -161,7 +161,7 @@ def choose_block(
             block_rows = _fitting(block_rows, leaf_rows)
     if leaf_rows is not None and leaf_rows % block_rows:
         raise JobError(
-            f"leaf_rows={leaf_rows} is no multiple of block_rows={block_rows}: set [engine] leaf_rows to "
+            f"leaf_rows={leaf_rows} is not a multiple of block_rows={block_rows}: set [engine] leaf_rows to "
             f"{-(-leaf_rows // block_rows) * block_rows}"
         )
     return block_rows

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CHOICES = ("stop", "skip")
 FILE = "quarantine.json"
-# More than this of a dataset is no bad shard but a disk that is away, or workers with too little memory.
+# More than this of a dataset is not a bad shard but a disk that is away, or workers with too little memory.
 MOST = 0.25
 
 Ranges = tuple[tuple[int, int], ...]
@@ -144,7 +144,7 @@ class Quarantine:
         if out > MOST * rows:
             raise RunError(
                 f"shard {bad.file} (rows {bad.start}:{bad.stop}) is bad ({bad.why}), and with it {out} of "
-                f"the {rows} rows of {bad.url} would be left out, more than {MOST:.0%}: that is no bad "
+                f"the {rows} rows of {bad.url} would be left out, more than {MOST:.0%}: that is not a bad "
                 "shard. See whether the dataset is all there (`scalelatent data info --verify`) and whether "
                 "workers have enough memory, then resume the run; what was done is kept"
             )

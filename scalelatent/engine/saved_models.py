@@ -64,14 +64,14 @@ def save_model(
 
 
 def _check_room(place: Location, overwrite: bool) -> None:
-    """Refuse a place where something lies that is no model, or one that may not go."""
+    """Refuse a place where something lies that is not a model, or one that may not go."""
     if place.is_empty():
         return
     if not overwrite:
         raise DataError(f"{place.url} exists: choose another place, or pass overwrite=True to replace it")
     if format_of(place) not in (FORMAT, UNFINISHED, REMOVED):
         raise DataError(
-            f"{place.url} exists and is no saved model, so it is not replaced; choose another place, or "
+            f"{place.url} exists and is not a saved model, so it is not replaced; choose another place, or "
             "remove it yourself"
         )
 
@@ -85,7 +85,7 @@ def read_model(
     place = locate(url)
     if not place.has("zarr.json"):
         raise DataError(
-            f"{place.url} is no saved model: give a folder that `save` wrote, or a run folder's model.zarr"
+            f"{place.url} is not a saved model: give a folder that `save` wrote, or a run folder's model.zarr"
         )
     try:
         group = zarr.open_group(place.zarr_store(read_only=True), mode="r", zarr_format=3)
@@ -136,8 +136,8 @@ def _check_attributes(place: Location, attrs: dict[str, Any]) -> None:
     outside = [name for name in (*attrs["digests"], *attrs.get("datasets", {})) if not _NAME.fullmatch(name)]
     if outside:
         raise DataError(
-            f"{place.url} is damaged: {_brief(outside[0])} is no name of a part of it, which lies in its own "
-            "folder; save the model again"
+            f"{place.url} is damaged: {_brief(outside[0])} is not the name of a part of it, which lies "
+            "in its own folder; save the model again"
         )
 
 
@@ -247,7 +247,7 @@ def saved_params(params: dict[str, Any]) -> dict[str, Any]:
     """Constructor parameters as JSON; a generator as random_state is not stored (``seed_`` is)."""
     out = {}
     for name, value in params.items():
-        if name in ("n_jobs", "device"):  # where a model was fitted is no part of it
+        if name in ("n_jobs", "device"):  # where a model was fitted is not part of it
             continue
         if isinstance(value, np.generic):
             value = value.item()

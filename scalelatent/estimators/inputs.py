@@ -87,7 +87,7 @@ def rows_and_labels(validation: Any) -> tuple[Any, Any]:
 
 
 def check_labels(y: Any) -> None:
-    """scikit-learn's check of labels, and which of them is no label where they are Python objects."""
+    """scikit-learn's check of labels, and which of them is not a label where they are Python objects."""
     found = np.asarray(y)
     if found.dtype.kind == "O":
         kinds = [str if isinstance(label, str) else Real for label in found.ravel()[:1]]

@@ -317,7 +317,7 @@ class JobView:
         done = number(message, "rows_done")
         if at != self._at:
             self._at = at
-            # Rows that an interrupted pass had left are no part of the rate.
+            # Rows that an interrupted pass had left are not part of the rate.
             self.rows_done = 0.0 if number(message, "rows_per_s") else done
         fresh, rate = max(0.0, done - self.rows_done), number(message, "rows_per_s")
         self.rows_rate.add(now, fresh, fresh / rate if rate else None)
@@ -344,7 +344,7 @@ class JobView:
         self.rows_done = self.rows_total = max(self.rows_total, rows)
         values = {key: number_or_none(message, key) for key in COLUMNS}
         if seconds:
-            # The first pass is no measure of the others: kernels are compiled in it.
+            # The first pass does not measure the others: kernels are compiled in it.
             self.pass_seconds = 0.5 * ((self.pass_seconds or seconds) + seconds)
             values["rows_per_s"], values["mb_per_s"] = rows / seconds, read / 1e6 / seconds
         self.record = {key: value for key, value in values.items() if value is not None} | {"pass": int(at)}

@@ -61,7 +61,7 @@ class Display(Protocol):
 class ProgressDisplay(Callback):
     """Show how a fit goes on; as a context also what follows it: saving, scoring, the report.
 
-    Where the console is no terminal: a line after so many passes or seconds, and for the first and last pass.
+    Where the console is not a terminal: a line after some passes or seconds, and for the first and last pass.
     """
 
     shows_progress = True
@@ -99,7 +99,7 @@ class ProgressDisplay(Callback):
             self._live = self._open()
 
     def _open(self) -> Display | None:
-        """The moving display, started; None where the console is no terminal."""
+        """The moving display, started; None where the console is not a terminal."""
         if not self.console.is_terminal:
             return None
         live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4, transient=False)
@@ -107,7 +107,7 @@ class ProgressDisplay(Callback):
         return live
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Show what begins; where the console is no terminal, only what tells of no rows on its way, and
+        """Show what begins; where the console is not a terminal, only what tells of no rows on its way, and
         what follows on the fit.
         """
         self._now = {**info, "pass": 0}
@@ -133,7 +133,7 @@ class ProgressDisplay(Callback):
             self._line(record)
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Show that kernels are compiled; where the console is no terminal also that a layer is done."""
+        """Show that kernels are compiled; where the console is not a terminal also that a layer is done."""
         kernel = (info.get("kernel"), info.get("worker"))
         if info.get("event") == "compiling_kernels":
             self._compiling.add(kernel)

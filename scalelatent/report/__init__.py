@@ -1,6 +1,6 @@
 """Figures of the papers and one self-contained HTML page from a run folder.
 
-Names are loaded when first used: matplotlib and jinja2 cost nothing to whoever never asks for a report.
+Names are loaded when first used: matplotlib and jinja2 cost nothing where no report is asked for.
 """
 
 from __future__ import annotations

@@ -103,11 +103,11 @@ def _point(record: Mapping[str, Any], number: int) -> tuple[str, int, float]:
     dimension, error = record["capsule_dim"], record["test_error"]
     if isinstance(dimension, bool) or not isinstance(dimension, int | np.integer) or dimension < 1:
         raise DataError(
-            f"record {number}: capsule_dim={dimension!r} is no single dimension; runs with one dimension "
+            f"record {number}: capsule_dim={dimension!r} is not a single dimension; runs with one dimension "
             "for all classes can be compared"
         )
     if not 0 <= float(error) <= 1:
-        raise DataError(f"record {number}: test_error={error!r} is no share; give 0.0621 for 6.21 %")
+        raise DataError(f"record {number}: test_error={error!r} is not a share; give 0.0621 for 6.21 %")
     return str(record["architecture"]), int(dimension), float(error)
 
 

@@ -62,7 +62,7 @@ def long_names(names: Sequence[str]) -> bool:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure with a canvas of its own, unknown to pyplot: it is freed when nobody holds it any more."""
+    """A figure with a canvas of its own, unknown to pyplot: it is freed with its last reference."""
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -1,4 +1,4 @@
-"""Candidates of a search fitted one by one: of kinds that share no pass, and of folds that are no runs."""
+"""Candidates of a search fitted one by one: of kinds that share no pass, and of folds that are not runs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def fit_apart(
 
 
 def _plain(model: Any, number: int, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """Parameters in which a candidate differs from another, as text where they are no plain values."""
+    """Parameters in which a candidate differs from another, as text where they are not plain values."""
     told = {}
     for name, value in model.get_params(deep=False).items():
         others = (one.model.get_params(deep=False)[name] for one in candidates if one.number != number)

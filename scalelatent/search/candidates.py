@@ -95,7 +95,7 @@ def _split_rows(cv: Any, rows: Dataset, groups: Any) -> list[Split]:
     if not hasattr(cv, "split"):
         cv = list(cv)
         if odd := [pair for pair in cv if not hasattr(pair, "__len__") or len(pair) != 2]:
-            raise ValueError(f"cv: {odd[0]!r:.60} is no fold: give pairs (train, test) of row numbers")
+            raise ValueError(f"cv: {odd[0]!r:.60} is not a fold: give pairs (train, test) of row numbers")
     y = rows.read_y(0, n_rows) if rows.has_y and not rows.has_targets else None
     found = check_cv(cv).split(np.zeros((n_rows, 1)), y, groups)
     splits = [(_numbers(train, n_rows), _numbers(test, n_rows)) for train, test in found]

@@ -68,7 +68,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     Candidates of :class:`CapsuleRegression` share each pass: reading is what costs where rows lie on disk, so
     a block is read and decoded once and given to all candidates (and, in cross-validation, all folds that are
     runs of rows) that still learn; each stops on its own schedule and costs nothing from then on. Candidates
-    of the other kinds, and of folds that are no runs, are fitted one after the other, each by all cores or
+    of the other kinds, and of folds that are not runs, are fitted one after the other, each by all cores or
     the whole cluster. A candidate's model has the same bits as a fit of its parameters alone.
 
     Candidates with different projections learn from different rows: each projection is made once for the
@@ -347,7 +347,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         if self.halving:
             raise ValueError(
                 "halving=True compares candidates after passes that they share, and these "
-                f"{'folds are no runs of rows' if base._shares_passes else 'models are fitted one by one'}: "
+                f"{'folds are not runs of rows' if base._shares_passes else 'models are fitted one by one'}: "
                 "set halving=False"
             )
         begun = make_apart(base, params, watched["train"], watched.get("validation"), splits)
@@ -393,7 +393,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         self.scoring_ = scoring.given
         if self.halving and scoring.shared is None and self.estimator._shares_passes:
             raise ValueError(
-                "halving=True compares candidates on their way, where there is no model yet that a "
+                "halving=True compares candidates on their way, where there is not a model yet that a "
                 f"function could score: give scoring as one of {', '.join(SCORERS)}, or set halving=False"
             )
         return scoring

@@ -69,7 +69,7 @@ def test_others_are_not_asked_for_ours(others):
     [
         ("no_such_module:KIND", "ModuleNotFoundError: No module named 'no_such_module'"),
         (f"{__name__}:NOWHERE", "AttributeError"),
-        ("sys:path", "is no scalelatent.contract.kinds.Kind"),
+        ("sys:path", "is not a scalelatent.contract.kinds.Kind"),
         ("sys:maxsize", "TypeError"),
         (f"{__name__}:AGAIN", "there is a kind 'capsule' already"),
     ],

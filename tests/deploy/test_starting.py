@@ -44,7 +44,7 @@ def test_no_memory_limit(limit):
 
 def test_the_port_of_a_dashboard():
     refuse_page("127.0.0.1:0")
-    with pytest.raises(JobError, match=r"dashboard '127.0.0.1:99999': '99999' is no port; give HOST:PORT"):
+    with pytest.raises(JobError, match=r"dashboard '127.0.0.1:99999': '99999' is not a port; give HOST:PORT"):
         refuse_page("127.0.0.1:99999")
 
 

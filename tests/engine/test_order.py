@@ -143,7 +143,7 @@ def test_without_shuffling_rows_come_as_they_are() -> None:
         ({"buffer_runs": 0}, "buffer_runs=0"),
         (
             {"batch_rows": 10, "n_chains": 4},
-            "batch_rows=10 is no multiple of n_chains=4: set batch_rows to 12",
+            "batch_rows=10 is not a multiple of n_chains=4: set batch_rows to 12",
         ),
     ],
 )

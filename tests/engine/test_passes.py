@@ -154,7 +154,7 @@ def test_a_leaf_that_is_no_run_of_blocks_is_refused(
     toy: SimpleNamespace, block: int, leaf: int, advice: int
 ) -> None:
     with pytest.raises(
-        ValueError, match=f"leaf_rows={leaf} is no multiple of block_rows={block}.*leaf_rows to {advice}"
+        ValueError, match=f"leaf_rows={leaf} is not a multiple of block_rows={block}.*leaf_rows to {advice}"
     ):
         choose_grid(toy.rows(1000), toy.Sums(3), block, leaf)
 

@@ -286,5 +286,5 @@ def test_any_may_stop_and_all_are_asked() -> None:
 
 @pytest.mark.parametrize("bad", [[print], [Callback], ["x"], [None]])
 def test_what_is_no_callback_is_refused(bad: Any) -> None:
-    with pytest.raises(TypeError, match=r"callbacks: .* is no scalelatent Callback"):
+    with pytest.raises(TypeError, match=r"callbacks: .* is not a scalelatent Callback"):
         Callbacks(bad)

@@ -320,13 +320,13 @@ def test_a_shard_that_breaks_under_the_fit(
 def test_unknown_engine_options_are_named(digits: Arrays) -> None:
     with pytest.raises(ValueError, match="unknown option.*block_row.*block_rows"):
         _fit(*digits, engine={"block_row": 3})
-    with pytest.raises(ValueError, match="leaf_rows=50 is no multiple of block_rows=32"):
+    with pytest.raises(ValueError, match="leaf_rows=50 is not a multiple of block_rows=32"):
         _fit(*digits, engine={"block_rows": 32, "leaf_rows": 50})
 
 
 def test_what_is_no_callback(digits: Arrays) -> None:
     with pytest.raises(
-        TypeError, match=r"no scalelatent Callback; derive its class from scalelatent\.Callback"
+        TypeError, match=r"not a scalelatent Callback; derive its class from scalelatent\.Callback"
     ):
         _fit(*digits, callbacks=[print])
 

@@ -167,7 +167,7 @@ def test_local_steps_that_diverge_are_not_the_fault_of_the_rows(learner: str, pa
         ({"tol": 0}, "tol=0: give a number above 0, or None"),
         ({"learning_rate": 0}, "learning_rate=0: give a number above 0, or a schedule"),
         ({"learning_rate": [0.1]}, "give a number above 0, or a schedule of pairs"),
-        ({"batch_size": 10, "n_chains": 4}, "no multiple of n_chains=4: set batch_size to 8"),
+        ({"batch_size": 10, "n_chains": 4}, "not a multiple of n_chains=4: set batch_size to 8"),
         (
             {"loss": "zero-one", "learner": "lssvm"},
             "loss='zero-one': give 'hamming', weights of the 24 outputs",

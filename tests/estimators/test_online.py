@@ -156,7 +156,7 @@ def test_weights_and_repeats(digits: Arrays) -> None:
         ({"n_epochs": 0}, "n_epochs=0: give a whole number"),
         ({"n_epochs": 2.5}, "n_epochs=2.5: give a whole number"),
         ({"batch_rows": "many"}, "batch_rows='many'"),
-        ({"batch_rows": 10, "n_chains": 4}, "no multiple of n_chains=4: set batch_rows to 12"),
+        ({"batch_rows": 10, "n_chains": 4}, "not a multiple of n_chains=4: set batch_rows to 12"),
         ({"n_chains": None}, "n_chains=None"),
         ({"kappa": 1.5}, r"kappa=1.5: give a number in \[0, 1\]"),
         ({"kappa": float("nan")}, "kappa=nan: give a finite"),

@@ -176,7 +176,7 @@ def test_what_is_no_model_is_not_replaced(digits: Arrays, tmp_path: Path, what: 
     if what == "nothing":
         _fit(digits, "plain").save(place, overwrite=True)
         return
-    with pytest.raises(DataError, match="results exists and is no saved model, so it is not replaced"):
+    with pytest.raises(DataError, match="results exists and is not a saved model, so it is not replaced"):
         _fit(digits, "plain").save(place, overwrite=True)
     assert sorted(p for p in place.rglob("*") if p.is_file()) == before
 

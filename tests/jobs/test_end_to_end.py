@@ -231,7 +231,7 @@ def test_wrong_values_are_refused_before_work(digits):
     assert said.err.splitlines()[-1].startswith("error: [model] capsule_dim=0")
     assert not (digits / "bad").exists()
     grid = ["--set", "engine.block_rows=4096", "--set", "engine.leaf_rows=5000", "--out", "bad"]
-    told = "error: leaf_rows=5000 is no multiple of block_rows=4096: set [engine] leaf_rows to 8192"
+    told = "error: leaf_rows=5000 is not a multiple of block_rows=4096: set [engine] leaf_rows to 8192"
     assert scalelatent("fit", "job.toml", *grid, cwd=digits, code=2).err.splitlines()[-1] == told
     assert not (digits / "bad").exists()
     (digits / "bad").mkdir()

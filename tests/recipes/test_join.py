@@ -93,7 +93,8 @@ def test_no_scheduler_is_told_in_time():
 
 
 @pytest.mark.parametrize(
-    ("address", "told"), [("tls://127.0.0.1:1", "speaks TLS: give --tls-folder"), ("head", "is no address")]
+    ("address", "told"),
+    [("tls://127.0.0.1:1", "speaks TLS: give --tls-folder"), ("head", "is not an address")],
 )
 def test_addresses_that_do_not_serve(address, told):
     with pytest.raises(JobError, match=told):

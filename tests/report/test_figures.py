@@ -234,8 +234,11 @@ def test_error_by_dimension_has_a_curve_for_each_architecture(tmp_path):
     [
         ([], "no records"),
         ([{"architecture": "multiclass", "capsule_dim": 2}], "record 0 has no test_error"),
-        ([{"architecture": "multiclass", "capsule_dim": [1, 2], "test_error": 0.1}], "no single dimension"),
-        ([{"architecture": "multiclass", "capsule_dim": 2, "test_error": 6.2}], "no share"),
+        (
+            [{"architecture": "multiclass", "capsule_dim": [1, 2], "test_error": 0.1}],
+            "not a single dimension",
+        ),
+        ([{"architecture": "multiclass", "capsule_dim": 2, "test_error": 6.2}], "not a share"),
     ],
 )
 def test_records_that_cannot_be_drawn_are_told(records, message):

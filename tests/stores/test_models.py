@@ -36,7 +36,7 @@ def test_the_digests_are_written_last(s3: S3, model: sl.CapsuleRegression) -> No
     puts = [path for method, path, _ in s3.door.requests if method == "PUT"]
     assert puts[-1].endswith("/m.zarr/zarr.json")
     first = next(i for i, path in enumerate(puts) if path.endswith("/m.zarr/zarr.json"))
-    assert first == 0  # an empty group; with it alone, or with arrays but no digests, there is no model
+    assert first == 0  # an empty group; with it alone, or with arrays but no digests, there is not a model
     locate(s3.at("m.zarr")).write("zarr.json", b'{"zarr_format": 3, "node_type": "group", "attributes": {}}')
     with pytest.raises(DataError, match="it was not finished: save it again"):
         sl.load_model(s3.at("m.zarr"))
@@ -53,7 +53,7 @@ def test_a_save_that_breaks_off_leaves_no_model(s3: S3, model: sl.CapsuleRegress
     with s3.door.denying(third_put), pytest.raises(DataError, match=r"cannot write the model s3://.*denied"):
         model.save(s3.at("m.zarr"))
     assert locate(s3.at("m.zarr")).is_empty()
-    with pytest.raises(DataError, match="is no saved model"):
+    with pytest.raises(DataError, match="is not a saved model"):
         sl.load_model(s3.at("m.zarr"))
 
 

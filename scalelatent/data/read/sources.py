@@ -269,7 +269,7 @@ def as_source(x: Any, what: str = "x") -> RowSource:
         return CsrSource(x, what)
     refuse_masked(x, what)
     if isinstance(x, np.ndarray) or (
-        not hasattr(x, "__array_ufunc__")  # a data frame, whose slices are no arrays
+        not hasattr(x, "__array_ufunc__")  # a data frame, whose slices are not arrays
         and all(hasattr(x, name) for name in ("shape", "dtype", "__getitem__"))
         and not hasattr(x, "iloc")
     ):

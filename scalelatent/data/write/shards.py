@@ -68,7 +68,7 @@ class ShardWriter:
         self._group, self._markers = group, Markers(location)
         self._resealed: dict[int, dict[str, list[int]]] = {}
         self._noted: dict[str, list[int]] = {}  # file -> checksums of its chunks
-        self._wanted: dict[str, int | None] = {}  # file -> its chunks, None for one that is no shard
+        self._wanted: dict[str, int | None] = {}  # file -> its chunks, None for one that is not a shard
         self.then = "go on with --resume (resume=True): the shards written before are intact"
         """What messages name as the last step after a full disk; it depends on who writes."""
         self.alone = False

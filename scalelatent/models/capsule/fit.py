@@ -191,7 +191,7 @@ def class_weights(class_weight: Any, classes: np.ndarray, counts: np.ndarray) ->
 
 
 def check_labels(held: Rows | Dataset | None, classes: np.ndarray) -> None:
-    """Refuse validation labels that are no class of the training rows, before any work."""
+    """Refuse validation labels that are not classes of the training rows, before any work."""
     if held is not None:
         class_counts(held, classes)
 

@@ -39,8 +39,8 @@ def is_schedule(value: Any) -> bool:
 def _check_chains(model: Any) -> None:
     if model.batch_rows is not None and model.batch_rows % model.n_chains:
         raise ValueError(
-            f"batch_rows={model.batch_rows} is no multiple of n_chains={model.n_chains}: set batch_rows to "
-            f"{-(-model.batch_rows // model.n_chains) * model.n_chains}"
+            f"batch_rows={model.batch_rows} is not a multiple of n_chains={model.n_chains}: set batch_rows "
+            f"to {-(-model.batch_rows // model.n_chains) * model.n_chains}"
         )
 
 

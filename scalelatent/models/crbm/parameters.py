@@ -99,7 +99,7 @@ def _check_chains(model: Any) -> None:
     size, chains = batch_size(model), n_chains(model)
     if not model.local_steps and size % chains:
         raise ValueError(
-            f"batch_size={size} is no multiple of n_chains={chains}: set batch_size to "
+            f"batch_size={size} is not a multiple of n_chains={chains}: set batch_size to "
             f"{max(size // chains, 1) * chains}"
         )
 

@@ -62,7 +62,7 @@ def section(
         except ScalelatentError as error:
             run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
     if evidence is not None and evidence.shape is None:
-        run.notes.append("Outputs are no images of the shape of the rows, so none are drawn.")
+        run.notes.append("Outputs are not images of the shape of the rows, so none are drawn.")
     head, table = rbm_numbers(run, model, evidence, rows)
     pictures, words = rbm_pictures(run, model, evidence, rows), rbm_words(run, model, evidence)
     if model._source == "plain":
@@ -92,7 +92,7 @@ class RbmEvidence:
         Of an image, where outputs are pixels and inputs too.
     errors : OutputErrors
     occlusion : dict of int to OutputErrors
-        By the side of the square that is gone; empty where rows are no images.
+        By the side of the square that is gone; empty where rows are not images.
     """
 
     n_rows: int

@@ -289,7 +289,7 @@ class CompressiveMBN(StreamedEstimator):
         check_is_fitted(self)
         rows, outputs = self._pairs(X, y, "X", reset=False)
         off, first, second = 0.0, np.zeros(outputs.n_features), 0.0
-        # Around one of them, lest the variance drown in the squares.
+        # Around one of them, so that the variance is not lost in the squares.
         origin = outputs.read_x(0, 1).astype(np.float64)[0]
         for a in range(0, len(rows), SCORE_ROWS):
             b = min(a + SCORE_ROWS, len(rows))

@@ -140,7 +140,7 @@ class CapsuleIncremental(OnlineCapsule):
         )
 
     def _restarted(self, state: IncrementalState, ended: np.ndarray) -> IncrementalState:  # type: ignore[override]
-        """Contributions of another threshold are void: the totals of these members are gathered anew."""
+        """Contributions of another threshold are void: the totals of these members are gathered again."""
         state = super()._restarted(state, ended)
         rows = np.repeat(ended, self.em.members.dims.sum(axis=1))[:, None]
         return replace(
