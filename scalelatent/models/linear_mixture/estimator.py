@@ -792,22 +792,32 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         self._check_params()
         return self._learn_rows(X, y) if hasattr(self, "_fitted") else self.fit(X)
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(
+        self,
+        X: Any,
+        *,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
+    ) -> Any:
         """Best component of each row.
 
         Parameters
         ----------
-        X : Dataset or array-like, shape (n, features)
+        X, out, client, overwrite, callbacks
+            As in :meth:`transform`.
 
         Returns
         -------
-        ndarray of int, shape (n,)
+        ndarray of int32, shape (n,); a lazy array for a dask array; with ``out`` a Dataset of one column
 
         Examples
         --------
         See the class.
         """
-        return self.encode(X)[1]
+        found = self._map(X, "components", out, client, overwrite, callbacks)
+        return found if out is not None else found[:, 0]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Posterior of each component.

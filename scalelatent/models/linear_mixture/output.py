@@ -18,6 +18,8 @@ from scalelatent.models.linear_mixture.model.recognise import PancakeRows, proba
 from scalelatent.reductions.moments import NonFiniteError
 
 DENSE = ("ppca", "factor-analysis")
+# Outputs that are those of one sub-class.
+OF_ONE = ("components", "codes", "reconstructions")
 # Of soft assignments of densities: scores are -2 log of theirs.
 _UNIT = 1.0
 
@@ -99,8 +101,8 @@ class MixtureRows:
     fitted : Fitted
     what : str
         "probabilities" of classes, "classes" the same with labels for a dataset; "scores" of classes, the
-        smaller the better; "latents", scores of all sub-classes; "codes": the sub-class, then the code;
-        "reconstructions"; "shares" of sub-classes; "log-likelihood".
+        smaller the better; "latents", scores of all sub-classes; "components": the best; "codes": that, then the
+        code; "reconstructions"; "shares" of sub-classes; "log-likelihood".
     label : int
         Class whose sub-classes give codes and reconstructions; -1: the best of all.
     n_candidates : int
@@ -125,6 +127,8 @@ class MixtureRows:
             return (len(f.priors),), "float32"
         if self.what == "latents":
             return (len(f.classes),), "float32"
+        if self.what == "components":
+            return (1,), "int32"
         if self.what == "codes":
             return (1 + f.pancakes.n_dims,), "float64"
         if self.what == "reconstructions":
@@ -136,7 +140,7 @@ class MixtureRows:
         f = self.fitted
         basis = None if f.basis is None else backend.asarray(f.basis, np.float32)
         rows = f.recogniser(self.n_candidates)
-        of_one = self.what in ("codes", "reconstructions") and self.label < 0 and f.frame is not None
+        of_one = self.what in OF_ONE and self.label < 0 and f.frame is not None
         if of_one or self.what in ("probabilities", "classes", "scores"):
             return backend, basis, rows.prepare(backend)
         if self.what in ("shares", "log-likelihood"):
@@ -159,8 +163,10 @@ class MixtureRows:
             if self.what == "scores":
                 return scores.astype(np.float32)
             return probabilities(scores, f.temperature)
-        if self.what in ("codes", "reconstructions"):
+        if self.what in OF_ONE:
             index = self._sub_classes(backend, scorer, x)
+            if self.what == "components":
+                return index[:, None].astype(np.int32)
             rows = np.asarray(backend.to_host(x), dtype=np.float64)
             codes = density.codes(f.pancakes, f.likelihood, rows, index)
             if self.what == "codes":

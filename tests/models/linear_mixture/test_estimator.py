@@ -112,7 +112,7 @@ def test_tangent_distance_and_smoothing(digits):
 
 
 @pytest.mark.parametrize("likelihood", ["error", "code-cost", "ppca", "factor-analysis"])
-def test_density(digits, likelihood):
+def test_density(digits, tmp_path, likelihood):
     d = density(likelihood=likelihood, assignment="soft").fit(digits.x)
     found = d.score_samples(digits.test_x)
     assert np.isfinite(found).all()
@@ -127,7 +127,11 @@ def test_density(digits, likelihood):
     np.testing.assert_allclose(filled[:, seen], digits.test_x[:, seen], atol=1e-5)
     rest = digits.test_x[:, ~seen]
     assert ((filled[:, ~seen] - rest) ** 2).mean() < 0.9 * rest.var(axis=0).mean()
-    assert d.predict(digits.test_x).shape == (797,)
+    found = d.predict(digits.test_x)
+    np.testing.assert_array_equal(found, d.encode(digits.test_x)[1])
+    np.testing.assert_array_equal(
+        d.predict(digits.test_x, out=tmp_path / "x.zarr").read_x(0, 797)[:, 0], found
+    )
 
 
 @pytest.mark.parametrize("likelihood", ["error", "ppca", "factor-analysis"])
