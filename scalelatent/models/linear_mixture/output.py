@@ -101,8 +101,8 @@ class MixtureRows:
     fitted : Fitted
     what : str
         "probabilities" of classes, "classes" the same with labels for a dataset; "scores" of classes, the
-        smaller the better; "latents", scores of all sub-classes; "components": the best; "codes": that, then the
-        code; "reconstructions"; "shares" of sub-classes; "log-likelihood".
+        smaller the better; "latents", scores of all sub-classes; "components": the best; "codes": that, then
+        the code; "reconstructions"; "shares" of sub-classes; "log-likelihood".
     label : int
         Class whose sub-classes give codes and reconstructions; -1: the best of all.
     n_candidates : int
