@@ -321,5 +321,5 @@ def test_attach_gives_up_a_job_that_its_scheduler_has_forgotten(
     job = make()
     folder = RunFolder.create(job.job.out, job)
     folder.begin("queued", submitted=time.time(), scheduler=cluster.scheduler.address)
-    with pytest.raises(RunError, match=r"it does not know the job; was it started anew.*scalelatent resume"):
+    with pytest.raises(RunError, match=r"it does not know the job; was it restarted.*scalelatent resume"):
         control.follow(folder, poll=0.05)
