@@ -172,9 +172,7 @@ def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Securit
         with open_client(state["scheduler"], security) as client:
             found = ask_scheduler(client, task_state, key_of(state["id"], state["starts"]))
             if found in (None, "erred"):
-                trouble = (
-                    "it does not know the job; was it restarted?" if found is None else "it gave it up"
-                )
+                trouble = "it does not know the job; was it restarted?" if found is None else "it gave it up"
     except (JobError, RunError) as error:
         trouble = str(error)
     if trouble and folder.read_state()["state"] == "queued":
