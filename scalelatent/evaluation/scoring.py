@@ -99,7 +99,14 @@ class Scorer:
         raise NotImplementedError
 
 
-class _Rows(Callback):
+def refuse_unknown(metrics: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse a metric that a scorer does not have, naming the nearest."""
+    for name in metrics:
+        if name not in known:
+            raise JobError(f"unknown metric {name!r}; {nearest(name, known)}")
+
+
+class RowsTold(Callback):
     """Tells the progress of a pass, whatever its name, as that of a stage."""
 
     def __init__(self, told: Told) -> None:
@@ -114,7 +121,7 @@ class _Predicted(Scorer):
     """Of a model with ``predict``, whose ``score`` is a share of right ones."""
 
     def test_scores(self, model: Any, dataset: Dataset, progress: Told) -> dict[str, Any]:
-        accuracy = float(model.score(dataset, callbacks=_Rows(progress)))
+        accuracy = float(model.score(dataset, callbacks=RowsTold(progress)))
         return {"accuracy": accuracy, "error": round(1.0 - accuracy, 12)}
 
 
@@ -133,9 +140,7 @@ class ClassScorer(_Predicted):
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         metrics = ("accuracy", "error") if metrics is None else metrics
-        for name in metrics:
-            if name not in self.metrics:
-                raise JobError(f"unknown metric {name!r}; {nearest(name, self.metrics)}")
+        refuse_unknown(metrics, self.metrics)
         where = dataset.url or "the data"
         _check(model, dataset, where)
         classes = np.asarray(model.classes_)

@@ -6,20 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalelatent.data import Dataset
-from scalelatent.engine.callbacks import Callback
-from scalelatent.errors import JobError, nearest
 from scalelatent.evaluation.clustering import Progress
-from scalelatent.evaluation.scoring import Scorer, Told
-
-
-class _Rows(Callback):
-    """Tells the progress of the pass."""
-
-    def __init__(self, told: Told) -> None:
-        self._told = told
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        self._told(info["rows_done"], info["rows_total"])
+from scalelatent.evaluation.scoring import RowsTold, Scorer, Told, refuse_unknown
 
 
 class CompressionScorer(Scorer):
@@ -37,10 +25,8 @@ class CompressionScorer(Scorer):
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         metrics = ("compression",) if metrics is None else metrics
-        for name in metrics:
-            if name not in self.metrics:
-                raise JobError(f"unknown metric {name!r}; {nearest(name, self.metrics)}")
-        score = model.score(dataset, callbacks=() if progress is None else _Rows(progress))
+        refuse_unknown(metrics, self.metrics)
+        score = model.score(dataset, callbacks=() if progress is None else RowsTold(progress))
         return {name: {"score": score, "compression": 1.0 - score}[name] for name in metrics}
 
     def test_scores(self, model: Any, dataset: Dataset, progress: Told) -> dict[str, Any]:
