@@ -6,12 +6,13 @@ from scalelatent.contract.kinds import Kind
 
 from .kernels import KERNELS
 
-KIND = Kind(
-    "hcn",
-    estimator="scalelatent.models.hcn.estimator:HierarchicalCompositionalNetwork",
-    parameters="scalelatent.models.hcn.parameters:PARAMETERS",
-    kernels=KERNELS,
-    warm="scalelatent.models.hcn",
-    scorer="scalelatent.models.hcn.scoring:CompressionScorer",
+KINDS = (
+    Kind(
+        "hcn",
+        estimator="scalelatent.models.hcn.estimator:HierarchicalCompositionalNetwork",
+        parameters="scalelatent.models.hcn.parameters:PARAMETERS",
+        kernels=KERNELS,
+        warm="scalelatent.models.hcn",
+        scorer="scalelatent.models.hcn.scoring:CompressionScorer",
+    ),
 )
-KINDS: tuple[Kind, ...] = ()

@@ -121,6 +121,16 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     References
     ----------
     M. Lázaro-Gredilla et al., "Hierarchical compositional feature learning", arXiv:1611.02252 (2016).
+
+    Examples
+    --------
+    >>> from scalelatent.data import make_images
+    >>> letters = make_images("memory://doc-hcn", "letters", 300, alphabet="AKSTX", overwrite=True)
+    >>> m = HierarchicalCompositionalNetwork([(6, (8, 6))], random_state=0).fit(letters)
+    >>> m.weights_[0].shape, bool(m.compression_ < 0.6)
+    ((6, 1, 8, 6), True)
+    >>> m.transform(letters[:10]).shape
+    (10, 17, 19, 6)
     """
 
     _kind = "hcn"

@@ -4,5 +4,21 @@ from __future__ import annotations
 
 from scalelatent.contract.kinds import Kind
 
-# Not listed yet: no report, no warm kernels.
-KINDS: tuple[Kind, ...] = ()
+from .kernels import KERNELS
+
+KINDS = (
+    Kind(
+        "linear_mixture",
+        estimator="scalelatent.models.linear_mixture.estimator:LinearMixtureClassifier",
+        parameters="scalelatent.models.linear_mixture.parameters:PARAMETERS",
+        kernels=KERNELS,
+        warm="scalelatent.models.linear_mixture",
+    ),
+    Kind(
+        "linear_density",
+        estimator="scalelatent.models.linear_mixture.estimator:LinearMixture",
+        parameters="scalelatent.models.linear_mixture.parameters:DENSITY_PARAMETERS",
+        kernels=KERNELS,
+        warm="scalelatent.models.linear_mixture",
+    ),
+)

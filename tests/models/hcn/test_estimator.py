@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,44 +11,15 @@ from numpy.testing import assert_array_equal
 from sklearn.utils.estimator_checks import check_estimator
 
 import scalelatent as sl
-from scalelatent.contract.kinds import known_kinds, load, own_kinds
+from scalelatent.contract.kinds import find_kind, load
 from scalelatent.errors import DataError, JobError, PlanError, RunError
 from scalelatent.estimators.base import StreamedEstimator
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn import KIND
 from scalelatent.models.hcn import fit as fitting
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 from tests.models.hcn.cases import overlap
 
 pytestmark = pytest.mark.filterwarnings("ignore:no message was at rest")
-
-
-def register() -> Callable[[], None]:
-    """What tells a process of the kind: workers, which may not find this file, get it by value."""
-
-    def call() -> None:
-        import scalelatent.models as models
-        from scalelatent.contract.kinds import known_kinds, own_kinds
-        from scalelatent.models.hcn import KIND
-
-        if KIND not in models.KINDS:
-            models.KINDS = (*models.KINDS, KIND)
-        own_kinds.cache_clear()
-        known_kinds.cache_clear()
-
-    return call
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    import scalelatent.models as models
-
-    monkeypatch.setattr(models, "KINDS", models.KINDS)
-    register()()
-    yield
-    monkeypatch.undo()
-    own_kinds.cache_clear()
-    known_kinds.cache_clear()
 
 
 SMALL = {"layers": [(3, (3, 2))], "p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-3, "random_state": 3}
@@ -341,7 +311,6 @@ def test_a_cluster_learns_the_same(tmp_path: Any) -> None:
 
     stored = sl.Dataset.from_arrays(X).save(tmp_path / "x.zarr")
     with start_cluster(2) as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
-        client.run(register())
         for params in (
             {"n_chains": 2, "chain_batches": 2, "warmup_rows": 20},
             {"online": False, "damping": 0.5, "n_epochs": 3},
@@ -353,7 +322,7 @@ def test_a_cluster_learns_the_same(tmp_path: Any) -> None:
 
 def test_runs_are_scored_by_compression() -> None:
     m, seen = network().fit(X), []
-    scorer = load(KIND.scorer)()
+    scorer = load(find_kind("hcn").scorer)()
     found = scorer.score(m, sl.Dataset.from_arrays(X), progress=lambda done, of: seen.append(done / of))
     assert found == {"compression": pytest.approx(m.compression_)}
     assert seen[-1] == 1

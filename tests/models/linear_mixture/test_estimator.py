@@ -15,16 +15,12 @@ from sklearn.datasets import load_digits
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from scalelatent import Dataset, load_model
-from scalelatent.contract import kinds
-from scalelatent.contract.kinds import Kind
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, PlanError
 from scalelatent.models.linear_mixture.estimator import LinearMixture, LinearMixtureClassifier
-from scalelatent.models.linear_mixture.kernels import KERNELS
 from tests.models.linear_mixture.cases import made_rows
 from tests.models.linear_mixture.test_engine import usps
 
-HERE = "scalelatent.models.linear_mixture"
 ENGINE = {"block_rows": 128, "leaf_rows": 256}
 SMALL: dict[str, Any] = {"n_dims": 4, "max_iter": 4, "random_state": 0, "n_jobs": 1}
 WEIGHTS = "a fit starts from a sample of the rows, and a row of weight 2 is one of them"
@@ -32,24 +28,6 @@ PROBABILITIES = "takes whatever has predict_proba for a classifier"
 OF_WEIGHTS = {f"check_sample_weight_equivalence_on_{form}_data": WEIGHTS for form in ("dense", "sparse")}
 OF_DENSITIES = {f"check_estimator_sparse_{form}": PROBABILITIES for form in ("array", "matrix")}
 LEARNED = ("means_", "bases_", "variances_", "noise_", "weights_", "component_classes_")
-
-
-@pytest.fixture(autouse=True)
-def _kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kinds that the package does not list yet."""
-    own = dict(kinds.own_kinds())
-    for name, shell, table in (
-        ("linear_mixture", "LinearMixtureClassifier", "PARAMETERS"),
-        ("linear_density", "LinearMixture", "DENSITY_PARAMETERS"),
-    ):
-        own[name] = Kind(
-            name,
-            estimator=f"{HERE}.estimator:{shell}",
-            parameters=f"{HERE}.parameters:{table}",
-            kernels=KERNELS,
-        )
-    monkeypatch.setattr(kinds, "own_kinds", lambda: own)
-    monkeypatch.setattr(kinds, "known_kinds", lambda: own)
 
 
 @pytest.fixture(scope="module")
