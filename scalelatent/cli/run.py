@@ -159,8 +159,7 @@ def _summary(folder: Any) -> dict[str, Any]:
         keys = [key for key in keys if key not in ("train_error", "validation_error")]
     keys += [
         "mean_member_validation_error",
-        "test_error",
-        "test_nmi",
+        *(key for key in state if key.startswith("test_") and key != "test_accuracy"),
         "seconds",
         "peak_worker_bytes",
         "quarantined_shards",

@@ -78,9 +78,18 @@ def scorer_of(model: Any) -> Scorer:
 
 
 class Scorer:
-    """What is computed of a fitted model and labelled rows; a `Kind` names one."""
+    """What is computed of a fitted model and labelled rows; a `Kind` names one.
+
+    Attributes
+    ----------
+    metrics : tuple of str
+        What ``score`` knows.
+    headline : tuple of str
+        Test scores that the state of a run tells; its event ``scored`` has all.
+    """
 
     metrics: tuple[str, ...] = ()
+    headline: tuple[str, ...] = ("error", "accuracy", "nmi")
 
     def score(
         self,

@@ -54,10 +54,6 @@ __all__ = [
 ]
 
 
-SCORES = ("test_error", "test_accuracy", "test_nmi")
-"""What the state of a run tells of its test rows; the event ``scored`` has all that was found."""
-
-
 @dataclass
 class RunResult:
     """What a finished run gives."""
@@ -234,9 +230,10 @@ def _steps(
             from scalelatent.evaluation.scoring import scorer_of  # compiled kernels come with it
 
             told = _begin_stage(callbacks, "scoring", data.test)
-            scores = scorer_of(estimator).test_scores(estimator, data.test, told)
+            scorer = scorer_of(estimator)
+            scores = scorer.test_scores(estimator, data.test, told)
+            result.scores |= {f"test_{name}": scores[name] for name in scorer.headline if name in scores}
             found = {f"test_{name}": value for name, value in scores.items()}
-            result.scores |= {key: found[key] for key in SCORES if key in found}
             folder.event("scored", test_rows=len(data.test), **{**result.scores, **found})
         _report(result, data, _begin_stage(callbacks, "report", data.shown))
     request.check()

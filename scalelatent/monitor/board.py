@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .messages import AFTER_FIT, ERRORS, clip, number, number_or_none, part_of, pool_of, span_text
+from .messages import AFTER_FIT, ERRORS, MEASURED, clip, number, number_or_none, part_of, pool_of, span_text
 from .times import time_text
 
 __all__ = ["Board", "Curve", "JobView", "Rate"]
 
-COLUMNS = ("objective", *ERRORS, "rows_per_s", "mb_per_s", "nu", "round")
+COLUMNS = ("objective", *ERRORS, *MEASURED, "rows_per_s", "mb_per_s", "nu", "round")
 ENDED = ("done", "failed", "cancelled")
 # A driver tells something every few seconds; after this time without a word a job counts as silent.
 SILENT_SECONDS = 60.0
@@ -403,7 +403,7 @@ class JobView:
             "part": self.part or None,
             "pass": self.record.get("pass"),
             "max_passes": self.limit,
-            **{key: self.record.get(key) for key in ("objective", *ERRORS, "nu")},
+            **{key: self.record.get(key) for key in ("objective", *ERRORS, *MEASURED, "nu")},
             "rows_per_s": rate or (None if running else self.record.get("rows_per_s")),
             "mb_per_s": (self.byte_rate.at(now) / 1e6 if rate else None) or None,
             "rows_done": int(self.rows_done),

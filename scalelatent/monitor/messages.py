@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 __all__ = [
-    "AFTER_FIT", "ERRORS", "TOPIC", "clip", "natural", "number", "number_or_none", "part_of", "pool_of",
-    "scalars", "span_text",
+    "AFTER_FIT", "ERRORS", "MEASURED", "TOPIC", "clip", "natural", "number", "number_or_none", "part_of",
+    "pool_of", "scalars", "span_text",
 ]  # fmt: skip
 
 TOPIC = "scalelatent"
@@ -17,6 +17,9 @@ SPAN_FIELDS = ("stage", "pass", "part", "span")
 
 ERRORS = ("train_error", "validation_error", "mean_member_train_error", "mean_member_validation_error")
 """Errors of a record; the last two of ensembles alone, whose members each solve a problem of their own."""
+
+MEASURED = ("weights_on", "weights_changed", "rows_at_rest")
+"""Other measurements of a record that are told, where it has them: two counts and a share."""
 
 AFTER_FIT = ("saving", "scoring", "report")
 """Stages of a job that follow on its fit."""

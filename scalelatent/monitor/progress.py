@@ -15,7 +15,7 @@ from rich.text import Text
 
 from scalelatent.engine.callbacks import COMPILING, Callback, in_notebook
 
-from .messages import AFTER_FIT, ERRORS, part_of
+from .messages import AFTER_FIT, ERRORS, MEASURED, part_of
 
 __all__ = ["ProgressDisplay", "describe", "duration", "fit_display"]
 
@@ -43,6 +43,10 @@ def describe(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key in ERRORS:
         if record.get(key) is not None:
             shown.append((key.replace("_", " "), f"{100 * record[key]:.2f} %"))
+    for key in MEASURED:
+        if record.get(key) is not None:
+            share = f"{100 * record[key]:.2f} %"
+            shown.append((key.replace("_", " "), share if key == "rows_at_rest" else f"{record[key]:,}"))
     for key in ("nu", "round"):
         if record.get(key) is not None:
             shown.append((key, f"{record[key]:g}"))

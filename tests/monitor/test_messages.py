@@ -28,6 +28,8 @@ def test_words() -> None:
     assert [duration(s) for s in (4.21, 75, 7384)] == ["4.2 s", "1 min 15 s", "2 h 03 min"]
     told = describe({"pass": 3, "objective": 0.51234, "train_error": 0.125})
     assert told == [("pass", "3"), ("objective", "0.51234"), ("train error", "12.50 %")]
+    told = describe({"weights_on": 1200, "weights_changed": None, "rows_at_rest": 0.9})
+    assert told == [("weights on", "1,200"), ("rows at rest", "90.00 %")]
 
 
 def test_times_are_written_in_one_form_and_read_in_two() -> None:

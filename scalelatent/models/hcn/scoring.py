@@ -14,6 +14,7 @@ class CompressionScorer(Scorer):
     """Of images, which need no labels."""
 
     metrics = ("compression", "score")
+    headline = ("compression",)
 
     def score(
         self,

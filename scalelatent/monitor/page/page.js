@@ -238,7 +238,8 @@
     const out = [
       fact("Pass", count(job.pass), known(job.max_passes) ? `of at most ${count(job.max_passes)}` : ""),
       fact("Objective", figure(job.objective)),
-      fact("Validation error", percent(job.validation_error), errorNote(job)),
+      known(job.weights_on) ? fact("Weights on", count(job.weights_on), known(job.weights_changed) ? `${count(job.weights_changed)} changed sign` : "")
+        : fact("Validation error", percent(job.validation_error), errorNote(job)),
       fact("Rows/s", count(job.rows_per_s)),
       fact("Read", known(job.mb_per_s) ? figure(+job.mb_per_s.toPrecision(3)) : "–", known(job.mb_per_s) ? "MB/s" : ""),
       live ? fact("Time left", known(job.seconds_left) ? duration(job.seconds_left) : "–", known(job.seconds_left) && !AFTER_FIT.includes(job.stage) ? "at most" : "")
@@ -274,8 +275,10 @@
     if (!curve) return null;
     const against = `against ${curve.axis === "steps" ? "steps" : "passes"}`;
     return el("div", { class: "charts" },
-      chart("Objective", against, curve, [{ key: "objective", name: "objective", color: BLUE }], figure, figure, { rounds: true }),
-      chart("Error", "", curve, [{ key: "validation_error", name: "validation", color: BLUE },
+      curve.weights_on && !curve.objective ? null : chart("Objective", against, curve, [{ key: "objective", name: "objective", color: BLUE }], figure, figure, { rounds: true }),
+      curve.weights_on ? chart("Weights", "", curve, [{ key: "weights_on", name: "on", color: BLUE },
+        { key: "weights_changed", name: "changed sign", color: GREY }], count, short, { floor: 0 }) : null,
+      curve.weights_on ? null : chart("Error", "", curve, [{ key: "validation_error", name: "validation", color: BLUE },
         { key: "train_error", name: "training", color: GREY },
         { key: "mean_member_validation_error", name: "mean member, validation", color: AMBER },
         { key: "mean_member_train_error", name: "mean member, training", color: GREY }], percent, (value) => `${figure(+(100 * value).toPrecision(6))} %`, { rounds: true }),

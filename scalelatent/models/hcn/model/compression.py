@@ -47,9 +47,11 @@ class DescriptionLength:
         return Wants(block_rows=self.decoder.block_rows, scratch=(0, self.decoder.row_bytes))
 
     def layout(self) -> Layout:
-        """Rows, known pixels, ones and errors among them; of each feature the places and what it explains."""
+        """Rows, those at rest, known pixels, ones and errors among them; of each feature the places and what
+        it explains.
+        """
         n = (self.decoder.layer.n_features,)
-        names = ("rows", "known", "ones", "errors")
+        names = ("rows", "at_rest", "known", "ones", "errors")
         return Layout((*((name, ()) for name in names), ("placed", n), ("explained", n)))
 
     def flops_per_row(self) -> float:
@@ -67,7 +69,9 @@ class DescriptionLength:
         here = rows % self.every == 0
         if here.any():
             evidence = decoder.layer.evidence_in(block)[here]
-            count(decoder, evidence, decoder.places(evidence, rows[here], backend), backend, stats)
+            s, moved = decoder.decode(evidence, rows[here], backend)
+            stats["at_rest"][...] += (moved == 0).sum()
+            count(decoder, evidence, s, backend, stats)
 
 
 @dataclass(frozen=True)

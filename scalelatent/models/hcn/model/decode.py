@@ -58,12 +58,17 @@ class Decoder:
 
     def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> np.ndarray:
         """S, uint8 (rows, HS, WS, F): what is believed, improved feature by feature."""
-        s = np.empty((len(rows), *self.layer.places), np.uint8)
+        return self.decode(evidence, rows, backend)[0]
+
+    def decode(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> tuple[np.ndarray, np.ndarray]:
+        """As :meth:`places`; trees of each row that moved last."""
+        s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
             part = slice(a, a + self.block_rows)
-            s[part] = self.beliefs(evidence[part], rows[part], backend)[0] > 0
+            beliefs, moved[part] = self.beliefs(evidence[part], rows[part], backend)
+            s[part] = beliefs > 0
         improve = backend.kernel("hcn_improve")  # on the host, whatever the device
-        return improve(evidence, s, self.weights, -float(self.layer.prior))
+        return improve(evidence, s, self.weights, -float(self.layer.prior)), moved
 
     def layers(self, s: np.ndarray, backend: Any) -> np.ndarray:
         """How many features lie over each pixel, int32 (rows, channels, height, width)."""

@@ -48,6 +48,8 @@ class EvidenceState:
         And in the epoch before.
     compression, best : float
         Of the validation rows: last, and the least so far; NaN and infinity before they were looked at.
+    rest : float
+        Share of the validation rows that came to rest; NaN before.
     iteration, steps, rows, stale : int
         Epochs, steps, rows of the epoch, epochs since the best one.
     """
@@ -58,6 +60,7 @@ class EvidenceState:
     last_changed: int = 0
     compression: float = float("nan")
     best: float = float("inf")
+    rest: float = float("nan")
     iteration: int = 0
     steps: int = 0
     rows: int = 0
@@ -201,18 +204,22 @@ class EvidenceLearner:
     def validated(self, state: EvidenceState, stats: Stats) -> EvidenceState:
         """Take in what the validation rows said."""
         found = compression(self.layer, state.beliefs > 0, stats)
-        if found < state.best:
-            return replace(state, compression=found, best=found, stale=-1)
-        return replace(state, compression=found)
+        state = replace(state, compression=found, rest=float(stats["at_rest"] / stats["rows"]))
+        return replace(state, best=found, stale=-1) if found < state.best else state
 
     def summary(self, state: EvidenceState) -> dict[str, float | int | None]:
-        """Weights that are on, and that changed sign in the epoch."""
+        """Weights that are on, and that changed sign in the epoch; of validation rows the compression, which
+        is the objective, and the share at rest.
+        """
         on = int((state.beliefs > 0).sum())
+        known = None if np.isnan(state.compression) else state.compression
         return {
+            "objective": known,
             "weights_on": on,
             "weights_changed": state.changed if state.rows else state.last_changed,
             "share_on": on / state.beliefs.size,
-            "compression": None if np.isnan(state.compression) else state.compression,
+            "compression": known,
+            "rows_at_rest": None if np.isnan(state.rest) else state.rest,
         }
 
     def is_done(self, state: EvidenceState) -> bool:
