@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -153,7 +154,9 @@ def _model_schema() -> dict[str, Any]:
 
 def _parameter_schema(parameter: Parameter) -> dict[str, Any]:
     found = _allowed_schema(parameter.allowed) | {"description": parameter.doc}
-    return found if parameter.default is None else found | {"default": parameter.default}
+    if parameter.default is None:
+        return found
+    return found | {"default": json.loads(json.dumps(parameter.default))}  # JSON has no tuples
 
 
 def _allowed_schema(allowed: Allowed) -> dict[str, Any]:

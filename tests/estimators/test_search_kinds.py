@@ -15,6 +15,9 @@ from scalelatent import (
     CapsuleRegression,
     ConditionalRBM,
     Dataset,
+    HierarchicalCompositionalNetwork,
+    LinearMixture,
+    LinearMixtureClassifier,
     MultilayerBootstrapNetwork,
     Search,
 )
@@ -25,13 +28,19 @@ from scalelatent.search.candidates import find_folds
 from tests.estimators.crbm_cases import Pair
 from tests.helpers import InterruptAt, Log
 
-Arrays = tuple[np.ndarray, np.ndarray]
+Arrays = tuple[np.ndarray, Any]
 CAPSULE = CapsuleRegression(max_iter=4, nu_schedule=None, random_state=0, n_jobs=1)
 RBM = ConditionalRBM(n_hidden=4, n_epochs=2, learning_rate=0.3, random_state=0, n_jobs=1)
 NETWORK = MultilayerBootstrapNetwork(n_clusterings=50, n_classes=4, k1=20, random_state=0, n_jobs=1)
+PARTS = HierarchicalCompositionalNetwork([(3, (3, 2))], n_epochs=2, random_state=0, n_jobs=1)
+DENSITY = LinearMixture(n_components=4, n_dims=2, max_iter=3, random_state=0, n_jobs=1)
+MIXTURE = LinearMixtureClassifier(n_components=2, n_dims=2, max_iter=3, random_state=0, n_jobs=1)
 KIND_CASES: dict[str, tuple[Any, dict[str, list[Any]]]] = {
     "capsule": (CAPSULE, {"capsule_dim": [1, 3]}),
     "crbm": (RBM, {"learner": ["cd", "mle-bp"]}),
+    "hcn": (PARTS, {"p_weight": [0.1, 0.3]}),
+    "linear_density": (DENSITY, {"n_dims": [1, 4]}),
+    "linear_mixture": (MIXTURE, {"n_dims": [1, 4]}),
     "mbn": (NETWORK, {"feature_fraction": [0.2, 0.8]}),
 }
 
@@ -40,7 +49,19 @@ KIND_CASES: dict[str, tuple[Any, dict[str, list[Any]]]] = {
 def rows(digits: Arrays, pair: Pair) -> dict[str, Arrays]:
     """What each kind learns and is scored on."""
     few = digits[0][:200], digits[1][:200] % 4
-    return {"capsule": few, "crbm": pair, "mbn": few}
+    images = few[0].reshape(-1, 8, 8) > 7, None
+    return {
+        "capsule": few,
+        "crbm": pair,
+        "hcn": images,
+        "linear_density": (few[0], None),
+        "linear_mixture": few,
+        "mbn": few,
+    }
+
+
+def some(y: np.ndarray | None, rows: Any) -> np.ndarray | None:
+    return None if y is None else y[rows]
 
 
 def test_every_kind_of_a_job_is_searched_here() -> None:
@@ -57,13 +78,13 @@ def test_a_search_is_the_fits_and_scores_alone(kind: str, rows: dict[str, Arrays
     for i, value in enumerate(values):
         for k, (train, test) in enumerate(cv.split(x)):
             train, test = np.sort(train), np.sort(test)
-            alone = clone(base).set_params(**{name: value}).fit(x[train], y[train])
+            alone = clone(base).set_params(**{name: value}).fit(x[train], some(y, train))
             if kind == "mbn":
                 from scalelatent.evaluation.output_scores import score_clusters
 
                 expected = score_clusters(alone, Dataset.from_arrays(x[test], y[test]))["nmi"]
             else:
-                expected = alone.score(x[test], y[test])
+                expected = alone.score(x[test], some(y, test))
             assert found[f"split{k}_test_score"][i] == pytest.approx(expected, abs=1e-12)
     mean = found["mean_test_score"]
     np.testing.assert_allclose(mean, (found["split0_test_score"] + found["split1_test_score"]) / 2)
@@ -77,7 +98,7 @@ def test_a_search_is_the_fits_and_scores_alone(kind: str, rows: dict[str, Arrays
     whole = clone(base).set_params(**search.best_params_).fit(x, y)
     np.testing.assert_array_equal(search.transform(x), whole.transform(x))
     assert search.refit_time_ > 0
-    assert (search.n_splits_, search.n_features_in_) == (2, x.shape[1])
+    assert (search.n_splits_, search.n_features_in_) == (2, whole.n_features_in_)
     assert hasattr(search, "predict") == hasattr(base, "predict")
 
 
@@ -85,12 +106,12 @@ def test_a_search_is_the_fits_and_scores_alone(kind: str, rows: dict[str, Arrays
 def test_validation_rows_make_the_best_candidate_the_result(kind: str, rows: dict[str, Arrays]) -> None:
     base, grid = KIND_CASES[kind]
     x, y = rows[kind]
-    held = x[120:], y[120:]
-    search = Search(base, grid).fit(x[:120], y[:120], validation=held)
+    held = x[120:], some(y, slice(120, None))
+    search = Search(base, grid).fit(x[:120], some(y, slice(120)), validation=held)
     assert search.n_splits_ == 1
     assert not hasattr(search, "refit_time_")
     alone = clone(base).set_params(**search.best_params_)
-    alone.fit(x[:120], y[:120], **({} if kind == "mbn" else {"validation": held}))
+    alone.fit(x[:120], some(y, slice(120)), **({"validation": held} if base._validates else {}))
     np.testing.assert_array_equal(search.best_estimator_.transform(x), alone.transform(x))
     assert search.score(*held) == pytest.approx(search.best_score_)
 

@@ -147,7 +147,7 @@ def test_unknown_kind():
 
     with pytest.raises(JobError, match="capsul"):
         find_kind("capsul")
-    with pytest.raises(JobError, match=r"there are: capsule, crbm, mbn$"):
+    with pytest.raises(JobError, match=r"there are: capsule, crbm, hcn, linear.*, mbn$"):
         find_kind("xyz")
 
 
