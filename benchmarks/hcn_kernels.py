@@ -78,7 +78,11 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
     s, beliefs = (aligned(a.shape, np.int32) for a in before)
     states = [tuple(a.copy() for a in before) for _ in range(2)]
     kept = {
-        damping: (*(a.copy() for a in before), *(np.zeros((1, IMAGES, 1, room), np.int16) for _ in range(2)))
+        damping: (
+            *(a.copy() for a in before),
+            *(np.zeros((1, IMAGES, 1, room), np.int16) for _ in range(2)),
+            np.zeros((1, IMAGES, 1, size * size, window[0]), np.uint8),
+        )
         for damping in (1.0, 0.8)
     }
     begun = [a.copy() for a in kept[1.0]]
@@ -90,7 +94,7 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
         sweeps.sweep(evidence, order, *state)
 
     def first_sweep() -> None:
-        for a, b in zip(begun, (*before, 0, 0), strict=True):
+        for a, b in zip(begun, (*before, 0, 0, 0), strict=True):
             a[...] = b
         sweeps.sweep_messages(evidence, order, *begun, 1.0)
 
@@ -148,7 +152,7 @@ def instructions() -> dict[str, dict[str, int]]:
     out = {}
     for dispatcher, types in jit._entries["hcn"]:
         name = dispatcher.py_func.__name__
-        if name in ("sweep", "_sweep_messages", "_decode"):
+        if name in ("_sweep", "_sweep_messages", "_decode"):
             fresh = numba.njit(**jit.DEFAULTS | {"cache": False})(dispatcher.py_func)
             fresh.compile(tuple(types))
             (text,) = fresh.inspect_asm().values()

@@ -49,7 +49,7 @@ def check_sweep(gpu, shape) -> None:
 
 def check_messages(gpu, shape, damping: float) -> None:
     evidence, order, s, w = draw_sweep(2, *shape)
-    want = [s.copy(), w.copy(), no_messages(evidence, w), no_messages(evidence, w)]
+    want = [s.copy(), w.copy(), *no_messages(evidence, w)]
     found = [gpu.cupy.asarray(a.copy()) for a in want]
     for _ in range(2):
         wanted = reference.sweep_messages(evidence, order, *want, damping)

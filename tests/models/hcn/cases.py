@@ -50,9 +50,15 @@ def is_pool(*values: int) -> float:
 
 
 def draw_sweep(
-    seed: int, chains: int, images: int, image: tuple[int, int, int], window: tuple[int, int], n_features: int
+    seed: int,
+    chains: int,
+    images: int,
+    image: tuple[int, int, int],
+    window: tuple[int, int],
+    n_features: int,
+    place: float = -300,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Evidence (some of it missing), orders, beliefs of S and of W: whole units."""
+    """Evidence (some of it missing), orders, beliefs of S (their mean: ``place``) and of W: whole units."""
     rng = np.random.default_rng(seed)
     n_channels, height, width = image
     h, w = window
@@ -60,17 +66,19 @@ def draw_sweep(
     evidence = np.where(rng.random(pixels) < 0.3, 1300, -1100) * (rng.random(pixels) > 0.1)
     n = images * n_channels * height * width
     order = np.stack([rng.permutation(n) for _ in range(chains)])
-    s = rng.normal(-300, 300, size=(chains, images, height - h + 1, width - w + 1, n_features))
+    s = rng.normal(place, 300, size=(chains, images, height - h + 1, width - w + 1, n_features))
     weights = rng.normal(-150, 300, size=(chains, n_channels, h, w, n_features))
     return (
         evidence.astype("i4"), order.astype("i4"), np.rint(s).astype("i4"), np.rint(weights).astype("i4")
     )  # fmt: skip
 
 
-def no_messages(evidence: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Room for one message of each pair, zero."""
-    size = message_room(evidence.shape[3:], w.shape[2:4], w.shape[4])
-    return np.zeros((*evidence.shape[:3], size), np.int16)
+def no_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
+    """Room for messages to S and W of each pair, and for which lines have one to W; zero."""
+    images, channels, sides = evidence.shape[:2], evidence.shape[2], evidence.shape[3:]
+    size = message_room(sides, w.shape[2:4], w.shape[4])
+    to_s, to_w = (np.zeros((*images, channels, size), np.int16) for _ in range(2))
+    return [to_s, to_w, np.zeros((*images, channels, int(np.prod(sides)), w.shape[2]), np.uint8)]
 
 
 class Kernels(HostBackend):

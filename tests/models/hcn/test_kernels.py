@@ -27,9 +27,14 @@ SHAPES = [
 ]
 
 
+# Mean belief of a place: all runs of pairs are looked at, some, hardly any.
+PLACES = [-300, -900, -2000]
+
+
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sweep(shape) -> None:
-    evidence, order, s, w = draw_sweep(1, *shape)
+def test_sweep(shape, place) -> None:
+    evidence, order, s, w = draw_sweep(1, *shape, place)
     for _ in range(3):
         want_s, want_w = s.astype("f8"), w.astype("f8")
         reference.sweep(evidence, order, want_s, want_w)
@@ -38,23 +43,38 @@ def test_sweep(shape) -> None:
         assert_array_equal(w, want_w)
 
 
-@pytest.mark.parametrize("damping", [1.0, 0.8, 0.3])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_sweep_with_messages(shape, damping) -> None:
-    evidence, order, s, w = draw_sweep(2, *shape)
-    want = [s.astype("f8"), w.astype("f8"), no_messages(evidence, w), no_messages(evidence, w)]
-    found = [s, w, no_messages(evidence, w), no_messages(evidence, w)]
+def check_messages(sweep, shape, damping, place) -> None:
+    evidence, order, s, w = draw_sweep(2, *shape, place)
+    want = [s.astype("f8"), w.astype("f8"), *no_messages(evidence, w)]
+    found = [s, w, *no_messages(evidence, w)]
     for _ in range(5):
-        moved = sweeps.sweep_messages(evidence, order, *found, damping)
+        moved = sweep(evidence, order, *found, damping)
         assert_array_equal(moved, reference.sweep_messages(evidence, order, *want, damping))
         for a, b in zip(found, want, strict=True):
             assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("n_sweeps", [1, 10])
+@pytest.mark.parametrize(("damping", "place"), [*zip([1.0, 0.8, 0.3], PLACES, strict=True)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_decode(shape, n_sweeps) -> None:
-    evidence, _, s, w = draw_sweep(3, *shape)
+def test_sweep_with_messages(shape, damping, place) -> None:
+    check_messages(sweeps.sweep_messages, shape, damping, place)
+
+
+def forgetting_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
+    """Messages to weights that no place gives any more stay as they are."""
+    held[...] = 0
+    return sweeps.sweep_messages(evidence, order, s, w, to_s, to_w, held, damping)
+
+
+def test_messages_to_weights_are_taken_back() -> None:
+    with pytest.raises(AssertionError):
+        check_messages(forgetting_messages, SHAPES[1], 1.0, -900)
+
+
+@pytest.mark.parametrize(("n_sweeps", "place"), [*zip([1, 10, 10], PLACES, strict=True)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decode(shape, n_sweeps, place) -> None:
+    evidence, _, s, w = draw_sweep(3, *shape, place)
     order = shuffled(0, "test", 0, np.arange(len(s[0])), evidence[0, 0].size)
     want = s[0].astype("f8")
     moved = reference.decode(evidence[0], order, want, w[0] > 0, n_sweeps)
@@ -75,7 +95,7 @@ def test_placements(shape) -> None:
 
 def test_beliefs_are_priors_and_messages_after_many_updates() -> None:
     evidence, _, s, w = draw_sweep(5, 1, 2, (2, 6, 7), (3, 2), 5)
-    priors, messages = (s.copy(), w.copy()), (no_messages(evidence, w), no_messages(evidence, w))
+    priors, messages = (s.copy(), w.copy()), no_messages(evidence, w)
     for epoch in range(1000):
         order = shuffled(0, "test", epoch, np.zeros(1), evidence.size)
         sweeps.sweep_messages(evidence, order, s, w, *messages, 0.7)
@@ -84,7 +104,7 @@ def test_beliefs_are_priors_and_messages_after_many_updates() -> None:
     for index in range(evidence.size):
         of = reference.windows(index, evidence[0], sums[0][0], sums[1][0])[1:]
         n, a, y, x = np.unravel_index(index, evidence[0].shape)
-        for part, m in zip(of, messages, strict=True):
+        for part, m in zip(of, messages[:2], strict=True):
             run = m[0, n, a, begins[y * 7 + x] : begins[y * 7 + x + 1]]
             part += run.reshape(part.shape)
     assert_array_equal(s, sums[0])

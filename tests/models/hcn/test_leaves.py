@@ -25,10 +25,10 @@ def test_many_sweeps_a_visit_are_visits_of_few() -> None:
         leaf, more = visit(layer, leaf, evidence, beliefs, 0, 7, n, 0.8, BACKEND)
         beliefs += more
     assert_array_equal(beliefs, start + change)
-    for name in ("s", "to_s", "to_w"):
+    for name in ("s", "to_s", "to_w", "held"):
         assert_array_equal(getattr(leaf, name), getattr(whole, name))
     assert leaf.sweeps == whole.sweeps == 6
-    assert leaf_bytes(layer, 4) == leaf.s.nbytes + leaf.to_s.nbytes + leaf.to_w.nbytes
+    assert leaf_bytes(layer, 4) == sum(a.nbytes for a in (leaf.s, leaf.to_s, leaf.to_w, leaf.held))
 
 
 def test_bars_are_found_in_one_image() -> None:

@@ -82,11 +82,13 @@ __device__ __forceinline__ int message(int other, int g) {
 }
 
 // Messages to a thread's pairs of a tree. KEPT of a pair are stored; where it is one, weights are fixed. Returns
-// whether a stored message has changed.
+// whether a stored message has changed; of each run held says whether its weights have messages.
 template <int KEPT>
 __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, short* to_s, short* to_w,
-                                       float damping) {
+                                       unsigned char* held, float damping) {
     const int pairs = tree.rows * tree.run;
+    if (KEPT == 2)  // set again after the sum, which has a barrier
+        for (int row = threadIdx.x; row < tree.rows; row += THREADS) held[row] = 0;
     int total = 0, first = LEAST, second = LEAST;
     for (int k = threadIdx.x; k < pairs; k += THREADS) {
         const int row = k / tree.run, at = k - row * tree.run;
@@ -127,6 +129,7 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
             change = static_cast<int>(rintf(damping * static_cast<float>(change)));
             to_w[k] = static_cast<short>(old_w + change);
             changed |= change != 0;
+            if (old_w + change) held[row] = 1;
         }
         if (change) weight += change;
     }
@@ -136,7 +139,8 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
 // Trees of the images of one thread block, in order; how many of them moved.
 template <int KEPT>
 __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, const int* order, int pixels, int* s,
-                                    int* w, short* to_s, short* to_w, int room, const int* begins, float damping) {
+                                    int* w, short* to_s, short* to_w, unsigned char* held, int room, const int* begins,
+                                    float damping) {
     const int plane = shape.height * shape.width, places = shape.high * shape.wide * shape.features;
     int moved = 0;
     for (int p = 0; p < pixels; ++p) {
@@ -147,7 +151,8 @@ __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, con
         const Tree tree = tree_of(shape, channel, pixel / shape.width, pixel % shape.width);
         const size_t kept = KEPT ? static_cast<size_t>(layer) * room + begins[pixel] : 0;
         const bool changed = update<KEPT>(tree, b, s + static_cast<size_t>(image) * places, w, to_s + kept,
-                                          to_w + (KEPT == 2 ? kept : 0), damping);
+                                          to_w + (KEPT == 2 ? kept : 0),
+                                          held + (KEPT == 2 ? static_cast<size_t>(index) * shape.h : 0), damping);
         if (KEPT)
             moved += __syncthreads_count(changed) != 0;  // also: all beliefs are written
         else
@@ -162,19 +167,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
     const size_t chain = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
     walk<0>(shape, evidence + chain * pixels, order + chain * pixels, pixels, s + chain * images * places,
-            weights + chain * channels * h * w * features, nullptr, nullptr, 0, nullptr, 1.0f);
+            weights + chain * channels * h * w * features, nullptr, nullptr, nullptr, 0, nullptr, 1.0f);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     hcn_sweep_messages(const int* evidence, const int* order, int pixels, int images, int channels, int height,
                        int width, int h, int w, int features, int* s, int* weights, short* to_s, short* to_w,
-                       int room, const int* begins, float damping, int* moved) {
+                       unsigned char* held, int room, const int* begins, float damping, int* moved) {
     const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
     const size_t chain = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
     const size_t messages = chain * images * channels * room;
     const int count =
         walk<2>(shape, evidence + chain * pixels, order + chain * pixels, pixels, s + chain * images * places,
-                weights + chain * channels * h * w * features, to_s + messages, to_w + messages, room, begins, damping);
+                weights + chain * channels * h * w * features, to_s + messages, to_w + messages,
+                held + chain * pixels * h, room, begins, damping);
     if (threadIdx.x == 0) moved[chain] = count;
 }
 
@@ -186,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     int count = 0;
     for (int sweep = 0; sweep < sweeps; ++sweep) {
         count = walk<1>(shape, evidence + row * pixels, order + row * pixels, pixels, s + row * places, weights,
-                        to_s + row * channels * room, nullptr, room, begins, 1.0f);
+                        to_s + row * channels * room, nullptr, nullptr, room, begins, 1.0f);
         if (count == 0) break;
     }
     if (threadIdx.x == 0) moved[row] = count;

@@ -114,6 +114,7 @@ def sweep_messages(
     w: np.ndarray,
     to_s: np.ndarray,
     to_w: np.ndarray,
+    held: np.ndarray,
     damping: float,
 ) -> np.ndarray:
     """All trees of some images once, in order, with their messages of the sweep before.
@@ -124,6 +125,9 @@ def sweep_messages(
         See :func:`sweep`.
     to_s, to_w : ndarray of int16, shape (chains, images, channels, pairs)
         Messages, changed in place; those of a pixel lie together, see :func:`~.windows.starts`.
+    held : ndarray of uint8, shape (chains, images, channels, height * width, h)
+        Of each line of a pixel's window whether ``to_w`` has a message that is not 0; changed in place.
+        Few do, and kernels need not read the others.
     damping : float
         Weight of the new message.
 
@@ -154,6 +158,8 @@ def sweep_messages(
                 changed |= bool((new != old).any())
                 old[...] = new
                 belief[...] = rest + new.reshape(rest.shape)
+            lines = len(of_s)
+            held[k, n, a, pixel, :lines] = (olds[1].reshape(lines, -1) != 0).any(axis=1)
             moved[k] += changed
     return moved
 

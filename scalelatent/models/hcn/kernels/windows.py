@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 
@@ -19,6 +21,23 @@ def starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) ->
     ]
     sizes = np.multiply.outer(*map(np.array, counts)).ravel() * n_features
     return np.concatenate([[0], np.cumsum(sizes)])
+
+
+@functools.lru_cache(maxsize=16)
+def trees(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
+    """Of each pixel's tree: runs, pairs of a run, bytes to the first of S, of a channel's W, of the messages;
+    int64 (pixels, 5), read-only.
+    """
+    (height, width), (h, w) = image, feature
+    begins, out = starts(image, feature, n_features), np.empty((height, width, 5), np.int64)
+    for y, x in np.ndindex(height, width):
+        (r, i), (c, j) = window(y, h, height - h + 1), window(x, w, width - w + 1)
+        s = (r.start * (width - w + 1) + c.start) * n_features
+        weights = (i.start * w + j.start) * n_features
+        begin = begins[y * width + x]
+        out[y, x] = r.stop - r.start, (c.stop - c.start) * n_features, 4 * s, 4 * weights, 2 * begin
+    out.setflags(write=False)
+    return out.reshape(height * width, 5)
 
 
 def pairs_of(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:

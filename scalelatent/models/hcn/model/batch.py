@@ -28,6 +28,8 @@ class LeafMessages:
         Beliefs of S, in units: the prior and all messages to S.
     to_s, to_w : ndarray of int16, shape (images, channels, pairs and room)
         Messages of the trees to S and W, in units.
+    held : ndarray of uint8, shape (images, channels, height * width, h)
+        Which lines of a pixel's window have a message to W that is not 0.
     sweeps : int
         Sweeps done.
     moved : int
@@ -37,6 +39,7 @@ class LeafMessages:
     s: np.ndarray
     to_s: np.ndarray
     to_w: np.ndarray
+    held: np.ndarray
     sweeps: int = 0
     moved: int = -1
 
@@ -46,14 +49,16 @@ def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
     channels, height, width = layer.image
     room = message_room((height, width), layer.window, layer.n_features)
     to_s, to_w = (np.zeros((n_rows, channels, room), np.int16) for _ in range(2))
-    return LeafMessages(layer.no_places(n_rows), to_s, to_w)
+    held = np.zeros((n_rows, channels, height * width, layer.window[0]), np.uint8)
+    return LeafMessages(layer.no_places(n_rows), to_s, to_w, held)
 
 
 def leaf_bytes(layer: FeatureLayer, n_rows: int) -> int:
     """Bytes of a leaf."""
     channels, height, width = layer.image
     room = message_room((height, width), layer.window, layer.n_features)
-    return n_rows * (4 * channels * room + 4 * int(np.prod(layer.places)))
+    held = layer.n_pixels * layer.window[0]
+    return n_rows * (4 * channels * room + 4 * int(np.prod(layer.places)) + held)
 
 
 def visit(
@@ -87,16 +92,16 @@ def visit(
     """
     evidence = backend.xp.asarray(evidence[None])
     s, w = (backend.xp.asarray(a[None]).copy() for a in (leaf.s, beliefs))
-    to_s, to_w = (backend.xp.asarray(a[None]).copy() for a in (leaf.to_s, leaf.to_w))
+    kept = [backend.xp.asarray(a[None]).copy() for a in (leaf.to_s, leaf.to_w, leaf.held)]
     kernel, row, moved, done = backend.kernel("hcn_sweep_messages"), np.array([first_row]), -1, leaf.sweeps
     for done in range(leaf.sweeps + 1, leaf.sweeps + n_sweeps + 1):
         order = backend.xp.asarray(shuffled(seed, "hcn sweep", done - 1, row, evidence[0].size))
-        moved = int(backend.to_host(kernel(evidence, order, s, w, to_s, to_w, damping))[0])
+        moved = int(backend.to_host(kernel(evidence, order, s, w, *kept, damping))[0])
         if not moved:
             break
     change = backend.to_host(w)[0] - beliefs
-    s, to_s, to_w = (backend.to_host(a)[0] for a in (s, to_s, to_w))
-    return LeafMessages(s, to_s, to_w, done, moved), change
+    s, to_s, to_w, held = (backend.to_host(a)[0] for a in (s, *kept))
+    return LeafMessages(s, to_s, to_w, held, done, moved), change
 
 
 def learn_leaf(

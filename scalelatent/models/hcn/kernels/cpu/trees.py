@@ -7,12 +7,17 @@ general rule asks for is not needed, and what is left gives the same number:
   which nothing changes: so the sum is exact wherever it matters, however large the tree.
 - b > 0: the sum does not matter, a pair gets g = min(b, max(0, -largest of the others)).
 
-The first pass finds that sum, or the largest two; the second gives each pair its messages. Where g is the
-same for all pairs (nothing lies over the pixel yet) no pair is asked for its own value again.
+The first pass finds that sum, or the largest two; the second gives each pair its messages.
+
+Few places are near to being on, so most runs are quiet: no place of theirs is above 0 (above -b where b > 0).
+A quiet run adds nothing to the sum, and no value that matters to the largest two; its pairs all get one g,
+and its weights no message. So the first pass reads only its places, the second only its weights, and neither
+the messages to its weights: a byte of each run says whether one of them is not zero.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,10 +25,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent.kernels.vectors import F32, I16, I64, LANES, Vectors
+from scalelatent.kernels.vectors import I8, I16, I64, LANES, Vectors
 
 _SHORTS = ir.VectorType(I16, LANES)
+_BITS = ir.IntType(LANES)  # a bit for each lane
 LEAST = -(2**29)  # a place or weight that does not exist; two of them can be added
+HELD, LIVE = 1, 2  # of a run: its weights have messages; it is not quiet
 
 Values = list[Any]
 
@@ -43,15 +50,33 @@ class _Code(Vectors):
         """t of a pair."""
         return self.min(self.b.add(s, w), self.min(s, w))
 
-    def where(self, condition: Any, before: Sequence[Any], body: Callable[[], Values]) -> Values:
-        """body() if condition, else what was before."""
+    def lanes_of(self, mask: Any) -> Any:
+        """A mask as bits."""
+        return self.b.bitcast(mask, _BITS)
+
+    def any(self, bits: Any) -> Any:
+        """Whether a bit is set."""
+        return self.b.icmp_signed("!=", bits, _BITS(0))
+
+    def where(
+        self,
+        condition: Any,
+        body: Callable[[], Values],
+        other: Callable[[], Values] | None = None,
+        before: Sequence[Any] = (),
+    ) -> Values:
+        """body() if condition, else other(), or what was before."""
         b = self.b
         entry, inside, done = b.block, b.append_basic_block("some"), b.append_basic_block("all")
-        b.cbranch(condition, inside, done)
+        outside = b.append_basic_block("none") if other else done
+        b.cbranch(condition, inside, outside)
         b.position_at_end(inside)
-        new = body()
-        last = b.block
+        new, last = body(), b.block
         b.branch(done)
+        if other:
+            b.position_at_end(outside)
+            before, entry = other(), b.block
+            b.branch(done)
         b.position_at_end(done)
         out = [b.phi(value.type) for value in before]
         for phi, old, value in zip(out, before, new, strict=True):
@@ -61,92 +86,148 @@ class _Code(Vectors):
 
 
 class _Pairs:
-    """A vector of pairs of a tree: what they hold, and their new messages."""
+    """A vector of pairs of a run: what they hold, and their new messages."""
 
-    def __init__(self, code: _Code, spots: Values, mask: Any) -> None:
-        self.code, self.spots, self.mask = code, spots, mask
-        self.beliefs = [self._belief(spot) for spot in spots[:2]]
-        self._raw = [code.load(spot, 0, _SHORTS) for spot in spots[2:]]
-        self.old = [code.b.sext(raw, code.ints) for raw in self._raw]
+    def __init__(self, code: _Code, spots: Values, i: Any, mask: Any, damping: Any = None) -> None:
+        self.code, self.mask, self._damping = code, mask, damping
+        sizes = [4, 4, 2, 2]
+        self._spots = [
+            code.b.add(spot, code.b.mul(i, I64(size))) for spot, size in zip(spots, sizes, strict=False)
+        ]
+        self._found: dict[int, Any] = {}
 
-    def _belief(self, spot: Any) -> Any:
-        if self.mask is None:
-            return self.code.load(spot, 0, self.code.ints)
-        found = self.code.bits(self.code.load(spot, mask=self.mask))
-        return self.code.b.select(self.mask, found, self.code.integer(LEAST))
+    def belief(self, which: int) -> Any:
+        """Of the places (0) or weights (1)."""
+        if which not in self._found:
+            code = self.code
+            if self.mask is None:
+                found = code.load(self._spots[which], 0, code.ints)
+            else:
+                found = code.bits(code.load(self._spots[which], mask=self.mask))
+                found = code.b.select(self.mask, found, code.integer(LEAST))
+            self._found[which] = found
+        return self._found[which]
 
-    @property
-    def cavity(self) -> tuple[Any, ...]:
-        """Beliefs of place and weight without the messages of this tree."""
-        rest = [self.code.b.sub(x, m) for x, m in zip(self.beliefs, self.old, strict=False)]
-        return tuple(rest + self.beliefs[len(rest) :])
+    def old(self, which: int) -> Any:
+        """Messages of the sweep before; None where none is kept."""
+        if 2 + which >= len(self._spots):
+            return None
+        return self.code.b.sext(self._kept(which), self.code.ints)
 
-    def change(self, which: int, new: Any, damping: Any) -> Any:
-        """By how much a message changes."""
+    def _kept(self, which: int) -> Any:
+        if 2 + which not in self._found:
+            self._found[2 + which] = self.code.load(self._spots[2 + which], 0, _SHORTS)
+        return self._found[2 + which]
+
+    def cavity(self, which: int) -> Any:
+        """Beliefs without the messages of this tree."""
+        belief, old = self.belief(which), self.old(which)
+        return belief if old is None else self.code.b.sub(belief, old)
+
+    def send(self, new: dict[int, Any]) -> Values:
+        """Take in messages to places (0) and weights (1). As bits: which pairs have others than before, and
+        which weights have one that is not 0.
+        """
         code, b = self.code, self.code.b
-        if which >= len(self.old):
-            return new
-        change = b.sub(new, self.old[which])
-        if damping is None:
+        if self.old(0) is None:
+            for which, message in new.items():
+                self._add(which, message)
+            return [_BITS(0), _BITS(0)]
+        changes = {which: b.sub(message, self.old(which)) for which, message in new.items()}
+
+        def held() -> Any:
+            return self._unlike_zero(self._kept(1)) if 1 in new else _BITS(0)
+
+        def write() -> Values:
+            moved = _BITS(0)
+            for which, change in changes.items():
+                change = self._damped(change)
+                self._add(which, change)
+                self._keep(which, change)
+                moved = b.or_(moved, self._unlike_zero(change))
+            return [moved, held()]
+
+        # After some sweeps few messages change: those of most vectors need not be written again.
+        bits = functools.reduce(b.or_, (self._unlike_zero(change) for change in changes.values()))
+        return code.where(code.any(bits), write, before=[_BITS(0), held()])
+
+    def _unlike_zero(self, x: Any) -> Any:
+        b, kind = self.code.b, x.type
+        found = b.icmp_signed("!=", x, ir.Constant(kind, [0] * kind.count))
+        return self.code.lanes_of(found if self.mask is None else b.and_(found, self.mask))
+
+    def _damped(self, change: Any) -> Any:
+        if self._damping is None:
             return change
-        step = b.fmul(damping, b.sitofp(change, code.vec))
+        code, b = self.code, self.code.b
+        step = b.fmul(self._damping, b.sitofp(change, code.vec))
         return b.fptosi(code.call("rint", step), code.ints)
 
-    def moves(self, changes: Values) -> Any:
-        """Which pairs have another message than before: a mask."""
-        b, bits = self.code.b, changes[0]
-        for change in changes[1:]:
-            bits = b.or_(bits, change)
-        moved = b.icmp_signed("!=", bits, self.code.integer(0))
-        return moved if self.mask is None else b.and_(moved, self.mask)
-
-    def send(self, which: int, change: Any) -> None:
-        """Take in a message."""
-        code, b = self.code, self.code.b
-        belief = b.add(self.beliefs[which], change)
+    def _add(self, which: int, change: Any) -> None:
+        belief = self.code.b.add(self.belief(which), change)
         if self.mask is not None:
-            belief = b.bitcast(belief, code.vec)
-        code.store(belief, self.spots[which], mask=self.mask)
-        if which < len(self.old):
-            raw = b.add(self._raw[which], b.trunc(change, _SHORTS))
-            if self.mask is not None:
-                raw = b.select(self.mask, raw, self._raw[which])
-            code.store(raw, self.spots[2 + which])
+            belief = self.code.b.bitcast(belief, self.code.vec)
+        self.code.store(belief, self._spots[which], mask=self.mask)
+
+    def _keep(self, which: int, change: Any) -> None:
+        raw = self.code.b.add(self._kept(which), self.code.b.trunc(change, _SHORTS))
+        if self.mask is not None:
+            raw = self.code.b.select(self.mask, raw, self._kept(which))
+        self.code.store(raw, self._spots[2 + which])
+        self._found[2 + which] = raw
 
 
-def _walk(code: _Code, tree: Values, start: Values, body: Callable[[_Pairs, Values], Values]) -> Values:
-    """Over the vectors of a tree, with values that are carried along.
-
-    A tree is (runs, pairs of a run, bytes from run to run of S and of W, where S, W and the messages begin).
+class _Tree:
+    """Runs of a tree: (runs, pairs of a run, bytes from run to run of S and of W, where S, W, the messages
+    kept and a byte of each run begin).
     """
-    b, (rows, n, s_step, w_step, *begins) = code.b, tree
-    sizes = [I64(4), I64(4), I64(2), I64(2)][: len(begins)]
-    steps = [s_step, w_step, *[b.mul(n, I64(2))] * 2][: len(begins)]
-    left = b.srem(n, I64(LANES))
-    last, whole = code.first(left), b.sub(n, left)
 
-    def run(_: Any, values: Values) -> Values:
-        spots, carried = values[: len(begins)], values[len(begins) :]
+    def __init__(self, code: _Code, tree: Values) -> None:
+        self.code = code
+        self.rows, self.n, *steps = tree[:4]
+        self.spots, b = tree[4:], code.b
+        double = b.mul(self.n, I64(2))
+        self.steps = [*steps, *[double] * (len(self.spots) - 3), I64(1)]
+        left = b.srem(self.n, I64(LANES))
+        self.some, self.last, self.whole = (
+            b.icmp_signed("!=", left, I64(0)),
+            code.first(left),
+            b.sub(self.n, left),
+        )
+
+    def walk(self, start: Values, body: Callable[[Values, Any, Values], Values]) -> Values:
+        """Over the runs, with values that are carried along: body(spots, the run's byte, values)."""
+        code, b, n = self.code, self.code.b, len(self.spots)
+
+        def run(_: Any, values: Values) -> Values:
+            spots, carried = values[:n], values[n:]
+            found = body(spots[:-1], code.at(spots[-1], 0, I8), carried)
+            return [*(b.add(spot, step) for spot, step in zip(spots, self.steps, strict=True)), *found]
+
+        return code.loop(I64(0), self.rows, I64(1), [*self.spots, *start], run, may_be_empty=True)[n:]
+
+    def pairs(
+        self, spots: Values, start: Values, body: Callable[[_Pairs, Values], Values], damping: Any = None
+    ) -> Values:
+        """Over the vectors of a run, with values that are carried along."""
+        code = self.code
 
         def part(i: Any, mask: Any, carried: Values) -> Values:
-            here = [b.add(spot, b.mul(i, size)) for spot, size in zip(spots, sizes, strict=True)]
-            return body(_Pairs(code, here, mask), carried)
+            return body(_Pairs(code, spots, i, mask, damping), carried)
 
-        step, some = I64(LANES), b.icmp_signed("!=", left, I64(0))
-        found = code.loop(I64(0), whole, step, carried, lambda i, now: part(i, None, now), may_be_empty=True)
-        found = code.where(some, found, lambda: part(whole, last, found))
-        return [*(b.add(spot, step) for spot, step in zip(spots, steps, strict=True)), *found]
-
-    found = code.loop(I64(0), rows, I64(1), [*begins, *start], run, may_be_empty=True)
-    return found[len(begins) :]
+        found = code.loop(
+            I64(0), self.whole, I64(LANES), start, lambda i, now: part(i, None, now), may_be_empty=True
+        )
+        return code.where(self.some, lambda: part(self.whole, self.last, found), before=found)
 
 
 def _inline(
-    n_spots: int, n_numbers: int, result: Any, code_of: Callable[[_Code, Values, Values, Any], Any]
+    n_kept: int, n_numbers: int, result: Any, code_of: Callable[[_Code, _Tree, Values, Any], Any]
 ) -> Any:
     """A function of a tree and some int32 numbers for numba's kernels; and a damping."""
+    n_tree = 7 + n_kept
     arguments = (
-        types.UniTuple(types.int64, 4 + n_spots),
+        types.UniTuple(types.int64, n_tree),
         types.UniTuple(types.int32, n_numbers),
         types.float32,
     )
@@ -154,9 +235,10 @@ def _inline(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tree, numbers = (
             [builder.extract_value(pack, i) for i in range(count)]
-            for pack, count in zip(args[:2], (4 + n_spots, n_numbers), strict=True)
+            for pack, count in zip(args[:2], (n_tree, n_numbers), strict=True)
         )
-        found = code_of(_Code(builder), tree, numbers, args[2])
+        code = _Code(builder)
+        found = code_of(code, _Tree(code, tree), numbers, args[2])
         if isinstance(result, types.UniTuple):
             return context.make_tuple(builder, result, found)
         return context.get_dummy_value() if result is types.void else found
@@ -167,97 +249,102 @@ def _inline(
     return intrinsic(typed)
 
 
-def _look_off(code: _Code, tree: Values, numbers: Values, _: Any) -> Any:
-    """What the pairs add up to, each at most -b."""
-    b, zero, most = code.b, code.integer(0), code.spread(numbers[0])
+def _look(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
+    """What the pairs add up to, each at most -b; or the largest and second largest t, equal where two are, of
+    the runs that are not quiet.
+    """
 
-    def body(pairs: _Pairs, carried: Values) -> Values:
-        t = code.both(*pairs.cavity)
-        return [b.add(carried[0], code.min(code.max(t, zero), most))]
+    def code_of(code: _Code, tree: _Tree, numbers: Values, _: Any) -> Any:
+        b, zero, most = code.b, code.integer(0), code.spread(numbers[0])
+        least = code.integer(2 * LEAST)
+        limit = b.sub(zero, most) if on else zero
 
-    return code.fold(_walk(code, tree, [zero], body)[0], b.add)
+        def value(pairs: _Pairs, carried: Values) -> Values:
+            t = code.both(pairs.cavity(0), pairs.cavity(1))
+            if not on:
+                return [b.add(carried[0], code.min(code.max(t, zero), most))]
+            first, second = carried
+            return [code.max(first, t), code.max(second, code.min(first, t))]
+
+        def run(spots: Values, byte: Any, carried: Values) -> Values:
+            top = tree.pairs(spots, [least], lambda pairs, now: [code.max(now[0], pairs.cavity(0))])[0]
+            live = code.any(code.lanes_of(b.icmp_signed(">", top, limit)))
+            found = code.where(live, lambda: tree.pairs(spots, carried, value), before=carried)
+            told = b.select(live, I8(LIVE), I8(0))
+            b.store(b.or_(b.load(byte), told) if n_kept == 2 else told, byte)
+            return found
+
+        if not on:
+            return code.fold(tree.walk([zero], run)[0], b.add)
+
+        def join(x: Values, y: Values) -> Values:
+            second = code.max(code.min(x[0], y[0]), code.max(x[1], y[1]))
+            return [code.max(x[0], y[0]), second]
+
+        return code.fold_together(tree.walk([least, least], run), join)
+
+    return code_of
 
 
-def _look_on(code: _Code, tree: Values, numbers: Values, _: Any) -> Values:
-    """The largest and second largest t; equal where two are."""
-
-    def join(x: Values, y: Values) -> Values:
-        second = code.max(code.min(x[0], y[0]), code.max(x[1], y[1]))
-        return [code.max(x[0], y[0]), second]
-
-    def body(pairs: _Pairs, carried: Values) -> Values:
-        t, (first, second) = code.both(*pairs.cavity), carried
-        return [code.max(first, t), code.max(second, code.min(first, t))]
-
-    least = code.integer(2 * LEAST)
-    return code.fold_together(_walk(code, tree, [least, least], body), join)
-
-
-def _tell(on: bool, even: bool, n_kept: int) -> Callable[[_Code, Values, Values, Any], Any]:
+def _tell(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
     """Messages to the places and weights of all pairs; whether one of those that are kept has changed.
 
     Where one message is kept, it alone is sent: weights are fixed.
     """
 
-    def code_of(code: _Code, tree: Values, numbers: Values, damping: Any) -> Any:
+    def code_of(code: _Code, tree: _Tree, numbers: Values, damping: Any) -> Any:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
-        lanes = ir.IntType(LANES)  # a bit for each
+        # x for all but the largest (z), which get y; or x is -(b + sum), y is -b.
+        most = x if on else code.max(x, zero)
+        damping = code.spread(damping) if n_kept == 2 else None
 
-        def body(pairs: _Pairs, carried: Values, damping: Any) -> Values:
-            s, w = pairs.cavity
-            size = x  # |g|
-            if not even:
-                t = code.both(s, w)
-                if on:  # x for all but the largest, which get y
-                    size = b.select(b.icmp_signed("==", t, z), y, x)
-                else:  # x is -(b + sum), y is -b
-                    size = code.max(b.add(code.min(code.max(t, zero), y), x), zero)
-            changes = []
-            for which, other in ((0, w), (1, s))[: n_kept or 2]:
-                if on:
-                    new = code.min(code.max(b.add(other, size), zero), size)
-                else:
-                    new = b.sub(zero, code.min(code.max(other, zero), size))
-                changes.append(pairs.change(which, new, damping))
+        def message(other: Any, size: Any) -> Any:
+            """From |g|."""
+            if on:
+                return code.min(code.max(b.add(other, size), zero), size)
+            return b.sub(zero, code.min(code.max(other, zero), size))
 
-            def send() -> Values:
-                for which, change in enumerate(changes):
-                    pairs.send(which, change)
-                return []
+        def quiet(pairs: _Pairs, carried: Values) -> Values:
+            moved, _ = pairs.send({0: message(pairs.belief(1), most)})
+            return [b.or_(carried[0], moved), carried[1]]
 
-            if not n_kept:
-                send()
-                return carried
-            # After some sweeps few messages change: those of most vectors need not be written again.
-            moved = b.bitcast(pairs.moves(changes), lanes)
-            code.where(b.icmp_signed("!=", moved, lanes(0)), [], send)
-            return [b.or_(carried[0], moved)]
+        def live(pairs: _Pairs, carried: Values) -> Values:
+            s, w = pairs.cavity(0), pairs.cavity(1)
+            t = code.both(s, w)
+            if on:
+                size = b.select(b.icmp_signed("==", t, z), y, x)
+            else:
+                size = code.max(b.add(code.min(code.max(t, zero), y), x), zero)
+            new = {0: message(w, size)}
+            if n_kept != 1:
+                new[1] = message(s, size)
+            return [b.or_(old, bits) for old, bits in zip(carried, pairs.send(new), strict=True)]
 
-        def walk(damping: Any) -> Values:
-            start = [lanes(0)] if n_kept else []
-            return _walk(code, tree, start, lambda pairs, carried: body(pairs, carried, damping))
+        def run(spots: Values, byte: Any, carried: Values) -> Values:
+            start = [*carried, _BITS(0)]
+            asleep = b.icmp_signed("==", b.load(byte), I8(0))
+            found = code.where(
+                asleep,
+                lambda: tree.pairs(spots, start, quiet, damping),
+                lambda: tree.pairs(spots, start, live, damping),
+            )
+            if n_kept == 2:
+                b.store(b.select(code.any(found[1]), I8(HELD), I8(0)), byte)
+            return found[:1]
 
-        if n_kept == 2:
-            plain = b.fcmp_ordered("==", damping, ir.Constant(F32, 1.0))
-            found = code.where(plain, [lanes(0)], lambda: walk(None))
-            found = code.where(b.not_(plain), found, lambda: walk(code.spread(damping)))
-        else:
-            found = walk(None)
-        return b.icmp_signed("!=", found[0], lanes(0)) if n_kept else None
+        found = tree.walk([_BITS(0)], run)
+        return code.any(found[0]) if n_kept else None
 
     return code_of
 
 
 def tree_of(n_kept: int) -> tuple[Any, ...]:
-    """Both first passes, and second ones: off, off evenly, on, on evenly; of trees that keep so many."""
+    """Both first passes, off and on, and second ones; of trees that keep so many messages of a pair."""
     result = types.boolean if n_kept else types.void
-    spots = 2 + n_kept
-    tells = [
-        _inline(spots, 3, result, _tell(on, even, n_kept)) for on in (False, True) for even in (False, True)
-    ]
     return (
-        _inline(spots, 1, types.int32, _look_off),
-        _inline(spots, 1, types.UniTuple(types.int32, 2), _look_on),
-        *tells,
+        _inline(n_kept, 1, types.int32, _look(False, n_kept)),
+        _inline(n_kept, 1, types.UniTuple(types.int32, 2), _look(True, n_kept)),
+        _inline(n_kept, 3, result, _tell(False, n_kept)),
+        _inline(n_kept, 3, result, _tell(True, n_kept)),
     )
