@@ -148,6 +148,28 @@ def mnist(rows: slice = slice(None), part: str = "train") -> tuple[Any, Any]:
     return x[rows], y[rows]
 
 
+def usps(part: str = "train") -> tuple[Any, Any]:
+    """(images (n, 256) float32 in [0, 1], labels) of USPS from its HDF5 file."""
+    import h5py
+    import numpy as np
+
+    with h5py.File(data_folder() / "usps" / "usps.h5") as file:
+        return file[f"{part}/data"][:].astype(np.float32), file[f"{part}/target"][:].astype(np.int64)
+
+
+def mnist16(part: str = "train") -> tuple[Any, Any]:
+    """(images (n, 256) float32 in [0, 1], labels) of MNIST without its border of 2, averaged to 16 x 16."""
+    import numpy as np
+
+    x, y = mnist(part=part)
+    # Halves of a pixel: two to an old one, three to a new one.
+    average = (
+        np.repeat(np.eye(24, dtype="f4"), 2, axis=0).T @ np.repeat(np.eye(16, dtype="f4"), 3, axis=0) / 3
+    )
+    cut = x.reshape(-1, 28, 28)[:, 2:26, 2:26].astype(np.float32) / 255
+    return np.ascontiguousarray((average.T @ cut @ average).reshape(-1, 256)), y
+
+
 def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
     """(counts (n, terms) CSR uint16, leaf topics (n, topics) CSR, their names): the subset of RCV1-v2 on its
     commonest terms, without the documents that hold none of them.

@@ -1,0 +1,89 @@
+"""Mixtures of linear models of a million infinite digits, out of core on a local cluster:
+python benchmarks/linear_mixture_million.py FOLDER --components 10,20,50
+
+For each number of sub-classes a fit of the MNIST rows 0:50000 that the digits are made of, in this process,
+and one of the infinite digits on worker processes; errors of both on rows 50000:60000 and on the test set.
+The dataset is made in FOLDER once; an interrupted fit goes on where it stopped. --timings adds seconds, which
+need a machine without other work. Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from common import infinite_digits, parser, write_part
+
+import scalelatent as sl
+from scalelatent.deploy.probes import peak_bytes
+
+
+class Tell(sl.Callback):
+    """A line every five passes."""
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        if record["pass"] % 5 == 0:
+            print({k: record[k] for k in ("pass", "objective", "phase", "seconds")}, flush=True)
+
+
+def errors(model: Any, held: Any, test: Any) -> dict[str, float]:
+    """Of validation and test rows."""
+    return {
+        "validation_error": round(1 - model.score(held), 4),
+        "test_error": round(1 - model.score(test), 4),
+        "passes": model.n_iter_,
+    }
+
+
+def measure(k: int, train: Any, held: Any, test: Any, args: Any) -> dict[str, Any]:
+    """Both fits of k sub-classes a class."""
+    params = {"n_components": k, "n_dims": args.dims, "random_state": args.seed}
+    base = sl.open_dataset(args.folder / "train.zarr")[:50_000]
+    few = sl.LinearMixtureClassifier(n_jobs=args.workers, **params).fit(base, validation=held)
+    out: dict[str, Any] = {"rows": len(train), "of 50,000 rows": errors(few, held, test)}
+    print(k, out, flush=True)
+    run = args.folder / f"mixture-{len(train)}-{k}-{args.dims}"
+    begin = time.perf_counter()
+    with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
+        print(f"dashboard: {client.dashboard_link}", flush=True)
+        model = sl.LinearMixtureClassifier(**params)
+        resume = (run / "engine").exists()
+        model.fit(train, validation=held, run_dir=run, resume=resume, callbacks=[Tell()])
+        peaks = client.run(peak_bytes)
+    out["of all"] = errors(model, held, test) | {
+        "gb_read": round(sum(r["bytes_read"] for r in model.history_) / 1e9, 2),
+        "dataset_gb": round(train.nbytes / 1e9, 2),
+        "peak_worker_mib": round(max(peaks.values()) / 2**20),
+        "peak_driver_mib": round(peak_bytes() / 2**20),
+        "workers": args.workers,
+        "resumed": resume,
+    }
+    if args.timings:
+        out["of all"] |= {
+            "seconds": round(time.perf_counter() - begin, 1),
+            "median_seconds_a_pass": round(statistics.median(r["seconds"] for r in model.history_), 3),
+        }
+    print(k, out, flush=True)
+    return out
+
+
+def main() -> None:
+    """Each number of sub-classes by itself."""
+    arguments = parser(__doc__, "linear_mixture_million")
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("--rows", type=int, default=1_000_000)
+    arguments.add_argument("--components", default="10,20,50")
+    arguments.add_argument("--dims", type=int, default=12)
+    arguments.add_argument("--workers", type=int, default=2)
+    arguments.add_argument("--memory-limit", default="2GB")
+    arguments.add_argument("--timings", action="store_true")
+    args = arguments.parse_args()
+    train, held, test = infinite_digits(args.folder, args.rows, args.seed)
+    for k in map(int, args.components.split(",")):
+        write_part(args.out, f"k = {k}", args.seed, measure(k, train, held, test, args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,622 @@
+"""The paper's experiments on real digits: python benchmarks/linear_mixture_paper.py --parts choose_usps
+
+choose_DATA      settings by cross-validation of the training rows (MNIST: by rows 50000:60000 of them)
+table2_DATA      test errors of the chosen settings, nothing / light tangents / tangent distance, at 0 - 10 %
+                 rejects, beside nearest neighbours
+table1_DATA      tangents in clustering and recognition, by cross-validation; DATA also usps732 (732 rows)
+extensions_DATA  soft rows, code cost, noise of each sub-class and of each pixel
+dims_DATA        the paper's rule of 95 % of the variance beside other shares and fixed dimensions
+stepwise_DATA    stepwise EM of 1, 2 and 3 epochs beside batch EM
+figures_usps     the paper's Figures 1, 2 and 3
+
+DATA: usps; mnist16, MNIST cropped by 2 pixels and averaged to 16 x 16; mnist28. No setting is chosen on test
+rows. Errors are means over --seeds fits; p of two ways is that of a sign-flip test over rows. Needs
+SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from common import mnist, mnist16, parser, usps, write_part
+
+import scalelatent as sl
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.linear_mixture.fit import smoothing_matrix
+from scalelatent.models.linear_mixture.kernels.reference import GAMMA, Frame
+from scalelatent.models.linear_mixture.model.recognise import confidence, reject_curve
+from scalelatent.report.style import new_figure, write_png
+
+SIX = ("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal")
+PAPERS = SIX[:4]  # translation, rotation and scaling
+SEVEN = (*SIX, "thickness")
+REJECTS = (0.0, 0.01, 0.05, 0.1)
+FOLDS = 5
+HEAVY, LIGHT = 3.0, 0.3
+HELD = 10_000
+
+
+# -- rows ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def rows_of(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, labels) of the training or test part."""
+    if name.startswith("usps"):
+        x, y = usps(part)
+        return (x[: int(name[4:])], y[: int(name[4:])]) if name != "usps" and part == "train" else (x, y)
+    return mnist16(part) if name == "mnist16" else _unit(*mnist(part=part))
+
+
+def _unit(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return x.astype(np.float32) / 255, y
+
+
+def shape_of(name: str) -> tuple[int, int]:
+    """Height and width of the images."""
+    return (28, 28) if name == "mnist28" else (16, 16)
+
+
+def splits(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Iterable[tuple[Any, Any]]:
+    """(training, held) numbers of training rows: folds, or of MNIST its last 10,000."""
+    _, y = rows_of(name, "train")
+    if name.startswith("mnist") and not rows:
+        yield np.arange(len(y) - HELD), np.arange(len(y) - HELD, len(y))
+        return
+    order = np.random.default_rng((seed, 17)).permutation(len(y))[: rows or None]
+    for fold in np.array_split(order, folds):
+        yield np.setdiff1d(order, fold), np.sort(fold)
+
+
+# -- fits ----------------------------------------------------------------------------------------------------
+
+
+def fit(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int, **params: Any) -> Any:
+    """A classifier of these rows."""
+    params = {"image_shape": shape_of(name), "random_state": seed, "n_jobs": jobs} | params
+    return sl.LinearMixtureClassifier(**params).fit(x, y)
+
+
+def scores(model: Any, x: np.ndarray, moved: Frame | None = None) -> np.ndarray:
+    """Errors of classes, by tangent distance where tangents are given."""
+    model._fitted = replace(model._fitted, frame=moved)
+    return np.asarray(-model.decision_function(x), dtype=np.float64)
+
+
+def at_rejects(found: np.ndarray, y: np.ndarray, by: str = "ratio") -> list[float]:
+    """Error at each share of rejects, by the ratio of the two best classes or by the best error."""
+    certain = confidence(found) if by == "ratio" else -found.min(axis=1)
+    share, error = reject_curve(certain, found.argmin(axis=1) != y)
+    return [float(error[np.searchsorted(share, r)]) for r in REJECTS]
+
+
+def paired_p(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
+    """P of a sign-flip test over rows: wrong (seeds, rows) of two ways, NaN where a seed lacks a row."""
+    seen = ~np.isnan(a).all(axis=0)
+    gap = np.nanmean(a[:, seen] - b[:, seen], axis=0)
+    gap = gap[gap != 0]
+    if not len(gap):
+        return 1.0
+    rng, above = np.random.default_rng(0), 0
+    for _ in range(draws // 1000):
+        signs = rng.choice(np.array([-1.0, 1.0]), size=(1000, len(gap)))
+        above += int((np.abs(signs @ gap) >= abs(gap.sum()) - 1e-9).sum())
+    return float(f"{(above + 1) / (draws + 1):.2g}")
+
+
+def spread(values: Iterable[float]) -> dict[str, float]:
+    """Mean and standard deviation over seeds, as shares."""
+    given = np.array(list(values), dtype=float)
+    return {
+        "mean": round(float(given.mean()), 5),
+        "sd": round(float(given.std(ddof=1)), 5) if len(given) > 1 else 0.0,
+    }
+
+
+# -- choosing ------------------------------------------------------------------------------------------------
+
+
+class Search:
+    """Errors of settings on held-out training rows, kept in a file, so that a search goes on."""
+
+    def __init__(self, name: str, args: Any) -> None:
+        self.name, self.args = name, args
+        self.path = args.out.with_name(f"{args.out.stem}_{name}.partial.json")
+        self.known: dict[str, dict[str, float]] = (
+            json.loads(self.path.read_text()) if self.path.exists() else {}
+        )
+
+    def errors(self, **params: Any) -> dict[str, float]:
+        """Held-out error of a setting by both ways of recognition."""
+        params = {"tangents": SIX, "tangent_smoothing": 0.6, **params}
+        if self._key(params) not in self.known:
+            self._measure(params)
+        return self.known[self._key(params)]
+
+    @staticmethod
+    def _key(params: dict[str, Any]) -> str:
+        return json.dumps(dict(sorted(params.items())))
+
+    def _measure(self, params: dict[str, Any]) -> None:
+        x, y = rows_of(self.name, "train")
+        # A fit without tangents is the same for all of tangent distance's.
+        alike = not params["recognition_tangent_weight"]
+        moved = [{key: params[key] for key in TANGENT_SETTINGS[0]}]
+        moved += [some for some in TANGENT_SETTINGS if alike and some not in moved]
+        wrong: dict[str, list[np.ndarray]] = {}
+        for some, held in splits(self.name, self.args.seed):
+            model = fit(self.name, x[some], y[some], self.args.seed, self.args.jobs, **params)
+            wrong.setdefault("error", []).append(scores(model, x[held]).argmin(axis=1) != y[held])
+            for settings in moved:
+                found = scores(model, x[held], frame_of(self.name, settings))
+                wrong.setdefault(json.dumps(settings), []).append(found.argmin(axis=1) != y[held])
+        share = {way: float(np.concatenate(of).mean()) for way, of in wrong.items()}
+        for settings in moved:
+            found_of = {"error": share["error"], "tangent-distance": share[json.dumps(settings)]}
+            self.known[self._key(params | settings)] = found_of
+            told = (f"{way} {100 * error:.2f}" for way, error in found_of.items())
+            print(self.name, self._key(params | settings), *told, flush=True)
+        self.path.write_text(json.dumps(self.known, indent=1))
+
+    def best(self, way: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """The setting with the smallest error, the first of equals."""
+        tried = list(settings)
+        return min(tried, key=lambda setting: self.errors(**setting)[way])
+
+
+def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
+    """All combinations."""
+    return [dict(zip(values, some, strict=True)) for some in itertools.product(*values.values())]
+
+
+TANGENT_SETTINGS = grid(tangents=(SIX, SEVEN), tangent_smoothing=(0.6, 0.9))
+
+
+def choose(name: str, args: Any) -> dict[str, Any]:
+    """Settings of the three ways: sizes and smoothing first, then likelihood, then tangents."""
+    search, out = Search(name, args), {}
+    large = name.startswith("mnist")
+    sizes = grid(
+        n_components=(100,) if large else (10, 20),
+        n_dims=(10, 14) if large else (8, 10, 12, 15),
+        smoothing=(0.0, 0.5) if large else (0.0, 0.5, 0.7),
+        recognition_tangent_weight=(0.0,),
+    )
+    for way, of in (("plain", "error"), ("tangent distance", "tangent-distance")):
+        first = search.best(of, sizes)
+        kinds = [first | {"likelihood": kind} for kind in ("error", "code-cost")]
+        if way == "plain":
+            first = search.best(of, kinds)
+            light = grid(
+                tangents=(SIX,) if large else (SIX, SEVEN),
+                recognition_tangent_weight=(0.1, 0.3) if large else (0.03, 0.1, 0.3),
+            )
+            out |= {way: first, "light tangents": search.best(of, [first | some for some in light])}
+        else:
+            out[way] = search.best(of, [kind | some for kind in kinds for some in TANGENT_SETTINGS])
+    for way, setting in out.items():
+        held = search.errors(**setting)["tangent-distance" if way == "tangent distance" else "error"]
+        out[way] = {"held_out_error": round(held, 5), "settings": setting}
+    return out | {"tried": len(search.known), "rows": "rows 50000:60000" if large else f"{FOLDS} folds"}
+
+
+# -- Table 2 -------------------------------------------------------------------------------------------------
+
+
+def chosen(args: Any, name: str, way: str) -> dict[str, Any]:
+    """The settings that a search has found for a way."""
+    parts = json.loads(args.out.read_text())["parts"]
+    return dict(parts[f"choose_{name}"]["result"][way]["settings"])
+
+
+def frame_of(name: str, settings: dict[str, Any]) -> Frame:
+    """Tangents of tangent distance."""
+    return Frame(
+        tuple(settings.get("tangents", SIX)), shape_of(name), float(settings.get("tangent_smoothing", 0.6))
+    )
+
+
+def table2(name: str, args: Any) -> dict[str, Any]:
+    """Test errors of the ways, each with the settings chosen for it."""
+    x, y = rows_of(name, "train")
+    test_x, test_y = rows_of(name, "test")
+    source = "mnist16" if name == "mnist28" else name
+    out: dict[str, Any] = {"rows": [len(x), len(test_x)]}
+    wrong: dict[str, np.ndarray] = {}
+    models: dict[str, Any] = {}
+    for way in ("plain", "light tangents", "tangent distance"):
+        settings = chosen(args, source, way)
+        if name == "mnist28":
+            settings = larger(settings)
+        plain = {} if settings["recognition_tangent_weight"] else {"tangents": (), "tangent_smoothing": 0.6}
+        found = []
+        for seed in range(args.seeds):
+            key = json.dumps([seed, dict(sorted((settings | plain).items()))])  # ways may share a fit
+            if key not in models:
+                models[key] = fit(name, x, y, args.seed + seed, args.jobs, **settings)
+            model = models[key]
+            moved = frame_of(name, settings) if way == "tangent distance" else None
+            found.append(scores(model, test_x, moved))
+            print(name, way, seed, at_rejects(found[-1], test_y), model.n_iter_, flush=True)
+        wrong[way] = np.array([(one.argmin(axis=1) != test_y).astype(float) for one in found])
+        curves = np.array([at_rejects(one, test_y) for one in found])
+        out[way] = {
+            "settings": settings,
+            "seeds": args.seeds,
+            "images_a_class": len(model.means_) * (1 + model.n_dims_) // len(model.classes_),
+            "at_rejects": {f"{r:g}": spread(of) for r, of in zip(REJECTS, curves.T, strict=True)},
+            "by_error_at_0.1": spread(at_rejects(one, test_y, "error")[-1] for one in found),
+        }
+    if name != "mnist28":
+        out |= neighbours(name, args, wrong)
+    names = list(wrong)
+    out["p"] = {f"{a}, {b}": paired_p(wrong[a], wrong[b]) for a, b in itertools.combinations(names, 2)}
+    return out
+
+
+def larger(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of 16 x 16 pixels for 28 x 28, of which 24 x 24 are those: lengths in pixels grow."""
+    return settings | {
+        key: round(1.5 * settings[key], 2) for key in ("smoothing", "tangent_smoothing") if settings.get(key)
+    }
+
+
+# -- nearest neighbours --------------------------------------------------------------------------------------
+
+
+class Neighbours:
+    """Distances from the training rows of each class, by tangent planes of one side or both."""
+
+    def __init__(self, name: str, settings: dict[str, Any], x: np.ndarray, y: np.ndarray) -> None:
+        self.shape, self.settings = shape_of(name), settings
+        self.x, self.y = self._smooth(x), y
+        self.square = (self.x * self.x).sum(axis=1)
+        pieces = range(0, len(x), 4096)
+        self.planes = np.concatenate([self._planes(self.x[a : a + 4096]) for a in pieces])
+
+    def _smooth(self, x: np.ndarray) -> np.ndarray:
+        if not self.settings["smoothing"]:
+            return x
+        return x @ smoothing_matrix(self.shape, self.settings["smoothing"]).astype(np.float32)
+
+    def _planes(self, x: np.ndarray) -> np.ndarray:
+        """Orthonormal tangents of rows, (n, tangents, p); those of no length are 0."""
+        s = self.settings
+        t = make_backend("cpu").kernel("linear_mixture_tangent_rows")(
+            np.ascontiguousarray(x), self.shape, s["tangents"], s["tangent_smoothing"]
+        )
+        _, length, vt = np.linalg.svd(np.asarray(t, dtype=np.float32), full_matrices=False)
+        return np.asarray(vt * (length > 1e-4 * length[:, :1])[:, :, None])
+
+    def scores(self, x: np.ndarray, of_class: int = 8, rows: int = 64) -> dict[str, np.ndarray]:
+        """Smallest distances to each class (n, classes): Euclidean; from the row's plane; between planes, of
+        the ``of_class`` nearest rows of each class by the second.
+        """
+        x, classes = self._smooth(x), np.unique(self.y)
+        own = [np.flatnonzero(self.y == c) for c in classes]
+        found: dict[str, list[np.ndarray]] = {"Euclidean": [], "one-sided": [], "two-sided": []}
+        for a in range(0, len(x), rows):
+            z = x[a : a + rows]
+            plane = self._planes(z)
+            plain = (z * z).sum(axis=1)[:, None] - 2 * z @ self.x.T + self.square
+            codes = np.einsum("ntp,np->nt", plane, z)[:, :, None] - (
+                plane.reshape(-1, z.shape[1]) @ self.x.T
+            ).reshape(len(z), plane.shape[1], -1)
+            one = plain - (codes * codes).sum(axis=1)
+            found["Euclidean"].append(np.stack([plain[:, some].min(axis=1) for some in own], axis=1))
+            found["one-sided"].append(np.stack([one[:, some].min(axis=1) for some in own], axis=1))
+            near = np.stack(
+                [
+                    some[np.argpartition(one[:, some], min(of_class, len(some) - 1), axis=1)[:, :of_class]]
+                    for some in own
+                ],
+                axis=1,
+            )
+            found["two-sided"].append(self._two_sided(z, plane, near))
+        return {way: np.maximum(np.concatenate(parts), 0) for way, parts in found.items()}
+
+    def _two_sided(self, z: np.ndarray, plane: np.ndarray, near: np.ndarray) -> np.ndarray:
+        n, classes, few = near.shape
+        t = plane.shape[1]
+        theirs = self.planes[near.reshape(n, -1)]  # (n, candidates, t, p)
+        gap = z[:, None] - self.x[near.reshape(n, -1)]
+        cross = np.einsum("nsp,nctp->ncst", plane, theirs, optimize=True)
+        both = np.zeros((*cross.shape[:2], 2 * t, 2 * t))
+        both[..., :t, t:], both[..., t:, :t] = cross, np.swapaxes(cross, 2, 3)
+        both += (1 + GAMMA) * np.eye(2 * t)
+        right = np.concatenate(
+            [
+                np.einsum("nsp,ncp->ncs", plane, gap, optimize=True),
+                np.einsum("nctp,ncp->nct", theirs, gap, optimize=True),
+            ],
+            axis=2,
+        )
+        left = np.linalg.solve(both, right[..., None])[..., 0]
+        found = (gap * gap).sum(axis=2) - (left * right).sum(axis=2)
+        return np.asarray(found.reshape(n, classes, few).min(axis=2))
+
+
+def neighbours(name: str, args: Any, wrong: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Errors of the nearest training row by three distances; smoothing and tangents by held-out rows."""
+    x, y = rows_of(name, "train")
+    test_x, test_y = rows_of(name, "test")
+    some, held = next(iter(splits(name, args.seed)))
+    held = held[:2000]
+    tried = grid(smoothing=(0.0, 0.5), tangents=(SIX, SEVEN), tangent_smoothing=(0.6,))
+    errors: dict[str, list[float]] = {}
+    for settings in tried:
+        for way, one in Neighbours(name, settings, x[some], y[some]).scores(x[held]).items():
+            errors.setdefault(way, []).append(float((one.argmin(axis=1) != y[held]).mean()))
+        print(name, settings, {way: of[-1] for way, of in errors.items()}, flush=True)
+    best = {way: int(np.argmin(of)) for way, of in errors.items()}
+    tested = {i: Neighbours(name, tried[i], x, y).scores(test_x) for i in sorted(set(best.values()))}
+    out = {}
+    for way, i in best.items():
+        settings, found = tried[i], tested[i][way]
+        label = f"nearest, {way}"
+        wrong[label] = (found.argmin(axis=1) != test_y).astype(float)[None]
+        planes = 1 + (len(settings["tangents"]) if way == "two-sided" else 0)
+        out[label] = {
+            "settings": settings,
+            "images_a_class": len(x) * planes // len(np.unique(y)),
+            "at_rejects": {
+                f"{r:g}": {"mean": round(e, 5)}
+                for r, e in zip(REJECTS, at_rejects(found, test_y), strict=True)
+            },
+        }
+        print(label, out[label], flush=True)
+    return out
+
+
+# -- Table 1 -------------------------------------------------------------------------------------------------
+
+WEIGHTS = {
+    "none, none": (0.0, 0.0),
+    "none, light": (0.0, LIGHT),
+    "heavy, light": (HEAVY, LIGHT),
+    "heavy, none": (HEAVY, 0.0),
+    "heavy, heavy": (HEAVY, HEAVY),
+}
+
+
+def table1(name: str, args: Any) -> dict[str, Any]:
+    """Cross-validated errors of tangents in clustering and in recognition, 10 sub-classes a class."""
+    data, rows = ("usps", int(name[4:] or 0)) if name.startswith("usps") else (name, 12_000)
+    x, y = rows_of(data, "train")
+    smoothing = chosen(args, data, "plain")["smoothing"]
+    dims = (3, 5, 10) if rows and rows < 1000 else (10,)
+    out: dict[str, Any] = {"rows": rows or len(x), "n_components": 10, "folds": FOLDS, "seeds": args.seeds}
+    for h in dims:
+        wrong = {}
+        for weights, (clustering, recognition) in WEIGHTS.items():
+            found = np.full((args.seeds, len(x)), np.nan)
+            for seed in range(args.seeds):
+                for some, held in splits(data, args.seed + seed, rows=rows or len(x)):
+                    model = fit(
+                        data,
+                        x[some],
+                        y[some],
+                        args.seed + seed,
+                        args.jobs,
+                        n_components=10,
+                        n_dims=h,
+                        smoothing=smoothing,
+                        tangents=PAPERS,
+                        tangent_weight=clustering,
+                        recognition_tangent_weight=recognition,
+                    )
+                    found[seed, held] = scores(model, x[held]).argmin(axis=1) != y[held]
+            wrong[weights] = found
+            print(name, h, weights, spread(np.nanmean(found, axis=1)), flush=True)
+        out[f"n_dims {h}"] = {
+            weights: {"error": spread(np.nanmean(one, axis=1)), "p": paired_p(one, wrong["none, none"])}
+            for weights, one in wrong.items()
+        }
+    return out
+
+
+# -- section 4, and dimensions -------------------------------------------------------------------------------
+
+
+def beside(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Held-out and test errors of some ways with the plain settings; p against the first on test rows."""
+    x, y = rows_of(name, "train")
+    test_x, test_y = rows_of(name, "test")
+    settings, large = chosen(args, name, "plain"), name.startswith("mnist")
+    wrong, out = {}, {}
+    for way, params in ways.items():
+        held_wrong, tests, dims = [], [], []
+
+        def fitted(rows: Any, seed: int, params: dict[str, Any] = params) -> Any:
+            return fit(name, x[rows], y[rows], seed, args.jobs, **(settings | params))
+
+        for seed in range(args.seeds if large else 1):
+            for some, held in splits(name, args.seed + seed):
+                model = fitted(some, args.seed + seed)
+                held_wrong.append(scores(model, x[held]).argmin(axis=1) != y[held])
+                if large:  # the same model: half of the fits
+                    tests.append(scores(model, test_x).argmin(axis=1) != test_y)
+                    dims.append(model.n_dims_)
+        for seed in range(0 if large else args.seeds):
+            model = fitted(slice(None), args.seed + seed)
+            tests.append(scores(model, test_x).argmin(axis=1) != test_y)
+            dims.append(model.n_dims_)
+        wrong[way] = np.array(tests, dtype=float)
+        out[way] = {
+            "params": params,
+            "n_dims": sorted(set(dims)),
+            "held_out": round(float(np.concatenate(held_wrong).mean()), 5),
+            "test": spread(wrong[way].mean(axis=1)),
+            "p": paired_p(wrong[way], wrong[next(iter(wrong))]),
+        }
+        print(name, way, out[way], flush=True)
+    return {"settings": settings, "seeds": args.seeds, "ways": out}
+
+
+def extensions(name: str, args: Any) -> dict[str, Any]:
+    """Soft rows at temperatures around the noise of hard ones, and other likelihoods."""
+    x, y = rows_of(name, "train")
+    noise = fit(name, x[:7000], y[:7000], args.seed, args.jobs, **chosen(args, name, "plain")).noise_
+    sigma2 = float(f"{np.mean(noise):.2g}")
+    ways: dict[str, dict[str, Any]] = {"hard": {}}
+    ways |= {
+        f"soft, sigma² {t:g} x": {"assignment": "soft", "temperature": t * sigma2} for t in (1.0, 4.0, 16.0)
+    }
+    ways["soft, sigma² learned"] = {"assignment": "soft"}
+    ways["code cost"] = {"likelihood": "code-cost"}
+    ways["own noise"] = {"likelihood": "ppca"}
+    ways["own noise, soft"] = {"likelihood": "ppca", "assignment": "soft"}
+    ways["factor analysis"] = {"likelihood": "factor-analysis"}
+    return {"sigma2": sigma2} | beside(name, args, ways)
+
+
+def dims(name: str, args: Any) -> dict[str, Any]:
+    """Fixed dimensions and shares of the variance."""
+    fixed = (6, 10, 14, 20)
+    ways: dict[str, dict[str, Any]] = {"chosen": {}} | {f"h = {h}": {"n_dims": h} for h in fixed}
+    return beside(name, args, ways | {f"{share:g}": {"n_dims": share} for share in (0.75, 0.8, 0.85, 0.95)})
+
+
+# -- stepwise EM ---------------------------------------------------------------------------------------------
+
+
+def stepwise(name: str, args: Any) -> dict[str, Any]:
+    """Stepwise EM beside batch EM."""
+    ways: dict[str, dict[str, Any]] = {"batch EM": {}}
+    ways |= {f"{n} epochs": {"algorithm": "stepwise", "n_epochs": n} for n in (1, 2, 3)}
+    return beside(name, args, ways)
+
+
+# -- figures -------------------------------------------------------------------------------------------------
+
+
+def hook(angle: np.ndarray) -> np.ndarray:
+    """A curve that turns back on itself."""
+    return np.stack([2 * np.cos(angle), 0.5 * np.sin(angle)], axis=-1)
+
+
+def three_lines(points: np.ndarray, tangents: np.ndarray, weight: float) -> list[list[int]]:
+    """The partition of the points into as many lines less one with the least error of points and weighted
+    tangents; where none has any, the closest two share a line.
+    """
+
+    def cost(pair: tuple[int, int]) -> tuple[float, float]:
+        two = points[list(pair)] - points[list(pair)].mean(axis=0)
+        t = tangents[list(pair)]
+        values = np.linalg.eigvalsh(two.T @ two + weight * t.T @ t)
+        return round(float(values[0]), 9), float(np.linalg.norm(two[0] - two[1]))
+
+    pair = min(itertools.combinations(range(len(points)), 2), key=cost)
+    return [list(pair), *([i] for i in range(len(points)) if i not in pair)]
+
+
+def draw_curve(path: Any) -> None:
+    """Figure 1: three linear models of four points, with their tangents and without."""
+    figure = new_figure(9, 3)
+    angles = np.deg2rad([150.0, 95.0, 30.0, -30.0])
+    points = hook(angles)
+    tangents = (hook(angles + 1e-4) - points) / 1e-4
+    tangents /= np.linalg.norm(tangents, axis=1, keepdims=True)
+    for ax, weight, title in zip(
+        figure.subplots(1, 2, sharex=True, sharey=True),
+        (0.0, 0.1),
+        ("points alone", "points and tangents"),
+        strict=True,
+    ):
+        ax.plot(*hook(np.linspace(np.deg2rad(175), np.deg2rad(-75), 200)).T, color="0.7", zorder=0)
+        for place, (point, t) in enumerate(zip(points, tangents, strict=True)):
+            ax.plot(*np.stack([point - 0.25 * t, point + 0.25 * t]).T, color="k", lw=2.5)
+            ax.annotate(str(place + 1), point, (6, 4), textcoords="offset points")
+        for number, group in enumerate(three_lines(points, tangents, weight)):
+            some, t = points[group], tangents[group]
+            centred = some - some.mean(axis=0)
+            second = centred.T @ centred + weight * t.T @ t
+            way = np.linalg.eigh(second)[1][:, -1] if second.any() else np.zeros(2)
+            if second.any():
+                ends = some.mean(axis=0) + 0.9 * np.outer([-1, 1], way)
+                ax.plot(*ends.T, color=f"C{number}", ls="--")
+            ax.plot(*some.T, "o", color=f"C{number}", ms=8)
+        ax.set(title=title, xlim=(-2.3, 2.7), ylim=(-0.8, 0.8), aspect="equal", xticks=[], yticks=[])
+    write_png(figure, path)
+
+
+def images(axes: Any, x: np.ndarray, shape: tuple[int, int], **style: Any) -> None:
+    """One image into each of some axes."""
+    for ax, one in zip(axes, x, strict=True):
+        ax.imshow(one.reshape(shape), cmap="gray_r", **style)
+        ax.axis("off")
+
+
+def figures(name: str, args: Any) -> dict[str, Any]:
+    """Figures 1, 2 and 3."""
+    x, y = rows_of(name, "train")
+    test_x, test_y = rows_of(name, "test")
+    shape, twos, places = shape_of(name), x[y == 2], []
+
+    def place(what: str) -> Any:
+        places.append(f"linear_mixture_{what}.png")
+        return args.out.parent / places[-1]
+
+    draw_curve(place("curve"))
+    common = {"n_components": 10, "n_dims": 10, "tangents": PAPERS, "image_shape": shape, "n_jobs": args.jobs}
+    figure = new_figure(9, 2.2)
+    grid_of = figure.subplots(2, 10)
+    for row, weight in zip(grid_of, (0.0, HEAVY), strict=True):
+        d = sl.LinearMixture(
+            tangent_weight=weight, recognition_tangent_weight=weight, random_state=args.seed, **common
+        ).fit(twos)
+        images(row, d.means_[np.argsort(-d.weights_)], shape, vmin=0, vmax=1)
+    for row, label in zip(grid_of, "ab", strict=True):
+        row[0].set_title(f"({label})", loc="left")
+    write_png(figure, place("twos"))
+
+    model = fit(name, x, y, args.seed, args.jobs, n_components=10, n_dims=10)
+    one = test_x[test_y == 2][:1]
+    figure = new_figure(5.5, 2.8)
+    titles = ("a 2", "mean of its model", "reconstruction", "what is left")
+    for row, label in zip(figure.subplots(2, 4), (2, 0), strict=True):
+        q, found = model.encode(one, label=label)[1][0], model.reconstruct(one, label=label)[0]
+        images(row[:3], np.stack([one[0], model.means_[q], found]), shape, vmin=0, vmax=1)
+        images(row[3:], (one - found), shape, vmin=-1, vmax=1)
+        row[3].set_title(f"error {((one[0] - found) ** 2).sum():.1f}", fontsize=8)
+        if label == 2:
+            for ax, title in zip(row[:3], titles, strict=False):
+                ax.set_title(title, fontsize=8)
+    write_png(figure, place("reconstruction"))
+    return {"drawn": places}
+
+
+# -- parts ---------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Each part by itself."""
+    parts: dict[str, Callable[[str, Any], dict[str, Any]]] = {
+        "choose": choose,
+        "table2": table2,
+        "table1": table1,
+        "extensions": extensions,
+        "dims": dims,
+        "stepwise": stepwise,
+        "figures": figures,
+    }
+    arguments = parser(__doc__, "linear_mixture_paper")
+    arguments.add_argument("--parts", required=True, help=f"of {', '.join(parts)}, with _DATA")
+    arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--jobs", type=int, default=1)
+    args = arguments.parse_args()
+    wanted = [part.rsplit("_", 1) for part in args.parts.split(",")]
+    if unknown := [what for what, *_ in wanted if what not in parts]:
+        raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
+    for what, name in wanted:
+        write_part(args.out, f"{what}_{name}", args.seed, parts[what](name, args))
+
+
+if __name__ == "__main__":
+    main()
