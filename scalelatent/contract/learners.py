@@ -100,7 +100,7 @@ class BatchLearner(Protocol):
         """M-step and schedule: a new state; a pure function."""
         ...
 
-    def summary(self, state: Any) -> dict[str, float | int | None]:
+    def summary(self, state: Any) -> dict[str, Any]:
         """The scalars of the last pass that the driver, the callbacks and the dashboard see."""
         ...
 
@@ -232,7 +232,7 @@ class StepLearner(Protocol):
         """The state after an epoch (a schedule); a pure function. ``return state`` where there is none."""
         ...
 
-    def summary(self, state: Any) -> dict[str, float | int | None]:
+    def summary(self, state: Any) -> dict[str, Any]:
         """The scalars that the driver, the callbacks and the dashboard see."""
         ...
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "draw_image",
+    "draw_mosaic",
     "image_shape",
     "plot_mistakes",
     "tone_of",
@@ -56,6 +57,37 @@ def draw_image(axes: Axes, row: np.ndarray, shape: tuple[int, ...], tone: tuple[
     axes.imshow(image, cmap=colors, vmin=low, vmax=high, interpolation="nearest")
     axes.set_xticks([])
     axes.set_yticks([])
+
+
+def draw_mosaic(
+    axes: Axes,
+    tiles: np.ndarray,
+    shape: tuple[int, ...],
+    tone: tuple[str, float, float],
+    *,
+    below: float = 0.0,
+    beside: Sequence[int] = (),
+) -> tuple[np.ndarray, np.ndarray]:
+    """Many rows (down, across, features) as one picture; NaN leaves a place empty.
+
+    ``below`` is room under each for words, as a share of its height; ``beside`` names columns with a wider
+    gap before them. Returns the centres of the columns and the lower edges of the rows.
+    """
+    colors, low, high = tone
+    down, across = tiles.shape[:2]
+    height, width = shape[:2]
+    gap = max(1, round(0.08 * width))
+    step = height + max(gap, round(below * height))
+    lefts = np.arange(across) * (width + gap) + 3 * gap * np.isin(np.arange(across), beside).cumsum()
+    canvas = np.full((down * step, int(lefts[-1]) + width, *shape[2:]), np.nan)
+    for i, j in np.ndindex(down, across):
+        top, left = i * step, int(lefts[j])
+        canvas[top : top + height, left : left + width] = tiles[i, j].reshape(shape)
+    if len(shape) == 3:
+        canvas = np.nan_to_num(np.clip((canvas - low) / (high - low), 0, 1), nan=1.0)
+    axes.imshow(np.ma.masked_invalid(canvas), cmap=colors, vmin=low, vmax=high, interpolation="nearest")
+    axes.set_axis_off()
+    return lefts + (width - 1) / 2, np.arange(down) * step + height - 0.5
 
 
 def plot_mistakes(

@@ -14,11 +14,11 @@ from sklearn.datasets import load_digits
 
 from scalelatent import CapsuleRegression, ConditionalRBM, Dataset, MultilayerBootstrapNetwork
 from scalelatent.contract.kinds import kind_of, load
-from scalelatent.models.capsule.evidence import Confusion, Reliability
-from scalelatent.models.capsule.report import calibration_text, confusion_text
+from scalelatent.models.capsule.report import ONE_VS_ALL
 from scalelatent.models.capsule.report_figures import plot_history
 from scalelatent.models.crbm.report import RbmEvidence, collect_rbm, rbm_numbers
 from scalelatent.report import build_report
+from scalelatent.report.classes import Confusion, Reliability, calibration_text, confusion_text
 from scalelatent.report.explained import error_text, validation_rows, why_errors_differ, wilson
 from scalelatent.report.runfiles import RunFiles, read_run
 
@@ -77,11 +77,11 @@ def test_why_errors_differ_names_the_sources(tmp_path: Path) -> None:
 def test_the_calibration_error_is_defined_and_read(confidence: float, verdict: str) -> None:
     kept = Reliability.empty()
     kept.counts[2], kept.confidence[2], kept.hits[2] = 100, 100 * confidence, 95
-    text = calibration_text(kept, "one_vs_all")
+    text = calibration_text(kept, ONE_VS_ALL)
     assert f"given {100 * confidence:.2f} % on average and is right in 95.00 % of the rows" in text
     assert f"the model is {verdict}" in text
     assert "divided by their sum" in text
-    assert "divided by their sum" not in calibration_text(kept, "multiclass")
+    assert "divided by their sum" not in calibration_text(kept)
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:

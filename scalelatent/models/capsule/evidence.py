@@ -7,7 +7,7 @@ are shown as pictures, so memory does not grow with the number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.capsule.model.members import Members
+from scalelatent.report.classes import ClassesSeen, Confusion, Mistakes, Reliability
 from scalelatent.report.sampled import check_width
 
 __all__ = ["Evidence", "collect_evidence"]
@@ -26,9 +27,6 @@ BLOCK_BYTES = 32 * 2**20
 MAX_BLOCK_ROWS = 4096
 SAMPLE_ROWS = 5000
 SAMPLE_POINTS = 120_000
-RELIABILITY_BINS = 10
-MISTAKES_KEPT = 20
-_TINY = np.finfo(np.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def _see(block: Block, latents: Any, scores: Any, prepared: Any) -> RowsSeen:
     h = np.array(latents.apply(prepared, block))
     score = np.array(scores.apply(prepared, block))
     guess = scores.labels(score).astype(np.int32)
-    return RowsSeen(block.start, block.x, block.y, guess, score, h, block.weight)
+    return RowsSeen(block.start, block.x, block.y, guess, score, block.weight, h)
 
 
 @dataclass(frozen=True)
@@ -190,120 +188,15 @@ def squashed(latents: np.ndarray, member: slice, capsule: slice) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class RowsSeen:
+class RowsSeen(ClassesSeen):
     """A block of rows and what the model makes of them.
 
     Attributes
     ----------
-    start : int
-        Row number of the first.
-    x : ndarray, shape (n, features)
-    truth : ndarray of int32, shape (n,), or None
-    guess : ndarray of int32, shape (n,)
-    score : ndarray of float64, shape (n, classes)
-        Probabilities, or shares of votes.
     h : ndarray of float32, shape (n, total_dim)
-    weight : ndarray of float64, shape (n,), or None
     """
 
-    start: int
-    x: np.ndarray
-    truth: np.ndarray | None
-    guess: np.ndarray
-    score: np.ndarray
     h: np.ndarray
-    weight: np.ndarray | None
-
-    @property
-    def codes(self) -> np.ndarray:
-        """True classes where they are known, else predicted ones."""
-        return self.guess if self.truth is None else self.truth
-
-
-@dataclass
-class Confusion:
-    """True against predicted classes.
-
-    Attributes
-    ----------
-    counts : ndarray of int64, shape (classes, classes)
-        Rows of each true class (row) by predicted class (column).
-    weight, missed : float
-        Sum of row weights (1 where there are none), and of those predicted wrong.
-    """
-
-    counts: np.ndarray
-    weight: float = 0.0
-    missed: float = 0.0
-
-    @classmethod
-    def empty(cls, n_classes: int) -> Confusion:
-        """Before the first row."""
-        return cls(np.zeros((n_classes, n_classes), dtype=np.int64))
-
-    def add(self, seen: RowsSeen) -> None:
-        """Count a block."""
-        m = len(self.counts)
-        self.counts += np.bincount(seen.codes * m + seen.guess, minlength=m * m).reshape(m, m)
-        weight = np.ones(len(seen.guess)) if seen.weight is None else seen.weight
-        self.weight += float(weight.sum())
-        self.missed += float(weight[seen.codes != seen.guess].sum())
-
-    @property
-    def error(self) -> float:
-        """Share of rows (by weight) predicted wrong, as the estimator's ``score`` counts them."""
-        return self.missed / self.weight if self.weight else float("nan")
-
-    @property
-    def class_error(self) -> np.ndarray:
-        """Share of each true class predicted wrong; NaN for a class without rows."""
-        total = self.counts.sum(axis=1)
-        return np.where(total > 0, 1 - np.diag(self.counts) / np.maximum(total, 1), np.nan)
-
-
-@dataclass
-class Reliability:
-    """How often the predicted class is right, by the probability it was given; and the log-loss.
-
-    Attributes
-    ----------
-    counts, confidence, hits : ndarray of float64, shape (10,)
-        Rows in bins of equal width in probability, their summed probability, and those that were right; all
-        by row weight (1 where there are none).
-    loss : float
-        Summed -log P(true class), nats, by row weight.
-    """
-
-    counts: np.ndarray
-    confidence: np.ndarray
-    hits: np.ndarray
-    loss: float = 0.0
-
-    @classmethod
-    def empty(cls) -> Reliability:
-        """Before the first row."""
-        return cls(*np.zeros((3, RELIABILITY_BINS)))
-
-    def add(self, seen: RowsSeen) -> None:
-        """Count a block."""
-        rows, bins = np.arange(len(seen.guess)), len(self.counts)
-        weight = np.ones(len(rows)) if seen.weight is None else seen.weight
-        top = seen.score[rows, seen.guess]
-        which = np.minimum((top * bins).astype(np.int64), bins - 1)
-        self.counts += np.bincount(which, weights=weight, minlength=bins)
-        self.confidence += np.bincount(which, weights=weight * top, minlength=bins)
-        self.hits += np.bincount(which, weights=weight * (seen.codes == seen.guess), minlength=bins)
-        self.loss -= float(weight @ np.log(np.maximum(seen.score[rows, seen.codes], _TINY)))
-
-    @property
-    def calibration_error(self) -> float:
-        """Mean distance between probability and share right, over rows (expected calibration error)."""
-        return float(np.abs(self.hits - self.confidence).sum() / max(self.counts.sum(), _TINY))
-
-    @property
-    def log_loss(self) -> float:
-        """Mean -log P(true class), nats."""
-        return self.loss / max(float(self.counts.sum()), _TINY)
 
 
 @dataclass
@@ -460,34 +353,3 @@ class Prototypes:
                 if share[i, a] > self.score[c, a]:
                     self.score[c, a], self.rows[c, a] = share[i, a], seen.start + own[i]
                     self.x[c, a] = seen.x[own[i]]
-
-
-@dataclass
-class Mistakes:
-    """The rows that were predicted wrong with the highest score.
-
-    Attributes
-    ----------
-    found : list of (score, row, true code, predicted code, x)
-        Highest score first, at most 20.
-    """
-
-    found: list[tuple[float, int, int, int, np.ndarray]] = field(default_factory=list)
-
-    def add(self, seen: RowsSeen) -> None:
-        """Keep the worst."""
-        if seen.truth is None:
-            return
-        wrong = np.flatnonzero(seen.truth != seen.guess)
-        score = seen.score[wrong, seen.guess[wrong]]
-        for k in np.argsort(-score, kind="stable")[:MISTAKES_KEPT]:
-            i = wrong[k]
-            row = (
-                float(score[k]),
-                seen.start + int(i),
-                int(seen.truth[i]),
-                int(seen.guess[i]),
-                seen.x[i].copy(),
-            )
-            self.found.append(row)
-        self.found = sorted(self.found, key=lambda row: (-row[0], row[1]))[:MISTAKES_KEPT]

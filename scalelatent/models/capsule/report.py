@@ -11,15 +11,21 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.errors import ScalelatentError
+from scalelatent.report.classes import (
+    calibration_text,
+    confusion_picture,
+    confusion_text,
+    mistakes_picture,
+    reliability_picture,
+)
 from scalelatent.report.comparison import error_by_dimension
 from scalelatent.report.explained import error_text, how_to_use, validation_rows, why_errors_differ
-from scalelatent.report.figures import plot_confusion, plot_reliability
 from scalelatent.report.page import Picture, Section, count, duration, listing
-from scalelatent.report.pictures import image_shape, plot_mistakes
+from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
-from .evidence import Confusion, Evidence, Reliability, collect_evidence
+from .evidence import Evidence, collect_evidence
 from .report_figures import (
     MAX_ELEMENTS,
     classes_across,
@@ -41,6 +47,10 @@ MEMBERS = (
     "Each member solves a problem of its own, one class against the others or against one other, which is "
     "easier than telling all classes apart. The validation error is that of the class that they decide on "
     "together."
+)
+ONE_VS_ALL = (
+    "In a one-versus-all model each class has a probability of its own; they are divided by their sum, which "
+    "makes them small where many classes get some. They rank classes."
 )
 ARCHITECTURES = {"multiclass": "multiclass", "one_vs_all": "one-versus-all", "all_vs_all": "all-versus-all"}
 
@@ -113,40 +123,11 @@ def _explained(run: RunFiles, model: Any, evidence: Evidence | None) -> list[tup
     if model.mean_member_validation_error_ is not None:
         found.append(("Mean member validation error", MEMBERS))
     if evidence is not None and evidence.reliability is not None:
-        words = calibration_text(evidence.reliability, model.architecture)
+        words = calibration_text(
+            evidence.reliability, ONE_VS_ALL if model.architecture == "one_vs_all" else ""
+        )
         found.append(("Calibration error", words))
     return found
-
-
-def confusion_text(confusion: Confusion) -> str:
-    rows = int(confusion.counts.sum())
-    wrong = rows - int(confusion.counts.trace())
-    if abs(confusion.weight - rows) > 1e-9 * rows:
-        return f"{percent(confusion.error)} by weight ({wrong:,} of {count(rows, 'row')})"
-    return error_text(confusion.error, rows, wrong=wrong)
-
-
-def calibration_text(kept: Reliability, architecture: str) -> str:
-    """What the calibration error is, and what this one says."""
-    total = max(float(kept.counts.sum()), 1e-300)
-    promised, right = float(kept.confidence.sum()) / total, float(kept.hits.sum()) / total
-    words = [
-        "The mean distance, in percentage points, between the probability that the predicted class is given "
-        "and the share of rows in which it is right, over ten bins of probability, weighted by their rows. "
-        "At 0 % a probability of 90 % is right nine times in ten.",
-        f"Here the predicted class is given {percent(promised)} on average and is right in {percent(right)} "
-        f"of the rows: the model is {'too modest' if right >= promised else 'too sure'}.",
-    ]
-    if architecture == "one_vs_all":
-        words.append(
-            "In a one-versus-all model each class has a probability of its own; they are divided by their "
-            "sum, which makes them small where many classes get some. They rank classes."
-        )
-    words.append(
-        "It says nothing of which class wins. Before probabilities are used as such: "
-        "sklearn.calibration.CalibratedClassifierCV."
-    )
-    return " ".join(words)
 
 
 def _subtitle(model: Any) -> str:
@@ -295,12 +276,13 @@ def _evidence_pictures(evidence: Evidence, rows: str) -> list[Picture]:
     found = [_latents(evidence, rows) if evidence.sample is not None else _votes(evidence, rows)]
     found.append(_prototypes(evidence, rows))
     if evidence.confusion is not None:
-        found.append(_confusion(evidence, rows))
-    mistakes = _mistakes(evidence, rows)
+        found.append(confusion_picture(evidence.confusion, evidence.class_names, rows))
+    score = "share of votes" if evidence.wiring.architecture == "all_vs_all" else "probability"
+    mistakes = mistakes_picture(evidence.mistakes, evidence.class_names, evidence.feature_shape, rows, score)
     if mistakes is not None:
         found.append(mistakes)
     if evidence.reliability is not None:
-        found.append(_reliability(evidence, rows))
+        found.append(reliability_picture(evidence.reliability, rows))
     return found
 
 
@@ -402,69 +384,3 @@ def _prototypes(evidence: Evidence, rows: str) -> Picture:
     figure = plot_prototypes(kept.x, present, evidence.class_names, shape)
     wide = classes_across(*present.shape) or present.shape[1] > 6
     return Picture("prototypes", "Prototypes of each class", " ".join(words), alt, figure, wide=wide)
-
-
-def _confusion(evidence: Evidence, rows: str) -> Picture:
-    confusion, names = evidence.confusion, evidence.class_names
-    assert confusion is not None
-    off = confusion.counts - np.diag(np.diag(confusion.counts))
-    caption = (
-        f"Rows of each true class by predicted class, {rows} rows; the bars are each class's error. "
-        "Mistakes have a colour scale of their own."
-    )
-    alt = f"Confusion matrix of {count(len(names), 'class', 'classes')}: {percent(confusion.error)} wrong."
-    if off.any():
-        i, j = np.unravel_index(off.argmax(), off.shape)
-        often = f"Most often, {names[i]} is taken for {names[j]} ({count(int(off[i, j]), 'row')})."
-        caption, alt = f"{caption} {often}", f"{alt} {often}"
-    return Picture(
-        "confusion",
-        "Confusion matrix",
-        caption,
-        alt,
-        plot_confusion(confusion.counts, names),
-        wide=len(names) > 12,
-    )
-
-
-def _mistakes(evidence: Evidence, rows: str) -> Picture | None:
-    found, shape, names = evidence.mistakes.found, image_shape(evidence.feature_shape), evidence.class_names
-    if shape is None or not found:
-        return None
-    truth, guess = [names[row[2]] for row in found], [names[row[3]] for row in found]
-    figure = plot_mistakes(
-        np.stack([row[4] for row in found]), truth, guess, [row[0] for row in found], shape
-    )
-    score = "share of votes" if evidence.wiring.architecture == "all_vs_all" else "probability"
-    numbers = ", ".join(str(row[1]) for row in found)
-    caption = (
-        f"The {rows} rows that are wrong with the highest {score}: true → predicted class. Row numbers: "
-        f"{numbers}."
-    )
-    alt = (
-        "Images predicted wrong: "
-        + ", ".join(f"{t} taken for {g}" for t, g in zip(truth, guess, strict=True))
-        + "."
-    )
-    return Picture("mistakes", "Surest mistakes", caption, alt, figure, wide=len(found) > 5)
-
-
-def _reliability(evidence: Evidence, rows: str) -> Picture:
-    kept = evidence.reliability
-    assert kept is not None
-    caption = (
-        f"How often the predicted class is right, by the probability it was given, {rows} rows. On the "
-        "dashed line a probability says what it promises; the mean distance is "
-        f"{percent(kept.calibration_error)}. Above the line the model is too modest, below too sure."
-    )
-    alt = (
-        f"Reliability curve; calibration error {percent(kept.calibration_error)}, log-loss "
-        f"{kept.log_loss:.3f} nats."
-    )
-    return Picture(
-        "reliability",
-        "Reliability of the probabilities",
-        caption,
-        alt,
-        plot_reliability(kept.counts, kept.confidence, kept.hits),
-    )

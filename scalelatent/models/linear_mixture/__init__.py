@@ -13,6 +13,8 @@ KINDS = (
         parameters="scalelatent.models.linear_mixture.parameters:PARAMETERS",
         kernels=KERNELS,
         warm="scalelatent.models.linear_mixture",
+        scorer="scalelatent.models.linear_mixture.scoring:RejectScorer",
+        report="scalelatent.models.linear_mixture.report:section",
     ),
     Kind(
         "linear_density",
@@ -20,5 +22,7 @@ KINDS = (
         parameters="scalelatent.models.linear_mixture.parameters:DENSITY_PARAMETERS",
         kernels=KERNELS,
         warm="scalelatent.models.linear_mixture",
+        scorer="scalelatent.models.linear_mixture.scoring:DensityScorer",
+        report="scalelatent.models.linear_mixture.report:density_section",
     ),
 )

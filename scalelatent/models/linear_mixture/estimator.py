@@ -476,16 +476,14 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         Returns
         -------
         ndarray of float32, shape (n, classes); of two classes (n,), the second less the first
-            A lazy array for a dask array; a Dataset of the scores with ``out``.
+            A lazy array for a dask array; with ``out`` a Dataset of these values, of two classes one column.
 
         Examples
         --------
         See the class.
         """
-        scores = self._map(X, "scores", out, client, overwrite, callbacks)
-        if out is not None:
-            return scores
-        return scores[:, 0] - scores[:, 1] if len(self.classes_) == 2 else -scores
+        found = self._map(X, "decisions", out, client, overwrite, callbacks)
+        return found[:, 0] if out is None and len(self.classes_) == 2 else found
 
     def confidence(self, X: Any) -> np.ndarray:
         """How sure the class of each row is.
@@ -906,9 +904,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         f = self._fitted
         rng = stream(seed, "linear-mixture-samples")
         rows, index = density.sample(f.pancakes, density_of(f.likelihood), int(n_samples), rng)
-        if f.basis is not None and f.basis.shape[0] != f.basis.shape[1]:
-            rows = rows @ f.basis.T
-        return rows.astype(np.float32), index
+        return f.to_features(rows).astype(np.float32), index
 
     def reconstruct(self, X: Any, observed: Any = None) -> np.ndarray:
         """Rows as their best component gives them, or with what is hidden filled in.

@@ -18,7 +18,8 @@ from scalelatent.models.linear_mixture.model.recognise import PancakeRows, proba
 from scalelatent.reductions.moments import NonFiniteError
 
 DENSE = ("ppca", "factor-analysis")
-# Outputs that are those of one sub-class.
+# Outputs that come from the scores of classes; that are those of one sub-class.
+OF_CLASSES = ("probabilities", "classes", "scores", "decisions")
 OF_ONE = ("components", "codes", "reconstructions")
 # Of soft assignments of densities: scores are -2 log of theirs.
 _UNIT = 1.0
@@ -68,6 +69,11 @@ class Fitted:
         """First sub-class of each class, and their number."""
         return np.searchsorted(self.classes, np.arange(len(self.priors) + 1))
 
+    def to_features(self, rows: np.ndarray) -> np.ndarray:
+        """Rows behind a projection as features; smoothed ones stay smooth."""
+        back = self.basis is not None and self.basis.shape[0] != self.basis.shape[1]
+        return rows @ self.basis.T if back and self.basis is not None else rows
+
     def with_rows(self, x: np.ndarray, codes: np.ndarray) -> Fitted:
         """After some rows more, by incremental SVD of the sub-classes that they are nearest to."""
         now, starts = self.pancakes, self.starts
@@ -101,8 +107,9 @@ class MixtureRows:
     fitted : Fitted
     what : str
         "probabilities" of classes, "classes" the same with labels for a dataset; "scores" of classes, the
-        smaller the better; "latents", scores of all sub-classes; "components": the best; "codes": that, then
-        the code; "reconstructions"; "shares" of sub-classes; "log-likelihood".
+        smaller the better; "decisions": minus these, of two classes one column; "latents", scores of all
+        sub-classes; "components": the best; "codes": that, then the code; "reconstructions"; "shares" of
+        sub-classes; "log-likelihood".
     label : int
         Class whose sub-classes give codes and reconstructions; -1: the best of all.
     n_candidates : int
@@ -125,6 +132,8 @@ class MixtureRows:
             return (len(f.priors),), "float64"
         if self.what == "scores":
             return (len(f.priors),), "float32"
+        if self.what == "decisions":
+            return (1 if len(f.priors) == 2 else len(f.priors),), "float32"
         if self.what == "latents":
             return (len(f.classes),), "float32"
         if self.what == "components":
@@ -141,7 +150,7 @@ class MixtureRows:
         basis = None if f.basis is None else backend.asarray(f.basis, np.float32)
         rows = f.recogniser(self.n_candidates)
         of_one = self.what in OF_ONE and self.label < 0 and f.frame is not None
-        if of_one or self.what in ("probabilities", "classes", "scores"):
+        if of_one or self.what in OF_CLASSES:
             return backend, basis, rows.prepare(backend)
         if self.what in ("shares", "log-likelihood"):
             scores = scores_of(f.pancakes, density_of(f.likelihood))
@@ -158,10 +167,13 @@ class MixtureRows:
         if basis is not None:
             x = backend.matmul(x, basis, "projected")
         f, runs = self.fitted, len(self.fitted.priors)
-        if self.what in ("probabilities", "classes", "scores"):
+        if self.what in OF_CLASSES:
             scores, _ = f.recogniser(self.n_candidates).recognise(scorer, x)
             if self.what == "scores":
                 return scores.astype(np.float32)
+            if self.what == "decisions":
+                two = scores.shape[1] == 2
+                return (scores[:, :1] - scores[:, 1:] if two else -scores).astype(np.float32)
             return probabilities(scores, f.temperature)
         if self.what in OF_ONE:
             index = self._sub_classes(backend, scorer, x)
@@ -171,10 +183,7 @@ class MixtureRows:
             codes = density.codes(f.pancakes, f.likelihood, rows, index)
             if self.what == "codes":
                 return np.concatenate([index[:, None], codes], axis=1)
-            found = density.reconstruct(f.pancakes, codes, index)
-            # Smoothed rows stay so; projected ones return to the features.
-            back = f.basis is not None and f.basis.shape[0] != f.basis.shape[1]
-            return (found @ f.basis.T if back and f.basis is not None else found).astype(np.float32)
+            return f.to_features(density.reconstruct(f.pancakes, codes, index)).astype(np.float32)
         scores = backend.kernel("linear_mixture_all_scores")(scorer, x, 0, runs)
         if self.what == "latents":
             return np.asarray(scores, dtype=np.float32)

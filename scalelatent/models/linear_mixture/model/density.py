@@ -20,6 +20,16 @@ def gaussians(pancakes: Pancakes, likelihood: str) -> tuple[np.ndarray, np.ndarr
     return pancakes.bases[:, :, :h] * scale[:, None, :], np.repeat(pancakes.noise[:, None], p, axis=1)
 
 
+def main_directions(pancakes: Pancakes, likelihood: str, q: int) -> np.ndarray:
+    """Directions (h, p) of a sub-class, the widest first, as long as one standard deviation along them."""
+    h, bases = pancakes.n_dims, pancakes.bases[q]
+    if likelihood == "factor-analysis":
+        u, s, _ = np.linalg.svd(bases[:, :h], full_matrices=False)
+        return (u * s).T
+    order = np.argsort(-pancakes.values[q, :h], kind="stable")
+    return (bases[:, order] * np.sqrt(np.maximum(pancakes.values[q, order], 0.0))).T
+
+
 def codes(pancakes: Pancakes, likelihood: str, x: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Codes (n, h) of rows under their sub-classes: coordinates, or posterior means of factors."""
     h = pancakes.n_dims

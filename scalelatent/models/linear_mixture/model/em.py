@@ -37,6 +37,8 @@ FINISHING_PASSES = 6
 # Rows of soft scores at a time.
 _SOFT_ROWS = 2048
 START, SETTLE, MAIN, FINISH, DONE = range(5)
+# What the history calls the phase of a pass.
+PHASES = ("k-means", "settle", "em", "finish")
 # What a block has of a sub-class, on average; its rows and bytes.
 _ROWS_OF_A_GROUP = {"images": 20, "moments": 64}
 _LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 100_000_000
@@ -114,6 +116,8 @@ class MixtureState:
     objective, previous : float
         Mean score of a row (or -log-likelihood in nats) in the last two passes of a phase.
     phase, phase_pass, iteration : int
+    passed : int
+        Phase of the last pass.
     refills, refilled, starved, dropped : int
         Passes with refills and sub-classes refilled so far; starving in the last pass; dropped.
     """
@@ -133,6 +137,7 @@ class MixtureState:
     refilled: int = 0
     starved: int = 0
     dropped: int = 0
+    passed: int = START
 
 
 def initial_state(mixture: Mixture, now: Pancakes, phase: int = START) -> MixtureState:
@@ -390,12 +395,12 @@ class MixtureEM:
         """True after the last finishing pass."""
         return state.phase == DONE
 
-    def summary(self, state: MixtureState) -> dict[str, float | int | None]:
+    def summary(self, state: MixtureState) -> dict[str, Any]:
         """Scalars of the last pass."""
         return {
             "pass": state.iteration,
             "objective": state.objective,
-            "phase": state.phase,
+            "phase": PHASES[state.passed],
             "n_dims": state.now.n_dims,
             "starved": state.starved,
             "refilled": state.refilled,
@@ -431,6 +436,7 @@ class MixtureEM:
             previous=state.objective,
             objective=objective,
             iteration=state.iteration + 1,
+            passed=state.phase,
             phase_pass=state.phase_pass + 1,
             starved=0,
         )

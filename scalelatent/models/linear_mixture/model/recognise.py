@@ -18,6 +18,8 @@ from scalelatent.reductions.moments import NonFiniteError
 WHAT = ("scores", "sub-classes")
 # Rows whose scores under all sub-classes lie in memory at a time.
 _ROWS = 1024
+# Shares of the rows that are rejected, in scores.
+REJECTED = (0.0, 0.01, 0.05, 0.1)
 # Temperatures among which that of probabilities is chosen, as multiples of the mean score.
 TEMPERATURES = np.geomspace(1e-4, 1e1, 101)
 
@@ -120,6 +122,13 @@ def reject_curve(certainty: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, 
     order = np.argsort(certainty, kind="stable")
     left = wrong.sum() - np.concatenate([[0], np.cumsum(wrong[order])])[:n]
     return np.arange(n) / n, left / (n - np.arange(n))
+
+
+def errors_at_rejects(certainty: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
+    """Error rate of the rows that are left when these shares of the least certain are rejected."""
+    rejected, error = reject_curve(certainty, wrong)
+    places = np.minimum(np.searchsorted(rejected, REJECTED), len(wrong) - 1)
+    return {f"{share:.0%}": float(error[i]) for share, i in zip(REJECTED, places, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,215 @@
+"""What the figures of a mixture are drawn from: one pass of rows through it, down to small arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.learners import Block
+from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
+from scalelatent.engine.threads import single_threaded
+from scalelatent.report.classes import ClassesSeen, Confusion, Mistakes, Reliability
+from scalelatent.report.sampled import check_width
+
+from .model.recognise import probabilities
+from .output import MixtureRows
+
+__all__ = ["ClassEvidence", "DensityEvidence", "collect_classes", "collect_density"]
+
+BLOCK_BYTES, MOST_ROWS = 32 * 2**20, 4096
+EXAMPLES, LEAST_LIKELY = 10, 20
+
+
+@dataclass
+class ClassEvidence:
+    """Of a classifier.
+
+    Attributes
+    ----------
+    n_rows, feature_shape, names
+    confusion, reliability, mistakes
+        None without labels; of these the last is then empty.
+    certain, largest : list of ndarray
+        Of each row how certain its class is, and minus its best score.
+    wrong : list of ndarray of bool
+    examples, scores : ndarray, (n, features) and (n, classes)
+        One row of each class, of middling certainty.
+    codes : ndarray
+        Their classes.
+    made : ndarray, shape (n, classes, features)
+        Their reconstructions by the best model of each class.
+    """
+
+    n_rows: int
+    feature_shape: tuple[int, ...]
+    names: list[str]
+    confusion: Confusion | None
+    reliability: Reliability | None
+    mistakes: Mistakes
+    certain: list[np.ndarray] = field(default_factory=list)
+    largest: list[np.ndarray] = field(default_factory=list)
+    wrong: list[np.ndarray] = field(default_factory=list)
+    examples: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    scores: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    codes: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    made: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
+
+
+@dataclass
+class DensityEvidence:
+    """Of a density.
+
+    Attributes
+    ----------
+    n_rows, feature_shape
+    log_likelihood : float
+        Mean, nats a row.
+    examples, made, filled : ndarray, shape (n, features)
+        Evenly spaced rows, by their best components, and with their lower half filled in.
+    hidden : ndarray of bool, shape (features,)
+        What of them was hidden; empty where the model cannot fill in.
+    least, least_at, least_rows : ndarray
+        The least likely rows, their log-likelihoods and numbers.
+    """
+
+    n_rows: int
+    feature_shape: tuple[int, ...]
+    log_likelihood: float
+    examples: np.ndarray
+    made: np.ndarray
+    filled: np.ndarray
+    hidden: np.ndarray
+    least: np.ndarray
+    least_at: np.ndarray
+    least_rows: np.ndarray
+
+
+def _blocks(model: Any, data: Dataset, classes: np.ndarray | None) -> Iterator[Block]:
+    k = len(model.means_)
+    row = data.n_features * (data.dtype.itemsize + 12) + 8 * k
+    step = max(1, min(MOST_ROWS, BLOCK_BYTES // row))
+    blocks = [(a, min(a + step, data.n_rows)) for a in range(0, data.n_rows, step)]
+    with single_threaded():
+        yield from iter_blocks(Reader(data, None, Meter(), classes), blocks, StopEvent())
+
+
+def collect_classes(
+    model: Any, data: Dataset, *, progress: Callable[[int, int], None] | None = None
+) -> ClassEvidence:
+    """Stream rows through a fitted classifier."""
+    check_width(data, model.n_features_in_)
+    m, labelled = len(model.classes_), data.has_y
+    names = [str(c) for c in model.classes_.tolist()]
+    confusion, reliability = (Confusion.empty(m), Reliability.empty()) if labelled else (None, None)
+    out = ClassEvidence(data.n_rows, data.feature_shape, names, confusion, reliability, Mistakes())
+    backend, rows = make_backend(model.device), model._row_map("scores")
+    prepared = rows.prepare(backend)
+    first: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
+    for block in _blocks(model, data, model.classes_ if labelled else None):
+        scores = np.array(rows.apply(prepared, block))
+        shares = probabilities(scores, model.temperature_)
+        seen = ClassesSeen(
+            block.start, block.x, block.y, scores.argmin(axis=1).astype(np.int32), shares, block.weight
+        )
+        certain = model._certainty(scores, "ratio").astype(np.float32)
+        if confusion is not None and reliability is not None:
+            confusion.add(seen)
+            reliability.add(seen)
+            out.mistakes.add(seen)
+            out.certain.append(certain)
+            out.largest.append(-scores.min(axis=1))
+            out.wrong.append(seen.guess != seen.truth)
+        _look_for_examples(first, seen, scores, certain)
+        if progress is not None:
+            progress(seen.start + len(seen.x), data.n_rows)
+    out.codes = np.array(sorted(first), dtype=np.int64)
+    out.examples = np.stack([first[c][1] for c in sorted(first)]).astype(np.float32)
+    out.scores = np.stack([first[c][2] for c in sorted(first)])
+    out.made = np.stack([_made(model, out.examples, c, backend) for c in range(m)], axis=1)
+    return out
+
+
+def _look_for_examples(
+    first: dict[int, tuple[float, np.ndarray, np.ndarray]],
+    seen: ClassesSeen,
+    scores: np.ndarray,
+    certain: np.ndarray,
+) -> None:
+    """Of each class the row of the first block with the middle certainty: neither the clearest nor an odd
+    one.
+    """
+    for c in np.unique(seen.codes):
+        if int(c) not in first:
+            own = np.flatnonzero(seen.codes == c)
+            i = own[np.argsort(certain[own], kind="stable")[len(own) // 3]]
+            first[int(c)] = float(certain[i]), np.array(seen.x[i]), scores[i]
+
+
+def _made(model: Any, x: np.ndarray, label: int, backend: Any) -> np.ndarray:
+    """Rows by their best model of a class, or of all (-1)."""
+    rows: MixtureRows = replace(model._row_map("reconstructions"), label=label)
+    return np.array(rows.apply(rows.prepare(backend), Block(x, None, None, 0)))
+
+
+def collect_density(
+    model: Any,
+    data: Dataset,
+    shape: Sequence[int] | None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> DensityEvidence:
+    """Stream rows through a fitted density."""
+    check_width(data, model.n_features_in_)
+    backend, rows = make_backend(model.device), model._row_map("log-likelihood")
+    prepared = rows.prepare(backend)
+    wanted = np.unique(np.arange(EXAMPLES) * data.n_rows // EXAMPLES)
+    total = weighed = 0.0
+    examples, least = [], list[tuple[float, int, np.ndarray]]()
+    for block in _blocks(model, data, None):
+        found = np.array(rows.apply(prepared, block))[:, 0]
+        weight = np.ones(len(found)) if block.weight is None else block.weight
+        total, weighed = total + float(found @ weight), weighed + float(weight.sum())
+        inside = wanted[(wanted >= block.start) & (wanted < block.start + len(found))] - block.start
+        examples += [np.array(block.x[i]) for i in inside]
+        lowest = np.argsort(found, kind="stable")[:LEAST_LIKELY]
+        least += [(float(found[i]), block.start + int(i), np.array(block.x[i])) for i in lowest]
+        least = sorted(least, key=lambda row: row[:2])[:LEAST_LIKELY]
+        if progress is not None:
+            progress(block.start + len(found), data.n_rows)
+    x = np.stack(examples).astype(np.float32)
+    hidden = np.zeros(0, dtype=bool)
+    filled = np.empty((0, data.n_features))
+    if model.basis_ is None:
+        hidden = np.arange(data.n_features) >= data.n_features // 2
+        if shape is not None:
+            hidden = np.zeros(shape, dtype=bool)
+            hidden[-(shape[0] // 2) :] = True
+            hidden = hidden.ravel()
+        filled = model.reconstruct(x, observed=~hidden)
+    return DensityEvidence(
+        data.n_rows,
+        data.feature_shape,
+        total / weighed if weighed else float("nan"),
+        x,
+        _made(model, x, -1, backend),
+        filled,
+        hidden,
+        np.stack([row[2] for row in least]).astype(np.float32),
+        np.array([row[0] for row in least]),
+        np.array([row[1] for row in least]),
+    )
+
+
+def phases_of(model: Any, history: Sequence[dict[str, Any]]) -> list[tuple[int, int, str, bool]]:
+    """(first, last record, what the phase is, whether its objective is in nats) of a history."""
+    names = [record.get("phase") or "steps" for record in history]
+    edges = [i for i in range(len(names)) if i == 0 or names[i] != names[i - 1]] + [len(names)]
+    dense = model.likelihood in ("ppca", "factor-analysis")
+    nats = {"em": dense or model.assignment == "soft", "steps": dense}
+    return [(a, b - 1, names[a], nats.get(names[a], False)) for a, b in pairwise(edges)]

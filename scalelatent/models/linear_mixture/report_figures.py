@@ -1,0 +1,246 @@
+"""Figures of mixtures of linear models: pancakes as images, what they make of rows, how they were learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from scalelatent.report.figures import column, points_of
+from scalelatent.report.pictures import draw_mosaic, tone_of
+from scalelatent.report.style import ACCENT, INK, LINE, MUTED, WARN, new_figure, quiet_axes, short_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "plot_deviations",
+    "plot_means",
+    "plot_passes",
+    "plot_reconstructions",
+    "plot_rejects",
+    "plot_rows",
+    "plot_spectra",
+    "plot_tangents",
+    "plot_under",
+]
+
+# Inches of an image.
+_TILE = 0.62
+_SMALL = 7.0
+
+
+def _words(axes: Axes, x: float, y: float, text: str, color: str = MUTED, **more: Any) -> None:
+    axes.text(x, y, text, ha="center", va="top", fontsize=_SMALL, color=color, clip_on=False, **more)
+
+
+def _beside(axes: Axes, centres: np.ndarray, names: Sequence[str]) -> None:
+    """Names at the left of the rows of a mosaic."""
+    for y, name in zip(centres, names, strict=True):
+        axes.text(-2, y, short_name(name), ha="right", va="center", fontsize=10, color=INK, clip_on=False)
+
+
+def _curves(tiles: np.ndarray) -> Figure:
+    """Rows that are no images: features across, a line for each."""
+    flat = tiles.reshape(-1, tiles.shape[-1])
+    flat = flat[np.isfinite(flat).all(axis=1)]
+    figure = new_figure(8, min(0.6 + 0.12 * len(flat), 8))
+    axes = figure.subplots()
+    drawn = axes.imshow(flat, aspect="auto", cmap="gray_r", interpolation="nearest")
+    axes.set(xlabel="feature", ylabel="row")
+    figure.colorbar(drawn, ax=axes)
+    quiet_axes(axes, grid=False)
+    return figure
+
+
+def plot_means(
+    tiles: np.ndarray, rows: np.ndarray, names: Sequence[str], shape: tuple[int, ...] | None
+) -> Figure:
+    """Means (down, across, features), under each the rows (down, across) of its sub-class."""
+    if shape is None:
+        return _curves(tiles)
+    down, across = rows.shape
+    figure = new_figure(_TILE * across + (0.5 if names else 0.1), _TILE * 1.28 * down)
+    axes = figure.subplots()
+    x, y = draw_mosaic(axes, tiles, shape, tone_of(tiles[np.isfinite(tiles)]), below=0.3)
+    for i, j in np.argwhere(rows >= 0):
+        _words(axes, x[j], y[i], f"{rows[i, j]:,.0f}")
+    if names:
+        _beside(axes, y - shape[0] / 2, names)
+    return figure
+
+
+def plot_deviations(tiles: np.ndarray, names: Sequence[str], shape: tuple[int, ...] | None) -> Figure:
+    """For each sub-class its mean, then pairs of mean minus and plus two standard deviations."""
+    if shape is None:
+        return _curves(tiles)
+    down, across = tiles.shape[:2]
+    beside = list(range(1, across, 2))
+    figure = new_figure(_TILE * across * 1.1 + 0.5, _TILE * 1.1 * down + 0.3)
+    axes = figure.subplots()
+    x, y = draw_mosaic(axes, tiles, shape, tone_of(tiles[:, 0]), beside=beside)
+    _beside(axes, y - shape[0] / 2, names)
+    for j in range(across):
+        text = "mean" if j == 0 else f"{'-' if j % 2 else '+'} 2 sd\ndirection {(j + 1) // 2}"
+        axes.text(x[j], -1, text, ha="center", va="bottom", fontsize=_SMALL, color=INK, clip_on=False)
+    return figure
+
+
+def plot_reconstructions(
+    x: np.ndarray,
+    made: np.ndarray,
+    scores: np.ndarray,
+    truth: Sequence[str],
+    names: Sequence[str],
+    shape: tuple[int, ...] | None,
+) -> Figure:
+    """Rows (n, p), and beside each what the best model of each class makes of it (n, classes, p)."""
+    tiles = np.concatenate([x[:, None], made], axis=1)
+    if shape is None:
+        return _curves(tiles)
+    n, across = tiles.shape[:2]
+    figure = new_figure(_TILE * 1.08 * across + 0.6, _TILE * 1.28 * n + 0.3)
+    axes = figure.subplots()
+    at, y = draw_mosaic(axes, tiles, shape, tone_of(x), below=0.3, beside=[1])
+    for i in range(n):
+        best = int(scores[i].argmin())
+        for j in range(across - 1):
+            _words(axes, at[j + 1], y[i], f"{scores[i, j]:.3g}", INK if j == best else MUTED)
+        corner = at[best + 1] - (shape[1] - 1) / 2 - 1, y[i] - shape[0] - 0.5
+        box = Rectangle(corner, shape[1] + 1, shape[0] + 1, fill=False, edgecolor=ACCENT, linewidth=1.8)
+        axes.add_patch(box)
+        box.set_clip_on(False)
+    _beside(axes, y - shape[0] / 2, truth)
+    for j, name in enumerate(["row", *names]):
+        text = short_name(name, 8)
+        axes.text(at[j], -1.5, text, ha="center", va="bottom", fontsize=9, color=INK, clip_on=False)
+    return figure
+
+
+def plot_tangents(
+    means: np.ndarray,
+    tangents: np.ndarray,
+    names: Sequence[str],
+    kinds: Sequence[str],
+    shape: tuple[int, ...],
+) -> Figure:
+    """Means (n, p) and their tangents (n, kinds, p), each as dark and bright as it can be."""
+    n, across = tangents.shape[:2]
+    figure = new_figure(_TILE * 1.3 * (across + 1) + 0.5, _TILE * 1.3 * n + 0.4)
+    left, right = figure.subplots(1, 2, width_ratios=[1, across])
+    _, y = draw_mosaic(left, means[:, None], shape, tone_of(means))
+    _beside(left, y - shape[0] / 2, names)
+    left.text((shape[1] - 1) / 2, -1, "mean", ha="center", va="bottom", fontsize=_SMALL, color=INK)
+    largest = np.abs(tangents).max(axis=2, keepdims=True)
+    scaled = tangents / np.where(largest > 0, largest, 1.0)
+    x, _ = draw_mosaic(right, scaled, shape, ("RdBu_r", -1.0, 1.0))
+    for j, kind in enumerate(kinds):
+        text = kind.replace("-", "\n", 1)
+        right.text(x[j], -1, text, ha="center", va="bottom", fontsize=_SMALL, color=INK)
+    return figure
+
+
+def plot_rows(
+    tiles: np.ndarray,
+    shape: tuple[int, ...] | None,
+    words: Sequence[str] = (),
+    like: np.ndarray | None = None,
+) -> Figure:
+    """Rows (down, across, features) as images, perhaps with words under each; in the tone of others."""
+    if shape is None:
+        return _curves(tiles)
+    down, across = tiles.shape[:2]
+    figure = new_figure(_TILE * across, _TILE * down * (1.28 if words else 1.06))
+    axes = figure.subplots()
+    x, y = draw_mosaic(
+        axes, tiles, shape, tone_of(tiles if like is None else like), below=0.3 if words else 0.0
+    )
+    for k, text in enumerate(words):
+        _words(axes, x[k % across], y[k // across], text)
+    return figure
+
+
+def plot_under(rows: Sequence[tuple[str, np.ndarray]], shape: tuple[int, ...] | None) -> Figure:
+    """Named rows of images (across, features) under each other, in one tone: that of the first."""
+    tiles = np.stack([images for _, images in rows])
+    if shape is None:
+        return _curves(tiles)
+    down, across = tiles.shape[:2]
+    figure = new_figure(_TILE * 1.08 * across + 1.2, _TILE * 1.1 * down)
+    axes = figure.subplots()
+    _, y = draw_mosaic(axes, tiles, shape, tone_of(tiles[0]))
+    for centre, (name, _) in zip(y - shape[0] / 2, rows, strict=True):
+        axes.text(-2, centre, name, ha="right", va="center", fontsize=9, color=INK, clip_on=False)
+    return figure
+
+
+def plot_rejects(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], most: float = 0.3) -> Figure:
+    """Error of the rows that are left against the share rejected, by each way to reject."""
+    figure = new_figure(7, 4)
+    axes = figure.subplots()
+    for (name, (rejected, error)), color in zip(curves.items(), (ACCENT, WARN), strict=False):
+        shown = rejected <= most
+        axes.plot(100 * rejected[shown], 100 * error[shown], color=color, linewidth=1.7, label=name)
+    axes.set(xlabel="rows rejected, %", ylabel="error of the others, %", xlim=(0, 100 * most))
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=9, frameon=False, labelcolor=INK)
+    quiet_axes(axes)
+    return figure
+
+
+def plot_spectra(variances: np.ndarray, noise: np.ndarray) -> Figure:
+    """Variances (K, h) along the directions, and in every other one (K,)."""
+    figure = new_figure(7, 4)
+    axes = figure.subplots()
+    h = np.arange(1, variances.shape[1] + 1)
+    low, middle, high = np.percentile(variances, [10, 50, 90], axis=0)
+    axes.plot(h, variances.T, color=LINE, linewidth=0.6, alpha=min(1.0, 30 / len(variances)), zorder=1)
+    axes.fill_between(h, low, high, color=ACCENT, alpha=0.15, linewidth=0)
+    axes.plot(h, middle, color=ACCENT, linewidth=1.8, marker="o", markersize=4, label="along the directions")
+    axes.axhline(
+        float(np.median(noise)), color=WARN, linestyle=(0, (4, 3)), linewidth=1.3, label="in each other one"
+    )
+    axes.set(xlabel="direction", ylabel="variance, a row", yscale="log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize=9, frameon=False, labelcolor=INK)
+    quiet_axes(axes)
+    return figure
+
+
+def plot_passes(records: Sequence[Mapping[str, Any]], phases: Sequence[tuple[int, int, str, bool]]) -> Figure:
+    """Error and log-likelihood against passes; ``phases``: (first, last record, name, whether in nats)."""
+    passes, values = column(records, "pass"), column(records, "objective")
+    units = [nats for nats in (False, True) if any(phase[3] is nats for phase in phases)]
+    figure = new_figure(8, 3.0 * len(units) + 0.6)
+    panels = np.ravel(figure.subplots(len(units), 1, sharex=True, squeeze=False))
+    for axes, nats in zip(panels, units, strict=True):
+        for first, last, _, in_nats in phases:
+            if in_nats is nats:
+                part = slice(first, last + 1)
+                shown = -values[part] if nats else values[part]
+                axes.plot(passes[part], shown, color=ACCENT if nats else INK, linewidth=1.6,
+                          **points_of(records))  # fmt: skip
+        axes.set_ylabel("log-likelihood, nats a row" if nats else "error of a row")
+        errors = np.concatenate([values[a : b + 1] for a, b, _, in_nats in phases if in_nats is nats])
+        if not nats and errors.min() > 0 and errors.max() > 3 * errors.min():
+            axes.set_yscale("log")
+            axes.set_ylim(errors.min() / 1.3, errors.max() * 1.15)
+            axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_locator(NullLocator())
+        quiet_axes(axes)
+        for i, (first, last, name, _) in enumerate(phases):
+            left, right = passes[first] - 0.5, passes[last] + 0.5
+            axes.axvspan(left, right, color=ACCENT, alpha=0.08 if i % 2 == 0 else 0.0, linewidth=0, zorder=0)
+            if axes is panels[0]:
+                above = axes.get_xaxis_transform()
+                axes.text((left + right) / 2, 1.02, name, transform=above, ha="center", fontsize=8.5,
+                          color=MUTED)  # fmt: skip
+    panels[-1].set_xlabel("pass over the training rows")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[-1].set_xlim(passes[0] - 0.5, passes[-1] + 0.5)
+    return figure
