@@ -26,7 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Whole numbers that count nothing: they are copied as they are.
 NAMES = ("seed", "pid", "random_state")
-_OF_SHARES = ("error", "accuracy", "nmi", "f1_macro", "converged")
+_OF_SHARES = ("error", "accuracy", "nmi", "purity", "f1_macro", "converged")
 SHARES = tuple(f"{name}{part}" for name in _OF_SHARES for part in ("", "_mean", "_spread"))
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -191,7 +191,7 @@ def text_of(value: Any, name: str = "") -> str:
     if isinstance(value, int):
         return str(value) if name.rstrip("_").endswith(NAMES) else f"{value:,}"
     if isinstance(value, float):
-        share = name in ("all", "changed") or name.rstrip("_").endswith(SHARES)
+        share = name in ("all", "changed") or name.endswith("%") or name.rstrip("_").endswith(SHARES)
         return f"{100 * value:.2f} %" if share else f"{value:.6g}"
     return str(value)
 

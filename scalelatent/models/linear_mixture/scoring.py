@@ -73,6 +73,7 @@ class DensityScorer(Scorer):
     """
 
     metrics = ("log_likelihood", *_OF_CLASSES)
+    headline = ("log_likelihood", "nmi")
 
     def score(
         self,
