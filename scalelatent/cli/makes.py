@@ -192,7 +192,8 @@ def make_traits(
     rows: Images,
     labels: Annotated[str | None, typer.Option(help="category (2 classes) or pattern (4).")] = None,
     together: Annotated[bool, typer.Option("--together", help="Both traits on one place: harder.")] = False,
-    gap: Annotated[int | None, typer.Option(min=0, help="Pixels between the traits; 3.")] = None,
+    size: Annotated[int | None, typer.Option(min=5, help="Pixels of a trait, up and across; 13.")] = None,
+    gap: Annotated[int | None, typer.Option(min=0, help="Pixels between the traits; 2.")] = None,
     noise: Noise = None,
     seed: Seed = 0,
     jobs: Jobs = None,
@@ -202,7 +203,7 @@ def make_traits(
 ) -> None:
     """Make images of two traits: square or circle, and one of two diagonals."""
     _make_images("traits", out, rows, seed, jobs, resume, overwrite, json,
-                 noise=noise, labels=labels, together=together, gap=gap)  # fmt: skip
+                 noise=noise, labels=labels, together=together, size=size, gap=gap)  # fmt: skip
 
 
 def _make_images(

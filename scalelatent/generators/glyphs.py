@@ -6,7 +6,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-__all__ = ["BARS", "LETTERS", "SYMBOLS", "TRAITS", "bar", "bitmaps", "drawings"]
+__all__ = ["BARS", "LETTERS", "SYMBOLS", "bar", "bitmaps", "drawings", "traits"]
 
 _LETTER_ROWS = """
 .###. ####. .###. ####. ##### ##### .###. #...# ### ....# #...# #.... #...#
@@ -37,18 +37,6 @@ _SYMBOL_ROWS = """
 """
 _SYMBOL_NAMES = ("target", "square", "triangle", "diamond", "plus", "saltire", "heart", "ring")
 
-_TRAIT_ROWS = """
-######### ...###... ........# #........
-#...#...# .##...##. .......#. .#.......
-#...#...# .#.....#. ......#.. ..#......
-#...#...# #.......# .....#... ...#.....
-######### #.......# ....#.... ....#....
-#...#...# #.......# ...#..... .....#...
-#...#...# .#.....#. ..#...... ......#..
-#...#...# .##...##. .#....... .......#.
-######### ...###... #........ ........#
-"""
-
 
 def bitmaps(drawings: dict[str, list[str]]) -> list[np.ndarray]:
     """Drawings, in which `#` is 1, as arrays uint8 (height, width)."""
@@ -73,11 +61,23 @@ def bar(length: int) -> dict[str, list[str]]:
     return {"horizontal": ["#" * length], "vertical": ["#"] * length}
 
 
+def traits(size: int) -> dict[str, list[str]]:
+    """A square with four holes, a circle, a forward and a backward diagonal of `size` x `size` pixels."""
+    y, x = np.indices((size, size)) - (size - 1) / 2
+    middle = np.arange(size) == size // 2
+    edge = middle | (np.arange(size) % (size - 1) == 0)
+    drawn = {
+        "square": edge[:, None] | edge,
+        "circle": np.abs(np.hypot(y, x) - (size - 1) / 2) < 0.5,
+        "forward": x == -y,
+        "backward": x == y,
+    }
+    return {name: ["".join(".#"[int(bit)] for bit in row) for row in rows] for name, rows in drawn.items()}
+
+
 LETTERS = drawings("ABCDEFGHIJKLMNOPQRSTUVWXYZ", _LETTER_ROWS)
 """Capital letters, 7 rows of 5 (I: 3) columns."""
 SYMBOLS = drawings(_SYMBOL_NAMES, _SYMBOL_ROWS)
 """Eight symbols of 7 x 7 pixels."""
-TRAITS = drawings(("square", "circle", "forward", "backward"), _TRAIT_ROWS)
-"""A square with four holes, a circle, a forward and a backward diagonal, 9 x 9 pixels."""
 BARS = bar(5)
 """The two bars whose crossings are 25 patterns."""

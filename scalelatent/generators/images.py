@@ -42,9 +42,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "symbols": {"noise": 0.0, "size": [64, 64], "count": 16},
     "letters": {"noise": 0.03, "size": [24, 24], "count": 5, "alphabet": "ABCDEFGHIJKLMNOPQRSTUVWXYZ"},
     "text": {"noise": 0.0, "size": [72, 128]},
-    "traits": {"noise": 0.001, "gap": 3, "together": False, "labels": "category"},
+    "traits": {"noise": 0.001, "size": 13, "gap": 2, "together": False, "labels": "category"},
 }
 """Options of each set; also its kinds."""
+LEAST_TRAIT = 5  # pixels: a smaller square has no four holes
 
 _WORDS = """
 THE OF AND TO IN A IS THAT FOR IT AS WAS WITH BE BY ON NOT HE HIS BUT AT ARE THIS HAVE FROM HAD THEY
@@ -75,7 +76,11 @@ def parameters_of(kind: str, seed: int, options: dict[str, Any]) -> dict[str, An
     for name in ("crosses", "length", "count", "gap"):
         if name in p and not (name != "gap") <= p[name] <= 1000:
             raise DataError(f"{name} is {p[name]}, but it has to be {int(name != 'gap')} to 1000")
-    if "size" in p:
+    if kind == "traits":
+        p["size"] = int(p["size"])
+        if not LEAST_TRAIT <= p["size"] <= 1000:
+            raise DataError(f"size is {p['size']}, but traits are {LEAST_TRAIT} to 1000 pixels wide")
+    elif "size" in p:
         p["size"] = [int(s) for s in p["size"]]
     return {**p, "features": _features(kind, p)}
 
@@ -83,8 +88,10 @@ def parameters_of(kind: str, seed: int, options: dict[str, Any]) -> dict[str, An
 def _features(kind: str, p: dict[str, Any]) -> dict[str, list[str]]:
     if kind == "bars":
         return glyphs.bar(p["length"])
-    if kind in ("symbols", "traits"):
-        return glyphs.SYMBOLS if kind == "symbols" else glyphs.TRAITS
+    if kind == "symbols":
+        return glyphs.SYMBOLS
+    if kind == "traits":
+        return glyphs.traits(p["size"])
     wanted = p.get("alphabet", "".join(glyphs.LETTERS)).upper()
     absent = [c for c in wanted if c not in glyphs.LETTERS]
     if absent or not wanted or len(set(wanted)) < len(wanted):
@@ -389,8 +396,8 @@ def image_set(kind: str, *, seed: int = 0, **options: Any) -> ImageSet:
     **options
         Of the set, see `options.DEFAULTS`. For all: `noise`, the chance of a flipped pixel. bars: `crosses` a
         side, `length`. symbols, letters: `size` (height, width), `count` in an image; letters: `alphabet`.
-        text: `size`. traits: `gap` between the traits, `together` (on one place), `labels` 'category' or
-        'pattern'.
+        text: `size`. traits: `size` of a trait, `gap` between them, `together` (on one place), `labels`
+        'category' or 'pattern'.
 
     Raises
     ------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scalelatent.data import DatasetWriter, image_set, image_set_of, make_images, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.generators import GENERATORS
-from scalelatent.generators.glyphs import LETTERS, SYMBOLS, TRAITS, bitmaps
+from scalelatent.generators.glyphs import LETTERS, SYMBOLS, bitmaps, traits
 from scalelatent.generators.images import DEFAULTS, VOCABULARY, ImageSet
 from scalelatent.generators.make import generator_of, make_shard
 
@@ -145,7 +145,7 @@ def test_traits_follow_their_network() -> None:
     truth = images.truth(0, n)
     np.testing.assert_array_equal(truth[:, 0, 0], pattern >> 1)
     np.testing.assert_array_equal(truth[:, 1, 0], 2 + (pattern & 1))
-    for trait, left in ((0, 1), (1, 13)):
+    for trait, left in ((0, 1), (1, 16)):
         for axis, first in ((1, 1), (2, left)):
             moved = np.bincount(truth[:, trait, axis] - (first - 1)) / n
             assert len(moved) <= 4
@@ -155,7 +155,7 @@ def test_traits_follow_their_network() -> None:
         shape, diagonal = truth[i]
         clean = np.zeros(images.image_shape, np.uint8)
         for feature, top, left in (shape, diagonal):
-            clean[top : top + 9, left : left + 9] |= images.features[feature]
+            clean[top : top + 13, left : left + 13] |= images.features[feature]
         near = np.zeros_like(clean)
         padded = np.pad(clean, 1)
         for dy in range(3):
@@ -164,7 +164,7 @@ def test_traits_follow_their_network() -> None:
         assert not (x[i] & ~near & 1).any()
         assert 0.5 * clean.sum() < x[i].sum() <= clean.sum()
     together = image_set("traits", together=True)
-    assert together.image_shape == (13, 13)
+    assert together.image_shape == (17, 17)
 
 
 def test_pixels_move_in_nine_ways_alike() -> None:
@@ -187,10 +187,11 @@ def test_glyphs_are_what_they_say() -> None:
         assert drawing.any(axis=0).all()  # no empty column: letters touch their boxes
         assert drawing[[0, -1]].any(axis=1).all()
     assert {b.shape for b in bitmaps(SYMBOLS)} == {(7, 7)}
-    assert {b.shape for b in bitmaps(TRAITS)} == {(9, 9)}
-    for table in (LETTERS, SYMBOLS, TRAITS):
+    for size in (5, 13, 16):
+        assert {b.shape for b in bitmaps(traits(size))} == {(size, size)}
+    for table in (LETTERS, SYMBOLS, traits(5), traits(13)):
         assert len({b.tobytes() for b in bitmaps(table)}) == len(table)
-    np.testing.assert_array_equal(bitmaps(TRAITS)[2], bitmaps(TRAITS)[3][:, ::-1])
+    np.testing.assert_array_equal(bitmaps(traits(9))[2], bitmaps(traits(9))[3][:, ::-1])
     with pytest.raises(DataError, match="lines of different lengths"):
         bitmaps({"a": ["#", "##"]})
     with pytest.raises(DataError, match="other signs"):
@@ -244,6 +245,7 @@ def test_shards_in_any_order_from_provenance_alone(tmp_path: Path) -> None:
         ("letters", {"noise": 1.5}, "noise is 1.5"),
         ("letters", {"seed": -1}, "seed is -1"),
         ("traits", {"labels": "colour"}, "labels is 'colour'"),
+        ("traits", {"size": 4}, "size is 4, but traits are 5 to 1000 pixels wide"),
         ("letters", {"rows": 0}, "0 rows"),
     ],
 )

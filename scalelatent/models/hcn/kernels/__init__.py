@@ -7,6 +7,10 @@ _MODULES = {
     "sweep": "sweeps",
     "sweep_messages": "sweeps",
     "decode": "sweeps",
+    "sweep_layers": "pools",
+    "raise_pools": "pools",
+    "lower_pools": "pools",
+    "lower_trees": "pools",
     "cover": "placements",
     "improve": "placements",
 }

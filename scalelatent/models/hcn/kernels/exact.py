@@ -15,6 +15,11 @@ BELIEF_LIMIT = 2**28
 HARD = 2**28
 """Belief of a weight that is fixed, in units; beyond any evidence."""
 
+POOL_FLOOR = 10_000 * GRID
+"""Largest message between layers, in units."""
+ABSENT = -(2**29)
+"""Log prior of a shift that leaves the image, in units."""
+
 
 def to_grid(nats: Any) -> np.ndarray:
     """Units, int32."""

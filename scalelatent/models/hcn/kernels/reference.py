@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .windows import starts, window
+from .exact import ABSENT, POOL_FLOOR
+from .windows import shifts, starts, window
 
 FLOOR = 1e3
 """Largest message, in nats."""
@@ -268,3 +269,135 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
             at = tuple((first if len(first) else np.argwhere(gains == best))[0])
             out[n][at] ^= 1
     return out
+
+
+def at_targets(messages: np.ndarray) -> np.ndarray:
+    """Messages of pools, (…, shifts, H, W), where their shifts land; ABSENT where none comes from."""
+    out, (height, width) = np.full(messages.shape, ABSENT, np.int64), messages.shape[-2:]
+    for d, (dy, dx) in enumerate(shifts(messages.shape[-3])):
+        to, of = (
+            (slice(max(0, y), height + min(0, y)), slice(max(0, x), width + min(0, x)))
+            for y, x in ((dy, dx), (-dy, -dx))
+        )
+        out[(..., d, *to)] = messages[(..., d, *of)]
+    return out
+
+
+def at_sources(messages: np.ndarray) -> np.ndarray:
+    """What lies where shifts land, (…, shifts, H, W), at the pools that they come from."""
+    return at_targets(messages[..., ::-1, :, :])[..., ::-1, :, :]
+
+
+def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Of ORs to the shifts of pools, ABSENT where they leave the image: int64 (…, shifts, H, W)."""
+    t = at_targets(down)
+    below = np.clip(below, -POOL_FLOOR, POOL_FLOOR)[..., None, :, :]
+    positive, up = np.maximum(t, 0), np.empty_like(t)
+    total = positive.sum(axis=-3, keepdims=True)
+    for d in range(t.shape[-3]):
+        best = np.delete(t, d, axis=-3).max(axis=-3, initial=ABSENT)
+        alone = np.maximum(0, -best)
+        up[..., d, :, :] = np.minimum((below + total - positive)[..., d, :, :], alone)
+    return at_sources(np.clip(up, -POOL_FLOOR, POOL_FLOOR))
+
+
+def raise_pools(
+    below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
+) -> None:
+    """From places of the layer below to what a layer makes: ORs to pools, pools to R.
+
+    Parameters
+    ----------
+    below : ndarray of int32, shape (images, channels, H, W)
+        Messages of the places below, in units.
+    prior : ndarray of int32, shape (shifts, H, W)
+        Log prior of each shift, in units; ABSENT where it leaves the image.
+    down : ndarray of int32, shape (images, channels, shifts, H, W)
+        Messages of pools to ORs.
+    evidence : array of int32, shape (images, channels, H, W)
+        Messages of pools to R, changed in place.
+    damping : float
+        Weight of the new message.
+    """
+    up = raise_ors(down, below)
+    new = np.where(prior == ABSENT, ABSENT, up + prior).max(axis=-3)
+    evidence[...] = damped(evidence, np.clip(new, -POOL_FLOOR, POOL_FLOOR), damping)
+
+
+def lower_pools(
+    below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
+) -> np.ndarray:
+    """From R to the places of the layer below: some rounds of pools to ORs and back, then ORs to places.
+
+    Parameters
+    ----------
+    below, prior
+        See :func:`raise_pools`.
+    above : ndarray of int32, shape (images, channels, H, W)
+        Messages of trees to R.
+    down : array of int32, shape (images, channels, shifts, H, W)
+        Messages of pools to ORs, changed in place.
+    rounds : int
+
+    Returns
+    -------
+    ndarray of int32, shape (images, channels, H, W)
+    """
+    for _ in range(rounds + 1):
+        up = raise_ors(down, below)
+        b = np.where(prior == ABSENT, ABSENT, up + prior)
+        for d in range(b.shape[-3]):
+            best = np.delete(b, d, axis=-3).max(axis=-3, initial=ABSENT)
+            new = prior[d] + np.minimum(above, -best)
+            new = np.clip(new, -POOL_FLOOR, POOL_FLOOR)
+            down[..., d, :, :] = np.where(prior[d] == ABSENT, -POOL_FLOOR, new)
+    t = at_targets(down)
+    first = t.max(axis=-3)
+    made = first + np.maximum(t, 0).sum(axis=-3) - np.maximum(first, 0)
+    return np.clip(made, -POOL_FLOOR, POOL_FLOOR).astype(np.int32)
+
+
+def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
+    """Messages of trees to what they make (R), from beliefs and their own messages.
+
+    Parameters
+    ----------
+    s : ndarray of int32, shape (images, HS, WS, F)
+    w : ndarray of int32, shape (channels, h, w, F)
+        Beliefs; the window of w is flipped on both axes.
+    to_s, to_w : ndarray, shape (images, channels, pairs and room)
+
+    Returns
+    -------
+    ndarray of int32, shape (images, channels, H, W)
+    """
+    n_channels, h, width, n_features = w.shape
+    image = s.shape[1] + h - 1, s.shape[2] + width - 1
+    begins = starts(image, (h, width), n_features)
+    out = np.empty((len(s), n_channels, *image), np.int32)
+    for index in np.ndindex(out.shape):
+        n, a, y, x = index
+        of_s, of_w = window(y, h, s.shape[1]), window(x, width, s.shape[2])
+        run = slice(begins[y * image[1] + x], begins[y * image[1] + x + 1])
+        places, weights = s[(n, of_s[0], of_w[0])], w[(a, of_s[1], of_w[1])]
+        t = and_down(places.ravel() - to_s[n, a, run], weights.ravel() - to_w[n, a, run])
+        out[index] = np.clip(or_down(t), -POOL_FLOOR, POOL_FLOOR)
+    return out
+
+
+def sweep_layers(
+    evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
+) -> None:
+    """All trees of a layer of some images once, in order, with their messages of the sweep before.
+
+    As :func:`sweep_messages` of one chain, undamped, with messages of int32.
+
+    Parameters
+    ----------
+    evidence : array of int32, shape (images, channels, height, width)
+    order : ndarray of int32, shape (pixels,)
+    s : array of int32, shape (images, HS, WS, F)
+    w : array of int32, shape (channels, h, w, F)
+    to_s, to_w : array of int32, shape (images, channels, pairs and room)
+    """
+    sweep_messages(evidence[None], order[None], s[None], w[None], to_s[None], to_w[None], 1.0)

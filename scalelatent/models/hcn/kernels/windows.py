@@ -13,6 +13,12 @@ def window(at: int, feature: int, places: int) -> tuple[slice, slice]:
     return slice(first, last + 1), slice(first - at + feature - 1, last - at + feature)
 
 
+def shifts(n: int) -> list[tuple[int, int]]:
+    """(rows, columns) of the n shifts of a square pool."""
+    reach = round(n**0.5) // 2
+    return [(dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1)]
+
+
 def starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
     """Where the pairs of each pixel of a channel begin, and their number; int64 (pixels + 1,)."""
     counts = [

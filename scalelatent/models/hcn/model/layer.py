@@ -128,9 +128,9 @@ class FeatureLayer:
             return None
         return np.isnan(x) if math.isnan(self.missing) else x == self.missing
 
-    def first_beliefs(self, seed: int, restart: int = 0) -> np.ndarray:
+    def first_beliefs(self, seed: int, restart: int = 0, level: int = 0) -> np.ndarray:
         """Beliefs of W before anything is seen: log odds of uniform draws from .9 p_weight to p_weight."""
-        drawn = stream(seed, "hcn weights", 0, restart).random(self.weights_shape)
+        drawn = stream(seed, "hcn weights", level, restart).random(self.weights_shape)
         return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
 
     def is_exact(self, w: np.ndarray) -> bool:

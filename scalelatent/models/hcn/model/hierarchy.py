@@ -1,0 +1,309 @@
+"""Networks of several layers: what features make is shifted pixel by pixel, and places the features below.
+
+From the top: one template of one class lies in an image (the class layer); its pixels, each shifted by a pool
+of its own, are the places of the features of the layer below, and so on down to the image. A pass goes up
+from the pixels (beliefs of W move then), and down again. What a layer makes, and the places of the layer
+below, have one shape: (images, channels, height, width); places are kept as the trees have them, (images,
+height, width, channels).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from scalelatent.kernels.streams import stream
+from scalelatent.models.hcn.kernels.exact import ABSENT, GRID, POOL_FLOOR
+from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.windows import message_room, shifts
+
+from .layer import FeatureLayer
+
+# Of windows of what a layer makes that are held at once.
+WINDOW_BYTES = 2**26
+
+
+def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, level: int = 0) -> np.ndarray:
+    """Log priors of the shifts of a layer's pools, in units: int32 (side * side, height, width).
+
+    No shift weighs 1, another 1 - spread u with u uniform: of even pools no message would say where to.
+    Shifts that leave the image are ABSENT, and the others weigh more.
+    """
+    weights = 1 - spread * stream(seed, "hcn pools", level, 0).random(side * side)
+    weights[side * side // 2] = 1
+    rows, columns = np.indices(image)
+    lands = np.array(
+        [
+            (rows + dy >= 0) & (rows + dy < image[0]) & (columns + dx >= 0) & (columns + dx < image[1])
+            for dy, dx in shifts(side * side)
+        ]
+    )
+    weights = weights[:, None, None] * lands
+    with np.errstate(divide="ignore"):
+        return np.where(lands, np.rint(np.log(weights / weights.sum(axis=0)) * GRID), ABSENT).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class LayerMessages:
+    """What is kept of some images in one layer, all int32 and in units.
+
+    Attributes
+    ----------
+    s : ndarray, shape (images, HS, WS, F)
+        Beliefs of places: what comes from above and from the trees.
+    above : ndarray, shape (images, HS, WS, F)
+        What comes from above.
+    to_s, to_w : ndarray, shape (images, channels, pairs and room)
+        Messages of trees to places and weights.
+    evidence : ndarray, shape (images, channels, height, width)
+        Messages of pools to trees.
+    down : ndarray, shape (images, channels, shifts, height, width)
+        Messages of pools to their shifts.
+    """
+
+    s: np.ndarray
+    above: np.ndarray
+    to_s: np.ndarray
+    to_w: np.ndarray
+    evidence: np.ndarray
+    down: np.ndarray
+
+    @property
+    def from_below(self) -> np.ndarray:
+        """What trees say of places: (images, F, HS, WS)."""
+        return channels_first(self.s - self.above)
+
+    def lower(self, above: np.ndarray) -> LayerMessages:
+        """With other messages from above."""
+        return replace(self, s=self.s + (above - self.above), above=above)
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """A network of layers of features and pools under a class layer.
+
+    Attributes
+    ----------
+    layers : tuple of FeatureLayer
+        From the image up. The last has the templates, which are as large as what it makes: one place.
+    classes : tuple of int, or None
+        Class of each template; None: templates are clusters.
+    side : int
+        Of a pool: 3 shifts by one pixel.
+    spread : float
+        How uneven pools are, see :func:`shift_priors`.
+    damping : float
+        Weight of a new message of a pool to what lies over it.
+    inner_rounds : int
+        Of pools and ORs of a layer on the way down.
+    seed : int
+        Of pools, first beliefs and orders.
+    """
+
+    layers: tuple[FeatureLayer, ...]
+    classes: tuple[int, ...] | None = None
+    side: int = 3
+    spread: float = 0.9
+    damping: float = 0.2
+    inner_rounds: int = 5
+    seed: int = 0
+
+    @cached_property
+    def priors(self) -> tuple[np.ndarray, ...]:
+        """Log priors of the shifts of each layer's pools."""
+        return tuple(
+            shift_priors(layer.image[1:], self.side, self.spread, self.seed, level)
+            for level, layer in enumerate(self.layers)
+        )
+
+    @property
+    def n_templates(self) -> int:
+        """Templates of all classes."""
+        return self.layers[-1].n_features
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum([int(np.prod(layer.weights_shape)) for layer in self.layers])
+
+    def split(self, flat: np.ndarray) -> list[np.ndarray]:
+        """Weights of each layer, from one vector of all."""
+        parts = np.split(flat, self._ends[:-1])
+        return [part.reshape(layer.weights_shape) for part, layer in zip(parts, self.layers, strict=True)]
+
+    def first_beliefs(self, restart: int = 0) -> np.ndarray:
+        """Beliefs of all weights before anything is seen, in nats: one vector."""
+        return np.concatenate(
+            [
+                layer.first_beliefs(self.seed, restart, level).ravel()
+                for level, layer in enumerate(self.layers)
+            ]
+        )
+
+    def start(self, n_rows: int) -> list[LayerMessages]:
+        """Messages of some images before their first pass."""
+        return [self._start(layer, n_rows) for layer in self.layers]
+
+    def _start(self, layer: FeatureLayer, n_rows: int) -> LayerMessages:
+        (channels, *image), places = layer.image, (n_rows, *layer.places)
+        room = message_room((image[0], image[1]), layer.window, layer.n_features)
+        return LayerMessages(
+            np.full(places, -POOL_FLOOR, np.int32),
+            np.full(places, -POOL_FLOOR, np.int32),
+            np.zeros((n_rows, channels, room), np.int32),
+            np.zeros((n_rows, channels, room), np.int32),
+            np.zeros((n_rows, channels, *image), np.int32),
+            np.full((n_rows, channels, self.side**2, *image), -POOL_FLOOR, np.int32),
+        )
+
+    def go_up(
+        self,
+        kept: list[LayerMessages],
+        weights: list[np.ndarray],
+        pixels: np.ndarray,
+        labels: np.ndarray | None,
+        first_row: int,
+        number: int,
+        backend: Any,
+    ) -> None:
+        """A forward pass of Algorithm 1; all messages and the beliefs of W are changed in place.
+
+        Parameters
+        ----------
+        kept : list of LayerMessages
+        weights : list of ndarray of int32, shape (channels, h, w, F)
+            Beliefs of W, in units.
+        pixels : ndarray of int32, shape (images, channels, height, width)
+            Evidence.
+        labels : ndarray of int, shape (images,), or None
+            Class of each image; below 0 it is not known.
+        first_row : int
+            Number of the first image; orders of trees are keyed by it.
+        number : int
+            Of the pass; the first one is not damped.
+        """
+        below, damping = pixels, self.damping if number else 1.0
+        raise_pools, sweep = backend.kernel("hcn_raise_pools"), backend.kernel("hcn_sweep_layers")
+        for level, (layer, m, w) in enumerate(zip(self.layers, kept, weights, strict=True)):
+            raise_pools(below, self.priors[level], m.down, m.evidence, damping)
+            rows = np.array([first_row])
+            order = shuffled(self.seed, f"hcn layer {level}", number, rows, len(pixels) * layer.n_pixels)
+            sweep(m.evidence, order[0], m.s, w, m.to_s, m.to_w)
+            below = m.from_below
+        top = kept[-1]
+        told = self.class_messages((top.s - top.above).reshape(len(pixels), -1), labels)
+        kept[-1] = top.lower(told.reshape(top.s.shape))
+
+    def go_down(
+        self, kept: list[LayerMessages], weights: list[np.ndarray], pixels: np.ndarray, backend: Any
+    ) -> None:
+        """A backward pass: messages change, beliefs of W do not."""
+        lower_trees, lower_pools = backend.kernel("hcn_lower_trees"), backend.kernel("hcn_lower_pools")
+        for level in reversed(range(len(self.layers))):
+            m = kept[level]
+            made = lower_trees(m.s, weights[level], m.to_s, m.to_w)
+            below = kept[level - 1].from_below if level else pixels
+            told = lower_pools(below, self.priors[level], made, m.down, self.inner_rounds)
+            if level:
+                kept[level - 1] = kept[level - 1].lower(channels_last(told))
+
+    def class_messages(self, scores: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
+        """Of the class layer to the templates: an image has one, of its class where that is known.
+
+        Parameters
+        ----------
+        scores : ndarray of int32, shape (images, templates)
+            What comes from below, in units.
+        labels : ndarray of int, shape (images,), or None
+
+        Returns
+        -------
+        ndarray of int32, shape (images, templates)
+        """
+        allowed = np.ones(scores.shape, bool)
+        if labels is not None and self.classes is not None:
+            allowed = (labels[:, None] < 0) | (np.array(self.classes) == labels[:, None])
+        scores = np.where(allowed, np.clip(scores, -POOL_FLOOR, POOL_FLOOR), -POOL_FLOOR)
+        ranked = np.sort(scores, axis=1)
+        first = ranked[:, -1:]
+        second = ranked[:, -2:-1] if scores.shape[1] > 1 else np.full_like(first, -POOL_FLOOR)
+        others = np.where(scores == first, second, first)
+        return np.where(allowed, -others, -POOL_FLOOR).astype(np.int32)
+
+    def scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any) -> np.ndarray:
+        """Scores of the templates under fixed weights, in units: float64 (images, templates).
+
+        One forward pass from the start, which is that of a convolutional network (section 3.4): each pixel's
+        largest shift, then a convolution with weights of 0 and 1.
+
+        Parameters
+        ----------
+        weights : list of ndarray of bool, shape (channels, h, w, F)
+        pixels : ndarray of int32, shape (images, channels, height, width)
+        """
+        below = pixels
+        for layer, prior, w in zip(self.layers, self.priors, weights, strict=True):
+            made = np.zeros_like(below)
+            down = np.full((*below.shape[:2], len(prior), *below.shape[2:]), -POOL_FLOOR, np.int32)
+            backend.kernel("hcn_raise_pools")(below, prior, down, made, 1.0)
+            below = channels_first(convolve(made, w, layer))
+        return below.reshape(len(pixels), -1).astype(np.float64)
+
+
+def convolve(made: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarray:
+    """Sums of what lies under each feature at each place, int32 (images, HS, WS, F); exact."""
+    high, wide, n_features = layer.places
+    flat = w[:, ::-1, ::-1].reshape(-1, n_features).astype(np.float64)
+    out = np.empty((len(made), high, wide, n_features), np.int32)
+    rows = max(1, WINDOW_BYTES // (8 * high * wide * len(flat)))
+    for a in range(0, len(made), rows):
+        views = np.lib.stride_tricks.sliding_window_view(made[a : a + rows], layer.window, axis=(2, 3))
+        columns = np.moveaxis(views, 1, 3).reshape(-1, len(flat)).astype(np.float64)
+        sums = np.clip(columns @ flat, -(2**30), 2**30)
+        out[a : a + rows] = sums.reshape(-1, high, wide, n_features)
+    return out
+
+
+def channels_first(places: np.ndarray) -> np.ndarray:
+    """(images, height, width, channels) as (images, channels, height, width)."""
+    return np.ascontiguousarray(np.moveaxis(places, -1, 1))
+
+
+def channels_last(made: np.ndarray) -> np.ndarray:
+    """(images, channels, height, width) as (images, height, width, channels)."""
+    return np.ascontiguousarray(np.moveaxis(made, 1, -1))
+
+
+def learn(
+    net: Hierarchy,
+    kept: list[LayerMessages],
+    beliefs: np.ndarray,
+    pixels: np.ndarray,
+    labels: np.ndarray | None,
+    first_row: int,
+    number: int,
+    backend: Any,
+) -> np.ndarray:
+    """A visit of some images: down by the beliefs as they are, then up; how beliefs of W have changed.
+
+    Parameters
+    ----------
+    kept : list of LayerMessages
+        Changed in place.
+    beliefs : ndarray of int32, shape (weights,)
+        Of all layers, in units.
+    number : int
+        Of the visit: the first one goes up only.
+
+    Returns
+    -------
+    ndarray of int32, shape (weights,)
+    """
+    new = beliefs.copy()
+    weights = net.split(new)
+    if number:
+        net.go_down(kept, weights, pixels, backend)
+    net.go_up(kept, weights, pixels, labels, first_row, number, backend)
+    return new - beliefs

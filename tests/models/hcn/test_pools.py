@@ -1,0 +1,123 @@
+"""Messages between layers: against enumeration, and numba against the reference."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from scalelatent.models.hcn.kernels import reference
+from scalelatent.models.hcn.kernels.cpu import pools
+from scalelatent.models.hcn.kernels.exact import ABSENT, GRID
+from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, starts
+from scalelatent.models.hcn.model.hierarchy import shift_priors
+
+# images, (channels, height, width), side of a pool
+SHAPES = [(1, (1, 1, 1), 3), (2, (3, 4, 5), 3), (1, (1, 7, 33), 5), (3, (2, 3, 2), 1), (1, (16, 6, 17), 3)]
+
+
+def draw(shape, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """below, prior, above, down, evidence: some messages small, some large, some equal."""
+    n, image, side = shape
+    rng = np.random.default_rng(seed)
+
+    def some(*size: int) -> np.ndarray:
+        wide = rng.choice([3, 30, 3000, 20_000], size)
+        return np.rint(np.clip(rng.normal(size=size) * wide, -1e4, 1e4) * GRID).astype(np.int32)
+
+    prior = shift_priors(image[1:], side, 0.9, seed)
+    down = some(n, image[0], side**2, *image[1:])
+    return some(n, *image), prior, some(n, *image), down, some(n, *image)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pools_as_the_reference(shape) -> None:
+    below, prior, above, down, evidence = draw(shape)
+    for damping in (1.0, 0.2):
+        want, found = evidence.copy(), evidence.copy()
+        reference.raise_pools(below, prior, down, want, damping)
+        pools.raise_pools(below, prior, down, found, damping)
+        assert_array_equal(found, want)
+        want, found = down.copy(), down.copy()
+        told = reference.lower_pools(below, prior, above, want, 2)
+        assert_array_equal(pools.lower_pools(below, prior, above, found, 2), told)
+        assert_array_equal(found, want)
+        down = found
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, (1, 5, 5), (2, 3), 1), (2, (3, 6, 7), (6, 7), 19), (1, (16, 4, 5), (2, 2), 17)]
+)
+def test_trees_as_the_reference(shape) -> None:
+    n, (channels, height, width), (h, wide), n_features = shape
+    rng = np.random.default_rng(1)
+    room = starts((height, width), (h, wide), n_features)[-1] + MESSAGE_ROOM
+    s = rng.integers(-(10**6), 10**6, (n, height - h + 1, width - wide + 1, n_features), np.int32)
+    w = rng.integers(-(10**6), 10**6, (channels, h, wide, n_features), np.int32)
+    kept = [rng.integers(-(10**6), 10**6, (n, channels, room), np.int32) for _ in range(2)]
+    assert_array_equal(pools.lower_trees(s, w, *kept), reference.lower_trees(s, w, *kept))
+    evidence = rng.integers(-(10**6), 10**6, (n, channels, height, width), np.int32)
+    evidence[..., 0, :2] = 0
+    order = rng.permutation(evidence.size).astype(np.int32)
+    found = [a.copy() for a in (s, w, *kept)]
+    for _ in range(3):
+        reference.sweep_layers(evidence, order, s, w, *kept)
+        pools.sweep_layers(evidence, order, *found)
+        for a, b in zip(found, (s, w, *kept), strict=True):
+            assert_array_equal(a, b)
+
+
+def best(score, n: int, at: int) -> tuple[float, float]:
+    """Largest score over n bits, of which that at ``at`` is 0, and 1."""
+    found = [-np.inf, -np.inf]
+    for bits in itertools.product((0, 1), repeat=n):
+        found[bits[at]] = max(found[bits[at]], score(bits))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("side", [1, 3])
+def test_a_pool_is_its_max_marginals(side) -> None:
+    """One active pixel of R amid an image that only it can reach: messages are differences of maxima."""
+    rng, n = np.random.default_rng(side), side**2
+    shape = (2 * (side // 2) + 1,) * 2
+    at = side // 2, side // 2
+    prior = shift_priors(shape, side, 0.9, 0)
+    chance = prior[:, at[0], at[1]] / GRID
+    for _ in range(20):
+        told, top = rng.normal(size=n) * 5, float(rng.normal() * 5)
+
+        def pool(bits, told=told, top=top) -> float:
+            """Bits of the shifts, then that of R."""
+            on, r = np.array(bits[:-1]), bits[-1]
+            if on.sum() != r:
+                return -np.inf
+            return float((on * (told + chance)).sum() + r * top)
+
+        below = np.full((1, 1, *shape), -10_000 * GRID, np.int32)
+        down = np.full((1, 1, n, *shape), -10_000 * GRID, np.int32)
+        for d, (dy, dx) in enumerate(reference.shifts(n)):
+            below[0, 0, at[0] + dy, at[1] + dx] = round(told[d] * GRID)
+        evidence = np.zeros((1, 1, *shape), np.int32)
+        reference.raise_pools(below, prior, down, evidence, 1.0)
+        off, on = best(lambda bits, top=top: pool(bits) - bits[-1] * top, n + 1, n)
+        assert evidence[0, 0][at] / GRID == pytest.approx(on - off, abs=0.02)
+        above = np.full((1, 1, *shape), -10_000 * GRID, np.int32)
+        above[0, 0][at] = round(top * GRID)
+        reference.lower_pools(below, prior, above, down, 0)
+        for d in range(n):
+            off, on = best(lambda bits, d=d, told=told: pool(bits) - bits[d] * told[d], n + 1, d)
+            assert down[0, 0, d][at] / GRID == pytest.approx(on - off, abs=0.02)
+
+
+def test_pools_without_their_prior_are_noticed(monkeypatch) -> None:
+    """The mutant of the test above: all shifts as probable."""
+    whole = reference.raise_pools
+
+    def without(below, prior, down, evidence, damping) -> None:
+        whole(below, np.where(prior == ABSENT, ABSENT, 0), down, evidence, damping)
+
+    monkeypatch.setattr(reference, "raise_pools", without)
+    with pytest.raises(AssertionError):
+        test_a_pool_is_its_max_marginals(3)
