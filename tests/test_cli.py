@@ -204,6 +204,13 @@ def test_convert(scalelatent, digits):
         (("--x", "rows"), "leave out --x"),
     ):
         assert text in scalelatent("data", "convert", "a.zarr", "c.zarr", *wrong, code=2).err
+    assert (
+        "--resize 24x32" in scalelatent("data", "convert", "a.zarr", "c.zarr", "--resize", "9*9", code=2).err
+    )
+    told = scalelatent(
+        "data", "convert", "a.zarr", "e.zarr", "--crop", "1", "--resize", "1x2", "--json"
+    ).json()
+    assert told["feature_shape"] == [1, 2]
     scalelatent("data", "convert", "a.zarr", "c.zarr", "--dtype", "int8", "--lossy")
     assert scalelatent("data", "convert", "a.zarr", "d.zarr", "--sparse", "--json").json()["features"] == 16
 

@@ -10,7 +10,7 @@ import typer
 
 from scalelatent.errors import JobError
 
-from .show import Jobs, Json, Overwrite, emit, progress_bar, run_of, show_values, size, verb
+from .show import Jobs, Json, Overwrite, emit, pixels_of, progress_bar, run_of, show_values, size, verb
 
 app = typer.Typer(no_args_is_help=True, help="Import, make and look at datasets.")
 
@@ -50,6 +50,10 @@ def convert(
     sparse: Annotated[
         bool | None, typer.Option("--sparse/--dense", help="Write CSR rows, or dense ones.")
     ] = None,
+    crop: Annotated[int, typer.Option(metavar="N", help="Leave out N pixels on each side of images.")] = 0,
+    resize: Annotated[
+        str | None, typer.Option(metavar="H[xW]", help="Height and width of images, by means over areas.")
+    ] = None,
     x: Annotated[str | None, typer.Option(help="Array of the rows in a zarr group.")] = None,
     y: Annotated[str | None, typer.Option(help="Array of the labels in a zarr group.")] = None,
     chunk_rows: Annotated[str | None, typer.Option(help="Rows of a chunk, or auto.")] = None,
@@ -58,7 +62,7 @@ def convert(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write rows in another form: chunks, shards, codec, dtype, fewer rows."""
+    """Write rows in another form: chunks, shards, codec, dtype, fewer rows; images of another size."""
     from scalelatent.data import convert_dataset
     from scalelatent.data.write.convert import open_source
 
@@ -71,6 +75,7 @@ def convert(
     with progress_bar("converting") as progress:
         dataset = convert_dataset(
             ds, out, rows=run, dtype=_dtype(dtype), lossy=lossy, sparse=sparse,
+            crop=crop, resize=pixels_of(resize, "--resize"),
             chunk_rows=_count(chunk_rows, "--chunk-rows"), shard_rows=_count(shard_rows, "--shard-rows"),
             compressor=None if codec == "none" else codec, overwrite=overwrite, progress=progress,
         )  # fmt: skip

@@ -187,3 +187,43 @@ def test_numbers_of_rows_are_whole(stored: Dataset, tmp_path: Path) -> None:
     for wrong in (2.0, "many"):
         with pytest.raises(DataError, match=f"shard_rows is {wrong!r}, but it has to be a"):
             convert_dataset(stored, tmp_path / "b", shard_rows=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_images_are_cropped_and_resized_by_areas(tmp_path: Path, channels: tuple[int, ...]) -> None:
+    x = np.random.Generator(np.random.Philox(5)).integers(0, 256, (30, 10, 12, *channels)).astype("u1")
+    ds = Dataset.from_arrays(x, Y[:30]).save(tmp_path / "in", chunk_rows=7, shard_rows=14)
+    inner = x[:, 1:-1, 1:-1]
+    cropped = convert_dataset(ds, tmp_path / "cropped", crop=1)
+    assert cropped.dtype == np.uint8
+    np.testing.assert_array_equal(cropped.read_x(0, 30), inner.reshape(30, -1))
+    np.testing.assert_array_equal(cropped.read_y(0, 30), Y[:30])
+    # Whole areas: the mean of each; then each old pixel as 15 new ones, of which 15 and 6 make one.
+    halved = convert_dataset(ds, tmp_path / "halved", crop=1, resize=(4, 5))
+    means = inner.reshape(30, 4, 2, 5, 2, *channels).mean(axis=(2, 4))
+    np.testing.assert_allclose(halved.read_x(0, 30), means.reshape(30, -1), rtol=1e-6)
+    assert halved.dtype == np.float32
+    odd = convert_dataset(ds, tmp_path / "odd", resize=(3, 8), dtype="u1", lossy=True).read_x(0, 30)
+    fine = x.repeat(3, axis=1).repeat(2, axis=2).reshape(30, 3, 10, 8, 3, *channels).mean(axis=(2, 4))
+    np.testing.assert_array_equal(odd, np.rint(np.float32(fine)).reshape(30, -1))
+    assert halved.attrs["provenance"]["resize"] == [4, 5]
+
+
+def test_flat_squares_are_images_and_others_are_refused(tmp_path: Path) -> None:
+    flat = Dataset.from_arrays(np.arange(64.0).reshape(4, 16))
+    out = convert_dataset(flat, tmp_path / "out", resize=(2, 2))
+    assert out.feature_shape == (2, 2)
+    np.testing.assert_allclose(out.read_x(0, 1)[0], [2.5, 4.5, 10.5, 12.5])
+    line = Dataset.from_arrays(np.zeros((4, 15)))
+    for rows, how, message in (
+        (line, {"crop": 1}, r"shape \(15,\) are no images"),
+        (flat, {"crop": 2}, "crop=2 leaves nothing of images of 4x4: give a number from 0 to 1"),
+        (flat, {"resize": (0, 2)}, "has no pixel"),
+        (flat, {"crop": -1}, "crop=-1"),
+    ):
+        with pytest.raises(DataError, match=message):
+            convert_dataset(rows, tmp_path / "none", **how)  # type: ignore[arg-type]
+    sparse = convert_dataset(flat, tmp_path / "sparse", sparse=True)
+    with pytest.raises(DataError, match="CSR rows are no images"):
+        convert_dataset(sparse, tmp_path / "none", crop=1)
+    assert not (tmp_path / "none").exists()

@@ -19,6 +19,7 @@ from scalelatent.storage.disk import REMOVED, locate
 from scalelatent.storage.guard import format_of, refuse_onto
 
 from .create import copy_rows, derived_from
+from .resized import ResizedRows
 
 if TYPE_CHECKING:
     from scalelatent.data.layout import ChunkLayout
@@ -36,6 +37,8 @@ def convert_dataset(
     dtype: Any = None,
     lossy: bool = False,
     sparse: bool | None = None,
+    crop: int = 0,
+    resize: tuple[int, int] | None = None,
     x: str | None = None,
     y: str | None = None,
     chunk_rows: int | str | None = None,
@@ -63,6 +66,11 @@ def convert_dataset(
         Round to the nearest value of `dtype`, and what lies beyond its range to its ends.
     sparse : bool, optional
         Write CSR rows (True; the axes of a row become one) or dense ones (False).
+    crop : int
+        Pixels of images to leave out on each side; rows of one axis are taken for square images.
+    resize : (int, int), optional
+        Height and width of the new images, after the crop: each pixel is the mean of the area that it covers,
+        float32 (of float64 rows float64) unless `dtype` says otherwise.
     x, y : str, optional
         Arrays of a zarr group that hold rows and labels; by default `x` and, where it is there, `y`, in
         either case.
@@ -103,17 +111,25 @@ def convert_dataset(
             raise DataError(f"rows {a}:{b} do not lie in 0:{ds.n_rows}, the rows of {ds.url or 'the source'}")
         ds = ds[a:b]
         parameters["rows"] = [a, b]
-    if dtype is not None and np.dtype(dtype) != ds.dtype:
+    changed = crop != 0 or resize is not None
+    if changed:
+        parameters |= {"crop": crop, "resize": None if resize is None else list(resize)}
+    images = ds
+    if changed:
+        images = _with_rows(ds, ResizedRows(ds._columns.x, crop, resize, ds.url or "the rows"))
+    if dtype is not None and np.dtype(dtype) != images.dtype:
         parameters["dtype"] = str(np.dtype(dtype))
     provenance = derived_from(ds, "convert", **parameters)
     old = ds._columns.x.layout
     layout = _layout(old, chunk_rows, shard_rows, compressor)
+    ds = images
+    if changed:  # rows of another size
+        layout |= _sizes(chunk_rows, shard_rows)
     if "dtype" in parameters:
         ds = _cast(ds, np.dtype(dtype), lossy)
     if sparse is not None and sparse != ds.is_sparse:
         ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
-        layout |= {"chunk_rows": chunk_rows, "shard_rows": shard_rows}  # rows of another size
-        layout = {k: None if v == "auto" and k != "compressor" else v for k, v in layout.items()}
+        layout |= _sizes(chunk_rows, shard_rows)
     elif ds.is_sparse and chunk_rows is None:
         layout["chunk_rows"] = None  # row groups have none
     copy_rows(ds, out_url, provenance=provenance, overwrite=overwrite, progress=progress, **layout)
@@ -140,6 +156,12 @@ def _layout(
             out["shard_rows"] = None
     keep = "auto" if old is None else old.compressor
     return {**out, "compressor": keep if compressor == "keep" else compressor}
+
+
+def _sizes(chunk_rows: int | str | None, shard_rows: int | str | None) -> dict[str, Any]:
+    """Chunks and shards of rows of another size: as asked for, else chosen anew."""
+    given = {"chunk_rows": chunk_rows, "shard_rows": shard_rows}
+    return {name: None if rows in (None, "auto") else _whole(rows, name) for name, rows in given.items()}
 
 
 def _whole(rows: Any, name: str) -> int:
