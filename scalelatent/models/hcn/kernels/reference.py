@@ -400,4 +400,5 @@ def sweep_layers(
     w : array of int32, shape (channels, h, w, F)
     to_s, to_w : array of int32, shape (images, channels, pairs and room)
     """
-    sweep_messages(evidence[None], order[None], s[None], w[None], to_s[None], to_w[None], 1.0)
+    held = np.zeros((1, *evidence.shape[:2], evidence.shape[2] * evidence.shape[3], w.shape[1]), np.uint8)
+    sweep_messages(evidence[None], order[None], s[None], w[None], to_s[None], to_w[None], held, 1.0)

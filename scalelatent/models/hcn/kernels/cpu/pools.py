@@ -11,10 +11,15 @@ from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.models.hcn.kernels.exact import ABSENT, POOL_FLOOR
 from scalelatent.models.hcn.kernels.windows import starts
 
-from .sweeps import _reach as reach
-
 _0, _ABSENT, _MOST, _LEAST = np.int32(0), np.int32(ABSENT), np.int32(POOL_FLOOR), np.int32(2 * ABSENT)
 _SOME = 512  # terms of at most POOL_FLOOR whose sum int32 has room for
+
+
+@part
+def _reach(at: Any, feature: Any, places: Any) -> tuple[Any, Any, Any]:
+    """First place from which a feature reaches a pixel, how many do, and the weight of the first, flipped."""
+    first = max(0, at - feature + 1)
+    return first, min(places - 1, at) - first + 1, first - at + feature - 1
 
 
 @part
@@ -135,9 +140,9 @@ def _lower_trees(
     for n in range(out.shape[0]):
         for a in range(out.shape[1]):
             for y in range(out.shape[2]):
-                r, rows, i = reach(y, h, high)
+                r, rows, i = _reach(y, h, high)
                 for x in range(out.shape[3]):
-                    c, cols, j = reach(x, width, wide)
+                    c, cols, j = _reach(x, width, wide)
                     begin, run = begins[y * out.shape[3] + x], cols * n_features
                     total, first = _0, _LEAST
                     for k in range(rows):
@@ -170,7 +175,7 @@ def _sweep_layers(
         index, y = divmod(pixel, height)
         n, a = divmod(index, n_channels)
         below = evidence[n, a, y, x]
-        (r, rows, i), (c, cols, j) = reach(y, h, high), reach(x, width_of, wide)
+        (r, rows, i), (c, cols, j) = _reach(y, h, high), _reach(x, width_of, wide)
         begin, run = begins[y * width + x], cols * n_features
         most, total, first, second = abs(below), _0, _LEAST, _LEAST
         for k in range(rows):
