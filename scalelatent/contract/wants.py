@@ -75,7 +75,7 @@ class Wants:
         Of a row map: the labels of its output are not copied but made by its method ``labels``
         (:class:`~.learners.LabelMap`).
     block_rows : int or None
-        Of a reduction: rows of a block, where the user says none.
+        Of a reduction: rows of a block, where the user says none. Of a row map: rows of a block.
     merge_share : float or None
         Of a reduction: what merging may cost of computing, above the usual 2 %, where rows would else make
         fewer than 16 leaves.

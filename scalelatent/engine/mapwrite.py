@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -116,7 +116,7 @@ class MapTask(OutputTask):
         shape, dtype = row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
         prepared = row_map.prepare(backend)
-        step = stop - start if isinstance(row_map, PartedMap) else block_rows(self.dataset.n_features)
+        step = stop - start if isinstance(row_map, PartedMap) else map_block(row_map, self.dataset)
         blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
         with naming(self.dataset):
             for block in iter_blocks(reader, blocks, stop_event):
@@ -174,6 +174,11 @@ def fill_rows(
         if stop_event.is_set():
             raise Stopped
         stop_event.moved()
+
+
+def map_block(row_map: RowMap, dataset: Dataset) -> int:
+    """Rows of a block of a map: what it wishes for, or by their width."""
+    return row_map.wants.block_rows or block_rows(dataset.n_features)
 
 
 def block_rows(n_features: int) -> int:
@@ -252,9 +257,14 @@ def map_rows(executor: Executor, task: OutputTask, on_rows: Callable[[int, int],
 
 
 def map_to_array(
-    row_map: RowMap, dataset: Dataset, device: str, n_jobs: int | None, progress: Any = None
+    row_map: RowMap,
+    dataset: Dataset,
+    device: str,
+    n_jobs: int | None,
+    progress: Any = None,
+    first_row: int = 0,
 ) -> np.ndarray:
-    """A map over rows into one array in memory, by threads over runs of rows."""
+    """A map over rows into one array in memory, by threads over runs of rows; the first has this number."""
     from .inprocess import run_threads
 
     shape, dtype = row_map.output()
@@ -262,8 +272,8 @@ def map_to_array(
     if isinstance(row_map, PartedMap):
         _map_by_columns(row_map, dataset, out, device, n_jobs, progress)
         return out
-    step = block_rows(dataset.n_features)
-    run = 16 * step
+    step, jobs = map_block(row_map, dataset), resolve_jobs(n_jobs)
+    run = step * max(1, min(16, len(dataset) // (4 * jobs * step)))
     done = 0
 
     def compute(slot: int, stop: StopEvent) -> Any:
@@ -276,6 +286,9 @@ def map_to_array(
             with naming(dataset):
                 for block in iter_blocks(Reader(dataset, None, Meter(), wants=row_map.wants), blocks, stop):
                     rows = slice(block.start, block.start + len(block.x))
+                    if first_row:
+                        numbers = np.arange(first_row + rows.start, first_row + rows.stop)
+                        block = replace(block, rows=numbers)
                     fill_rows(backend, "map", row_map, prepared, block, out[rows], stop)
             return last - first
 
@@ -288,7 +301,7 @@ def map_to_array(
             progress(done, len(dataset))
 
     with single_threaded():
-        run_threads(range(0, len(dataset), run), resolve_jobs(n_jobs), compute, finish)
+        run_threads(range(0, len(dataset), run), jobs, compute, finish)
     return out
 
 

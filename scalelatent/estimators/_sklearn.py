@@ -30,7 +30,9 @@ def wrap_output(estimator: Any, found: Any, X: Any) -> Any:
                 "this scikit-learn lacks what set_output needs: the output is a numpy array", stacklevel=3
             )
         return found
-    return _wrap("transform", found, X, estimator)
+    # A column for each number of a row, whatever its shape.
+    framed = _wrap("transform", found.reshape(len(found), -1), X, estimator)
+    return found if isinstance(framed, np.ndarray) else framed
 
 
 def check_weights(sample_weight: Any, X: Any) -> np.ndarray:

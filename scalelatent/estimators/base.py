@@ -35,6 +35,7 @@ from .companions import FitCall, accompanied
 from .inputs import (
     CHECKS,
     check_finite,
+    image_rows,
     is_dask_array,
     is_plain,
     rows_and_labels,
@@ -76,6 +77,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
     _shares_passes: ClassVar[bool] = False
     # ``fit`` takes validation rows.
     _validates: ClassVar[bool] = True
+    # A row may have a shape: arrays (n, h, w) and (n, channels, h, w) are images, whose features are pixels.
+    _takes_images: ClassVar[bool] = False
 
     device: str
     n_jobs: int | None
@@ -176,14 +179,26 @@ class StreamedEstimator(  # type: ignore[call-arg]
         if isinstance(X, Dataset):
             ds = weighed(X, y, sample_weight)
         elif is_plain(X):
+            shape = image_rows(X) if self._takes_images else None
+            X = X if shape is None else np.asarray(X).reshape(shape[0], -1)
             X = validated(self, X, reset=reset, ensure_min_samples=least_rows, **CHECKS)
-            check_finite(X, what)
+            X = self._checked_values(X, what)
+            X = X if shape is None else X.reshape(shape)
             return self._checked_width(Dataset.from_arrays(X, y, sample_weight=sample_weight), what)
         else:
-            ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
+            ds = Dataset.from_arrays(self._lazy_values(X), y, sample_weight=sample_weight)
         if reset:
             self._set_width(ds.n_features)
         return self._checked_width(ds, what)
+
+    def _checked_values(self, X: Any, what: str) -> Any:
+        """Rows in memory; refuses values that no model can learn from."""
+        check_finite(X, what)
+        return X
+
+    def _lazy_values(self, X: Any) -> Any:
+        """As :meth:`_checked_values`, of rows that are read in pieces."""
+        return X
 
     def _checked_width(self, ds: Dataset, what: str) -> Dataset:
         if ds.n_features != self.n_features_in_:
@@ -494,14 +509,24 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def _map_dask(self, X: Any, what: What) -> Any:
         import dask.array as da
 
-        if X.shape[1] != self.n_features_in_:
+        if (width := int(np.prod(X.shape[1:]))) != self.n_features_in_:
             raise DataError(
-                f"X has {X.shape[1]} features, but {type(self).__name__} was fitted on {self.n_features_in_}"
+                f"X has {width} features, but {type(self).__name__} was fitted on {self.n_features_in_}"
             )
         row_map = self._row_map(what)
-        (width,), dtype = row_map.output()
-        X = X.rechunk({1: -1})
-        return da.map_blocks(_map_block, X, row_map, self.device, dtype=dtype, chunks=(X.chunks[0], (width,)))
+        shape, dtype = row_map.output()
+        X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
+        return da.map_blocks(
+            _map_block,
+            self._lazy_values(X),
+            row_map,
+            self.device,
+            dtype=dtype,
+            chunks=(X.chunks[0], *((side,) for side in shape)),
+            drop_axis=list(range(1, X.ndim)),
+            new_axis=list(range(1, 1 + len(shape))),
+            meta=np.empty((0,) * (1 + len(shape)), dtype),
+        )
 
     # -- what is shown ---------------------------------------------------------------------------------------
 
@@ -613,8 +638,10 @@ def _run_dir(call: FitCall) -> Iterator[Place | None]:
     yield call.run_dir
 
 
-def _map_block(x: np.ndarray, row_map: RowMap, device: str) -> np.ndarray:
-    return map_to_array(row_map, Dataset.from_arrays(x), device, 1)
+def _map_block(x: np.ndarray, row_map: RowMap, device: str, block_info: Any = None) -> np.ndarray:
+    start = block_info[0]["array-location"][0][0]
+    first = int(start) if start == start else 0  # of chunks of unknown size every one begins at 0
+    return map_to_array(row_map, Dataset.from_arrays(x), device, 1, first_row=first)
 
 
 @lru_cache(maxsize=256)

@@ -39,6 +39,18 @@ def is_plain(x: Any) -> bool:
     return not lazy
 
 
+def image_rows(x: Any) -> tuple[int, ...] | None:
+    """Shape of rows that are images, (n, h, w) or (n, channels, h, w); None of other ones."""
+    first: Any = x
+    depth = 0
+    while isinstance(first, (list, tuple)) and first:
+        first, depth = first[0], depth + 1
+    if depth + (getattr(first, "ndim", None) or 0) not in (3, 4):
+        return None
+    shape = np.shape(x)
+    return shape if len(shape) in (3, 4) and 0 not in shape else None
+
+
 def validated(estimator: BaseEstimator, *arrays: Any, **checks: Any) -> Any:
     """What ``validate_data`` returns; masked entries are refused, which it would drop, and its messages are
     one line.

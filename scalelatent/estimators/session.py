@@ -409,7 +409,7 @@ class FitSession:
             store=self.store,
             checkpoint_seconds=options.get("checkpoint_seconds", 30.0),
             checkpoint_steps=every,
-            report_steps=options.get("report_steps"),
+            report_steps=options.get("report_steps") or _report_steps(step.reports, order.n_steps),
             validate_steps=options.get("validate_steps"),
         )
         through = bool(result.history) and result.history[-1]["steps"] >= step.n_epochs * order.n_steps
@@ -516,6 +516,11 @@ class FitSession:
             with suppress(OSError):
                 place.clear()
                 place.remove_folders()
+
+
+def _report_steps(wanted: int, n_steps: int) -> int | None:
+    """Steps between so many records of an epoch; None where it is a short one."""
+    return n_steps // wanted if wanted and n_steps >= 20 * wanted else None
 
 
 def codes_place(records: Location, name: str) -> Location:

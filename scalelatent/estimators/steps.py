@@ -215,6 +215,8 @@ class LearnOnline:
         The engine options of the fit -> RowOrder.
     n_epochs : int
         At most.
+    reports : int
+        Records of an epoch of at least 20 times as many steps, where no ``report_steps`` is given.
     keeps_leaves : bool
         The learner is a :class:`~scalelatent.contract.learners.LeafLearner`; ``Begin`` must have asked for
         records.
@@ -227,6 +229,7 @@ class LearnOnline:
     classes: np.ndarray | None
     order: Callable[[Mapping[str, Any]], RowOrder]
     n_epochs: int
+    reports: int = 0
     keeps_leaves: bool = False
 
 

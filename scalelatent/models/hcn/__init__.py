@@ -14,5 +14,7 @@ KINDS = (
         kernels=KERNELS,
         warm="scalelatent.models.hcn",
         scorer="scalelatent.models.hcn.scoring:CompressionScorer",
+        report="scalelatent.models.hcn.report:section",
+        report_rows=1000,
     ),
 )

@@ -17,12 +17,12 @@ from scalelatent.engine.plan import Resources
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
-from scalelatent.estimators.inputs import check_finite, is_plain, weighed
+from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import draw_seed, resolve_seed
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression
-from scalelatent.models.hcn.model.decode import BeliefMap, Decoder, PlaceMap, ReconstructionMap, reconstruct
+from scalelatent.models.hcn.model.decode import BeliefMap, Decoder, PlaceMap, ReconstructionMap
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
 from scalelatent.models.hcn.model.online import EvidenceState
 from scalelatent.models.hcn.model.sampling import sample
@@ -35,13 +35,15 @@ from .fit import (
     fit_steps,
     image_of,
     image_shape,
+    known_or_not,
     last_state,
     learn_stream,
     make_layer,
     make_learner,
+    packed,
     plan,
 )
-from .output import FILLED_ROWS, PlaceBeliefs
+from .output import PlaceBeliefs
 from .parameters import PARAMETERS
 
 if TYPE_CHECKING:
@@ -107,7 +109,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Bits of features, places and errors over those of the images: of the validation images, else of at
         least 1,000 training images spread over all. NaN after ``partial_fit``.
     history_ : list of dict
-        One record an epoch: weights_on, weights_changed, share_on, compression, …
+        One record an epoch, of epochs of 400 steps and more 20: weights_on, weights_changed (signs, in the
+        epoch), share_on; of the validation images compression and rows_at_rest.
     n_iter_ : int
     seed_ : int
     n_features_in_ : int
@@ -137,6 +140,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     _parameters = PARAMETERS
     _sign_of_fit = "_beliefs"
     _transformed = "places"
+    _takes_images = True
     compression_: float
     used_: list[np.ndarray]
     _layer: FeatureLayer
@@ -215,22 +219,25 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
-        if is_plain(X) and getattr(X, "ndim", 0) in (3, 4):
-            check_finite(np.asarray(X).reshape(len(X), -1), what)
-            X = Dataset.from_arrays(np.asarray(X))
-        if isinstance(X, Dataset):
-            ds = weighed(X, None, sample_weight)
-            if reset:
-                self._set_width(ds.n_features)
-        else:
-            how: dict[str, Any] = {"what": what, "reset": reset, "least_rows": least_rows}
-            ds = super()._given_rows(X, None, sample_weight, **how)
+        if not reset and what == "X" and is_plain(X) and (shape := image_rows(X)) is not None:
+            self._check_image(shape[1:], what)
+        how: dict[str, Any] = {"what": what, "reset": reset, "least_rows": least_rows}
+        ds = super()._given_rows(X, None, sample_weight, **how)
         check_plain(ds, what)
-        if reset:
-            return ds
-        if hasattr(self, "_beliefs") and len(ds.feature_shape) > 1 and what == "X":
-            self._check_image(ds)
-        return self._checked_width(ds, what)
+        if not reset and hasattr(self, "_beliefs") and len(ds.feature_shape) > 1 and what == "X":
+            self._check_image(ds.feature_shape, ds.url or "X")
+        return ds
+
+    def _checked_values(self, X: Any, what: str) -> Any:
+        X = self._lazy_values(X)
+        check_finite(X, what)
+        return X
+
+    def _lazy_values(self, X: Any) -> Any:
+        """NaN becomes a number where it means unknown: datasets hold finite rows."""
+        if self.missing is None or self.missing == self.missing:
+            return X
+        return known_or_not(X)
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
         if y is not None:
@@ -240,13 +247,17 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             )
         return self._given_rows(X, None, sample_weight, reset=reset)
 
-    def _check_image(self, ds: Dataset) -> None:
+    def _check_image(self, shape: tuple[int, ...], where: str) -> None:
         """Refuse images of another shape than those of the fit."""
-        if image_of(ds.feature_shape) != self._layer.image:
+        if image_of(shape) != self._layer.image:
             raise DataError(
-                f"{ds.url or 'X'}: images are {ds.feature_shape}, but {type(self).__name__} was fitted on "
-                f"{self._layer.image}"
+                f"{where}: images are {shape}, but {type(self).__name__} was fitted on {self._layer.image}"
             )
+
+    def _map_dask(self, X: Any, what: Any) -> Any:
+        if X.ndim > 2:
+            self._check_image(X.shape[1:], "X")
+        return super()._map_dask(X, what)
 
     def _validation_rows(self, validation: Any) -> Dataset | None:
         if validation is not None and not isinstance(validation, (Dataset, tuple)):
@@ -333,24 +344,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return int(np.prod(self._layer.places))
 
     def _row_map(self, what: Any) -> Any:
-        maps = {
-            "places": PlaceMap,
-            "beliefs": BeliefMap,
-            "reconstruction": ReconstructionMap,
-        }
-        return ReconstructionMap(self._decoder(), True) if what == "filled" else maps[what](self._decoder())
-
-    def _map(
-        self,
-        X: Any,
-        what: Any,
-        out: str | Path | None = None,
-        client: Client | None = None,
-        overwrite: bool = False,
-        callbacks: CallbackList = (),
-    ) -> Any:
-        check_is_fitted(self)
-        return self._map_rows(self._given_rows(X), self._row_map(what), out, client, overwrite, callbacks)
+        maps = {"places": PlaceMap, "beliefs": BeliefMap, "reconstruction": ReconstructionMap}
+        name, known = what if isinstance(what, tuple) else (what, None)
+        if name == "filled":
+            return ReconstructionMap(self._decoder(), True, known)
+        return maps[name](self._decoder())
 
     def reconstruct(
         self,
@@ -375,18 +373,29 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         return self._map(X, "reconstruction", out, client, overwrite, callbacks)
 
-    def inpaint(self, X: Any, known: Any = None) -> np.ndarray:
+    def inpaint(
+        self,
+        X: Any,
+        known: Any = None,
+        *,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
+    ) -> Any:
         """Images with their unknown pixels made up; known ones stay.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
-        known : array-like of bool, shape of ``X``, or None
-            Which pixels are known. None: those that are not ``missing``.
+        known : array-like of bool, shape of ``X``, or Dataset, or None
+            Which pixels are known; a bit of each is held in memory. None: those that are not ``missing``.
+        out, client, overwrite, callbacks
+            As in :meth:`transform`.
 
         Returns
         -------
-        ndarray of uint8, shape (n, channels, h, w)
+        ndarray of uint8, shape (n, channels, h, w); a lazy array for a dask array; a Dataset with ``out``
 
         Raises
         ------
@@ -394,27 +403,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             A mask of another shape, or none where ``missing`` is None.
         """
         check_is_fitted(self)
-        ds, layer = self._given_rows(X), self._layer
-        if known is None:
-            if layer.missing is None:
-                raise DataError("inpaint: which pixels are unknown? Give known, or set missing before fit")
-            found: np.ndarray = self._map(ds, "filled")
-            return found
-        mask = np.asarray(known)
-        if mask.size != len(ds) * layer.n_pixels or len(mask) != len(ds) or mask.dtype.kind not in "bui":
-            raise DataError(
-                f"known has shape {mask.shape}, {mask.dtype}: give a bool for each pixel, "
-                f"{(len(ds), *layer.image)}"
-            )
-        mask, decoder, out = mask.reshape(len(ds), -1) != 0, self._decoder(), []
-        backend = make_backend(self.device)
-        with single_threaded():
-            for a in range(0, len(ds), FILLED_ROWS):
-                rows = np.arange(a, min(a + FILLED_ROWS, len(ds)))
-                x = ds.read_x(a, int(rows[-1]) + 1)
-                evidence = layer.evidence(x, mask[rows])
-                out.append(reconstruct(decoder, evidence, rows, backend, fills=True))
-        return np.concatenate(out)
+        if known is None and self._layer.missing is None:
+            raise DataError("inpaint: which pixels are unknown? Give known, or set missing before fit")
+        what: Any = "filled" if known is None else ("filled", packed(known, len(X), self._layer))
+        return self._map(X, what, out, client, overwrite, callbacks)
 
     def infer(self, X: Any) -> PlaceBeliefs:
         """Beliefs of S, and how far they came to rest; held in memory.

@@ -21,12 +21,13 @@ from scalelatent.engine.rates import cpu_seconds, rates
 from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
+from scalelatent.estimators.inputs import is_dask_array, is_plain
 from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Steps
 from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
 from scalelatent.models.hcn.model.batch import leaf_bytes
 from scalelatent.models.hcn.model.compression import DescriptionLength, PixelCounts, compression, paying
 from scalelatent.models.hcn.model.decode import SWEEPS, Decoder
-from scalelatent.models.hcn.model.layer import FeatureLayer
+from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
 from scalelatent.models.hcn.model.leaves import KeptMessages, LeafState
 from scalelatent.models.hcn.model.online import EvidenceLearner, EvidenceState
 
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 ALL_ROWS = "images are taken in an order of their own, and none can be left out in its midst"
 RUN_ROWS, BUFFER_RUNS = 1024, 16
+# Of a mask that are packed at once.
+MASK_ROWS = 4096
+# Records of a long epoch: points of the curve of weights against images seen.
+REPORTS = 20
 # Training images that compression is measured on, where there are no validation images.
 LOOKED_ROWS = 1_000
 # Of a leaf, where its images are not given; seconds between visits of its messages to the disk.
@@ -155,6 +160,41 @@ def check_pixels(train: Dataset, counts: Stats) -> None:
         )
 
 
+def known_or_not(x: Any) -> Any:
+    """Rows with `UNKNOWN` in place of NaN; lazily where they are read in pieces."""
+    if np.dtype(x.dtype).kind != "f" or hasattr(x, "tocsr"):
+        return x
+    if is_dask_array(x):
+        return x.map_blocks(_without_nan, dtype=x.dtype)
+    if is_plain(x):
+        return _without_nan(x)
+    import dask.array as da
+
+    return da.from_array(x).map_blocks(_without_nan, dtype=x.dtype)
+
+
+def _without_nan(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(x), x.dtype.type(UNKNOWN), x)
+
+
+def packed(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
+    """A mask of pixels as bits, uint8 (rows, bytes); refuses one that is not of these rows."""
+    if is_plain(known) and not isinstance(known, Dataset):
+        known = np.asarray(known)
+    ds = known if isinstance(known, Dataset) else Dataset.from_arrays(known)
+    shapes = {(layer.n_pixels,), layer.image, layer.image[layer.image[0] == 1 :]}
+    if len(ds) != n_rows or tuple(ds.feature_shape) not in shapes or ds.dtype.kind not in "bui":
+        raise DataError(
+            f"known has shape {(len(ds), *ds.feature_shape)}, {ds.dtype}: give a bool for each pixel, "
+            f"{(n_rows, *layer.image)}"
+        )
+    out = np.empty((n_rows, -(-layer.n_pixels // 8)), np.uint8)
+    for a in range(0, n_rows, MASK_ROWS):
+        part = slice(a, min(a + MASK_ROWS, n_rows))
+        out[part] = np.packbits(ds.read_x(part.start, part.stop) != 0, axis=1)
+    return out
+
+
 # -- steps ------------------------------------------------------------------------------------------------
 
 
@@ -263,9 +303,8 @@ def _one_fit(
     order = partial(row_order, model, n, seed=seed, chains=n_chains(model, n))
     if not model.online:
         order = partial(leaf_order, model, layer, n)
-    result = yield LearnOnline(
-        f"learn{end}", learner, state, rows, None, order, n_epochs(model, n), keeps_leaves=not model.online
-    )
+    learn = LearnOnline(f"learn{end}", learner, state, rows, None, order, n_epochs(model, n))
+    result = yield replace(learn, reports=REPORTS if model.online else 0, keeps_leaves=not model.online)
     looked = rows.get("validation", rows["train"])
     every = 1 if "validation" in rows else max(1, n // LOOKED_ROWS)
     weights = result.state.beliefs > 0

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Images whose unknown pixels are made up at once.
-FILLED_ROWS = 256
-
 
 @dataclass(frozen=True)
 class PlaceBeliefs:

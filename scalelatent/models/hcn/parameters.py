@@ -16,6 +16,7 @@ from scalelatent.contract.parameters import (
     Where,
     Whole,
     is_list,
+    is_number,
     is_whole,
 )
 
@@ -40,6 +41,11 @@ def is_layers(value: Any) -> bool:
 def is_shape(value: Any) -> bool:
     """Whether this is None, (h, w) or (channels, h, w)."""
     return value is None or (is_list(value) and len(value) in (2, 3) and all(map(is_whole, value)))
+
+
+def is_pixel(value: Any) -> bool:
+    """Whether this is None, or a number that a pixel may be."""
+    return value is None or is_number(value) or (isinstance(value, float) and value != value)
 
 
 def n_chains(model: Any, n_rows: int) -> int:
@@ -139,7 +145,7 @@ PARAMETERS = Parameters(
             "pixels above it are 1",
         ),
         Parameter(
-            "missing", None, Number("give a finite number, or None", also=(None,)), "value of unknown pixels"
+            "missing", None, Where(is_pixel, "give a number, NaN too, or None"), "value of unknown pixels"
         ),
         Parameter(
             "image_shape",

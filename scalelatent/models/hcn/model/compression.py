@@ -18,8 +18,10 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
-from .decode import WANTS, Decoder
+from .decode import Decoder
 from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
+
+NOTHING = Wants()
 
 
 def bits(ones: Any, n: Any) -> Any:
@@ -44,7 +46,7 @@ class DescriptionLength:
 
     @property
     def wants(self) -> Wants:
-        return Wants(block_rows=self.decoder.block_rows, scratch=(0, self.decoder.row_bytes))
+        return self.decoder.wants
 
     def layout(self) -> Layout:
         """Rows, those at rest, known pixels, ones and errors among them; of each feature the places and what
@@ -79,7 +81,7 @@ class PixelCounts:
     """Known pixels and ones of rows (a :class:`~scalelatent.contract.learners.Reduction`)."""
 
     layer: FeatureLayer
-    wants: Wants = WANTS
+    wants: Wants = NOTHING
 
     def layout(self) -> Layout:
         return Layout((("known", ()), ("ones", ())))
@@ -117,15 +119,23 @@ def count(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Any, s
 
 def length(layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None) -> float:
     """Bits of the features that are used (all that are placed), of S and of the errors."""
+    return sum(lengths(layer, weights, stats, used))
+
+
+def lengths(
+    layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None
+) -> tuple[float, float, float]:
+    """As :func:`length`: bits of S, of the features and of the errors."""
     used = stats["placed"] > 0 if used is None else used
     if not used.any():
-        return float(bits(stats["ones"], stats["known"]))
+        return 0.0, 0.0, float(bits(stats["ones"], stats["known"]))
     sent, high, wide = weights[..., used], *layer.places[:2]
     n_places = float(stats["rows"]) * high * wide * int(used.sum())
     errors = stats["errors"] + stats["explained"][~used].sum()
     errors = np.clip(errors, 0, stats["known"])
     placed = stats["placed"][used].sum()
-    return float(bits(placed, n_places) + bits(sent.sum(), sent.size) + bits(errors, stats["known"]))
+    parts = bits(placed, n_places), bits(sent.sum(), sent.size), bits(errors, stats["known"])
+    return float(parts[0]), float(parts[1]), float(parts[2])
 
 
 def compression(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> float:

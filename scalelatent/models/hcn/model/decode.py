@@ -17,7 +17,6 @@ from .layer import FeatureLayer, rows_of
 SWEEPS = 10
 # Of beliefs of S that are held at once.
 PART_BYTES = 2**25
-WANTS = Wants()
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,11 @@ class Decoder:
     def block_rows(self) -> int:
         """Rows that are decoded together."""
         return int(np.clip(PART_BYTES // self.row_bytes, 1, 256))
+
+    @property
+    def wants(self) -> Wants:
+        """Of maps and reductions over rows."""
+        return Wants(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
     def beliefs(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> tuple[np.ndarray, np.ndarray]:
         """Beliefs of S in units, int32 (rows, HS, WS, F); trees of each that moved last."""
@@ -81,7 +85,10 @@ class PlaceMap:
 
     decoder: Decoder
     what: str = "places"
-    wants: Wants = WANTS
+
+    @property
+    def wants(self) -> Wants:
+        return self.decoder.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """(HS, WS, F), uint8."""
@@ -100,13 +107,18 @@ class PlaceMap:
 class ReconstructionMap:
     """Images without their noise (a :class:`~scalelatent.contract.learners.RowMap`).
 
-    With ``fills`` known pixels stay, and only those whose value is ``layer.missing`` are made.
+    With ``fills`` known pixels stay, and only those whose value is ``layer.missing`` are made, or those that
+    ``known`` says nothing of: a bit for each pixel of each row by its number, packed, uint8.
     """
 
     decoder: Decoder
     fills: bool = False
+    known: np.ndarray | None = None
     what: str = "reconstruction"
-    wants: Wants = WANTS
+
+    @property
+    def wants(self) -> Wants:
+        return self.decoder.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """Shape of an image, uint8."""
@@ -118,8 +130,11 @@ class ReconstructionMap:
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Reconstructions of the block's rows."""
-        evidence = self.decoder.layer.evidence_in(block)
-        return reconstruct(self.decoder, evidence, rows_of(block), prepared, self.fills)
+        evidence, rows = self.decoder.layer.evidence_in(block), rows_of(block)
+        if self.known is not None:
+            known = np.unpackbits(self.known[rows], axis=1, count=self.decoder.layer.n_pixels)
+            evidence = np.where(known.reshape(evidence.shape) != 0, evidence, np.int32(0))
+        return reconstruct(self.decoder, evidence, rows, prepared, self.fills)
 
 
 @dataclass(frozen=True)
@@ -128,7 +143,10 @@ class BeliefMap:
 
     decoder: Decoder
     what: str = "beliefs"
-    wants: Wants = WANTS
+
+    @property
+    def wants(self) -> Wants:
+        return self.decoder.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """HS WS F beliefs, then the share."""

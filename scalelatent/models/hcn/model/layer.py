@@ -19,6 +19,9 @@ from scalelatent.models.hcn.kernels.windows import pairs_of
 FLOPS_PER_PAIR = 27.0
 """Of a sweep: the general rule's."""
 
+UNKNOWN = -65504.0
+"""What NaN becomes in rows, which are finite in datasets; every float has it."""
+
 
 def log_odds(p: Any) -> Any:
     """log p - log(1 - p)."""
@@ -42,7 +45,7 @@ class FeatureLayer:
     threshold : float or None
         Pixels above it are 1; None: pixels are 0 and 1.
     missing : float or None
-        Value of a pixel that is unknown.
+        Value of a pixel that is unknown; NaN is `UNKNOWN` too.
     """
 
     image: tuple[int, int, int]
@@ -126,7 +129,7 @@ class FeatureLayer:
     def _unknown(self, x: np.ndarray) -> np.ndarray | None:
         if self.missing is None:
             return None
-        return np.isnan(x) if math.isnan(self.missing) else x == self.missing
+        return np.isnan(x) | (x == UNKNOWN) if math.isnan(self.missing) else x == self.missing
 
     def first_beliefs(self, seed: int, restart: int = 0, level: int = 0) -> np.ndarray:
         """Beliefs of W before anything is seen: log odds of uniform draws from .9 p_weight to p_weight."""

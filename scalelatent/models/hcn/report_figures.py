@@ -1,0 +1,246 @@
+"""Figures of hierarchical compositional networks: images taken apart, features, bits, unknown pixels.
+
+Figures 1, 3, 5 and 6 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.ticker import FuncFormatter
+
+from scalelatent.errors import DataError
+from scalelatent.report.figures import column, points_of
+from scalelatent.report.style import (
+    ACCENT,
+    COLORS,
+    INK,
+    LINE,
+    MUTED,
+    WARN,
+    new_figure,
+    quiet_axes,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_bits", "plot_evidence", "plot_features", "plot_filled", "plot_parts"]
+
+MOST_FEATURES, ACROSS = 144, 16
+# Places in an image that are told by the numbers of their features; more are dots.
+NUMBERED = 12
+_INK, _PALE, _WHITE = np.array(to_rgb(INK)), np.array(to_rgb(LINE)), np.ones(3)
+_HIDDEN = np.array(to_rgb("#e9dcc3"))
+
+
+def color_of(feature: int) -> str:
+    """The colour of a feature in all figures."""
+    return COLORS[feature % len(COLORS)]
+
+
+def plot_parts(
+    images: np.ndarray, places: np.ndarray, weights: np.ndarray, made: np.ndarray, unknown: np.ndarray
+) -> Figure:
+    """Images, the features that lie in them, where these lie, and what they make (Figures 1, 3 and 5).
+
+    Parameters
+    ----------
+    images, made, unknown : ndarray of bool, shape (n, channels, height, width)
+    places : ndarray of uint8, shape (n, HS, WS, F)
+    weights : ndarray of bool, shape (F, channels, h, w)
+    """
+    n = len(images)
+    if not n:
+        raise DataError("there are no images to draw: give at least one row")
+    side = _side(images.shape, n)
+    figure = new_figure(n * side + 0.5, 4 * side * images.shape[2] / images.shape[3] + 0.1)
+    names = ("image", "features", "places", "reconstruction")
+    axes = figure.subplots(4, n, squeeze=False)
+    for line, name in zip(axes, names, strict=True):
+        line[0].set_ylabel(name, fontsize=9, color=INK)
+    for k in range(n):
+        lying = np.argwhere(places[k])
+        _draw(axes[0, k], _tones(images[k], unknown[k]))
+        _draw(axes[1, k], _painted(lying, weights, images.shape[1:]))
+        _draw_places(axes[2, k], lying, weights.shape, images.shape[1:])
+        _draw(axes[3, k], _compared(images[k], made[k], unknown[k]))
+    return figure
+
+
+def _side(shape: tuple[int, ...], n: int) -> float:
+    """Inches of a panel."""
+    most = max(shape[2:])
+    return float(np.clip(most / 24, 1.25, max(1.25, 10.5 / n)))
+
+
+def _draw(axes: Axes, image: np.ndarray) -> None:
+    axes.imshow(image, interpolation="nearest")
+    _frame(axes)
+
+
+def _frame(axes: Axes, color: str = LINE, width: float = 0.8) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set(color=color, linewidth=width)
+
+
+def _tones(image: np.ndarray, unknown: np.ndarray | None = None, ink: np.ndarray = _INK) -> np.ndarray:
+    """(channels, h, w) as colours: ink, or of several channels the mean colour of those that are on."""
+    out = np.broadcast_to(_WHITE, (*image.shape[1:], 3)).copy()
+    on = image.any(axis=0)
+    if len(image) == 1:
+        out[on] = ink
+    else:
+        tones = np.array([to_rgb(color_of(c)) for c in range(len(image))])
+        out[on] = np.einsum("chw,cz->hwz", image.astype(float), tones)[on] / image.sum(axis=0)[on, None]
+    if unknown is not None:
+        out[unknown.all(axis=0)] = _HIDDEN
+    return out
+
+
+def _painted(lying: np.ndarray, weights: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Each feature in its colour where it lies; mixed where several do."""
+    total, hits = np.zeros((*shape[1:], 3)), np.zeros(tuple(shape[1:]))
+    _, _, h, w = weights.shape
+    for r, c, f in lying:
+        on = weights[f].any(axis=0)
+        total[r : r + h, c : c + w][on] += to_rgb(color_of(int(f)))
+        hits[r : r + h, c : c + w] += on
+    out = np.broadcast_to(_WHITE, total.shape).copy()
+    out[hits > 0] = total[hits > 0] / hits[hits > 0][:, None]
+    return out
+
+
+def _draw_places(axes: Axes, lying: np.ndarray, features: tuple[int, ...], shape: Sequence[int]) -> None:
+    h, w = features[2:]
+    axes.set(xlim=(-0.5, shape[2] - 0.5), ylim=(shape[1] - 0.5, -0.5), aspect="equal")
+    for r, c, f in lying:
+        x, y = c + (w - 1) / 2, r + (h - 1) / 2
+        if len(lying) <= NUMBERED:
+            words: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "fontweight": "bold"}
+            axes.text(x, y, str(f), color=color_of(int(f)), **words)
+        else:
+            axes.plot(x, y, marker="o", markersize=4, color=color_of(int(f)), linestyle="none")
+    _frame(axes)
+
+
+def _compared(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) -> np.ndarray:
+    """What was made, with the pixels that are otherwise in the image."""
+    out = _tones(made)
+    missed, added = ((a & ~b & ~unknown).any(axis=0) for a, b in ((image, made), (made, image)))
+    out[missed], out[added] = to_rgb(ACCENT), to_rgb(WARN)
+    return out
+
+
+def plot_features(weights: np.ndarray, used: np.ndarray, often: np.ndarray | None = None) -> Figure:
+    """All features, those that are used in ink, with how often each lies in an image.
+
+    Parameters
+    ----------
+    weights : ndarray of bool, shape (F, channels, h, w)
+    used : ndarray of bool, shape (F,)
+    often : ndarray of float, shape (F,), or None
+    """
+    shown = np.arange(len(weights))
+    if len(weights) > MOST_FEATURES:  # the most used ones, in their order
+        worth = used.astype(float) if often is None else often
+        shown = np.sort(np.argsort(-worth, kind="stable")[:MOST_FEATURES])
+    across = min(len(shown), max(8, min(ACROSS, math.ceil(math.sqrt(2 * len(shown))))))
+    lines = -(-len(shown) // across)
+    ratio = weights.shape[2] / weights.shape[3]
+    figure = new_figure(max(0.72 * across, 2), lines * (0.6 * min(max(ratio, 0.5), 2) + 0.42) + 0.1)
+    for k, axes in enumerate(np.ravel(figure.subplots(lines, across, squeeze=False))):
+        if k >= len(shown):
+            axes.set_axis_off()
+            continue
+        f = int(shown[k])
+        axes.imshow(_tones(weights[f], None, _INK if used[f] else _PALE), interpolation="nearest")
+        _frame(axes, color_of(f) if used[f] else LINE, 1.6 if used[f] else 0.8)
+        said = "not used" if not used[f] else "" if often is None else f"{often[f]:.2g}"
+        color = color_of(f) if used[f] else MUTED
+        axes.set_title(f"{f}", fontsize=7.5, color=color, pad=2, fontweight="bold" if used[f] else None)
+        axes.set_xlabel(said, fontsize=7, color=INK if used[f] else MUTED, labelpad=1)
+    return figure
+
+
+def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figure:
+    """Weights that are on, and that change sign, against images seen; compression below (Figure 6).
+
+    ``before`` is the number of images that came before the first record's epoch.
+    """
+    told = [record for record in records if record.get("weights_on") is not None]
+    if not told:
+        raise DataError("no record says which weights are on: the history is empty")
+    compressed = any(record.get("compression") is not None for record in told)
+    figure = new_figure(8, 5.2 if compressed else 3.2)
+    panels = figure.subplots(1 + compressed, 1, sharex=True, squeeze=False)[:, 0]
+    seen, point = before + column(told, "rows_seen"), points_of(told)
+    on, changed = column(told, "weights_on"), changes(told)
+    panels[0].plot(seen, on, color=INK, linewidth=1.6, label="on", **point)
+    panels[0].plot(seen, changed, color=ACCENT, linewidth=1.4, label="change sign in 100 images", **point)
+    panels[0].set_ylabel("weights")
+    panels[0].set_ylim(bottom=0)
+    panels[0].legend(fontsize=9, frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK)
+    if compressed:
+        panels[1].plot(seen, 100 * column(told, "compression"), color=WARN, linewidth=1.6, **point)
+        panels[1].set_ylabel("bits sent, % of those\nof the validation images")
+    panels[-1].set_xlabel("images seen")
+    panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    for axes in panels:
+        quiet_axes(axes)
+    return figure
+
+
+def changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Weights that changed sign in 100 images, since the record before."""
+    out, before = [], (None, 0.0, 0.0)
+    for epoch, changed, seen in zip(
+        *(column(records, name) for name in ("pass", "weights_changed", "rows_seen")), strict=True
+    ):
+        counted = changed - (before[1] if before[0] == epoch else 0)
+        out.append(100 * counted / (seen - before[2]) if seen > before[2] else np.nan)
+        before = epoch, changed, seen
+    return np.array(out)
+
+
+def plot_bits(whole: float, parts: Mapping[str, float]) -> Figure:
+    """Bits of images as they are, and as features tell them."""
+    figure = new_figure(8, 1.9)
+    axes = figure.subplots()
+    unit, name = (2**13, "kB") if whole >= 2**15 else (1, "bits")
+    axes.barh([0], [whole / unit], color=LINE, height=0.62, label="pixels")
+    left = 0.0
+    for (part, bits), color in zip(parts.items(), (ACCENT, "#ffa90e", WARN), strict=False):
+        axes.barh([1], [bits / unit], left=left / unit, color=color, height=0.62, label=part)
+        left += bits
+    axes.set_yticks([0, 1], ["as they are", "by features"])
+    axes.invert_yaxis()
+    axes.set_xlabel(name)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.legend(fontsize=8.5, frameon=False, ncols=4, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1))
+    quiet_axes(axes, grid=False)
+    return figure
+
+
+def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Figure:
+    """Images, what was given of them, and what was made of that; arrays are (n, channels, height, width)."""
+    n = len(images)
+    if not n:
+        raise DataError("there are no images to draw: give at least one row")
+    side = _side(images.shape, n)
+    figure = new_figure(n * side + 0.5, 3 * side * images.shape[2] / images.shape[3] + 0.1)
+    axes = figure.subplots(3, n, squeeze=False)
+    for line, name in zip(axes, ("image", "given", "filled in"), strict=True):
+        line[0].set_ylabel(name, fontsize=9, color=INK)
+    for k in range(n):
+        _draw(axes[0, k], _tones(images[k]))
+        _draw(axes[1, k], _tones(images[k] & known[k], ~known[k]))
+        _draw(axes[2, k], _tones(filled[k]))
+    return figure

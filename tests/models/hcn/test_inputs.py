@@ -1,0 +1,161 @@
+"""Images as users have them: arrays, dask arrays, NaN, masks; and outputs as large as the data."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import scalelatent as sl
+from scalelatent.errors import DataError
+from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
+
+pytestmark = pytest.mark.filterwarnings("ignore:no message was at rest")
+
+HOW = {"p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-2, "n_epochs": 6, "random_state": 3}
+
+
+def drawn(n: int) -> np.ndarray:
+    """Images of two of three features at random places, 2 % of the pixels flipped."""
+    rng = np.random.default_rng(0)
+    features = np.array([[[1, 1], [1, 0], [1, 0]], [[0, 1], [1, 1], [0, 1]], [[1, 0], [0, 1], [1, 1]]])
+    x = rng.random((n, 7, 6)) < 0.02
+    for image in x:
+        for f in rng.integers(0, 3, 2):
+            r, c = rng.integers(0, 5, 2)
+            image[r : r + 3, c : c + 2] ^= features[f].astype(bool)
+    return x.astype(np.uint8)
+
+
+X = drawn(60)
+
+
+def network(**params: Any) -> HierarchicalCompositionalNetwork:
+    return HierarchicalCompositionalNetwork(**{"layers": [(3, (3, 2))], **HOW, **params})
+
+
+@cache
+def fitted() -> HierarchicalCompositionalNetwork:
+    m = network().fit(X)
+    assert m.transform(X).sum() > 60
+    return m
+
+
+def same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositionalNetwork) -> None:
+    assert_array_equal(one.beliefs_[0], other.beliefs_[0])
+
+
+def counted(computed: list[int]) -> Any:
+    def count(block: np.ndarray) -> np.ndarray:
+        computed.append(len(block))
+        return block
+
+    return da.from_array(X, chunks=(13, 7, 6)).map_blocks(count, meta=np.empty((0, 0, 0), np.uint8))
+
+
+@pytest.mark.parametrize("given", [X[:, None], X.tolist(), list(X), X.astype(bool), np.asfortranarray(X)])
+def test_images_of_any_kind(given: Any) -> None:
+    same(network().fit(given), fitted())
+    assert_array_equal(fitted().transform(given), fitted().transform(X))
+
+
+def test_flat_rows_and_memmaps(tmp_path: Any) -> None:
+    np.save(tmp_path / "x.npy", X)
+    same(network().fit(np.load(tmp_path / "x.npy", mmap_mode="r")), fitted())
+    m = network(image_shape=(7, 6)).fit(X.reshape(60, -1))
+    same(m, fitted())
+    assert_array_equal(m.transform(X.reshape(60, -1)), fitted().transform(X))
+
+
+def test_validation_is_an_array_or_a_pair() -> None:
+    m = network().fit(X[:40], validation=X[40:])
+    for validation in ((X[40:], None), sl.Dataset.from_arrays(X[40:]), da.from_array(X[40:])):
+        other = network().fit(X[:40], validation=validation)
+        assert m.history_[-1]["compression"] == other.history_[-1]["compression"]
+
+
+def test_lazy_images_are_learned_and_stay_lazy() -> None:
+    computed: list[int] = []
+    x, m = counted(computed), fitted()
+    same(network().fit(x), m)
+    computed.clear()
+    lazy = m.transform(x), m.reconstruct(x), m.inpaint(x, np.ones(X.shape, bool))
+    assert not computed
+    assert [a.shape for a in lazy] == [(60, 5, 5, 3), (60, 1, 7, 6), (60, 1, 7, 6)]
+    # Rows have their numbers in the whole array, by which their pixels are shuffled.
+    for found, want in zip(lazy, (m.transform(X), m.reconstruct(X), X[:, None]), strict=True):
+        assert found.dtype == np.uint8
+        assert_array_equal(found.compute(scheduler="single-threaded"), want)
+    assert sum(computed) >= 180
+    places = m.infer(x).places
+    assert_array_equal(places, m.infer(X).places)
+    with pytest.raises(DataError, match="was fitted on"):
+        m.transform(x.transpose(0, 2, 1))
+
+
+@pytest.mark.parametrize("threshold", [None, 100.0], ids=["binary", "threshold"])
+def test_nan_is_a_pixel_that_is_not_known(threshold: float | None, tmp_path: Any) -> None:
+    unknown = np.random.default_rng(1).random(X.shape) < 0.1
+    levels = X * (1.0 if threshold is None else 200.0)
+    holes, marked = np.where(unknown, np.nan, levels), np.where(unknown, -7.0, levels)
+    other = network(missing=-7, threshold=threshold).fit(marked)
+    m = network(missing=float("nan"), threshold=threshold).fit(holes)
+    same(m, other)
+    np.save(tmp_path / "x.npy", holes)
+    lazy = da.from_array(holes, chunks=(20, 7, 6))
+    for given in (lazy, np.load(tmp_path / "x.npy", mmap_mode="r")):
+        same(network(missing=np.nan, threshold=threshold).fit(given), m)
+    filled = m.inpaint(holes)[:, 0]
+    assert filled[unknown].any()
+    assert_array_equal(filled, other.inpaint(marked)[:, 0])
+    assert_array_equal(filled[~unknown], X[~unknown])
+    assert_array_equal(filled, m.inpaint(lazy).compute()[:, 0])
+    m.save(tmp_path / "m.zarr")
+    assert_array_equal(sl.load_model(tmp_path / "m.zarr").transform(holes), m.transform(holes))
+    with pytest.raises(DataError, match=r"contains NaN: row \d+, feature \d+"):
+        network().fit(holes)
+    with pytest.raises(DataError, match="infinite"):
+        network(missing=np.nan, threshold=1).fit(np.where(unknown, np.inf, levels))
+
+
+def test_missing_everywhere() -> None:
+    with pytest.raises(DataError, match="all pixels are unknown"):
+        network(missing=0).fit(np.zeros_like(X))
+
+
+def test_outputs_are_datasets(tmp_path: Any) -> None:
+    m = fitted()
+    stored = sl.Dataset.from_arrays(X).save(tmp_path / "x.zarr", chunk_rows=16)
+    known = np.random.default_rng(2).random(X.shape) < 0.6
+    mask = sl.Dataset.from_arrays(known).save(tmp_path / "known.zarr")
+    written = {
+        "places": (m.transform(stored, out=tmp_path / "s.zarr"), m.transform(X)),
+        "made": (m.reconstruct(stored, out=tmp_path / "r.zarr"), m.reconstruct(X)),
+        "filled": (m.inpaint(stored, mask, out=tmp_path / "f.zarr"), m.inpaint(X, known)),
+    }
+    for out, want in written.values():
+        assert isinstance(out, sl.Dataset)
+        assert tuple(out.feature_shape) == want.shape[1:]
+        assert_array_equal(out.read_x(0, 60).reshape(want.shape), want)
+    with pytest.raises(DataError, match=r"exists"):
+        m.transform(stored, out=tmp_path / "s.zarr")
+    with pytest.raises(DataError, match="give a bool for each pixel"):
+        m.inpaint(X, known.astype(float))
+    with pytest.raises(DataError, match="give a bool for each pixel"):
+        m.inpaint(X, known.transpose(0, 2, 1))
+
+
+def test_frames_have_a_column_for_each_place() -> None:
+    pandas = pytest.importorskip("pandas")
+    m = network().fit(X)
+    names = m.get_feature_names_out()
+    assert len(names) == m._n_features_out == 75
+    assert m.transform(X).shape == (60, 5, 5, 3)
+    frame = m.set_output(transform="pandas").transform(X)
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame.columns) == list(names)
+    assert_array_equal(frame.to_numpy(), fitted().transform(X).reshape(60, -1))
