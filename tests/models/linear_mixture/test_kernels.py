@@ -7,6 +7,8 @@ import pytest
 
 from scalelatent.models.linear_mixture.kernels import cpu, reference
 from scalelatent.models.linear_mixture.kernels.reference import Frame, Groups, group_rows
+from scalelatent.models.linear_mixture.kernels.steps import eigenvectors
+from scalelatent.models.linear_mixture.model.steps import orthonormal
 from tests.models.linear_mixture.cases import draw
 
 # (rows, features, dimensions, sub-classes, classes)
@@ -176,3 +178,36 @@ def test_equal_rows_and_constant_features_give_zero_statistics():
     assert not total.any()
     assert not square.any()
     assert not image.any()
+
+
+@pytest.mark.parametrize("q", [1, 2, 7, 16, 44])
+def test_small_eigenvectors_are_lapacks(q):
+    factors = draw(q, 5, q, q)
+    matrices = factors @ np.swapaxes(factors, 1, 2)
+    matrices[3] = 0.0
+    matrices[4] = np.diag(np.arange(q, dtype=float))
+    before = matrices.copy()
+    values, turn = eigenvectors(matrices)
+    np.testing.assert_array_equal(matrices, before)
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(matrices)[:, ::-1], atol=1e-10 * q)
+    np.testing.assert_allclose((turn * values[:, None]) @ np.swapaxes(turn, 1, 2), matrices, atol=1e-10 * q)
+    np.testing.assert_allclose(np.swapaxes(turn, 1, 2) @ turn, np.tile(np.eye(q), (5, 1, 1)), atol=1e-12)
+
+
+def test_columns_become_orthonormal_in_order_whatever_they_are():
+    p, q = 30, 8
+    columns, otherwise = draw(1, 7, p, q), np.linalg.qr(draw(2, 7, p, q))[0]
+    columns[1, :, 5] = 2.0 * columns[1, :, 0]  # depends on another
+    columns[2, :, 3] = 0.0
+    columns[3] = 0.0
+    columns[4] = columns[4] @ np.diag(10.0 ** -np.arange(0, 4 * q, 4))  # of all lengths
+    columns[5, :, 7] = columns[5, :, 1] + 1e-7 * columns[5, :, 7]  # nearly depends
+    columns[6] *= 1e-180
+    found = orthonormal(columns.copy(), otherwise)
+    np.testing.assert_allclose(np.swapaxes(found, 1, 2) @ found, np.tile(np.eye(q), (7, 1, 1)), atol=1e-13)
+    np.testing.assert_allclose(found[3], otherwise[3], atol=1e-13)
+    for k in (0, 2, 4, 5, 6):  # each lies in the span of those up to it
+        for j in range(q if k != 2 else 3):
+            basis, some = found[k][:, : j + 1], columns[k, :, j] / np.abs(columns[k, :, j]).max()
+            np.testing.assert_allclose(basis @ (basis.T @ some), some, atol=1e-12)
+            assert found[k][:, j] @ some > 0

@@ -525,86 +525,144 @@ def _moments(x, rows, starts, weights, first, means, total, moment):  # type: ig
 
 # -- tangents --
 
+# Columns of a set are filled up to whole eights, so that they never lie across two panels.
+_EIGHT = 8
 
-def _fields(names: Sequence[str], shape: tuple[int, int]) -> np.ndarray:
-    """What each tangent multiplies the derivatives with, (tangents, 2, p); NaN stands for thickness."""
-    out = np.full((len(names), 2, shape[0] * shape[1]), np.nan, dtype=np.float32)
+
+@dataclass(frozen=True)
+class _Lens:
+    """How tangents are made of images: derivatives along both axes, times fields.
+
+    Attributes
+    ----------
+    across : ndarray of float32, shape (taps, p)
+        Weights of smoothing along lines, 0 where a neighbour is of another line; ``down`` those of columns.
+    down : ndarray of float32, shape (taps,)
+    sides : ndarray of float32, shape (2, p)
+        Of the neighbours to the right and to the left in the derivative along lines.
+    width : int
+    fields : ndarray of float32, shape (sets, p)
+        Every linear tangent is a sum of derivatives times these: 1, u and v, those that are in use.
+    parts : ndarray of float32, shape (tangents, sets, 2)
+        Which, of both derivatives; 0 of thickness.
+    thickness : int
+        Its number among the tangents, or -1.
+    """
+
+    across: np.ndarray
+    down: np.ndarray
+    sides: np.ndarray
+    width: int
+    fields: np.ndarray
+    parts: np.ndarray
+    thickness: int
+
+    def velocities(self) -> np.ndarray:
+        """What each tangent multiplies both derivatives with, (tangents, 2, p)."""
+        return np.einsum("tsd,sp->tdp", self.parts, self.fields).astype(np.float32)
+
+    def lengths(self) -> np.ndarray:
+        """Weights of the derivatives' squares and product in the square of each, (tangents, 3, p)."""
+        x, y = self.velocities().swapaxes(0, 1)
+        out = np.stack([x * x, y * y, 2 * x * y], axis=1)
+        if self.thickness >= 0:
+            out[self.thickness, :2] = 1.0
+        return out
+
+
+def _make_lens(names: Sequence[str], shape: tuple[int, int], smoothing: float) -> _Lens:
+    height, width = shape
+    taps = smoothing_taps(smoothing)
+    reach = np.arange(len(taps)) - len(taps) // 2
+    column = np.tile(np.arange(width), height)
+    inside = (column + reach[:, None] >= 0) & (column + reach[:, None] < width)
+    fields = np.stack([np.ones(height * width), *velocity("scaling", shape)])
+    parts = np.zeros((len(names), 3, 2))
     for i, name in enumerate(names):
         if name != "thickness":
-            out[i] = velocity(name, shape)
-    return out
+            # Both velocities are one of the fields, or none, with a sign.
+            for along, field in enumerate(velocity(name, shape)):
+                for s in range(3):
+                    if not parts[i, :, along].any() and field.any():
+                        same, turned = np.array_equal(field, fields[s]), np.array_equal(field, -fields[s])
+                        parts[i, s, along] = float(same) - float(turned)
+    used = parts.any(axis=(0, 2))
+    return _Lens(
+        (taps[:, None] * inside).astype(np.float32),
+        taps.astype(np.float32),
+        0.5 * np.stack([column < width - 1, column > 0]).astype(np.float32),
+        width,
+        fields[used].astype(np.float32),
+        np.ascontiguousarray(parts[:, used], dtype=np.float32),
+        names.index("thickness") if "thickness" in names else -1,
+    )
+
+
+_LENS = (given("f4", 2), given("f4", 1), given("f4", 2), types.int64)
 
 
 @part
-def _smooth(row, height, width, taps, wide, once, out):  # type: ignore[no-untyped-def]
-    """An image smoothed along both axes, zeros beyond the border; ``wide`` holds a row with such a border."""
-    radius, p = len(taps) // 2, height * width
+def _lens_scratch(p, taps, width):  # type: ignore[no-untyped-def]
+    """Image, smoothed along lines, smoothed, each between zeros enough for any neighbour."""
+    return np.zeros((3, p + 2 * (taps // 2 + 1) * (width + 1)), dtype=np.float32)
+
+
+@part
+def _derive(row, across, down, sides, width, scratch, gx, gy):  # type: ignore[no-untyped-def]
+    """Derivatives of a smoothed image along lines and along columns; beyond the border there is 0."""
+    p, taps = len(row), len(down)
+    radius, half = taps // 2, np.float32(0.5)
+    edge = (radius + 1) * (width + 1)
+    image, once, smooth = scratch[0], scratch[1], scratch[2]
+    inner, lines, whole = image[edge : edge + p], once[edge : edge + p], smooth[edge : edge + p]
     for f in range(p):
-        once[f] = np.float32(0.0)
-        out[f] = np.float32(0.0)
-    for u in range(width + 2 * radius):
-        wide[u] = np.float32(0.0)
-    for y in range(height):
-        to, of, line = once[y * width : (y + 1) * width], row[y * width : (y + 1) * width], wide[radius:]
-        for u in range(width):
-            line[u] = of[u]
-        for k in range(len(taps)):
-            tap, shifted = taps[k], wide[k : k + width]
-            for u in range(width):
-                to[u] += tap * shifted[u]
-    for k in range(len(taps)):
-        # The image moved by whole lines is one long run.
-        tap, move = taps[k], (k - radius) * width
-        first, stop = max(0, -move), min(p, p - move)
-        if first < stop:
-            to, of = out[first:stop], once[first + move : stop + move]
-            for f in range(stop - first):
-                to[f] += tap * of[f]
-
-
-@part
-def _make_tangents(row, height, width, taps, fields, scratch, out):  # type: ignore[no-untyped-def]
-    """Tangents of one image into ``out`` (tangents, p); scratch (5, p + taps + 2 * width)."""
-    p, half = height * width, np.float32(0.5)
-    wide, once, padded_image, gx, gy = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
-    for u in range(width):
-        padded_image[u] = np.float32(0.0)
-        padded_image[width + p + u] = np.float32(0.0)
-    image = padded_image[width : width + p]
-    _smooth(row, height, width, taps, wide, once, image)
-    above, below = padded_image[:p], padded_image[2 * width : 2 * width + p]
+        inner[f] = row[f]
+    first, tap, shifted = across[0], down[0], image[edge - radius :]
+    for f in range(p):
+        lines[f] = first[f] * shifted[f]
+    for k in range(1, taps):
+        weights, shifted = across[k], image[edge + k - radius :]
+        for f in range(p):
+            lines[f] += weights[f] * shifted[f]
+    shifted = once[edge - radius * width :]
+    for f in range(p):
+        whole[f] = tap * shifted[f]
+    for k in range(1, taps):
+        tap, shifted = down[k], once[edge + (k - radius) * width :]
+        for f in range(p):
+            whole[f] += tap * shifted[f]
+    above, below = smooth[edge - width :], smooth[edge + width :]
+    left, right, by_right, by_left = smooth[edge - 1 :], smooth[edge + 1 :], sides[0], sides[1]
     for f in range(p):
         gy[f] = half * (below[f] - above[f])
-    left, right = padded_image[width - 1 :], padded_image[width + 1 :]
-    for f in range(p):
-        gx[f] = half * (right[f] - left[f])
-    for y in range(height):  # there neighbours are of the next line
-        last = (y + 1) * width - 1
-        gx[y * width] = half * image[y * width + 1] if width > 1 else np.float32(0.0)
-        gx[last] = -half * image[last - 1] if width > 1 else np.float32(0.0)
-    for t in range(len(fields)):
-        to, by_x, by_y = out[t], fields[t, 0], fields[t, 1]
-        if np.isnan(by_x[0]):
-            for f in range(p):
-                to[f] = np.sqrt(gx[f] * gx[f] + gy[f] * gy[f])
-        else:
-            for f in range(p):
-                to[f] = by_x[f] * gx[f] + by_y[f] * gy[f]
+        gx[f] = by_right[f] * right[f] - by_left[f] * left[f]
 
 
 def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
     """See :func:`..reference.tangent_rows`; float32."""
     out = np.empty((len(x), len(names), x.shape[1]), dtype=np.float32)
-    taps = smoothing_taps(smoothing).astype(np.float32)
-    _tangent_rows(np.ascontiguousarray(x, dtype=np.float32), *shape, taps, _fields(names, shape), out)
+    lens = _make_lens(names, shape, smoothing)
+    x = np.ascontiguousarray(x, dtype=np.float32)
+    by = lens.velocities()
+    _tangent_rows(x, lens.across, lens.down, lens.sides, lens.width, by, lens.thickness, out)
     return out
 
 
-@entry(given("f4", 2), types.int64, types.int64, given("f4", 1), given("f4", 3), filled("f4", 3))
-def _tangent_rows(x, height, width, taps, fields, out):  # type: ignore[no-untyped-def]
-    scratch = np.empty((5, (height + 2) * width + len(taps)), dtype=np.float32)
+@entry(given("f4", 2), *_LENS, given("f4", 3), types.int64, filled("f4", 3))
+def _tangent_rows(x, across, down, sides, width, by, thickness, out):  # type: ignore[no-untyped-def]
+    p = x.shape[1]
+    scratch, both = _lens_scratch(p, len(down), width), np.empty((2, p), dtype=np.float32)
+    gx, gy = both[0], both[1]
     for i in range(len(x)):
-        _make_tangents(x[i], height, width, taps, fields, scratch, out[i])
+        _derive(x[i], across, down, sides, width, scratch, gx, gy)
+        for t in range(len(by)):
+            to, by_x, by_y = out[i, t], by[t, 0], by[t, 1]
+            if t == thickness:
+                for f in range(p):
+                    to[f] = np.sqrt(gx[f] * gx[f] + gy[f] * gy[f])
+            else:
+                for f in range(p):
+                    to[f] = by_x[f] * gx[f] + by_y[f] * gy[f]
 
 
 def add_tangents(
@@ -616,62 +674,157 @@ def add_tangents(
     image: np.ndarray,
     trace: np.ndarray,
 ) -> None:
-    """See :func:`..reference.add_tangents`; tangents are made strip by strip, and never stored."""
-    x, fields = np.ascontiguousarray(x, dtype=np.float32), _fields(frame.names, frame.shape)
-    taps = smoothing_taps(frame.smoothing).astype(np.float32)
-    factors = np.ascontiguousarray(factors, dtype=np.float64)
-    if frame.names:
-        _tangents(
-            x, *_lists(groups), *frame.shape, taps, fields, bank.packed, bank.width, factors, image, trace
-        )
+    """See :func:`..reference.add_tangents`; no tangent is made.
+
+    Linear ones are sums of derivatives times fields, and a field may as well multiply a basis: the products
+    of two derivatives with three bases (B, u B, v B) hold those of six tangents with B.
+    """
+    if not frame.names:
+        return
+    lens = _make_lens(frame.names, frame.shape, frame.smoothing)
+    _tangents(
+        np.ascontiguousarray(x, dtype=np.float32),
+        *_lists(groups),
+        lens.across,
+        lens.down,
+        lens.sides,
+        lens.width,
+        lens.fields,
+        lens.parts,
+        lens.lengths(),
+        lens.thickness,
+        bank.packed,
+        bank.width,
+        np.ascontiguousarray(factors, dtype=np.float64),
+        image,
+        trace,
+    )
+
+
+@part
+def _spread_panels(packed, q, fields, out):  # type: ignore[no-untyped-def]
+    """Panels of a basis times each field, side by side, from those of the basis."""
+    sets, p = fields.shape
+    each = -(-q // _EIGHT) * _EIGHT
+    columns, dims = padded(q), padded(sets * each)
+    for first in range(0, q, _EIGHT):
+        start = first // PANEL * PANEL
+        of, wide = packed[start * p + first - start :], min(PANEL, columns - start)
+        for s in range(sets):
+            begin = (s * each + first) // PANEL * PANEL
+            to, width = out[begin * p + s * each + first - begin :], min(PANEL, dims - begin)
+            for f in range(p):
+                for j in range(_EIGHT):
+                    to[f * width + j] = fields[s, f] * of[f * wide + j]
+
+
+@part
+def _mix(codes, sets, each, q, n, weights, mixing, out):  # type: ignore[no-untyped-def]
+    """out = w mixing codes, row by row of an image, over the sets of both derivatives."""
+    for s in range(sets):
+        for j in range(q):
+            for d in range(2):
+                to = out[s * each + j, d * n : (d + 1) * n]
+                for i in range(n):
+                    to[i] = np.float32(0.0)
+                for r in range(sets):
+                    for e in range(2):
+                        by = mixing[2 * s + d, 2 * r + e]
+                        if by != np.float32(0.0):
+                            of = codes[r * each + j, e * n : (e + 1) * n]
+                            for i in range(n):
+                                to[i] += by * of[i]
+                for i in range(n):
+                    to[i] *= weights[i]
 
 
 @entry(
     given("f4", 2),
     *_LISTS,
-    types.int64,
-    types.int64,
-    given("f4", 1),
+    *_LENS,
+    given("f4", 2),
     given("f4", 3),
+    given("f4", 3),
+    types.int64,
     given("f4", 2),
     types.int64,
     given("f8", 2),
     filled("f8", 3),
     filled("f8", 2),
 )
-def _tangents(x, rows, starts, weights, first, height, width, taps, fields, packed, q, factors, image, trace):  # type: ignore[no-untyped-def]
-    p, kinds = x.shape[1], len(fields)
-    scratch = np.empty((5, p + 2 * width + len(taps)), dtype=np.float32)
-    strip, sums = np.empty((STRIP, p), dtype=np.float32), np.empty((q, p), dtype=np.float32)
-    codes, length = np.zeros((padded(q), STRIP), dtype=np.float32), np.empty(1, dtype=np.float32)
-    each = STRIP // kinds
+def _tangents(  # type: ignore[no-untyped-def]
+    x, rows, starts, weights, first, across, down, sides, width, fields, parts, lengths, thickness, packed, q,
+    factors, image, trace,
+):  # fmt: skip
+    p, sets, kinds = x.shape[1], len(fields), len(parts)
+    each, some = -(-q // _EIGHT) * _EIGHT, STRIP // 2
+    dims = sets * each
+    scratch = _lens_scratch(p, len(down), width)
+    strip, thick = np.empty((STRIP, p), dtype=np.float32), np.empty((some, p), dtype=np.float32)
+    panels = np.zeros(padded(dims) * p, dtype=np.float32)
+    codes = np.zeros((padded(dims), STRIP), dtype=np.float32)
+    mixed = np.zeros((dims, STRIP), dtype=np.float32)
+    own = np.zeros((padded(q), some), dtype=np.float32)
+    sums, more = np.empty((dims, p), dtype=np.float32), np.empty((q, p), dtype=np.float32)
+    squares, w = np.empty((3, p), dtype=np.float32), np.empty(some, dtype=np.float32)
+    mixing, one = np.empty((2 * sets, 2 * sets), dtype=np.float32), np.empty(1, dtype=np.float32)
+    xx, yy, xy = squares[0], squares[1], squares[2]
     for g in range(len(starts) - 1):
         if starts[g] == starts[g + 1]:
             continue
         k = first + g
-        sums[:] = np.float32(0.0)
         counted = False
+        mixing[:] = np.float32(0.0)
         for t in range(kinds):
-            counted = counted or factors[k, t] > 0
-        for a in range(starts[g], starts[g + 1], each):
-            n = min(each, starts[g + 1] - a)
+            by = np.float32(factors[k, t])
+            if t != thickness and by > 0:
+                counted = True
+            for a in range(2 * sets):
+                for b in range(2 * sets):
+                    mixing[a, b] += by * (parts[t, a // 2, a % 2] * parts[t, b // 2, b % 2])
+        thick_counted = thickness >= 0 and factors[k, max(thickness, 0)] > 0
+        if counted:
+            _spread_panels(packed[k], q, fields, panels)
+        sums[:] = np.float32(0.0)
+        more[:] = np.float32(0.0)
+        for a in range(starts[g], starts[g + 1], some):
+            n = min(some, starts[g + 1] - a)
+            squares[:] = np.float32(0.0)
             for i in range(n):
-                made = strip[i * kinds : (i + 1) * kinds]
-                _make_tangents(x[rows[a + i]], height, width, taps, fields, scratch, made)
-                for t in range(kinds):
-                    at = made.ctypes.data + t * p * BYTES
-                    _dot(at, at, p, length.ctypes.data)
-                    trace[k, t] += weights[a + i] * length[0]
-            if not counted:
-                continue
-            latents(packed[k], strip[: n * kinds], codes)
-            for j in range(q):
-                code = codes[j]
-                for i in range(n * kinds):
-                    code[i] *= np.float32(weights[a + i // kinds] * factors[k, i % kinds])
-            add_moment(codes[:q], n * kinds, strip[: n * kinds], sums)
-        for j in range(q):
-            to, add = image[k, j], sums[j]
+                gx, gy = strip[i], strip[n + i]
+                _derive(x[rows[a + i]], across, down, sides, width, scratch, gx, gy)
+                r = np.float32(weights[a + i])
+                w[i] = r
+                for f in range(p):
+                    xx[f] += r * (gx[f] * gx[f])
+                    yy[f] += r * (gy[f] * gy[f])
+                    xy[f] += r * (gx[f] * gy[f])
+                if thickness >= 0:
+                    to = thick[i]
+                    for f in range(p):
+                        to[f] = np.sqrt(gx[f] * gx[f] + gy[f] * gy[f])
+            for t in range(kinds):
+                for m in range(3):
+                    _dot(lengths[t, m].ctypes.data, squares[m].ctypes.data, p, one.ctypes.data)
+                    trace[k, t] += one[0]
+            if counted:
+                latents(panels, strip[: 2 * n], codes)
+                _mix(codes, sets, each, q, n, w, mixing, mixed)
+                add_moment(mixed, 2 * n, strip[: 2 * n], sums)
+            if thick_counted:
+                latents(packed[k], thick[:n], own)
+                by = np.float32(factors[k, thickness])
+                for j in range(q):
+                    code = own[j]
+                    for i in range(n):
+                        code[i] *= by * w[i]
+                add_moment(own[:q], n, thick[:n], more)
+        for j in range(q if counted or thick_counted else 0):
+            to, add = image[k, j], more[j]
+            for s in range(sets if counted else 0):
+                field, of = fields[s], sums[s * each + j]
+                for f in range(p):
+                    add[f] += field[f] * of[f]
             for f in range(p):
                 to[f] += add[f]
 

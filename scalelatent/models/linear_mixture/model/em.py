@@ -27,7 +27,7 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 from scalelatent.reductions.moments import NonFiniteError
 
 from .pancakes import Pancakes, image_bases, scores_of
-from .steps import TINY, centre_images, factor_step, leading, next_bases, ppca_fit, ppca_step, ritz
+from .steps import TINY, centre_images, factor_step, leading, power_step, ppca_fit, ppca_step
 
 LEAST_RESPONSIBILITY = 1e-6
 # Stands for the rows of a sub-class that has none.
@@ -45,6 +45,8 @@ _LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 100_000_000
 _MERGE_SHARE = 0.08
 # EM steps of factor analysis on moments, which need no rows, for each pass.
 _FACTOR_STEPS = 10
+# Bytes of the bases that an M-step works on at a time.
+_CACHE_BYTES = 500_000
 
 
 @dataclass(frozen=True)
@@ -457,52 +459,58 @@ class MixtureEM:
         family = m.likelihood if state.phase == MAIN else "error"
         per_class = np.add.reduceat(count, m.starts[:-1])[m.classes]
         weights = np.where(now.weights > 0, np.maximum(count, _NO_ROW) / np.maximum(per_class, _NO_ROW), 0.0)
-        n, p, h = np.maximum(count, TINY), m.n_features, now.n_dims
+        n, h = np.maximum(count, TINY), now.n_dims
         if m.statistics == "moments":
             shift = train["total"] / n[:, None]
-            moment = unpack(train["moment"], p) / n[:, None, None] - shift[:, :, None] * shift[:, None, :]
-            means = np.where(there[:, None], now.means + shift, now.means)
+            moment = unpack(train["moment"], m.n_features) / n[:, None, None]
+            moment -= shift[:, :, None] * shift[:, None, :]
+            means = now.means + shift
             both, traces = self._with_tangents(state, train, moment, means, n)
-            found = self._maximise_moments(now, family, moment, both)
+            bases, values, noise = self._maximise_moments(now, family, moment, both)
+            found = [means, bases, values, noise, traces]
         else:
-            bases = image_bases(now, family)
-            shift, spread, centred, _ = centre_images(
-                count, train["total"], train["square"], train["image"], bases
+            # Sub-classes whose matrices stay in the second-level cache, at a time.
+            some = max(_CACHE_BYTES // (8 * now.bases[:1].size), 1)
+            found = []
+            for a in range(0, len(count), some):
+                part = slice(a, a + some)
+                new = self._maximise_images(now.part(part), family, train, part, last)
+                if not found:
+                    found = [np.empty((len(count), *array.shape[1:])) for array in new]
+                for to, array in zip(found, new, strict=True):
+                    to[part] = array
+        means, bases, values, noise, traces = found
+        for new, old in ((means, now.means), (bases, now.bases), (values, now.values), (noise, now.noise)):
+            if new.ndim == old.ndim and not there.all():
+                new[~there] = old[~there]
+        return Pancakes(means, bases, values, noise, weights, h), traces
+
+    def _maximise_images(
+        self, now: Pancakes, family: str, train: Stats, part: slice, last: bool
+    ) -> tuple[np.ndarray, ...]:
+        """Means, bases, values, noise, and mean squares as of :meth:`_maximise`, of some sub-classes."""
+        m, h = self.mixture, now.n_dims
+        count, bases = np.array(train["count"][part]), image_bases(now, family)
+        n = np.maximum(count, TINY)
+        shift, spread, centred, code = centre_images(
+            count, train["total"][part], train["square"][part], train["image"][part], bases
+        )
+        full = spread if spread.ndim == 1 else spread.sum(axis=1)
+        traces, rows_alone = full[:, None], None
+        if m.frame is not None:
+            traces = np.concatenate([traces, train["trace"][part] / n[:, None]], axis=1)
+            rows_alone = train["gram"][part] / n[:, None, None] - code[:, :, None] * code[:, None, :]
+        if family == "ppca":
+            bases, values, noise = ppca_step(
+                bases[:, :, :h], now.values[:, :h], now.noise, full, centred[:, :, :h], m.floor
             )
-            means = np.where(there[:, None], now.means + shift, now.means)
-            full = spread if spread.ndim == 1 else spread.sum(axis=1)
-            traces = full[:, None]
-            rows_alone = None
-            if m.frame is not None:
-                traces = np.concatenate([traces, train["trace"] / n[:, None]], axis=1)
-                code = np.einsum("kp,kpq->kq", shift, bases)
-                rows_alone = train["gram"] / n[:, None, None] - code[:, :, None] * code[:, None, :]
-            if family == "ppca":
-                bases, values, noise = ppca_step(
-                    bases[:, :, :h], now.values[:, :h], now.noise, full, centred[:, :, :h], m.floor
-                )
-                found = self._with_spare(now, bases, values, noise)
-            elif family == "factor-analysis":
-                loadings, noise = factor_step(now.bases, bases, spread, centred, m.floor)
-                found = loadings, now.values, noise
-            else:
-                found = self._power(now, centred, full, rows_alone, last)
-        bases, values, noise = found
-        keep = there.reshape(-1, 1)
-        noise = np.where(
-            there if noise.ndim == 1 else keep, noise, now.noise if now.noise.ndim == noise.ndim else noise
-        )
-        return (
-            Pancakes(
-                means,
-                np.where(keep[:, :, None], bases, now.bases),
-                np.where(keep, values, now.values),
-                noise,
-                weights,
-                h,
-            ),
-            traces,
-        )
+            bases, values, noise = self._with_spare(now, bases, values, noise)
+        elif family == "factor-analysis":
+            bases, noise = factor_step(now.bases, bases, spread, centred, m.floor)
+            values = now.values
+        else:
+            bases, values, noise = self._power(now, centred, full, rows_alone, last)
+        return now.means + shift, bases, values, noise, traces
 
     def _power(
         self,
@@ -513,10 +521,7 @@ class MixtureEM:
         last: bool,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A block power step, or (``last``) only the rotation, whose values are those of its bases."""
-        values, turn = ritz(now.bases, centred)
-        if rows_alone is not None:
-            values = np.maximum(np.einsum("kqi,kqr,kri->ki", turn, rows_alone, turn), 0.0)
-        bases = now.bases @ turn if last else next_bases(now.bases, centred, turn)
+        bases, values = power_step(now.bases, centred, rows_alone, last)
         return bases, values, self._noise(values, full, now.n_dims)
 
     def _with_spare(

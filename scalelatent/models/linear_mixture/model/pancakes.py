@@ -92,4 +92,15 @@ def image_bases(pancakes: Pancakes, likelihood: str) -> np.ndarray:
     loadings, noise = pancakes.bases, pancakes.noise
     scaled = loadings / noise[:, :, None]
     m = np.eye(loadings.shape[2]) + np.swapaxes(loadings, 1, 2) @ scaled
-    return np.swapaxes(np.linalg.solve(m, np.swapaxes(scaled, 1, 2)), 1, 2)
+    return over(scaled, m)
+
+
+def over(wide: np.ndarray, matrices: np.ndarray) -> np.ndarray:
+    """Wide matrices (K, p, q) times the inverses of symmetric positive ones (K, q, q), by Cholesky: LAPACK
+    solves for few columns at a time, and an inverse itself is less exact.
+    """
+    try:
+        inverse = np.linalg.inv(np.linalg.cholesky(matrices))
+    except np.linalg.LinAlgError:  # one of them is not, by rounding
+        return np.swapaxes(np.linalg.solve(matrices, np.swapaxes(wide, 1, 2)), 1, 2)
+    return (wide @ np.swapaxes(inverse, 1, 2)) @ inverse

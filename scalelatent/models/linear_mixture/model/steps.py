@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from scalelatent.models.linear_mixture.kernels.steps import KEPT, eigenvectors, gram_schmidt, triangles
 from scalelatent.reductions import eigen
 
+from .pancakes import over
+
 TINY = np.finfo(float).tiny
-# Singular values of loadings below this share of the largest are none: EM never leaves 0.
-_LEAST = 1e-6
-# Columns that have less of their own than this are made orthonormal by Householder's QR.
-_LEAST_PIVOT = 1e-3
+# Squares of loadings are at least this share of the noise: EM never leaves 0.
+_LEAST = 1e-12
 
 
 def transposed(a: np.ndarray) -> np.ndarray:
@@ -29,56 +30,53 @@ def centre_images(
     code = np.einsum("kp,kpq->kq", shift, bases)
     spread = square / (n if square.ndim == 1 else n[:, None])
     spread = spread - (shift * shift if spread.ndim == 2 else (shift * shift).sum(axis=1))
-    centred = transposed(image) / n[:, None, None] - shift[:, :, None] * code[:, None, :]
-    return shift, np.maximum(spread, 0.0), centred, code
+    centred = image / n[:, None, None]
+    centred -= code[:, :, None] * shift[:, None, :]
+    return shift, np.maximum(spread, 0.0), transposed(centred), code
 
 
 def orthonormal(columns: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
-    """Each stack of columns (K, p, q) made orthonormal in order; those that are 0 are replaced."""
+    """Each stack of columns (K, p, q) made orthonormal in order; those with nothing of their own are
+    replaced.
+    """
     if not columns.shape[2]:
         return columns
-    lengths = np.sqrt((columns * columns).sum(axis=1))
-    none = lengths <= 1e-12 * np.maximum(lengths.max(axis=1, keepdims=True), TINY)
-    columns = np.where(none[:, None, :], otherwise, columns / np.maximum(lengths, TINY)[:, None, :])
-    found, bad = _cholesky_qr(columns)
-    if bad.any():
-        some, upper = np.linalg.qr(columns[bad])
-        signs = np.where(np.diagonal(upper, axis1=1, axis2=2) < 0, -1.0, 1.0)
-        found[bad] = some * signs[:, None, :]
-    return found
-
-
-def _cholesky_qr(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Q of unit columns by Cholesky, twice, in a fraction of QR's time, and where it is not to be trusted."""
     bad = np.zeros(len(columns), dtype=bool)
-    for _ in range(2):
-        gram = transposed(columns) @ columns
-        try:
-            lower = np.linalg.cholesky(gram)
-        except np.linalg.LinAlgError:
-            return np.empty_like(columns), np.ones(len(columns), dtype=bool)
-        bad |= np.diagonal(lower, axis1=1, axis2=2).min(axis=1) < _LEAST_PIVOT
-        columns = columns @ transposed(np.linalg.inv(lower))
-    return columns, bad
+    for _ in range(3):
+        inverse, least = triangles(transposed(columns) @ columns)
+        bad |= least == 0.0
+        inverse[bad] = np.eye(columns.shape[2])
+        columns = columns @ inverse
+        if least[~bad].min(initial=1.0) > KEPT:
+            break
+    if bad.any():
+        some = columns[bad]
+        gram_schmidt(some, otherwise[bad])
+        columns[bad] = some
+    return columns
 
 
 def ritz(bases: np.ndarray, centred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ritz values (K, q), decreasing, and the rotations (K, q, q) of orthonormal bases that have them."""
-    values, turn = eigen.ritz(bases, centred)
+    product = transposed(bases) @ centred
+    values, turn = eigenvectors(0.5 * (product + transposed(product)))
     return np.maximum(values, 0.0), turn
 
 
-def power_step(bases: np.ndarray, centred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One block power step: (Ritz values of the old bases, rotations); the next bases are the orthonormalised
+def power_step(
+    bases: np.ndarray, centred: np.ndarray, rows_alone: np.ndarray | None = None, last: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """One block power step: (next bases, Ritz values of the old ones); the next bases are the orthonormalised
     image. The error never rises: in each nested span it is EM for PCA (S. Roweis, 1998).
+
+    Values are those of moments of the rows alone in the bases (K, q, q), where given. The ``last`` step only
+    turns the bases, which have these values.
     """
     values, turn = ritz(bases, centred)
-    return next_bases(bases, centred, turn), values
-
-
-def next_bases(bases: np.ndarray, centred: np.ndarray, turn: np.ndarray) -> np.ndarray:
-    """The orthonormalised image, its columns in the order of the Ritz values."""
-    return orthonormal(centred @ turn, bases @ turn)
+    if rows_alone is not None:
+        values = np.maximum(np.einsum("kqi,kqr,kri->ki", turn, rows_alone, turn), 0.0)
+    turned = bases @ turn
+    return turned if last else orthonormal(centred @ turn, turned), values
 
 
 def leading(moment: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,14 +105,14 @@ def ppca_step(
     sw = centred * scale[:, None, :]
     inner = scale[:, :, None] * (transposed(bases) @ sw)  # W' S W
     m = scale**2 + noise[:, None]
-    right = noise[:, None, None] * np.eye(h) + inner / m[:, :, None]
-    loadings = transposed(np.linalg.solve(transposed(right), transposed(sw)))
+    root = np.sqrt(m)[:, None, :]
+    right = noise[:, None, None] * np.eye(h) + inner / (root * transposed(root))
+    loadings = over(sw / root, right) * root
     left = spread - np.einsum("kph,kph->k", sw / m[:, None, :], loadings)
     new_noise = np.maximum(left / p, floor)
-    directions, upper = np.linalg.qr(loadings)
-    u, s, _ = np.linalg.svd(upper)
-    s = np.maximum(s, _LEAST * np.sqrt(new_noise)[:, None])
-    return directions @ u, s**2 + new_noise[:, None], new_noise
+    squares, turn = eigenvectors(transposed(loadings) @ loadings)
+    directions = orthonormal(loadings @ turn, bases)
+    return directions, np.maximum(squares, _LEAST * new_noise[:, None]) + new_noise[:, None], new_noise
 
 
 def ppca_fit(moment: np.ndarray, h: int, floor: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -138,5 +136,5 @@ def factor_step(
         return loadings, np.maximum(spread, floor)
     codes = transposed(posterior)
     second = np.eye(h) - codes @ loadings + codes @ centred
-    new = transposed(np.linalg.solve(0.5 * (second + transposed(second)), transposed(centred)))
+    new = over(centred, 0.5 * (second + transposed(second)))
     return new, np.maximum(spread - np.einsum("kph,kph->kp", new, centred), floor)

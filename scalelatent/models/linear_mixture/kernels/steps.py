@@ -1,0 +1,201 @@
+"""Small matrices of all sub-classes: eigenvectors, and what makes columns orthonormal; float64, one thread.
+
+LAPACK's calls for a few numbers cost more than the numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalelatent.kernels.jit import entry, filled, given, part
+
+_SWEEPS = 30
+# Off the diagonal so much of the largest on it is rounding: images are sums in float32.
+_SMALL = 1e-12
+# Where a column keeps less than this of its length by Cholesky, columns are left to Gram and Schmidt.
+_LEAST = 1e-3
+# A column that keeps less than this of its length has others taken from it once more; and what is nothing.
+KEPT, _NONE = 0.5, 1e-10
+
+
+def eigenvectors(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues (K, q), decreasing, and eigenvectors as columns (K, q, q) of symmetric matrices; those of
+    one that is diagonal already keep their signs.
+    """
+    k, q = matrices.shape[:2]
+    values, turn = np.empty((k, q)), np.empty((k, q, q))
+    _eigenvectors(np.array(matrices, order="C"), values, turn)
+    return values, turn
+
+
+def triangles(grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Upper triangles (K, q, q) by which columns with these products become orthonormal, in order, and the
+    least share of its length (K,) that one of them keeps; 0 where they are better left to `gram_schmidt`.
+    """
+    inverse, least = np.empty_like(grams), np.empty(len(grams))
+    _triangles(np.array(grams, order="C"), inverse, least)
+    return inverse, least
+
+
+def gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
+    """Columns (K, p, q) made orthonormal in place, in order; those with nothing of their own become the same
+    columns of ``otherwise``, or unit vectors.
+    """
+    _gram_schmidt(columns, np.ascontiguousarray(otherwise))
+
+
+@entry(filled("f8", 3), filled("f8", 2), filled("f8", 3))
+def _eigenvectors(matrices, values, turn):  # type: ignore[no-untyped-def]
+    q = matrices.shape[1]
+    rows, order = np.empty((q, q)), np.empty(q, dtype=np.int64)
+    for k in range(len(matrices)):
+        _eigen(matrices[k], rows, values[k], turn[k], order)
+
+
+@entry(filled("f8", 3), filled("f8", 3), filled("f8", 1))
+def _triangles(grams, inverse, least):  # type: ignore[no-untyped-def]
+    for k in range(len(grams)):
+        least[k] = _triangle(grams[k], inverse[k])
+
+
+@part
+def _eigen(m, rows, values, turn, order):  # type: ignore[no-untyped-def]
+    """Eigenvalues, decreasing, and eigenvectors as columns of ``turn``, of a symmetric matrix, which is
+    lost: Jacobi's rotations in cycles. ``rows`` (q, q) holds the eigenvectors as rows meanwhile.
+    """
+    q, least = len(m), 0.0
+    rows[:] = 0.0
+    for i in range(q):
+        rows[i, i] = 1.0
+        least = max(least, _SMALL * abs(m[i, i]))
+    for _ in range(_SWEEPS):
+        turned = False
+        for i in range(q - 1):
+            for j in range(i + 1, q):
+                off, a, b = m[i, j], m[i, i], m[j, j]
+                if abs(off) <= least:
+                    continue
+                turned = True
+                half = (b - a) / (2.0 * off)
+                t = 1.0 / (abs(half) + np.sqrt(half * half + 1.0))
+                t = -t if half < 0 else t
+                c = 1.0 / np.sqrt(t * t + 1.0)
+                s = t * c
+                up, down, left, right = m[i], m[j], rows[i], rows[j]
+                for k in range(q):
+                    x, y, u, v = up[k], down[k], left[k], right[k]
+                    up[k] = c * x - s * y
+                    down[k] = s * x + c * y
+                    left[k] = c * u - s * v
+                    right[k] = s * u + c * v
+                for k in range(q):
+                    m[k, i] = up[k]
+                    m[k, j] = down[k]
+                m[i, i], m[j, j] = a - t * off, b + t * off
+                m[i, j] = 0.0
+                m[j, i] = 0.0
+        if not turned:
+            break
+    for i in range(q):  # insertion keeps the order of equals
+        k = i
+        while k > 0 and m[order[k - 1], order[k - 1]] < m[i, i]:
+            order[k] = order[k - 1]
+            k -= 1
+        order[k] = i
+    for i in range(q):
+        values[i] = m[order[i], order[i]]
+        for k in range(q):
+            turn[k, i] = rows[order[i], k]
+
+
+@part
+def _triangle(g, inverse):  # type: ignore[no-untyped-def]
+    """Upper triangle that makes columns with the products g orthonormal in order, and the least share of its
+    length that one of them keeps; 0 where it is not to be trusted.
+    """
+    q, least = len(g), 1.0
+    inverse[:] = 0.0
+    for i in range(q):
+        inverse[i, i] = 1.0
+    for i in range(q):
+        full = g[i, i]
+        if not (full > 1e-200 and full < 1e200):
+            return 0.0
+        # Row i of the lower triangle of Cholesky, in place, and the same steps on the unit matrix.
+        for j in range(i):
+            one = g[i, j]
+            for k in range(j):
+                one -= g[i, k] * g[j, k]
+            g[i, j] = one / g[j, j]
+        left = full
+        for k in range(i):
+            left -= g[i, k] * g[i, k]
+        if left <= _LEAST * _LEAST * full:
+            return 0.0
+        least = min(least, np.sqrt(left / full))
+        root = np.sqrt(left)
+        g[i, i] = root
+        for k in range(i):
+            one = g[i, k]
+            for j in range(k + 1):
+                inverse[j, i] -= one * inverse[j, k]
+        for j in range(i + 1):
+            inverse[j, i] /= root
+    return least
+
+
+@entry(filled("f8", 3), given("f8", 3))
+def _gram_schmidt(columns, otherwise):  # type: ignore[no-untyped-def]
+    p, q = columns.shape[1:]
+    dots = np.empty(q)
+    for k in range(len(columns)):
+        w = columns[k]
+        for j in range(q):
+            tried = -1
+            while not _take(w, j, dots):
+                for f in range(p):
+                    w[f, j] = otherwise[k, f, j] if tried < 0 else 0.0
+                if tried >= 0:
+                    w[tried % p, j] = 1.0
+                tried += 1
+
+
+@part
+def _take(w, j, dots):  # type: ignore[no-untyped-def]
+    """Whether column j has something of its own, which is then of length 1."""
+    scale = 0.0
+    for f in range(len(w)):
+        scale = max(scale, abs(w[f, j]))
+    if not scale > 0.0:
+        return False
+    for f in range(len(w)):  # no square of it is too small or too large
+        w[f, j] /= scale
+    before, after = _project(w, j, dots)
+    first = before
+    while after < KEPT * before and after > _NONE * first:
+        before, after = _project(w, j, dots)
+    if not after > _NONE * first:
+        return False
+    for f in range(len(w)):
+        w[f, j] /= after
+    return True
+
+
+@part
+def _project(w, j, dots):  # type: ignore[no-untyped-def]
+    """Take what column j has of the columns before it, which are orthonormal; its length before and after."""
+    p, q = w.shape
+    for i in range(q):
+        dots[i] = 0.0
+    for f in range(p):
+        one, row = w[f, j], w[f]
+        for i in range(q):
+            dots[i] += one * row[i]
+    before, after = dots[j], 0.0
+    for f in range(p):
+        one, row = w[f, j], w[f]
+        for i in range(j):
+            one -= dots[i] * row[i]
+        w[f, j] = one
+        after += one * one
+    return np.sqrt(before), np.sqrt(after)
