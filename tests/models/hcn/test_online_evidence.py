@@ -16,7 +16,7 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.exact import GRID, to_grid
 from scalelatent.models.hcn.kernels.order import shuffled
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
-from scalelatent.models.hcn.model.online import EvidenceLearner, EvidenceState, forget
+from scalelatent.models.hcn.model.online import CENTRED, EvidenceLearner, EvidenceState, centred, forget
 from tests.models.hcn.cases import Kernels, learn_online, one_step, overlap
 
 BACKEND = Kernels()
@@ -145,6 +145,59 @@ def test_letters_are_found(n_rows, epochs) -> None:
     features = to_features(state.beliefs > 0)[:, 0]
     found = [overlap(features, truth.astype(bool)) for truth in letters.features]
     assert min(found) >= 0.9
+
+
+def cut_off(first: np.ndarray) -> np.ndarray:
+    """One feature at the lower left of its window of 7 x 6, one across it, one without weights."""
+    beliefs = first.copy()
+    beliefs[:, 3:7, 0:2, 0] = 5.0
+    beliefs[:, :, 2:4, 1] = 7.0
+    return beliefs
+
+
+def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
+    layer = FeatureLayer((2, 9, 9), 3, (7, 6), 1e-2, 1e-2, 0.3, 1e-3)
+    first = layer.first_beliefs(0)
+    beliefs = cut_off(first)
+    found, want = move(beliefs, first), first.copy()
+    want[:, 2:6, 2:4, 0] = 5.0
+    # What lay around it moves along; what comes in is as at first.
+    want[:, :2, 2:, 0] = first[:, 1:3, :4, 0]
+    want[:, 2:6, 4:, 0] = first[:, 3:, 2:4, 0]
+    want[:, 6:, :, 0] = first[:, 6:, :, 0]
+    want[..., 1] = beliefs[..., 1]
+    assert_array_equal(found, want)
+    assert_array_equal(move(found, first), found)
+    assert_array_equal(beliefs, cut_off(first))
+
+
+def rolled(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """A mutant: what leaves the window on one side comes in on the other."""
+    out = beliefs.copy()
+    out[..., 0] = np.roll(beliefs[..., 0], (-1, 2), axis=(1, 2))
+    return out
+
+
+def test_features_move_to_the_middle_of_their_windows() -> None:
+    check_centred(centred)
+    with pytest.raises(AssertionError):
+        check_centred(rolled)
+
+
+@pytest.mark.parametrize(("minibatches", "steps"), [(1, CENTRED), (8, CENTRED // 8), (3 * CENTRED, 1)])
+def test_features_are_moved_every_20_minibatches(minibatches, steps) -> None:
+    learner, _ = small(1.0, replace(SMALL, window=(5, 3)))
+    first = learner.start().first
+    state = EvidenceState(first.copy(), first)
+    state.beliefs[:, 4, 1, 0] = 5.0
+    stats, moved = Stats.zeros(learner.layout()), []
+    stats["minibatches"][...] = minibatches
+    for _ in range(2 * steps):
+        before, state = state, learner.step(state, stats, 5)
+        moved.append(bool((before.beliefs != state.beliefs).any()))
+    assert moved.index(True) == steps - 1
+    assert sum(moved) == 1
+    assert state.beliefs[0, 2, 1, 0] == 5
 
 
 def test_unknown_pixels_are_left_out() -> None:
