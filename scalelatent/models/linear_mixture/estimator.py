@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -109,6 +110,8 @@ class _LinearMixtures(StreamedEstimator):
             )
         ds = self._training_rows(X, y, None, reset=False)
         fitted, classes = self._fitted, getattr(self, "classes_", None)
+        if len(ds) > LEARNED_ROWS:  # a later part may be refused
+            fitted = replace(fitted, own=False)
         for first in range(0, len(ds), LEARNED_ROWS):
             stop = min(first + LEARNED_ROWS, len(ds))
             x = ds.read_x(first, stop)
@@ -416,6 +419,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         The first call of a model that was not fitted is :meth:`fit`. Later rows go to the nearest sub-class
         of their class, whose mean, basis and variances follow by incremental SVD: the mean exactly, the
         others as far as the spare directions hold them. Tangents and ``temperature_`` stay as they were.
+        They change in place: copy ``means_`` and the like to keep what they were.
 
         Parameters
         ----------
@@ -764,7 +768,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
 
         The first call of a model that was not fitted is :meth:`fit`. Later rows go to the nearest component,
         whose mean, basis and variances follow by incremental SVD: the mean exactly, the others as far as the
-        spare directions hold them.
+        spare directions hold them. They change in place: copy ``means_`` and the like to keep what they were.
 
         Parameters
         ----------

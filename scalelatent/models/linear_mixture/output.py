@@ -13,7 +13,7 @@ from scalelatent.contract.wants import Wants
 from scalelatent.models.linear_mixture.kernels.reference import Frame, all_scores, make_scorer
 from scalelatent.models.linear_mixture.model import density
 from scalelatent.models.linear_mixture.model.online import add_rows
-from scalelatent.models.linear_mixture.model.pancakes import Pancakes, scores_of
+from scalelatent.models.linear_mixture.model.pancakes import Pancakes, few_scores, scores_of
 from scalelatent.models.linear_mixture.model.recognise import PancakeRows, probabilities
 from scalelatent.reductions.moments import NonFiniteError
 
@@ -23,6 +23,8 @@ OF_CLASSES = ("probabilities", "classes", "scores", "decisions")
 OF_ONE = ("components", "codes", "reconstructions")
 # Of soft assignments of densities: scores are -2 log of theirs.
 _UNIT = 1.0
+# Rows whose residuals from all sub-classes are made at once.
+_FEW_ROWS = 4
 
 
 def density_of(likelihood: str) -> str:
@@ -52,6 +54,8 @@ class Fitted:
         Weight of the rows of each sub-class.
     floor : float
         Smallest noise.
+    own : bool
+        Whether nobody else has these pancakes, so that rows may change them in place.
     """
 
     pancakes: Pancakes
@@ -63,6 +67,7 @@ class Fitted:
     frame: Frame | None
     counts: np.ndarray
     floor: float
+    own: bool = False
 
     @property
     def starts(self) -> np.ndarray:
@@ -84,12 +89,17 @@ class Fitted:
         for c in np.unique(codes):
             part, own = slice(starts[c], starts[c + 1]), codes == c
             some = now.part(part)
-            scorer = make_scorer(scores_of(some, self.likelihood), np.array([0, len(some.means)]))
-            index[own] = starts[c] + all_scores(scorer, x[own], 0, 1).argmin(axis=1)
-        pancakes, counts = add_rows(now, self.counts, x, index, self.floor)
+            if len(x) <= _FEW_ROWS:
+                scores = few_scores(some, self.likelihood, x[own])
+            else:
+                scorer = make_scorer(scores_of(some, self.likelihood), np.array([0, len(some.means)]))
+                scores = all_scores(scorer, x[own], 0, 1)
+            index[own] = starts[c] + scores.argmin(axis=1)
+        now = now if self.own else now.copy()
+        counts = add_rows(now, self.counts, x, index, self.floor)
         per_class = np.add.reduceat(counts, starts[:-1])
-        pancakes = replace(pancakes, weights=counts / per_class[self.classes])
-        return replace(self, pancakes=pancakes, counts=counts, priors=per_class / per_class.sum())
+        now = replace(now, weights=counts / per_class[self.classes])
+        return replace(self, pancakes=now, counts=counts, priors=per_class / per_class.sum(), own=True)
 
     def recogniser(self, n_candidates: int) -> PancakeRows:
         """Scores of classes."""

@@ -11,8 +11,13 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.linear_mixture.kernels import reference
-from scalelatent.models.linear_mixture.model.online import StepwiseMixture, add_rows, stepwise_state
-from scalelatent.models.linear_mixture.model.pancakes import scores_of
+from scalelatent.models.linear_mixture.model.online import (
+    StepwiseMixture,
+    _with_rows,
+    add_rows,
+    stepwise_state,
+)
+from scalelatent.models.linear_mixture.model.pancakes import few_scores, scores_of
 from scalelatent.models.linear_mixture.model.start import start_pancakes
 from tests.models.linear_mixture.cases import made_rows, main_em, passes, scored
 
@@ -65,7 +70,7 @@ def test_rows_one_by_one_are_pca_while_the_width_holds_the_rank():
     index = (np.arange(60) % 2).astype(int)
     found = replace(found, values=np.zeros((2, 10)), noise=np.zeros(2), n_dims=4)
     for i in range(2, 60, 3):
-        found, counts = add_rows(found, counts, x[i : i + 3], index[i : i + 3])
+        counts = add_rows(found, counts, x[i : i + 3], index[i : i + 3])
     for q in range(2):
         rows = x[index == q][: int(counts[q])]
         np.testing.assert_allclose(found.means[q], rows.mean(axis=0))
@@ -79,14 +84,34 @@ def test_rows_one_by_one_keep_the_error_low():
     x = made_rows(1500, 20, 3, 3, seed=4)
     em, state = main_em(x, 3, 3, q=8)
     state = passes(em, state, x[:500], n=10)[-1]
-    found, counts = state.now, state.counts
+    found, counts = state.now.copy(), state.counts
     for i in range(500, 1500):
         index = reference.nearest(
             reference.make_scorer(scores_of(found, "error"), np.array([0, 3])), x[i : i + 1], 0, 1
         )[1][:, 0]
-        found, counts = add_rows(found, counts, x[i : i + 1], index)
+        counts = add_rows(found, counts, x[i : i + 1], index)
     identity = np.swapaxes(found.bases, 1, 2) @ found.bases
     np.testing.assert_allclose(identity, np.broadcast_to(np.eye(8), identity.shape), atol=1e-8)
     before, after = (scored(scores_of(p, "error"), x).min(axis=1).mean() for p in (state.now, found))
     assert after <= 1.02 * before
     assert counts.sum() == 1500
+
+
+@pytest.mark.parametrize("likelihood", ["error", "code-cost", "ppca"])
+def test_few_rows_are_scored_as_many(likelihood):
+    x = made_rows(300, 14, 4, 3, seed=5)
+    em, state = main_em(x, 4, 3, likelihood if likelihood == "ppca" else "error", q=8, floor=1e-9)
+    now = passes(em, state, x, n=4)[-1].now
+    found = few_scores(now, likelihood, x[:5].astype("f8"))
+    np.testing.assert_allclose(found, scored(scores_of(now, likelihood), x[:5]), rtol=1e-9, atol=1e-9)
+
+
+def test_a_single_row_turns_a_basis_as_the_whole_decomposition_does():
+    basis, singular = np.linalg.qr(np.random.default_rng(0).normal(size=(20, 6)))[0], np.arange(7.0, 1.0, -1)
+    for row in (np.random.default_rng(1).normal(size=20), basis @ np.arange(6.0), np.zeros(20)):
+        found, values = _with_rows(basis, singular, row[None])
+        stack = np.concatenate([singular[:, None] * basis.T, row[None]])
+        wanted = np.linalg.svd(stack, full_matrices=False)
+        np.testing.assert_allclose(values, wanted[1], atol=1e-12)
+        np.testing.assert_allclose((found * values**2) @ found.T, stack.T @ stack, atol=1e-10)
+        np.testing.assert_allclose(found[:, :6].T @ found[:, :6], np.eye(6), atol=1e-12)

@@ -88,11 +88,16 @@ def ppca_scores(
     """-2 log (weight x density) of Gaussians with variances ``values`` (K, h) along orthonormal bases and
     ``noise`` (K,) in all other directions.
     """
-    p, h = bases.shape[1:]
+    p = bases.shape[1]
     w = bases * np.sqrt(shrinkage(values, noise) / noise[:, None])[:, None, :]
+    return _scores(1.0 / noise, w, means, ppca_constants(p, values, noise, weights), centre)
+
+
+def ppca_constants(p: int, values: np.ndarray, noise: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """What no row changes in -2 log (weight x density): of p features, (K,)."""
     kept = np.maximum(values, noise[:, None])
-    extra = p * LOG_2PI + (p - h) * np.log(noise) + np.log(kept).sum(axis=1) - 2.0 * np.log(weights)
-    return _scores(1.0 / noise, w, means, extra, centre)
+    left = (p - values.shape[1]) * np.log(noise)
+    return p * LOG_2PI + left + np.log(kept).sum(axis=1) - 2.0 * np.log(weights)
 
 
 def factor_scores(

@@ -21,6 +21,10 @@ from .pancakes import Pancakes, image_bases
 from .steps import TINY, factor_step, orthonormal, power_step
 
 
+# Of a row's length so much must lie outside of a basis to give it a direction.
+_OWN = 1e-6
+
+
 @dataclass(frozen=True)
 class StepwiseState:
     """Everything that changes from step to step.
@@ -194,32 +198,48 @@ class StepwiseMixture:
 
 def add_rows(
     pancakes: Pancakes, counts: np.ndarray, x: np.ndarray, index: np.ndarray, floor: float = 0.0
-) -> tuple[Pancakes, np.ndarray]:
-    """Pancakes of the errors after some rows more (m, p), each in its sub-class, and their counts.
+) -> np.ndarray:
+    """Change pancakes of the errors, in place, by some rows more (m, p), each in its sub-class: the counts
+    then.
 
     Means are exact; bases and variances come of the incremental SVD of D. Ross, J. Lim, R.-S. Lin and M.-H.
     Yang, "Incremental learning for robust visual tracking" (2008): exact while the width holds the rank.
     """
-    means, bases, values = pancakes.means.copy(), pancakes.bases.copy(), pancakes.values.copy()
-    noise, counts = pancakes.noise.copy(), np.array(counts, dtype=np.float64)
-    spread, h = model_spread(pancakes, "error"), pancakes.n_dims
-    p, width = means.shape[1], bases.shape[2]
+    means, bases, values, noise = pancakes.means, pancakes.bases, pancakes.values, pancakes.noise
+    counts, h, p = np.array(counts, dtype=np.float64), pancakes.n_dims, means.shape[1]
     for q in np.unique(index):
         rows = x[index == q].astype(np.float64)
         n, m = counts[q], len(rows)
         centre = rows.mean(axis=0)
-        gap = centre - means[q]
+        gap, inside = centre - means[q], rows - centre
         bend = n * m / (n + m)
-        stack = np.concatenate(
-            [np.sqrt(n * values[q])[:, None] * bases[q].T, rows - centre, np.sqrt(bend) * gap[None]]
-        )
-        full = n * spread[q] + ((rows - centre) ** 2).sum() + bend * (gap @ gap)
-        _, singular, right = np.linalg.svd(stack, full_matrices=False)
-        found = min(width, len(singular))
-        bases[q][:, :found] = right[:found].T
+        full = n * (values[q][:h].sum() + (p - h) * noise[q]) + (inside**2).sum() + bend * (gap @ gap)
+        new = np.sqrt(bend) * gap[None] if m == 1 else np.concatenate([inside, np.sqrt(bend) * gap[None]])
+        basis, singular = _with_rows(bases[q], np.sqrt(n * values[q]), new)
+        found = min(bases.shape[2], len(singular))
+        bases[q][:, :found] = basis[:, :found]
         values[q][:] = 0.0
         values[q][:found] = singular[:found] ** 2 / (n + m)
         means[q] += m / (n + m) * gap
         counts[q] = n + m
         noise[q] = max((full / (n + m) - values[q][:h].sum()) / max(p - h, 1), floor)
-    return replace(pancakes, means=means, bases=bases, values=values, noise=noise), counts
+    return counts
+
+
+def _with_rows(basis: np.ndarray, singular: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Right singular vectors and singular values of rows singular basis' and some more."""
+    width = basis.shape[1]
+    if len(rows) == 1 and width < len(basis):
+        code = rows[0] @ basis
+        rest = rows[0] - basis @ code
+        again = rest @ basis  # what rounding left
+        rest, code = rest - basis @ again, code + again
+        length = np.sqrt(rest @ rest)
+        if length > _OWN * np.sqrt(code @ code):
+            core = np.zeros((width + 1, width + 1))
+            core[np.arange(width), np.arange(width)] = singular
+            core[width, :width], core[width, width] = code, length
+            _, found, right = np.linalg.svd(core)
+            return np.column_stack([basis, rest / length]) @ right.T, found
+    _, found, right = np.linalg.svd(np.concatenate([singular[:, None] * basis.T, rows]), full_matrices=False)
+    return right.T, found

@@ -11,7 +11,9 @@ from scalelatent.models.linear_mixture.kernels.reference import (
     code_cost_scores,
     error_scores,
     factor_scores,
+    ppca_constants,
     ppca_scores,
+    shrinkage,
 )
 
 LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
@@ -46,6 +48,12 @@ class Pancakes:
     def cut(self, n_dims: int) -> Pancakes:
         """The same with fewer (or more of its spare) directions in the model."""
         return replace(self, n_dims=n_dims)
+
+    def copy(self) -> Pancakes:
+        """The same in arrays of its own."""
+        arrays = (self.means, self.bases, self.values, self.noise, self.weights)
+        means, bases, values, noise, weights = (array.copy() for array in arrays)
+        return Pancakes(means, bases, values, noise, weights, self.n_dims)
 
     def part(self, which: slice | np.ndarray) -> Pancakes:
         """Some of them."""
@@ -83,6 +91,24 @@ def scores_of(pancakes: Pancakes, likelihood: str, priors: np.ndarray | None = N
     else:
         raise ValueError(f"likelihood={likelihood!r} is not one of {', '.join(LIKELIHOODS)}")
     return replace(scores, c=np.where(alive, scores.c, np.inf))
+
+
+def few_scores(pancakes: Pancakes, likelihood: str, x: np.ndarray) -> np.ndarray:
+    """Scores (n, K) of a few rows, as of :func:`scores_of`, without the columns that many rows are worth; not
+    of factor analysis.
+    """
+    h, noise, values = pancakes.n_dims, pancakes.noise, pancakes.values[:, : pancakes.n_dims]
+    z = x[None, :, :] - pancakes.means[:, None, :]
+    squares = (z @ pancakes.bases[:, :, :h]) ** 2
+    lengths = np.einsum("knp,knp->nk", z, z)
+    if likelihood == "error":
+        return lengths - squares.sum(axis=2).T
+    if likelihood == "code-cost":
+        noise = np.full(len(values), shared_noise(pancakes, pancakes.weights > 0))
+    out = lengths - (squares * shrinkage(values, noise)[:, None, :]).sum(axis=2).T
+    if likelihood == "ppca":
+        out = out / noise + ppca_constants(x.shape[1], values, noise, pancakes.weights)
+    return out
 
 
 def image_bases(pancakes: Pancakes, likelihood: str) -> np.ndarray:
