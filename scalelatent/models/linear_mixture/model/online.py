@@ -20,7 +20,6 @@ from .em import MAIN, Mixture, MixturePass, MixtureState, PreparedMixture, initi
 from .pancakes import Pancakes, image_bases
 from .steps import TINY, factor_step, orthonormal, power_step
 
-
 # Of a row's length so much must lie outside of a basis to give it a direction.
 _OWN = 1e-6
 
