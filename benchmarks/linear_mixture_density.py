@@ -5,7 +5,7 @@ clusters    NMI and accuracy of the components as clusters, beside k-means, of M
 figures     samples, and digits whose lower half is hidden and filled in
 
 All of 60,000 training rows. Likelihoods are of pixels made continuous, (value + u) / 256 with u uniform in
-[0, 1), in nats a row. Needs SCALELATENT_DATA.
+[0, 1), in nats a row; with --size 16 of their averages at 16 x 16. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from common import mnist, mnist16, parser, write_part
+from common import averaged, mnist, mnist16, parser, write_part
 from sklearn.cluster import KMeans
 
 import scalelatent as sl
@@ -24,11 +24,12 @@ from scalelatent.report.style import new_figure, write_png
 LIKELIHOODS = ("ppca", "factor-analysis")
 
 
-def continuous(part: str, seed: int) -> np.ndarray:
+def continuous(part: str, args: Any) -> np.ndarray:
     """Pixels with uniform noise of their own width."""
     x, _ = mnist(part=part)
-    noise = np.random.default_rng((seed, part == "test")).random(x.shape, dtype=np.float32)
-    return (x.astype(np.float32) + noise) / 256
+    noise = np.random.default_rng((args.seed, part == "test")).random(x.shape, dtype=np.float32)
+    x = (x.astype(np.float32) + noise) / 256
+    return x if args.size == 28 else averaged(x)
 
 
 def density(seed: int, jobs: int, **params: Any) -> Any:
@@ -38,7 +39,7 @@ def density(seed: int, jobs: int, **params: Any) -> Any:
 
 def likelihood(args: Any) -> list[dict[str, Any]]:
     """Test rows under mixtures of several sizes."""
-    x, test = continuous("train", args.seed), continuous("test", args.seed)
+    x, test = continuous("train", args), continuous("test", args)
     sizes = [(k, 10) for k in (1, 10, 50, 100, 200)] + [(50, h) for h in (0, 5, 20, 40)]
     runs = [(kind, k, h) for kind in LIKELIHOODS for k, h in sizes if kind == "ppca" or k <= 50]
     out = []
@@ -52,13 +53,16 @@ def likelihood(args: Any) -> list[dict[str, Any]]:
                 "n_dims": h,
                 "train": round(float(d.score_samples(x[:10_000]).mean()), 1),
                 "test": round(found, 1),
-                # Of values 0 … 255: a pixel is 256 times as wide.
-                "bits_a_pixel": round(8 - found / np.log(2) / x.shape[1], 3),
+                "pixels": x.shape[1],
                 "passes": d.n_iter_,
             }
         )
+        if args.size == 28:  # of values 0 … 255: a pixel is 256 times as wide
+            out[-1]["bits_a_pixel"] = round(8 - found / np.log(2) / 784, 3)
         print(out[-1], flush=True)
-        write_part(args.out, "likelihood", args.seed, out)  # long runs lose nothing where they are stopped
+        write_part(
+            args.out, f"likelihood_{args.size}", args.seed, out
+        )  # long runs lose nothing where they are stopped
     return out
 
 
@@ -126,13 +130,15 @@ def main() -> None:
     arguments = parser(__doc__, "linear_mixture_density")
     arguments.add_argument("--parts", default=",".join(parts))
     arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--size", type=int, default=28, choices=(16, 28), help="of likelihood")
     arguments.add_argument("--jobs", type=int, default=1)
     args = arguments.parse_args()
     wanted = args.parts.split(",")
     if unknown := [name for name in wanted if name not in parts]:
         raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
     for name in wanted:
-        write_part(args.out, name, args.seed, parts[name](args))
+        found = parts[name](args)
+        write_part(args.out, f"{name}_{args.size}" if name == "likelihood" else name, args.seed, found)
 
 
 if __name__ == "__main__":

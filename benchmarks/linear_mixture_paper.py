@@ -147,8 +147,8 @@ class Search:
         x, y = rows_of(self.name, "train")
         # A fit without tangents is the same for all of tangent distance's.
         alike = not params["recognition_tangent_weight"]
-        moved = [{key: params[key] for key in TANGENT_SETTINGS[0]}]
-        moved += [some for some in TANGENT_SETTINGS if alike and some not in moved]
+        moved = [{key: params[key] for key in ("tangents", "tangent_smoothing")}]
+        moved += [some for some in tangent_settings(self.name) if alike and some not in moved]
         wrong: dict[str, list[np.ndarray]] = {}
         for some, held in splits(self.name, self.args.seed):
             model = fit(self.name, x[some], y[some], self.args.seed, self.args.jobs, **params)
@@ -175,7 +175,9 @@ def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
     return [dict(zip(values, some, strict=True)) for some in itertools.product(*values.values())]
 
 
-TANGENT_SETTINGS = grid(tangents=(SIX, SEVEN), tangent_smoothing=(0.6, 0.9))
+def tangent_settings(name: str) -> list[dict[str, Any]]:
+    """Of tangent distance, tried on each fit."""
+    return grid(tangents=(SIX, SEVEN), tangent_smoothing=(0.6,) if name.startswith("mnist") else (0.6, 0.9))
 
 
 def choose(name: str, args: Any) -> dict[str, Any]:
@@ -183,9 +185,9 @@ def choose(name: str, args: Any) -> dict[str, Any]:
     search, out = Search(name, args), {}
     large = name.startswith("mnist")
     sizes = grid(
-        n_components=(100,) if large else (10, 20),
-        n_dims=(10, 14) if large else (8, 10, 12, 15),
-        smoothing=(0.0, 0.5) if large else (0.0, 0.5, 0.7),
+        n_components=(100,) if large else (10, 20, 30),
+        n_dims=(10, 14) if large else (8, 10, 12),
+        smoothing=(0.0, 0.5) if large else (0.5, 0.7, 0.9),
         recognition_tangent_weight=(0.0,),
     )
     for way, of in (("plain", "error"), ("tangent distance", "tangent-distance")):
@@ -194,12 +196,14 @@ def choose(name: str, args: Any) -> dict[str, Any]:
         if way == "plain":
             first = search.best(of, kinds)
             light = grid(
-                tangents=(SIX,) if large else (SIX, SEVEN),
+                tangents=(SEVEN,) if large else (SIX, SEVEN),
                 recognition_tangent_weight=(0.1, 0.3) if large else (0.03, 0.1, 0.3),
             )
             out |= {way: first, "light tangents": search.best(of, [first | some for some in light])}
         else:
-            out[way] = search.best(of, [kind | some for kind in kinds for some in TANGENT_SETTINGS])
+            first = search.best(of, [kind | some for kind in kinds for some in tangent_settings(name)])
+            weights = (0.0,) if large else (0.0, 0.1, 0.3)
+            out[way] = search.best(of, [first | {"recognition_tangent_weight": r} for r in weights])
     for way, setting in out.items():
         held = search.errors(**setting)["tangent-distance" if way == "tangent distance" else "error"]
         out[way] = {"held_out_error": round(held, 5), "settings": setting}
@@ -347,8 +351,9 @@ def neighbours(name: str, args: Any, wrong: dict[str, np.ndarray]) -> dict[str, 
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
     some, held = next(iter(splits(name, args.seed)))
-    held = held[:2000]
-    tried = grid(smoothing=(0.0, 0.5), tangents=(SIX, SEVEN), tangent_smoothing=(0.6,))
+    held = held[:1500]
+    sets = (SEVEN,) if name.startswith("mnist") else (SIX, SEVEN)
+    tried = grid(smoothing=(0.0, 0.5), tangents=sets, tangent_smoothing=(0.6,))
     errors: dict[str, list[float]] = {}
     for settings in tried:
         for way, one in Neighbours(name, settings, x[some], y[some]).scores(x[held]).items():
@@ -489,7 +494,7 @@ def dims(name: str, args: Any) -> dict[str, Any]:
 def stepwise(name: str, args: Any) -> dict[str, Any]:
     """Stepwise EM beside batch EM."""
     ways: dict[str, dict[str, Any]] = {"batch EM": {}}
-    ways |= {f"{n} epochs": {"algorithm": "stepwise", "n_epochs": n} for n in (1, 2, 3)}
+    ways |= {f"stepwise EM, epochs: {n}": {"algorithm": "stepwise", "n_epochs": n} for n in (1, 2, 3)}
     return beside(name, args, ways)
 
 

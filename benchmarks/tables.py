@@ -345,6 +345,63 @@ def steps() -> Iterable[Iterable[Any]]:
         yield r["batch"], *(f"{s} %" for s in at[10]), ", ".join(at[32]) + " %", f"{r['speedup']:.2f}"
 
 
+def _mixtures(what: str) -> dict[str, Any]:
+    """Parts of one experiment of the mixtures, by data set."""
+    found = read("linear_mixture_paper")
+    return {part.removeprefix(f"{what}_"): r for part, r in found.items() if part.startswith(f"{what}_")}
+
+
+_ROWS = {"usps": "USPS", "mnist16": "MNIST 16 x 16", "mnist28": "MNIST 28 x 28", "usps732": "USPS, 732 rows"}
+
+
+def _mean(found: dict[str, float]) -> str:
+    """Mean and spread over seeds."""
+    return f"{100 * found['mean']:.2f}" + (f" ± {100 * found['sd']:.2f}" if found.get("sd") else "")
+
+
+def _setting(given: dict[str, Any]) -> str:
+    """Settings of a way in short."""
+    if "n_components" not in given:  # neighbours
+        return f"smoothing {given['smoothing']:g}, {len(given['tangents'])} tangents"
+    words = [f"k = {given['n_components']}, h = {given['n_dims']}", f"smoothing {given['smoothing']:g}"]
+    if given["likelihood"] != "error":
+        words.append(given["likelihood"])
+    if given["recognition_tangent_weight"]:
+        words.append(f"r = {given['recognition_tangent_weight']:g}")
+    return ", ".join(words)
+
+
+@shown("rows|way|settings|0 %|1 %|5 %|10 % rejected|images a class")
+def mixture_errors() -> Iterable[Iterable[Any]]:
+    for data, found in _mixtures("table2").items():
+        for way, r in found.items():
+            if isinstance(r, dict) and "at_rejects" in r:
+                errors = map(_mean, r["at_rejects"].values())
+                yield _ROWS[data], way, _setting(r["settings"]), *errors, f"{r['images_a_class']:,}"
+
+
+@shown("rows|h|none, none|none, light|heavy, light|heavy, none|heavy, heavy")
+def mixture_tangents() -> Iterable[Iterable[Any]]:
+    for data, found in _mixtures("table1").items():
+        name = _ROWS.get(data, data) + (f", {found['rows']:,} rows" if data == "mnist16" else "")
+        for size, ways in found.items():
+            if size.startswith("n_dims"):
+                first, *others = ways.values()
+                rest = (f"{_mean(r['error'])} ({r['p']:g})" for r in others)
+                yield name, size.removeprefix("n_dims "), _mean(first["error"]), *rest
+
+
+@shown("rows|way|h|held-out error|test error|p")
+def mixture_ways() -> Iterable[Iterable[Any]]:
+    for what in ("extensions", "dims", "stepwise"):
+        for data, found in _mixtures(what).items():
+            first, *_ = found["ways"]
+            for way, r in found["ways"].items():
+                h = ", ".join(map(str, r["n_dims"]))
+                p = "" if way == first else f"{r['p']:g}"
+                yield _ROWS[data], way, h, percent(r["held_out"]), _mean(r["test"]) + " %", p
+
+
 @shown("job|told|took|told / took|told peak|peak|told / peak")
 def plans() -> Iterable[Iterable[Any]]:
     for name, r in read("plan_accuracy")["jobs"].items():
