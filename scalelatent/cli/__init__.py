@@ -160,8 +160,8 @@ def score(
         typer.Option(
             "--metric",
             help="Of a classifier accuracy, error, balanced_accuracy, f1_macro, log_loss, confusion; of "
-            "binary outputs all, changed; of another model nmi, accuracy (of k-means clusters), retrieval; "
-            "several with commas, or repeated.",
+            "binary outputs all, changed; of parts of images compression, score; of another model nmi, "
+            "accuracy (of k-means clusters), retrieval; several with commas, or repeated.",
         ),
     ] = None,
     rows: RowsOption = None,

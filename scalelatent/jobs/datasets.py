@@ -77,7 +77,7 @@ def _check_targets(job: Job) -> None:
     if not find_kind(job.kind).takes_targets:
         key, url = next(iter(given.items()))
         raise JobError(
-            f"[data] {key} = {url!r}: a model of kind {job.kind!r} takes labels, no target dataset"
+            f"[data] {key} = {url!r}: a model of kind {job.kind!r} learns no outputs: leave it out"
         )
 
 

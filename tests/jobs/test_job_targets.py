@@ -89,7 +89,7 @@ def test_own_outputs_need_no_target(folder: Path) -> None:
             "has 4 outputs a row, train has 5; give .data. validation_target",
         ),
         ({"target": "v", "test_target": "v"}, JobError, "test_target is given without .data. test"),
-        ({"target": "v", "kind": "mbn"}, JobError, "target = .* kind 'mbn' takes labels, no target dataset"),
+        ({"target": "v", "kind": "mbn"}, JobError, "target = .* kind 'mbn' learns no outputs: leave it out"),
         (
             {"validation": "x", "validation_target": "v", "kind": "capsule"},
             JobError,

@@ -247,7 +247,7 @@ def test_callbacks_of_the_user_are_called(prepared):
         ("data.train_rows=0:401", r'train rows "0:401" reach beyond .*small.zarr, which has 400 rows'),
         ("data.test_rows=-401:", "reach beyond"),
         ("data.train_rows=300:-200", "hold none of the 400 rows"),
-        ("data.target=small.zarr", "takes labels, no target"),
+        ("data.target=small.zarr", "learns no outputs"),
     ],
 )
 def test_rows_that_are_not_there(prepared, setting, message):

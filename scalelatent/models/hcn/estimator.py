@@ -13,11 +13,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
+from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.plan import Resources
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
+from scalelatent.estimators.companions import FitCall
 from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
+from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import draw_seed, resolve_seed
@@ -29,7 +32,8 @@ from scalelatent.models.hcn.model.sampling import sample
 from scalelatent.storage.disk import Location
 
 from .fit import (
-    Learned,
+    Found,
+    WeightsWatched,
     check_plain,
     check_rows,
     fit_steps,
@@ -141,6 +145,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     _sign_of_fit = "_beliefs"
     _transformed = "places"
     _takes_images = True
+    weights_ = Learned(FIT_AGAIN, lambda model: [to_features(model._beliefs > 0)])
+    beliefs_ = Learned(FIT_AGAIN, lambda model: [to_features(model._beliefs)])
     compression_: float
     used_: list[np.ndarray]
     _layer: FeatureLayer
@@ -197,16 +203,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self.device = device
         self.n_jobs = n_jobs
 
-    @property
-    def weights_(self) -> list[np.ndarray]:
-        return [beliefs > 0 for beliefs in self.beliefs_]
-
-    @property
-    def beliefs_(self) -> list[np.ndarray]:
-        if not hasattr(self, "_beliefs"):
-            raise AttributeError(f"{type(self).__name__} has no beliefs_: fit it first")
-        return [to_features(self._beliefs)]
-
     # -- rows ------------------------------------------------------------------------------------------------
 
     def _given_rows(
@@ -240,12 +236,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return known_or_not(X)
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
-        if y is not None:
+        ds = self._given_rows(X, None, sample_weight, reset=reset)
+        if y is not None or ds.has_y:
+            where = f"{ds.url}: " if ds.url else ""
             warn_user(
-                "labels y are not learned from: one layer learns without labels (networks of several layers, "
-                "which are not there yet, will take them); leave y out"
+                f"{where}labels y are not learned from: one layer learns without labels (networks of several "
+                "layers, which are not there yet, will take them); leave y out"
             )
-        return self._given_rows(X, None, sample_weight, reset=reset)
+        return ds
 
     def _check_image(self, shape: tuple[int, ...], where: str) -> None:
         """Refuse images of another shape than those of the fit."""
@@ -269,6 +267,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     # -- fit -------------------------------------------------------------------------------------------------
 
+    def _fit(self, X: Any, y: Any, sample_weight: Any, validation: Any, call: FitCall) -> Self:
+        watched = [*Callbacks(call.callbacks).callbacks, WeightsWatched(self)]
+        return super()._fit(X, y, sample_weight, validation, replace(call, callbacks=watched))
+
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)
 
@@ -283,7 +285,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     ) -> dict[str, Any]:
         return plan(self, train, held, resources, options, measure=measure)
 
-    def _keep(self, layer: FeatureLayer, found: Learned) -> None:
+    def _keep(self, layer: FeatureLayer, found: Found) -> None:
         state = found.state
         self._keep_beliefs(layer, EvidenceState(state.beliefs, state.first, iteration=state.iteration))
         self.used_, self.compression_ = [found.used], found.compression

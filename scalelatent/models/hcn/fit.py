@@ -13,6 +13,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
+from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.chains import advance, run_chains
 from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
@@ -42,6 +43,8 @@ RUN_ROWS, BUFFER_RUNS = 1024, 16
 MASK_ROWS = 4096
 # Records of a long epoch: points of the curve of weights against images seen.
 REPORTS = 20
+# Share of the pixels that may move in the last sweep; images of which none at rest means little.
+MOST_MOVED, FEW_ROWS = 0.5, 20
 # Training images that compression is measured on, where there are no validation images.
 LOOKED_ROWS = 1_000
 # Of a leaf, where its images are not given; seconds between visits of its messages to the disk.
@@ -51,7 +54,7 @@ PAIRS_PER_SECOND, PAIRS_WITH_MESSAGES = 2e9, 1e9
 
 
 @dataclass(frozen=True)
-class Learned:
+class Found:
     """What a fit of one layer comes to.
 
     Attributes
@@ -61,12 +64,16 @@ class Learned:
     used : ndarray of bool, shape (F,)
         Features that pay for their bits.
     compression : float
+    rows, at_rest : int
+        Images that it was measured on, and those of them that came to rest.
     """
 
     state: EvidenceState
     history: list[dict[str, Any]]
     used: np.ndarray
     compression: float
+    rows: int
+    at_rest: int
 
 
 # -- checks -----------------------------------------------------------------------------------------------
@@ -272,20 +279,20 @@ def fit_steps(model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows])
     model.seed_, rows = yield Begin(info, keeps_records=not model.online, all_rows=ALL_ROWS)
     counts = yield Collect("pixels", PixelCounts(layer), rows["train"])
     check_pixels(train, counts)
-    best: Learned | None = None
+    best: Found | None = None
     for restart in range(int(model.n_restarts)):
         found = yield from _one_fit(model, layer, rows, restart)
         if best is None or found.compression < best.compression:
             best = found
     assert best is not None
     model._keep(layer, best)
-    warn_of(best.state, layer, n)
+    warn_of_rest(best, layer, n)
 
 
 def _one_fit(
     model: HierarchicalCompositionalNetwork, layer: FeatureLayer, rows: Mapping[str, Rows], restart: int
 ) -> Any:
-    """The steps of one restart; returns :class:`Learned`."""
+    """The steps of one restart; returns :class:`Found`."""
     n, seed = len(rows["train"].dataset), model.seed_ + restart  # restarts see other orders
     end = f"-{restart}" if restart else ""
     learner = make_learner(model, layer, n, seed)
@@ -315,7 +322,8 @@ def _one_fit(
     if (kept != weights).any():
         length = DescriptionLength(Decoder(layer, kept, model.seed_), every)
         stats = yield Collect(f"compression{end}", length, looked)
-    return Learned(result.state, result.history, used, compression(layer, kept, stats))
+    at_rest = int(stats["rows"]), int(stats["at_rest"])
+    return Found(result.state, result.history, used, compression(layer, kept, stats), *at_rest)
 
 
 def _on_grid(learner: EvidenceLearner, beliefs: np.ndarray) -> np.ndarray:
@@ -338,18 +346,46 @@ def _told(layer: FeatureLayer) -> str:
     return f"{layer.n_features} features of {layer.image[0]} x {h} x {w}"
 
 
-def warn_of(state: EvidenceState, layer: FeatureLayer, n_rows: int) -> None:
-    """Warn where nothing was learned, or nothing is at rest."""
-    share = float((state.beliefs > 0).mean())
-    if share in (0.0, 1.0):
-        p, move = ("off", "raise") if not share else ("on", "lower")
+class WeightsWatched(Callback):
+    """Warns once where all weights are off, or on: after an epoch online, else in the end."""
+
+    def __init__(self, model: HierarchicalCompositionalNetwork) -> None:
+        self.model, self.told = model, False
+        self.record: dict[str, Any] = {}
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self.record = record
+        if self.model.online:
+            self._look()
+
+    def on_fit_end(self, info: dict[str, Any]) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        record, share = self.record, self.record.get("share_on")
+        if self.told or share not in (0.0, 1.0):
+            return
+        self.told = True
+        now, move = ("off", "raise") if not share else ("on", "lower")
         warn_user(
-            f"all weights are {p}: {move} p_weight (now {layer.p_weight:g}) or p_sparsity (now "
-            f"{layer.p_sparsity:g})"
+            f"all weights are {now} after epoch {record['pass']}: {move} p_weight (now "
+            f"{self.model.p_weight:g}) or p_sparsity (now {self.model.p_sparsity:g})"
         )
-    if isinstance(state, LeafState) and state.last_moved >= n_rows * layer.n_pixels:
+
+
+def warn_of_rest(found: Found, layer: FeatureLayer, n_rows: int) -> None:
+    """Warn where little is at rest in the end."""
+    state = found.state
+    moved = state.last_moved / (n_rows * layer.n_pixels) if isinstance(state, LeafState) else 0.0
+    if moved > MOST_MOVED:
         warn_user(
-            "no message was at rest in the last sweep: give more sweeps (n_epochs), or a damping below 1"
+            f"messages of {moved:.0%} of the pixels still moved in the last sweep: give more sweeps "
+            "(n_epochs), or a damping below 1"
+        )
+    elif found.rows >= FEW_ROWS and not found.at_rest:
+        warn_user(
+            f"none of {found.rows} images came to rest in {SWEEPS} sweeps under the features that were "
+            "learned: raise p01 and p10 (images are noisier than these say), or give more features"
         )
 
 

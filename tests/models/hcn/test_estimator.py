@@ -19,7 +19,7 @@ from scalelatent.models.hcn import fit as fitting
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 from tests.models.hcn.cases import overlap
 
-pytestmark = pytest.mark.filterwarnings("ignore:no message was at rest")
+pytestmark = pytest.mark.filterwarnings("ignore:messages of")
 
 
 SMALL = {"layers": [(3, (3, 2))], "p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-3, "random_state": 3}
@@ -253,8 +253,7 @@ def test_images_that_cannot_be_used() -> None:
     ):
         with pytest.raises(DataError, match=says):
             network().fit(bad)
-    with pytest.warns(UserWarning, match="labels y are not learned from"):
-        m = network().fit(X, np.arange(60) % 2)
+    m = network().fit(X)
     for call, says in (
         (lambda: m.transform(X.transpose(0, 2, 1)), "was fitted on"),
         (lambda: m.transform(X[:, 1:]), "was fitted on"),
@@ -268,9 +267,47 @@ def test_images_that_cannot_be_used() -> None:
         network(online=False).partial_fit(X)
 
 
-def test_priors_that_leave_nothing_are_told() -> None:
-    with pytest.warns(UserWarning, match="all weights are off: raise p_weight"):
-        network(p_weight=1e-9, p_sparsity=1e-9).fit(X)
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"p_weight": 1e-9}, "off after epoch 1: raise p_weight"),
+        ({"p_weight": 1 - 1e-9}, "on after epoch 1: lower"),
+    ],
+)
+def test_priors_that_leave_nothing_to_learn_are_told_once(params: dict[str, Any], says: str) -> None:
+    with pytest.warns(UserWarning, match=says) as told:
+        network(p_sparsity=1e-9, **params).fit(X)
+    assert sum("all weights" in str(one.message) for one in told) == 1
+
+
+def test_nothing_at_rest_is_told() -> None:
+    with pytest.warns(UserWarning, match="messages of 97% of the pixels still moved in the last sweep"):
+        m = network(online=False, n_epochs=1).fit(X)
+    found = fitting.Found(m._stream, [], m.used_[0], 0.9, rows=30, at_rest=0)
+    with pytest.warns(UserWarning, match="none of 30 images came to rest in 10 sweeps"):
+        fitting.warn_of_rest(found, m._layer, 60)
+
+
+def test_labels_are_told_wherever_they_come_from() -> None:
+    labels = np.arange(60) % 2
+    for given in ((X, labels), (sl.Dataset.from_arrays(X, labels),)):
+        with pytest.warns(
+            UserWarning, match="networks of several layers, which are not there yet, will take"
+        ):
+            m = network().fit(*given)
+    with pytest.warns(UserWarning, match="labels y are not learned from"):
+        m.partial_fit(X, labels)
+    with pytest.raises(DataError, match="there are outputs beside the rows"):
+        network().fit(sl.Dataset.from_arrays(X, X.reshape(60, -1)))
+
+
+def test_what_was_learned_is_read_alone() -> None:
+    m = network(layers=[(4, (3, 2))]).fit(X)
+    assert "array 4 x 1 x 3 x 2, bool" in m._repr_html_()
+    with pytest.raises(AttributeError, match="cannot be set: fit again"):
+        m.weights_ = []
+    with pytest.raises(AttributeError, match="fit it first"):
+        _ = network().beliefs_
 
 
 def test_it_is_an_estimator() -> None:

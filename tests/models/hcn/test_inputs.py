@@ -14,7 +14,7 @@ import scalelatent as sl
 from scalelatent.errors import DataError
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 
-pytestmark = pytest.mark.filterwarnings("ignore:no message was at rest")
+pytestmark = pytest.mark.filterwarnings("ignore:messages of")
 
 HOW = {"p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-2, "n_epochs": 6, "random_state": 3}
 
