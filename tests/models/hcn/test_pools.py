@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from scalelatent.models.hcn.kernels import reference
-from scalelatent.models.hcn.kernels.cpu import pools
+from scalelatent.models.hcn.kernels.cpu import pools, sweeps
 from scalelatent.models.hcn.kernels.exact import ABSENT, GRID
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, starts
 from scalelatent.models.hcn.model.hierarchy import shift_priors
@@ -61,12 +61,14 @@ def test_trees_as_the_reference(shape) -> None:
     evidence = rng.integers(-(10**6), 10**6, (n, channels, height, width), np.int32)
     evidence[..., 0, :2] = 0
     order = rng.permutation(evidence.size).astype(np.int32)
-    found = [a.copy() for a in (s, w, *kept)]
+    want = [a[None].copy() for a in (s, w, *kept, np.ones((n, channels, height * width, h), np.uint8))]
+    found = [a.copy() for a in want]
     for _ in range(3):
-        reference.sweep_layers(evidence, order, s, w, *kept)
-        pools.sweep_layers(evidence, order, *found)
-        for a, b in zip(found, (s, w, *kept), strict=True):
+        reference.sweep_messages(evidence[None], order[None], *want, 1.0)
+        sweeps.sweep_messages(evidence[None], order[None], *found, 1.0)
+        for a, b in zip(found[:4], want[:4], strict=True):
             assert_array_equal(a, b)
+        evidence = rng.permutation(evidence.ravel()).reshape(evidence.shape)
 
 
 def best(score, n: int, at: int) -> tuple[float, float]:

@@ -7,7 +7,6 @@ _MODULES = {
     "sweep": "sweeps",
     "sweep_messages": "sweeps",
     "decode": "sweeps",
-    "sweep_layers": "pools",
     "raise_pools": "pools",
     "lower_pools": "pools",
     "lower_trees": "pools",

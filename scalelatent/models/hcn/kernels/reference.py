@@ -124,7 +124,7 @@ def sweep_messages(
     ----------
     evidence, order, s, w
         See :func:`sweep`.
-    to_s, to_w : ndarray of int16, shape (chains, images, channels, pairs)
+    to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, pairs)
         Messages, changed in place; those of a pixel lie together, see :func:`~.windows.starts`.
     held : ndarray of uint8, shape (chains, images, channels, height * width, h)
         Of each line of a pixel's window whether ``to_w`` has a message that is not 0; changed in place.
@@ -383,22 +383,3 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
         t = and_down(places.ravel() - to_s[n, a, run], weights.ravel() - to_w[n, a, run])
         out[index] = np.clip(or_down(t), -POOL_FLOOR, POOL_FLOOR)
     return out
-
-
-def sweep_layers(
-    evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
-) -> None:
-    """All trees of a layer of some images once, in order, with their messages of the sweep before.
-
-    As :func:`sweep_messages` of one chain, undamped, with messages of int32.
-
-    Parameters
-    ----------
-    evidence : array of int32, shape (images, channels, height, width)
-    order : ndarray of int32, shape (pixels,)
-    s : array of int32, shape (images, HS, WS, F)
-    w : array of int32, shape (channels, h, w, F)
-    to_s, to_w : array of int32, shape (images, channels, pairs and room)
-    """
-    held = np.zeros((1, *evidence.shape[:2], evidence.shape[2] * evidence.shape[3], w.shape[1]), np.uint8)
-    sweep_messages(evidence[None], order[None], s[None], w[None], to_s[None], to_w[None], held, 1.0)

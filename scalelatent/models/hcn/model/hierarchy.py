@@ -48,7 +48,7 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
 
 @dataclass(frozen=True)
 class LayerMessages:
-    """What is kept of some images in one layer, all int32 and in units.
+    """What is kept of some images in one layer; int32 and in units, where nothing else is said.
 
     Attributes
     ----------
@@ -58,6 +58,8 @@ class LayerMessages:
         What comes from above.
     to_s, to_w : ndarray, shape (images, channels, pairs and room)
         Messages of trees to places and weights.
+    held : ndarray of uint8, shape (images, channels, height * width, h)
+        Which lines of a pixel's window have a message to W that is not 0.
     evidence : ndarray, shape (images, channels, height, width)
         Messages of pools to trees.
     down : ndarray, shape (images, channels, shifts, height, width)
@@ -68,6 +70,7 @@ class LayerMessages:
     above: np.ndarray
     to_s: np.ndarray
     to_w: np.ndarray
+    held: np.ndarray
     evidence: np.ndarray
     down: np.ndarray
 
@@ -154,6 +157,7 @@ class Hierarchy:
             np.full(places, -POOL_FLOOR, np.int32),
             np.zeros((n_rows, channels, room), np.int32),
             np.zeros((n_rows, channels, room), np.int32),
+            np.zeros((n_rows, channels, image[0] * image[1], layer.window[0]), np.uint8),
             np.zeros((n_rows, channels, *image), np.int32),
             np.full((n_rows, channels, self.side**2, *image), -POOL_FLOOR, np.int32),
         )
@@ -185,12 +189,12 @@ class Hierarchy:
             Of the pass; the first one is not damped.
         """
         below, damping = pixels, self.damping if number else 1.0
-        raise_pools, sweep = backend.kernel("hcn_raise_pools"), backend.kernel("hcn_sweep_layers")
+        raise_pools, sweep = backend.kernel("hcn_raise_pools"), backend.kernel("hcn_sweep_messages")
         for level, (layer, m, w) in enumerate(zip(self.layers, kept, weights, strict=True)):
             raise_pools(below, self.priors[level], m.down, m.evidence, damping)
             rows = np.array([first_row])
             order = shuffled(self.seed, f"hcn layer {level}", number, rows, len(pixels) * layer.n_pixels)
-            sweep(m.evidence, order[0], m.s, w, m.to_s, m.to_w)
+            sweep(*(a[None] for a in (m.evidence, order[0], m.s, w, m.to_s, m.to_w, m.held)), 1.0)
             below = m.from_below
         top = kept[-1]
         told = self.class_messages((top.s - top.above).reshape(len(pixels), -1), labels)

@@ -9,17 +9,13 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.models.hcn.kernels.exact import ABSENT, POOL_FLOOR
-from scalelatent.models.hcn.kernels.windows import starts
+from scalelatent.models.hcn.kernels.windows import trees
 
-_0, _ABSENT, _MOST, _LEAST = np.int32(0), np.int32(ABSENT), np.int32(POOL_FLOOR), np.int32(2 * ABSENT)
-_SOME = 512  # terms of at most POOL_FLOOR whose sum int32 has room for
+from .trees import tree_of
 
+_look_off, _look_on, _, _ = tree_of(2, wide=True)
 
-@part
-def _reach(at: Any, feature: Any, places: Any) -> tuple[Any, Any, Any]:
-    """First place from which a feature reaches a pixel, how many do, and the weight of the first, flipped."""
-    first = max(0, at - feature + 1)
-    return first, min(places - 1, at) - first + 1, first - at + feature - 1
+_0, _ABSENT, _MOST, _ALL = np.int32(0), np.int32(ABSENT), np.int32(POOL_FLOOR), np.float32(1)
 
 
 @part
@@ -28,47 +24,50 @@ def _clip(x: Any) -> Any:
 
 
 @part
-def _lands(d: Any, y: Any, shape: Any) -> tuple[Any, Any, Any, Any]:
-    """Of a shift and a row of places: the row of pools, first and last place of the row, columns between."""
-    n, height, width = shape
+def _side(n: Any) -> Any:
+    """Of a pool with n shifts."""
     side = 1
     while side * side < n:
         side += 1
-    dy, dx = d // side - side // 2, d % side - side // 2
-    source = y - dy
-    if source < 0 or source >= height:
-        return 0, 0, 0, 0
-    return source, max(0, dx), width + min(0, dx), dx
+    return side
 
 
 @part
-def _gather(down: Any, y: Any, total: Any, first: Any, second: Any) -> None:
+def _lands(d: Any, side: Any, y: Any, height: Any, width: Any) -> tuple[Any, Any, Any, Any]:
+    """Of a shift that lands in a row: the row of its pools, the first of them, the first place, how many."""
+    source, dx = y - (d // side - side // 2), d % side - side // 2
+    return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0
+
+
+@part
+def _gather(down: Any, side: Any, y: Any, total: Any, first: Any, second: Any) -> None:
     """What the shifts say that land in a row: positive sum, largest, second largest."""
     total[:], first[:], second[:] = _0, _ABSENT, _ABSENT
     for d in range(down.shape[0]):
-        source, begin, end, dx = _lands(d, y, down.shape)
-        row = down[d, source]
-        for x in range(begin, end):
-            t = row[x - dx]
-            total[x] += max(t, _0)
-            second[x] = max(second[x], min(first[x], t))
-            first[x] = max(first[x], t)
+        source, of, to, n = _lands(d, side, y, down.shape[1], down.shape[2])
+        row, sums, ones, twos = down[d, source, of : of + n], total[to:], first[to:], second[to:]
+        for x in range(n):
+            t, one = row[x], ones[x]
+            sums[x] += max(t, _0)
+            twos[x] = max(twos[x], min(one, t))
+            ones[x] = max(one, t)
 
 
 @part
-def _raise_ors(below: Any, down: Any, up: Any, rows: Any) -> None:
+def _raise_ors(below: Any, down: Any, side: Any, up: Any, rows: Any) -> None:
     """Of ORs to shifts, for one channel of an image."""
     total, first, second = rows[0], rows[1], rows[2]
     for y in range(down.shape[1]):
-        _gather(down, y, total, first, second)
+        _gather(down, side, y, total, first, second)
         for d in range(down.shape[0]):
-            source, begin, end, dx = _lands(d, y, down.shape)
-            row, out, under = down[d, source], up[d, source], below[y]
-            for x in range(begin, end):
-                t = row[x - dx]
-                best = second[x] if t == first[x] else first[x]
-                others = _clip(under[x]) + total[x] - max(t, _0)
-                out[x - dx] = _clip(min(others, max(_0, -best)))
+            source, of, to, n = _lands(d, side, y, down.shape[1], down.shape[2])
+            row, out, under = down[d, source, of : of + n], up[d, source, of:], below[y, to:]
+            sums, ones, twos = total[to:], first[to:], second[to:]
+            for x in range(n):
+                t, one = row[x], ones[x]
+                best = twos[x] if t == one else one
+                others = _clip(under[x]) + sums[x] - max(t, _0)
+                out[x] = _clip(min(others, max(_0, -best)))
 
 
 @part
@@ -77,11 +76,11 @@ def _best_shifts(up: Any, prior: Any, y: Any, first: Any, second: Any) -> None:
     first[:], second[:] = _ABSENT, _ABSENT
     for d in range(up.shape[0]):
         told, chance = up[d, y], prior[d, y]
-        for x in range(up.shape[2]):
+        for x in range(len(told)):
             b = told[x] + chance[x]
-            b = _ABSENT if chance[x] == _ABSENT else b
-            second[x] = max(second[x], min(first[x], b))
-            first[x] = max(first[x], b)
+            b, one = _ABSENT if chance[x] == _ABSENT else b, first[x]
+            second[x] = max(second[x], min(one, b))
+            first[x] = max(one, b)
 
 
 @entry(
@@ -92,9 +91,10 @@ def _raise(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: Any,
     up: np.ndarray, rows: np.ndarray,
 ) -> None:  # fmt: skip
+    side = _side(down.shape[2])
     for n in range(down.shape[0]):
         for a in range(down.shape[1]):
-            _raise_ors(below[n, a], down[n, a], up, rows)
+            _raise_ors(below[n, a], down[n, a], side, up, rows)
             for y in range(down.shape[3]):
                 _best_shifts(up, prior, y, rows[0], rows[1])
                 for x in range(down.shape[4]):
@@ -111,119 +111,45 @@ def _lower(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: Any, up: np.ndarray,
     rows: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    total, first, second = rows[0], rows[1], rows[2]
+    side, total, first, second = _side(down.shape[2]), rows[0], rows[1], rows[2]
     for n in range(down.shape[0]):
         for a in range(down.shape[1]):
             for _ in range(rounds + 1):
-                _raise_ors(below[n, a], down[n, a], up, rows)
+                _raise_ors(below[n, a], down[n, a], side, up, rows)
                 for y in range(down.shape[3]):
                     _best_shifts(up, prior, y, first, second)
                     top = above[n, a, y]
                     for d in range(down.shape[2]):
                         told, chance, row = up[d, y], prior[d, y], down[n, a, d, y]
-                        for x in range(down.shape[4]):
+                        for x in range(len(row)):
                             best = second[x] if told[x] + chance[x] == first[x] else first[x]
                             new = _clip(chance[x] + min(top[x], -best))
                             row[x] = -_MOST if chance[x] == _ABSENT else new
             for y in range(down.shape[3]):
-                _gather(down[n, a], y, total, first, second)
+                _gather(down[n, a], side, y, total, first, second)
                 for x in range(down.shape[4]):
                     out[n, a, y, x] = _clip(first[x] + total[x] - max(first[x], _0))
 
 
-@entry(given("i4", 4), given("i4", 4), given("i4", 3), given("i4", 3), given("i8", 1), filled("i4", 4))
+@entry(given("i4", 4), given("i4", 4), given("i4", 3), given("i4", 3), given("i8", 2), filled("i4", 4))
 def _lower_trees(
-    s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray, begins: np.ndarray, out: np.ndarray
+    s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray, trees: np.ndarray, out: np.ndarray
 ) -> None:
-    high, wide, n_features = s.shape[1:]
-    h, width = w.shape[1:3]
+    s_step, w_step = 4 * s.shape[2] * s.shape[3], 4 * w.shape[2] * w.shape[3]
+    live = np.zeros(w.shape[1], np.uint8)
     for n in range(out.shape[0]):
         for a in range(out.shape[1]):
-            for y in range(out.shape[2]):
-                r, rows, i = _reach(y, h, high)
-                for x in range(out.shape[3]):
-                    c, cols, j = _reach(x, width, wide)
-                    begin, run = begins[y * out.shape[3] + x], cols * n_features
-                    total, first = _0, _LEAST
-                    for k in range(rows):
-                        places = s[n, r + k].ravel()[c * n_features :]
-                        weights = w[a, i + k].ravel()[j * n_features :]
-                        told_s, told_w = to_s[n, a, begin + k * run :], to_w[n, a, begin + k * run :]
-                        for q0 in range(0, run, _SOME):
-                            for q in range(q0, min(q0 + _SOME, run)):
-                                place, weight = places[q] - told_s[q], weights[q] - told_w[q]
-                                t = min(place + weight, min(place, weight))
-                                total += min(max(t, _0), _MOST)
-                                first = max(first, t)
-                            total = min(total, _MOST)
-                    out[n, a, y, x] = _clip(total if total > _0 else first)
-
-
-@entry(
-    given("i4", 4), given("i4", 1), filled("i4", 4), filled("i4", 4), filled("i4", 3), filled("i4", 3),
-    given("i8", 1),
-)  # fmt: skip
-def _sweep_layers(
-    evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
-    begins: np.ndarray,
-) -> None:  # fmt: skip
-    n_channels, height, width = evidence.shape[1:]
-    high, wide, n_features = s.shape[1:]
-    h, width_of = w.shape[1:3]
-    for p in range(order.size):
-        pixel, x = divmod(order[p], width)
-        index, y = divmod(pixel, height)
-        n, a = divmod(index, n_channels)
-        below = evidence[n, a, y, x]
-        (r, rows, i), (c, cols, j) = _reach(y, h, high), _reach(x, width_of, wide)
-        begin, run = begins[y * width + x], cols * n_features
-        most, total, first, second = abs(below), _0, _LEAST, _LEAST
-        for k in range(rows):
-            places = s[n, r + k].ravel()[c * n_features :]
-            weights = w[a, i + k].ravel()[j * n_features :]
-            told_s, told_w = to_s[n, a, begin + k * run :], to_w[n, a, begin + k * run :]
-            if below > _0:
-                for q in range(run):
-                    place, weight = places[q] - told_s[q], weights[q] - told_w[q]
-                    t = min(place + weight, min(place, weight))
-                    second = max(second, min(first, t))
-                    first = max(first, t)
-            else:
-                for q0 in range(0, run, _SOME):
-                    for q in range(q0, min(q0 + _SOME, run)):
-                        place, weight = places[q] - told_s[q], weights[q] - told_w[q]
-                        t = min(place + weight, min(place, weight))
-                        total += min(max(t, _0), most)
-                    total = min(total, _MOST + _MOST)
-        rest, top = min(most, max(_0, -first)), min(most, max(_0, -second))
-        for k in range(rows):
-            places = s[n, r + k].ravel()[c * n_features :]
-            weights = w[a, i + k].ravel()[j * n_features :]
-            told_s, told_w = to_s[n, a, begin + k * run :], to_w[n, a, begin + k * run :]
-            if below > _0:
-                for q in range(run):
-                    place, weight = places[q] - told_s[q], weights[q] - told_w[q]
-                    t = min(place + weight, min(place, weight))
-                    size = top if t == first else rest
-                    told_s[q] = min(max(weight + size, _0), size)
-                    told_w[q] = min(max(place + size, _0), size)
-                    places[q], weights[q] = place + told_s[q], weight + told_w[q]
-            else:
-                for q in range(run):
-                    place, weight = places[q] - told_s[q], weights[q] - told_w[q]
-                    t = min(place + weight, min(place, weight))
-                    size = max(_0, min(max(t, _0), most) + most - total)
-                    told_s[q] = -min(max(weight, _0), size)
-                    told_w[q] = -min(max(place, _0), size)
-                    places[q], weights[q] = place + told_s[q], weight + told_w[q]
-
-
-def sweep_layers(
-    evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
-) -> None:
-    """All trees of a layer of some images once, in order, with their messages of the sweep before."""
-    begins = starts(evidence.shape[2:4], w.shape[1:3], w.shape[3])
-    _sweep_layers(evidence, order, s, w, to_s, to_w, begins)
+            told = out[n, a].ravel()
+            for pixel in range(told.size):
+                rows, run, of_s, of_w, begin = trees[pixel]
+                tree = (
+                    rows, run, s_step, w_step, s[n].ctypes.data + of_s, w[a].ctypes.data + of_w,
+                    to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
+                )  # fmt: skip
+                total = _look_off(tree, (_MOST,), _ALL)
+                if total == _0:  # no pair is on: the best one speaks
+                    total = _look_on(tree, (_MOST,), _ALL)[0]
+                told[pixel] = _clip(total)
 
 
 def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -251,5 +177,5 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
     out = np.empty((len(s), n_channels, *image), np.int32)
-    _lower_trees(s, w, to_s, to_w, starts(image, (h, width), n_features), out)
+    _lower_trees(s, w, to_s, to_w, trees(image, (h, width), n_features), out)
     return out

@@ -15,7 +15,6 @@ from .trees import tree_of
 
 _look_off, _look_on, _off, _on = tree_of(0)
 _look_off_1, _look_on_1, _off_1, _on_1 = tree_of(1)
-_look_off_2, _look_on_2, _off_2, _on_2 = tree_of(2)
 
 _0, _ALL = np.int32(0), np.float32(1)
 
@@ -57,6 +56,46 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
     _sweep(evidence, order, s, w, trees(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 
+def _sweeping(wide: bool) -> Any:
+    """The body of a sweep whose messages are int16, or int32."""
+    look_off, look_on, tell_off, tell_on = tree_of(2, wide)
+    factor = 1 + wide
+
+    @part
+    def sweep(
+        evidence: Any, order: Any, s: Any, w: Any, to_s: Any, to_w: Any, held: Any, damping: Any, trees: Any,
+        moved: Any,
+    ) -> None:  # fmt: skip
+        n_channels, height, width = evidence.shape[2:]
+        s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
+        for k in range(order.shape[0]):
+            told = evidence[k].ravel()
+            for p in range(order.shape[1]):
+                index = order[k, p]
+                b = told[index]
+                layer, pixel = divmod(index, height * width)
+                n, a = divmod(layer, n_channels)
+                rows, run, of_s, of_w, begin = trees[pixel]
+                tree = (
+                    rows, run, s_step, w_step, s[k, n].ctypes.data + of_s, w[k, a].ctypes.data + of_w,
+                    to_s[k, n, a].ctypes.data + factor * begin, to_w[k, n, a].ctypes.data + factor * begin,
+                    held[k, n, a, pixel].ctypes.data,
+                )  # fmt: skip
+                if b <= _0:  # 0 too: what is kept may come from other evidence
+                    total = look_off(tree, (-b,), _ALL)
+                    change = tell_off(tree, (-b - total, -b, _0), damping)
+                else:
+                    first, second = look_on(tree, (b,), _ALL)
+                    rest, top = _bounds(first, second, b)
+                    change = tell_on(tree, (rest, top, first), damping)
+                moved[k] += change
+
+    return sweep
+
+
+_sweep_short, _sweep_wide = _sweeping(False), _sweeping(True)
+
+
 @entry(
     given("i4", 5), given("i4", 2), filled("i4", 5), filled("i4", 5), filled("i2", 4), filled("i2", 4),
     filled("u1", 5), numba.float32, given("i8", 2), filled("i8", 1),
@@ -65,30 +104,18 @@ def _sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: Any, trees: np.ndarray, moved: np.ndarray,
 ) -> None:  # fmt: skip
-    n_channels, height, width = evidence.shape[2:]
-    s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
-    for k in range(order.shape[0]):
-        told = evidence[k].ravel()
-        for p in range(order.shape[1]):
-            index = order[k, p]
-            b = told[index]
-            layer, pixel = divmod(index, height * width)
-            n, a = divmod(layer, n_channels)
-            rows, run, of_s, of_w, begin = trees[pixel]
-            tree = (
-                rows, run, s_step, w_step, s[k, n].ctypes.data + of_s, w[k, a].ctypes.data + of_w,
-                to_s[k, n, a].ctypes.data + begin, to_w[k, n, a].ctypes.data + begin,
-                held[k, n, a, pixel].ctypes.data,
-            )  # fmt: skip
-            change = False
-            if b < _0:
-                total = _look_off_2(tree, (-b,), _ALL)
-                change = _off_2(tree, (-b - total, -b, _0), damping)
-            elif b > _0:
-                first, second = _look_on_2(tree, (b,), _ALL)
-                rest, top = _bounds(first, second, b)
-                change = _on_2(tree, (rest, top, first), damping)
-            moved[k] += change
+    _sweep_short(evidence, order, s, w, to_s, to_w, held, damping, trees, moved)
+
+
+@entry(
+    given("i4", 5), given("i4", 2), filled("i4", 5), filled("i4", 5), filled("i4", 4), filled("i4", 4),
+    filled("u1", 5), numba.float32, given("i8", 2), filled("i8", 1),
+)  # fmt: skip
+def _sweep_wide_messages(
+    evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
+    held: np.ndarray, damping: Any, trees: np.ndarray, moved: np.ndarray,
+) -> None:  # fmt: skip
+    _sweep_wide(evidence, order, s, w, to_s, to_w, held, damping, trees, moved)
 
 
 def sweep_messages(
@@ -102,7 +129,8 @@ def sweep_messages(
         if messages.shape[3] < size + MESSAGE_ROOM:
             raise ValueError(f"messages of {size} pairs need room for {size + MESSAGE_ROOM}")
     found = trees(evidence.shape[3:5], w.shape[2:4], w.shape[4])
-    _sweep_messages(evidence, order, s, w, to_s, to_w, held, damping, found, moved)
+    kernel = _sweep_messages if to_s.dtype == np.int16 else _sweep_wide_messages
+    kernel(evidence, order, s, w, to_s, to_w, held, damping, found, moved)
     return moved
 
 

@@ -25,9 +25,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent.kernels.vectors import I8, I16, I64, LANES, Vectors
+from scalelatent.kernels.vectors import I8, I16, I32, I64, LANES, Vectors
 
-_SHORTS = ir.VectorType(I16, LANES)
 _BITS = ir.IntType(LANES)  # a bit for each lane
 LEAST = -(2**29)  # a place or weight that does not exist; two of them can be added
 HELD, LIVE = 1, 2  # of a run: its weights have messages; it is not quiet
@@ -36,7 +35,20 @@ Values = list[Any]
 
 
 class _Code(Vectors):
-    """What both passes ask of vectors of int32."""
+    """What both passes ask of vectors of int32; messages that are kept are int16, or ``wide``."""
+
+    def __init__(self, builder: Any, wide: bool) -> None:
+        super().__init__(builder)
+        self.wide, self.kept = wide, ir.VectorType(I32 if wide else I16, LANES)
+        self.kept_bytes = 4 if wide else 2
+
+    def widen(self, raw: Any) -> Any:
+        """Messages as they are kept, as int32."""
+        return raw if self.wide else self.b.sext(raw, self.ints)
+
+    def narrow(self, messages: Any) -> Any:
+        """Messages as they are kept."""
+        return messages if self.wide else self.b.trunc(messages, self.kept)
 
     def max(self, x: Any, y: Any) -> Any:
         """The larger of two, lane by lane."""
@@ -90,7 +102,7 @@ class _Pairs:
 
     def __init__(self, code: _Code, spots: Values, i: Any, mask: Any, damping: Any = None) -> None:
         self.code, self.mask, self._damping = code, mask, damping
-        sizes = [4, 4, 2, 2]
+        sizes = [4, 4, *[code.kept_bytes] * 2]
         self._spots = [
             code.b.add(spot, code.b.mul(i, I64(size))) for spot, size in zip(spots, sizes, strict=False)
         ]
@@ -112,11 +124,11 @@ class _Pairs:
         """Messages of the sweep before; None where none is kept."""
         if 2 + which >= len(self._spots):
             return None
-        return self.code.b.sext(self._kept(which), self.code.ints)
+        return self.code.widen(self._kept(which))
 
     def _kept(self, which: int) -> Any:
         if 2 + which not in self._found:
-            self._found[2 + which] = self.code.load(self._spots[2 + which], 0, _SHORTS)
+            self._found[2 + which] = self.code.load(self._spots[2 + which], 0, self.code.kept)
         return self._found[2 + which]
 
     def cavity(self, which: int) -> Any:
@@ -170,7 +182,7 @@ class _Pairs:
         self.code.store(belief, self._spots[which], mask=self.mask)
 
     def _keep(self, which: int, change: Any) -> None:
-        raw = self.code.b.add(self._kept(which), self.code.b.trunc(change, _SHORTS))
+        raw = self.code.b.add(self._kept(which), self.code.narrow(change))
         if self.mask is not None:
             raw = self.code.b.select(self.mask, raw, self._kept(which))
         self.code.store(raw, self._spots[2 + which])
@@ -186,8 +198,8 @@ class _Tree:
         self.code = code
         self.rows, self.n, *steps = tree[:4]
         self.spots, b = tree[4:], code.b
-        double = b.mul(self.n, I64(2))
-        self.steps = [*steps, *[double] * (len(self.spots) - 3), I64(1)]
+        kept = b.mul(self.n, I64(code.kept_bytes))
+        self.steps = [*steps, *[kept] * (len(self.spots) - 3), I64(1)]
         left = b.srem(self.n, I64(LANES))
         self.some, self.last, self.whole = (
             b.icmp_signed("!=", left, I64(0)),
@@ -222,7 +234,7 @@ class _Tree:
 
 
 def _inline(
-    n_kept: int, n_numbers: int, result: Any, code_of: Callable[[_Code, _Tree, Values, Any], Any]
+    n_kept: int, wide: bool, n_numbers: int, result: Any, code_of: Callable[[_Code, _Tree, Values, Any], Any]
 ) -> Any:
     """A function of a tree and some int32 numbers for numba's kernels; and a damping."""
     n_tree = 7 + n_kept
@@ -237,7 +249,7 @@ def _inline(
             [builder.extract_value(pack, i) for i in range(count)]
             for pack, count in zip(args[:2], (n_tree, n_numbers), strict=True)
         )
-        code = _Code(builder)
+        code = _Code(builder, wide)
         found = code_of(code, _Tree(code, tree), numbers, args[2])
         if isinstance(result, types.UniTuple):
             return context.make_tuple(builder, result, found)
@@ -275,7 +287,8 @@ def _look(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
             return found
 
         if not on:
-            return code.fold(tree.walk([zero], run)[0], b.add)
+            # Beyond 2 b nothing changes; sums of lanes then stay within int32.
+            return code.fold(code.min(tree.walk([zero], run)[0], b.add(most, most)), b.add)
 
         def join(x: Values, y: Values) -> Values:
             second = code.max(code.min(x[0], y[0]), code.max(x[1], y[1]))
@@ -339,12 +352,14 @@ def _tell(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
     return code_of
 
 
-def tree_of(n_kept: int) -> tuple[Any, ...]:
-    """Both first passes, off and on, and second ones; of trees that keep so many messages of a pair."""
+def tree_of(n_kept: int, wide: bool = False) -> tuple[Any, ...]:
+    """Both first passes, off and on, and second ones; of trees that keep so many messages of a pair, int16 or
+    ``wide``: int32.
+    """
     result = types.boolean if n_kept else types.void
     return (
-        _inline(n_kept, 1, types.int32, _look(False, n_kept)),
-        _inline(n_kept, 1, types.UniTuple(types.int32, 2), _look(True, n_kept)),
-        _inline(n_kept, 3, result, _tell(False, n_kept)),
-        _inline(n_kept, 3, result, _tell(True, n_kept)),
+        _inline(n_kept, wide, 1, types.int32, _look(False, n_kept)),
+        _inline(n_kept, wide, 1, types.UniTuple(types.int32, 2), _look(True, n_kept)),
+        _inline(n_kept, wide, 3, result, _tell(False, n_kept)),
+        _inline(n_kept, wide, 3, result, _tell(True, n_kept)),
     )
