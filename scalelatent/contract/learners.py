@@ -264,6 +264,17 @@ class OnlineLearner(StepLearner, Protocol):
 
 
 @runtime_checkable
+class SideBySide(Protocol):
+    """An :class:`OnlineLearner` that can take all chains of a step that a worker has at once. Devices get
+    them so: one launch keeps a whole card busy, where a chain alone would not.
+    """
+
+    def run_chains(self, prepared: Any, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
+        """What ``run_chain`` does, for each block and its statistic: the same bits."""
+        ...
+
+
+@runtime_checkable
 class ValidatedLearner(StepLearner, Protocol):
     """A learner by steps that also measures rows which are held out."""
 

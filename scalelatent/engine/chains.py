@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.contract.learners import Block, OnlineLearner
+import numpy as np
+
+from scalelatent.contract.learners import Block, OnlineLearner, SideBySide
 from scalelatent.contract.stats import Stats
 
+from .backend import CupyBackend
 from .cache import PieceCache
 from .callbacks import Callback
 from .executor import Advance, Place
@@ -52,11 +55,17 @@ def run_chains(
     first: int = 0,
     n_chains: int | None = None,
 ) -> TreeReducer:
-    """Statistics of chains from the ``first`` on, one after another on this thread."""
+    """Statistics of chains from the ``first`` on, on this thread: one after another, or all at once on a
+    device where the learner can.
+    """
     # Merged as far as they go by the fixed tree of all chains, so some chains on one thread or worker come to
     # few vectors, with the bits of any other share of the work.
     layout, prepared = learner.layout(), learner.prepare(state, backend)
     sums = TreeReducer(PairTree(len(blocks) if n_chains is None else n_chains), layout.size)
+    if isinstance(backend, CupyBackend) and isinstance(learner, SideBySide):
+        for chain, vector in enumerate(_side_by_side(learner, prepared, blocks, backend, check), first):
+            sums.add(0, chain, vector)
+        return sums
     for chain, block in enumerate(blocks, first):
         stats = Stats.zeros(layout, 0 if block is None else len(block.x))
         if block is not None:
@@ -64,6 +73,27 @@ def run_chains(
             learner.run_chain(prepared, block, stats)
         sums.add(0, chain, stats.vector)
     return sums
+
+
+def _side_by_side(
+    learner: Any, prepared: Any, blocks: Sequence[Block | None], backend: Backend, check: Callable[[], None]
+) -> list[np.ndarray]:
+    """Statistics of chains that are launched together; by halves where they do not fit the card together."""
+    layout = learner.layout()
+    stats = [Stats.zeros(layout, 0 if block is None else len(block.x)) for block in blocks]
+    which = [k for k, block in enumerate(blocks) if block is not None]
+    if which:
+        check()
+        try:
+            learner.run_chains(prepared, [blocks[k] for k in which], [stats[k] for k in which])
+        except backend.memory_errors as error:
+            if len(which) < 2:
+                raise backend.memory_error(error) from error
+            backend.release_memory()
+            half = which[len(which) // 2]
+            parts = blocks[:half], blocks[half:]
+            return [v for part in parts for v in _side_by_side(learner, prepared, part, backend, check)]
+    return [s.vector for s in stats]
 
 
 def advance(learner: OnlineLearner, state: Any, sums: TreeReducer, n_rows: int) -> Any:
@@ -90,6 +120,8 @@ class ChainRunner:
         reader = Reader(self._dataset, cache, self.meter, stage.classes, wants=self.learner.wants)
         self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
+        if isinstance(backends[0], CupyBackend) and isinstance(self.learner, SideBySide):
+            n = 1  # its chains are one launch
         edges = [len(chains) * i // n for i in range(n + 1)]
         self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]
         self._first = chains.start

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-_LETTERS = {"f": np.float32, "d": np.float64, "i": np.int32, "h": np.int16, "B": np.uint8}
+_LETTERS = {
+    "f": np.float32,
+    "d": np.float64,
+    "i": np.int32,
+    "h": np.int16,
+    "B": np.uint8,
+    "q": np.int64,
+    "Q": np.uint64,
+}
 
 
 # Of `KERNELS(float, f32)` or `KERNELS(sum_product, , SUM, 1, false)`: the part of the name that it makes.

@@ -43,6 +43,10 @@ static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 inline float __fdividef(float a, float b) { return a / b; }
 
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);
+}
+
 inline int min(int a, int b) { return a < b ? a : b; }
 
 template <class T>
@@ -208,6 +212,10 @@ std::string letter() {
         return "i";
     } else if constexpr (std::is_same_v<P, short>) {
         return "h";
+    } else if constexpr (std::is_same_v<P, long long>) {
+        return "q";
+    } else if constexpr (std::is_same_v<P, unsigned long long>) {
+        return "Q";
     } else {
         static_assert(std::is_same_v<P, unsigned char>, "a new parameter type: give it numpy's letter");
         return "B";

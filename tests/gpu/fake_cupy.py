@@ -360,7 +360,7 @@ def _elementwise(name: str) -> Any:
     return call
 
 
-ELEMENTWISE = ("exp", "log", "tanh", "where", "maximum", "logaddexp", "zeros_like")
+ELEMENTWISE = ("exp", "log", "tanh", "where", "maximum", "logaddexp", "zeros_like", "rint")
 for _name in ELEMENTWISE:
     globals()[_name] = _elementwise(_name)
 

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from scalelatent.contract.learners import Block
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.chains import advance, run_chains
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.model.layer import FeatureLayer
+from scalelatent.models.hcn.model.online import EvidenceLearner
 from tests.models.hcn.cases import draw_sweep, no_messages
 
 # chains, images, (channels, height, width), window, features
@@ -68,6 +73,28 @@ def check_decode(gpu, shape) -> None:
     assert_array_equal(found.get(), s[0])
 
 
+def check_orders(gpu) -> None:
+    for n in (1, 2, 3, 10, 300):
+        given = 7, "hcn sweep", 2**33 + 1, np.array([5, 11, 2**40]), n
+        assert_array_equal(gpu.shuffled(*given).get(), shuffled(*given))
+
+
+def check_chains(name: str) -> None:
+    """A step whose chains are launched together, beside that of a processor."""
+    layer = FeatureLayer((1, 5, 4), 2, (3, 2), 1e-2, 1e-2, 0.3, 1e-2)
+    x = (np.random.default_rng(0).random((13, layer.n_pixels)) < 0.3).astype(np.uint8)
+    learner = EvidenceLearner(layer, 0.9, 2, 5)
+    # Chains of 5, 4, 4 rows and one without any.
+    parts = [np.arange(0, 5), np.arange(5, 9), np.arange(9, 13)]
+    blocks = [Block(x[rows], None, None, 0, rows, 1, k) for k, rows in enumerate(parts)]
+    found = {}
+    for backend in (make_backend("cpu"), make_backend(name)):
+        sums = run_chains(learner, learner.start(), [*blocks, None], backend, n_chains=4)
+        found[backend.name] = advance(learner, learner.start(), sums, 13).beliefs
+    assert_array_equal(*found.values())
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sweep_emulated(emulated_gpu, shape) -> None:
     check_sweep(emulated_gpu, shape)
@@ -83,6 +110,33 @@ def test_decode_emulated(emulated_gpu, shape) -> None:
     check_decode(emulated_gpu, shape)
 
 
+def test_orders_emulated(emulated_gpu) -> None:
+    check_orders(emulated_gpu)
+
+
+def test_chains_are_launched_together(emulated_gpu) -> None:
+    launched = emulated_gpu.cupy.LAUNCHED
+    before = len(launched)
+    check_chains("gpu")
+    names = [name for name, _ in launched[before:]]
+    # Two minibatches of the two chains of four rows, three of the one of five.
+    assert names.count("hcn_sweep") == names.count("hcn_shuffle") == 5
+
+
+def test_chains_that_do_not_fit_go_by_halves(emulated_gpu, monkeypatch) -> None:
+    sizes, run = [], EvidenceLearner.run_chains
+
+    def small(self, prepared, blocks, stats) -> None:
+        sizes.append(len(blocks))
+        if len(blocks) > 1 and prepared[1].name == "cupy":
+            raise emulated_gpu.cupy.OutOfMemoryError
+        run(self, prepared, blocks, stats)
+
+    monkeypatch.setattr(EvidenceLearner, "run_chains", small)
+    check_chains("gpu")
+    assert sizes[-5:] == [3, 1, 2, 1, 1]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES)
 def test_on_a_device(real_gpu, shape) -> None:
@@ -90,3 +144,9 @@ def test_on_a_device(real_gpu, shape) -> None:
     check_messages(real_gpu, shape, 1.0)
     check_messages(real_gpu, shape, 0.8)
     check_decode(real_gpu, shape)
+
+
+@pytest.mark.gpu
+def test_chains_on_a_device(real_gpu) -> None:
+    check_orders(real_gpu)
+    check_chains("gpu")

@@ -21,4 +21,10 @@ KERNELS = {
         "cupy": f"{_HERE}.gpu:{name}" if module == "sweeps" else f"{_HERE}.cpu.{module}:{name}",
     }
     for name, module in _MODULES.items()
+} | {
+    "hcn_shuffled": {
+        "reference": f"{_HERE}.order:shuffled",
+        "numba": f"{_HERE}.order:shuffled",
+        "cupy": f"{_HERE}.gpu:shuffled",
+    }
 }

@@ -197,3 +197,45 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (threadIdx.x == 0) moved[row] = count;
 }
+
+// Philox 4x64-10, see ../../../kernels/philox.py.
+struct Words {
+    unsigned long long a, b, c, d;
+};
+
+__device__ __forceinline__ Words philox(unsigned long long c0, unsigned long long c1, unsigned long long c2,
+                                        unsigned long long c3, unsigned long long k0, unsigned long long k1) {
+    const unsigned long long m0 = 0xD2E7470EE14C6C93ull, m1 = 0xCA5A826395121157ull;
+    for (int round = 0; round < 10; ++round) {
+        const unsigned long long high0 = __umul64hi(m0, c0), low0 = m0 * c0;
+        const unsigned long long high1 = __umul64hi(m1, c2), low1 = m1 * c2;
+        c0 = high1 ^ c1 ^ k0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += 0x9E3779B97F4A7C15ull;
+        k1 += 0xBB67AE8584CAA73Bull;
+    }
+    return {c0, c1, c2, c3};
+}
+
+// Orders of 0 to n, a thread each: Fisher and Yates's shuffle, see order.py.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    hcn_shuffle(unsigned long long seed, unsigned long long word, unsigned long long epoch, const long long* rows,
+                int count, int n, int* out) {
+    const int k = blockIdx.x * THREADS + threadIdx.x;
+    if (k >= count) return;
+    int* order = out + static_cast<size_t>(k) * n;
+    for (int i = 0; i < n; ++i) order[i] = i;
+    Words words = {};
+    for (int step = 0; step < n - 1; ++step) {
+        const int turn = step % 4;
+        if (turn == 0) words = philox(step / 4 + 1, 0, rows[k], epoch, seed, word);
+        const unsigned long long drawn = turn == 0 ? words.a : turn == 1 ? words.b : turn == 2 ? words.c : words.d;
+        const int i = n - 1 - step;
+        const int j = static_cast<int>(((drawn >> 32) * static_cast<unsigned long long>(i + 1)) >> 32);
+        const int kept = order[i];
+        order[i] = order[j];
+        order[j] = kept;
+    }
+}

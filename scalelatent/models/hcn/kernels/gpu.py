@@ -11,6 +11,7 @@ import cupy
 import numpy as np
 
 from scalelatent.kernels.cuda import Kernels
+from scalelatent.kernels.random_words import stage_word
 
 from .exact import HARD
 from .windows import MESSAGE_ROOM, starts
@@ -26,6 +27,15 @@ def _begins(image: tuple[int, ...], window: tuple[int, ...], n_features: int) ->
     """Where the messages of each pixel begin, on the device, and how many there are."""
     begins = starts(image, window, n_features)
     return cupy.asarray(begins.astype(np.int32)), int(begins[-1])
+
+
+def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> Any:
+    """See :func:`..order.shuffled`; on the device."""
+    out = cupy.empty((len(rows), n), dtype=np.int32)
+    words = (np.uint64(x) for x in (seed, stage_word(purpose), epoch))
+    numbers = cupy.asarray(np.ascontiguousarray(rows, np.int64))
+    _launch("hcn_shuffle", (-(-len(rows) // 256),), *words, numbers, *_sizes(len(rows), n), out)
+    return out
 
 
 def sweep(evidence: Any, order: Any, s: Any, w: Any) -> None:

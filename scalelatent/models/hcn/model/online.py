@@ -21,6 +21,7 @@ the fits of five), and the rest of it is learned by another one, or not at all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +31,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
-from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, to_grid
-from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID
 
 from .compression import DescriptionLength, compression
 from .decode import Decoder
@@ -100,8 +100,10 @@ class EvidenceLearner:
 
     @property
     def wants(self) -> Wants:
-        images = self.batch_rows * (8 * int(np.prod(self.layer.places)) + 24 * self.layer.n_pixels)
-        return Wants(scratch=(images + 48 * int(np.prod(self.layer.weights_shape)), 0))
+        images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
+        # Evidence of all rows of a chain, and what it is made of.
+        each = 16 * self.layer.n_pixels
+        return Wants(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
 
     def layout(self) -> Layout:
         """Evidence, the minibatches that it comes from, and what they weigh: the sum of 1 - lambda^m."""
@@ -125,9 +127,9 @@ class EvidenceLearner:
         self.run_chains(prepared, [block], [stats])
 
     def run_chains(
-        self, prepared: tuple[EvidenceState, Any], blocks: list[Block], stats: list[Stats]
+        self, prepared: tuple[EvidenceState, Any], blocks: Sequence[Block], stats: Sequence[Stats]
     ) -> None:
-        """Chains side by side: one launch a minibatch of each.
+        """Chains side by side: one launch for a minibatch of each.
 
         Raises
         ------
@@ -135,52 +137,48 @@ class EvidenceLearner:
             Beliefs have grown beyond the range of sums.
         """
         state, backend = prepared
-        beliefs = [state.beliefs] * len(blocks)
-        longest = max(len(block.x) for block in blocks)
-        for first in range(0, longest, self.batch_rows):
-            parts = [slice(first, min(first + self.batch_rows, len(block.x))) for block in blocks]
-            for size in sorted({max(0, part.stop - part.start) for part in parts} - {0}):
-                which = [k for k, part in enumerate(parts) if part.stop - part.start == size]
-                found = self._minibatches(
-                    backend, [(blocks[k], parts[k]) for k in which], [beliefs[k] for k in which]
-                )
-                for k, change in zip(which, found, strict=True):
-                    beliefs[k] = forget(beliefs[k] + change / GRID, state.first, self.forgetting)
-        for block, belief, out in zip(blocks, beliefs, stats, strict=True):
-            n = -(-len(block.x) // self.batch_rows)
+        for rows in sorted({len(block.x) for block in blocks}):
+            which = [k for k, block in enumerate(blocks) if len(block.x) == rows]
+            n = -(-rows // self.batch_rows)
             left = self.forgetting**n
-            out["evidence"][...] += belief - forget(state.beliefs, state.first, left)
-            out["minibatches"][...] += n
-            out["weight"][...] += 1 - left
+            before = forget(state.beliefs, state.first, left)
+            for k, beliefs in zip(
+                which, self._chains(state, backend, [blocks[k] for k in which]), strict=True
+            ):
+                stats[k]["evidence"][...] += beliefs - before
+                stats[k]["minibatches"][...] += n
+                stats[k]["weight"][...] += 1 - left
 
-    def _minibatches(
-        self, backend: Any, parts: list[tuple[Block, slice]], beliefs: list[np.ndarray]
-    ) -> np.ndarray:
-        """What a minibatch of each chain adds to the beliefs, in units."""
-        layer, n = self.layer, parts[0][1].stop - parts[0][1].start
-        evidence = np.stack([layer.evidence_in(cut(block, part)) for block, part in parts])
-        orders = [
-            shuffled(self.seed, "hcn sweep", block.epoch, rows_of(block)[part][:1], n * layer.n_pixels)
-            for block, part in parts
-        ]
-        before = np.stack([to_grid(belief) for belief in beliefs])
-        s, w = (
-            backend.xp.asarray(a).copy()
-            for a in (np.broadcast_to(layer.prior, (len(parts), n, *layer.places)), before)
-        )
-        backend.kernel("hcn_sweep")(
-            backend.xp.asarray(evidence), backend.xp.asarray(np.concatenate(orders)), s, w
-        )
-        after = backend.to_host(w)
-        if not layer.is_exact(after):
-            raise self._overflow(after)
-        return after - before
+    def _chains(self, state: EvidenceState, backend: Any, blocks: Sequence[Block]) -> np.ndarray:
+        """Beliefs after the minibatches of chains of equally many rows: (chains, channels, h, w, F)."""
+        layer, xp, rows = self.layer, backend.xp, len(blocks[0].x)
+        shuffle, sweep = (backend.kernel(name) for name in ("hcn_shuffled", "hcn_sweep"))
+        # Between the minibatches nothing goes to a device, or comes from it.
+        beliefs = backend.asarray(np.stack([state.beliefs] * len(blocks)), np.float64)
+        first, worst = backend.asarray(state.first, np.float64), 0
+        evidence = xp.asarray(np.stack([layer.evidence_in(block) for block in blocks]))
+        numbers = np.stack([rows_of(block) for block in blocks])
+        faded = (1 - self.forgetting) * first
+        for a in range(0, rows, self.batch_rows):
+            part = xp.ascontiguousarray(evidence[:, a : a + self.batch_rows])
+            n_images = part.shape[1]
+            order = shuffle(self.seed, "hcn sweep", blocks[0].epoch, numbers[:, a], n_images * layer.n_pixels)
+            before = xp.rint(beliefs * GRID).astype(np.int32)
+            s = backend.buffer("places", (len(blocks), n_images, *layer.places), np.int32)
+            s[...] = int(layer.prior)
+            w = before.copy()
+            sweep(part, order, s, w)
+            worst = xp.maximum(abs(w), worst)
+            beliefs = self.forgetting * (beliefs + (w - before) / GRID) + faded  # as forget does
+        largest = backend.to_host(worst).max(axis=(0, 1, 2, 3))
+        if not layer.is_exact(largest):
+            raise self._overflow(largest)
+        return backend.to_host(beliefs)
 
-    def _overflow(self, w: np.ndarray) -> DivergenceError:
-        feature = int(np.abs(w).max(axis=(0, 1, 2, 3)).argmax())
-        limit = BELIEF_LIMIT / GRID
+    def _overflow(self, largest: np.ndarray) -> DivergenceError:
+        feature, limit = int(largest.argmax()), BELIEF_LIMIT / GRID
         return DivergenceError(
-            f"layer 1: beliefs in weights of feature {feature} have reached {np.abs(w).max() / GRID:,.0f}, "
+            f"layer 1: beliefs in weights of feature {feature} have reached {largest[feature] / GRID:,.0f}, "
             f"and there is room below {limit:,.0f} only: lower forgetting (now {self.forgetting}) or "
             f"batch_size (now {self.batch_rows}), or raise p01 and p10"
         )
@@ -235,12 +233,6 @@ class EvidenceLearner:
     def is_done(self, state: EvidenceState) -> bool:
         """Validation rows have not been told shorter for too long."""
         return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
-
-
-def cut(block: Block, part: slice) -> Block:
-    """Some rows of a block."""
-    rows = None if block.rows is None else block.rows[part]
-    return replace(block, x=block.x[part], y=None, weight=None, start=block.start + part.start, rows=rows)
 
 
 def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
