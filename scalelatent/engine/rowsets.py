@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.learners import RowSets
+from scalelatent.contract.finite import find_nonfinite
+from scalelatent.contract.learners import Block, RowSets
+from scalelatent.contract.wants import Wants
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.storage.disk import Location
 
 from .cache import shared_cache
 from .mapwrite import OutputTask, common_fields, open_spec
+from .quarantine import Ranges
 from .reading import Meter, Reader, StopEvent, Stopped, as_rows, naming
 
 if TYPE_CHECKING:
@@ -29,11 +32,59 @@ SHARD_BYTES, SMALL_BYTES, SHARDS = 2**26, 2**22, 16
 
 
 @dataclass(frozen=True)
+class ChosenRows:
+    """Rows of given numbers, in rising order, as one set of dense float32 rows: a sample."""
+
+    numbers: np.ndarray
+    n_features: int
+    n_sets: int = 1
+
+    @property
+    def wants(self) -> Wants:
+        """Nothing."""
+        return Wants()
+
+    @property
+    def set_rows(self) -> int:
+        """All of them."""
+        return len(self.numbers)
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        """(shape of a row, dtype)."""
+        return (self.n_features,), "float32"
+
+    def rows(self, which: int) -> np.ndarray:
+        """Numbers of the rows."""
+        return self.numbers
+
+    def take(self, which: int, x: Any, rows: np.ndarray) -> np.ndarray:
+        """Rows, dense, in float32."""
+        some = x.take(rows).to_dense() if isinstance(x, CsrRows) else x[rows]
+        return np.asarray(some, dtype=np.float32)
+
+    def check(self, x: Any, start: int) -> None:
+        """Refuse values that are not finite, naming the row."""
+        if place := find_nonfinite(Block(x, None, None, start)):
+            raise ValueError(place)
+
+
+@dataclass(frozen=True)
 class StoredSets:
-    """Sets as :class:`SetsTask` wrote them, read when they are wanted."""
+    """Sets as :class:`SetsTask` wrote them, read when they are wanted.
+
+    Attributes
+    ----------
+    spec : str
+        Of the dataset of all.
+    rows : int
+        Of a set.
+    missing : tuple of int
+        Places, in all sets one after the other, of rows that lay in bad shards and are 0.
+    """
 
     spec: str
     rows: int
+    missing: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, dataset: Dataset, rows: int) -> StoredSets:
@@ -48,6 +99,34 @@ class StoredSets:
     def read(self, which: int) -> Any:
         """Rows of a set: ndarray, or :class:`~scalelatent.kernels.sparse_rows.CsrRows`."""
         return as_rows(self.dataset.read_x(which * self.rows, (which + 1) * self.rows))
+
+
+@dataclass(frozen=True)
+class SomeOfSet:
+    """Some rows of a single stored set: what one of several that shared it has asked for."""
+
+    whole: StoredSets
+    places: np.ndarray
+
+    def read(self, which: int) -> np.ndarray:
+        """The rows."""
+        return np.asarray(self.whole.read(which))[self.places]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """As of :class:`StoredSets`."""
+        return tuple(np.flatnonzero(np.isin(self.places, self.whole.missing)).tolist())
+
+
+def places_within(sets: RowSets, ranges: Ranges) -> tuple[int, ...]:
+    """Places of rows of sets, one set after the other, whose numbers lie in some ranges."""
+    if not ranges:
+        return ()
+    numbers = np.concatenate([sets.rows(which) for which in range(sets.n_sets)])
+    inside = np.zeros(len(numbers), dtype=bool)
+    for start, stop in ranges:
+        inside |= (numbers >= start) & (numbers < stop)
+    return tuple(np.flatnonzero(inside).tolist())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stage
 from scalelatent.engine.quarantine import Quarantine, check_choice
 from scalelatent.engine.resume_identity import same_form
-from scalelatent.engine.rowsets import StoredSets, start_sets
+from scalelatent.engine.rowsets import StoredSets, places_within, start_sets
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.streams import resolve_seed
@@ -442,15 +442,19 @@ class FitSession:
         stage = f"{self.kind}_{step.name}"
         kept = self._records.load_result(stage)
         place = self._records.place.at("sets").at(f"{step.name}.zarr")
-        if kept is None:
+        if not step.kept:
+            self.leaves(place)
+        if kept is None or (not step.kept and place.is_empty()):
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
             rows = step.sets.n_sets * step.sets.set_rows
             self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
             task = start_sets(stage, dataset, step.sets, place.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
-            kept = self._done(step, stage, written, begin)
-        return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows)
+            missing = places_within(step.sets, self.executor.quarantine.rows_of(dataset))
+            kept = self._done(step, stage, written, begin, missing=list(missing))
+        missing = tuple(int(i) for i in kept.get("missing", ()))
+        return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows, missing)
 
     def encode(self, step: Encode) -> Rows | None:
         """Rows through a map, tile by tile; None where a resumed fit needs them no more."""
@@ -494,8 +498,10 @@ class FitSession:
         # What stays lies with the run even where scratch is elsewhere.
         return codes_place(self._records.place, name) if kept else self.scratch().at(f"{name}.zarr")
 
-    def _done(self, step: Gather | Encode, stage: str, written: Dataset, begin: float) -> dict[str, Any]:
-        kept = {"spec": json.dumps(written.spec())}
+    def _done(
+        self, step: Gather | Encode, stage: str, written: Dataset, begin: float, **more: Any
+    ) -> dict[str, Any]:
+        kept = {"spec": json.dumps(written.spec()), **more}
         self._records.save_result(stage, kept)
         seconds = round(time.perf_counter() - begin, 6)
         self.callbacks.on_event(

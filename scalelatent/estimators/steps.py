@@ -155,15 +155,17 @@ class Map:
 
 @dataclass(frozen=True)
 class Gather:
-    """Sets of rows, kept with the run. Answer: :class:`~scalelatent.engine.rowsets.StoredSets`.
+    """Sets of rows. Answer: :class:`~scalelatent.engine.rowsets.StoredSets`, or what reads like them.
 
-    ``about`` is told to the callbacks with the stage.
+    ``about`` is told to the callbacks with the stage. Sets that are not ``kept`` go when the fit is done, and
+    are gathered again where a resumed one asks for them.
     """
 
     name: str
     sets: RowSets
     rows: Rows | None
     about: Mapping[str, int] = field(default_factory=dict)
+    kept: bool = True
 
 
 @dataclass(frozen=True)

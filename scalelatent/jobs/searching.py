@@ -151,7 +151,7 @@ def _shared_bytes(needs: Mapping[str, Any], fits: int, folds: int) -> int:
     for name, stage in needs["stages"].items():
         peak = stage["peak_bytes"]
         own = sum(stage["memory_bytes"].get(part, 0) for part in OF_EACH_FIT)
-        others = {"estep": fits, "moments": folds, "svd": folds}.get(name, 1) - 1
+        others = {"estep": fits, "em": fits, "moments": folds, "svd": folds}.get(name, 1) - 1
         alone = max(alone, peak)
         together = max(together, min(peak + others * own, max(peak, allowed)))
     return together - alone

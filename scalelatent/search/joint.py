@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -40,12 +40,35 @@ class Part:
 
 @dataclass(frozen=True)
 class Slot:
-    """A member's reduction in a joint one; ``part`` is its name among the member's own."""
+    """A member's reduction in a joint one; ``part`` is its name among the member's own. Its blocks may be
+    smaller than the joint ones.
+    """
 
     member: str
     part: str
     reduction: Reduction
     mask: RowMask | None
+    block_rows: int = 0
+
+    def blocks(self, block: Block) -> Iterator[Block]:
+        """A joint block as the member alone would have it."""
+        step, n = self.block_rows or len(block.x), len(block.x)
+        for a in range(0, n, step):
+            own = block if n <= step else _rows_of(block, a, min(a + step, n))
+            seen = own if self.mask is None else self.mask.apply(own)
+            if seen is not None:
+                yield seen
+
+
+def _rows_of(block: Block, a: int, b: int) -> Block:
+    y, weight = block.y, block.weight
+    return replace(
+        block,
+        x=block.x[a:b],
+        y=None if y is None else y[a:b],
+        weight=None if weight is None else weight[a:b],
+        start=block.start + a,
+    )
 
 
 @dataclass(frozen=True)
@@ -101,8 +124,7 @@ class JointReduction:
         if len(self.slots) > 1 and isinstance(block.x, np.ndarray) and block.x.dtype.char in _EXACT:
             block = replace(block, x=backend.asarray(block.x, np.float32, "joint rows"))
         for slot, own, (layout, place) in zip(self.slots, of_slots, self._layouts, strict=True):
-            seen = block if slot.mask is None else slot.mask.apply(block)
-            if seen is not None:
+            for seen in slot.blocks(block):
                 slot.reduction.accumulate(own, seen, Stats(layout, stats.vector[place]))
 
     def split(self, stats: Stats) -> list[Stats]:
@@ -124,14 +146,16 @@ class JointLearner:
     """Batch learners that learn from the same passes."""
 
     members: dict[str, Any]
-    parts: dict[str, tuple[tuple[str, str, RowMask | None], ...]]
+    parts: dict[str, tuple[tuple[str, str, RowMask | None, int], ...]]
     until: int = 0
 
     @cached_property
     def _reductions(self) -> dict[str, JointReduction]:
         own = {name: learner.reductions() for name, learner in self.members.items()}
         return {
-            part: JointReduction(tuple(Slot(name, its, own[name][its], mask) for name, its, mask in wanted))
+            part: JointReduction(
+                tuple(Slot(name, its, own[name][its], mask, rows) for name, its, mask, rows in wanted)
+            )
             for part, wanted in self.parts.items()
         }
 
@@ -198,23 +222,31 @@ def _grids(
 
 
 class _Parts:
-    """Parts of a joint pass as they come to light: one for each dataset, grid and form of rows."""
+    """Parts of a joint pass as they come to light: one for each dataset, tree of leaves and form of rows. Its
+    grid has the largest blocks that are wanted.
+    """
 
     def __init__(self) -> None:
-        self._names: dict[tuple[Any, ...], str] = {}
+        self._names: dict[tuple[Any, ...], list[str]] = {}
         self.datasets: dict[str, Any] = {}
         self.grids: dict[str, RowGrid] = {}
 
     def name(self, wanted: str, dataset: Any, grid: RowGrid, reduction: Reduction) -> str:
         """The part of these rows: named as wanted, or so with a number."""
-        key = id(dataset), grid, reduction.wants.form
-        if key not in self._names:
-            name, n = wanted, 1
-            while name in self.datasets:
-                n += 1
-                name = f"{wanted}{n}"
-            self._names[key], self.datasets[name], self.grids[name] = name, dataset, grid
-        return self._names[key]
+        # Of a single leaf it does not matter how long it might be.
+        key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.wants.form
+        for name in self._names.setdefault(key, []):
+            small, large = sorted((grid, self.grids[name]), key=lambda one: one.block_rows)
+            if large.block_rows % small.block_rows == 0 or large.block_rows >= grid.n_rows:
+                self.grids[name] = large
+                return name
+        name, n = wanted, 1
+        while name in self.datasets:
+            n += 1
+            name = f"{wanted}{n}"
+        self._names[key].append(name)
+        self.datasets[name], self.grids[name] = dataset, grid
+        return name
 
 
 def joint_stage(
@@ -232,7 +264,7 @@ def joint_stage(
         own, reductions = _grids(name, learner, rows, device, grid), learner.reductions()
         for part in own:
             joint = found.name(part, rows[part].dataset, own[part], reductions[part])
-            parts.setdefault(joint, []).append((key, part, rows[part].mask))
+            parts.setdefault(joint, []).append((key, part, rows[part].mask, own[part].block_rows))
     learner_of_all = JointLearner(
         {key: learner for key, (learner, _) in members.items()},
         {part: tuple(wanted) for part, wanted in parts.items()},
@@ -253,7 +285,7 @@ def joint_collection(
     for i, (reduction, part) in enumerate(wanted):
         own = _grids(name, {"train": reduction}, {"train": part}, device, grid)["train"]
         joint = found.name("train", part.dataset, own, reduction)
-        slots.setdefault(joint, []).append(Slot(str(i), "train", reduction, part.mask))
+        slots.setdefault(joint, []).append(Slot(str(i), "train", reduction, part.mask, own.block_rows))
         places.append((joint, len(slots[joint]) - 1))
     work = {part: JointReduction(tuple(own)) for part, own in slots.items()}
     return Stage(name, work, found.datasets, found.grids, device, classes), places

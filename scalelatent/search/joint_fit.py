@@ -12,8 +12,9 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.batch_loop import LoopResult, Progress
 from scalelatent.engine.passes import given_grid
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
+from scalelatent.engine.rowsets import ChosenRows, SomeOfSet
 from scalelatent.estimators.session import FitSession
-from scalelatent.estimators.steps import Collect, Derive, Learn, LearnOnline, Map, Remember, Rows
+from scalelatent.estimators.steps import Collect, Derive, Gather, Learn, LearnOnline, Map, Remember, Rows
 from scalelatent.reductions.tally import ScoreTally
 from scalelatent.storage.record import same_array
 
@@ -69,7 +70,7 @@ class SharedFit:
         self.n_passes = 0
         self._grid = given_grid(session.options)
         self._names: dict[Any, tuple[str, Any]] = {}
-        self._learned = 0
+        self._learned = self._gathered = 0
 
     # -- steps -------------------------------------------------------------------------------------------
 
@@ -79,7 +80,9 @@ class SharedFit:
             self._go_on(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:
             # Passes of learning begin when no candidate has anything left to do before.
-            if collecting := [one for one in waiting if isinstance(one.step, Collect)]:
+            if gathering := [one for one in waiting if isinstance(one.step, Gather)]:
+                self._gather(gathering)
+            elif collecting := [one for one in waiting if isinstance(one.step, Collect)]:
                 names = {one.key: self._name(one.step) for one in collecting}
                 found = self.collect({names[one.key]: one.step for one in collecting})
                 for one in collecting:
@@ -89,6 +92,31 @@ class SharedFit:
                     self._learn_online(one)
             else:
                 self._learn(waiting)
+
+    def _gather(self, waiting: Sequence[Candidate]) -> None:
+        """Samples of the same rows in one pass: what all of them want together."""
+        step: Gather = waiting[0].step
+        assert step.rows is not None
+        assert isinstance(step.sets, ChosenRows), "candidates share samples of rows"
+        key = self._rows_key(step.rows)
+        together = [one for one in waiting if self._rows_key(one.step.rows) == key]
+        wanted = np.unique(np.concatenate([one.step.sets.numbers for one in together]))
+        self._gathered += 1
+        sets = replace(step.sets, numbers=wanted)
+        whole = self.session.gather(replace(step, name=f"{step.name}-{self._gathered}", sets=sets))
+        self.n_passes += 1
+        answers: dict[Any, Any] = {}  # one for equal samples, which what follows is derived from
+        for one in together:
+            numbers = one.step.sets.numbers
+            own = identity(numbers)
+            if own not in answers:
+                every = len(numbers) == len(wanted)
+                answers[own] = whole if every else SomeOfSet(whole, np.searchsorted(wanted, numbers))
+            self._go_on(one, answers[own])
+
+    @staticmethod
+    def _rows_key(rows: Rows) -> tuple[Any, ...]:
+        return id(rows.dataset), *(name for name, _ in rows.maps)
 
     def _go_on(self, one: Candidate, answer: Any) -> None:
         try:
@@ -105,7 +133,7 @@ class SharedFit:
     def _name(self, step: Collect | Map) -> str:
         """One name for one thing; numbered as they come, so that a resumed search finds it."""
         work = step.reduction if isinstance(step, Collect) else step.row_map
-        rows = id(step.rows.dataset), *(name for name, _ in step.rows.maps)
+        rows = self._rows_key(step.rows)
         # A map is made of all rows, whatever a candidate may see of them.
         key = *rows, step.rows.mask if isinstance(step, Collect) else None, identity(work)
         return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]

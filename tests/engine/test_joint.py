@@ -264,3 +264,43 @@ def test_members_share_rows_whatever_they_want_beside_their_form(toy: SimpleName
     wanted = [(work(3), rows) for work in (toy.Sums, Needs, NeedsMore)]
     stage, _ = joint_collection("sums", wanted, "cpu", None, block_rows=8, leaf_rows=16)
     assert [reduction.wants for reduction in stage.reductions.values()] == [Wants(scratch=(5, 3))]
+
+
+class _Blocks:
+    """Notes (first row, rows, sum of weights) of its blocks, of which it wishes a size."""
+
+    def __init__(self, size: int) -> None:
+        self.wants, self.seen = Wants(block_rows=size), []  # type: ignore[var-annotated]
+
+    def layout(self) -> Any:
+        from scalelatent.contract.stats import Layout
+
+        return Layout((("n", ()),))
+
+    def flops_per_row(self) -> float:
+        return 1.0
+
+    def prepare(self, state: Any, backend: Any) -> None:
+        return None
+
+    def accumulate(self, prepared: Any, block: Block, stats: Any) -> None:
+        assert block.y is not None
+        weight = len(block.x) if block.weight is None else block.weight.sum()
+        self.seen.append((block.start, len(block.x), len(block.y), float(weight)))
+
+
+def test_members_with_blocks_of_several_sizes_share_what_is_read(toy: SimpleNamespace) -> None:
+    """One part, whose blocks are the largest; each member sees its own, as it does alone."""
+    rows, classes = toy.rows(100), np.arange(8)
+    for mask in (None, RowMask(30, 50, 0)):
+        alone, together = [_Blocks(n) for n in (4, 16, 8)], [_Blocks(n) for n in (4, 16, 8)]
+        for work in alone:
+            stage, _ = joint_collection("alone", [(work, Part(rows, mask))], "cpu", classes)
+            InProcessExecutor(1).collect(stage, lambda *_: None)
+        wanted = [(work, Part(rows, mask)) for work in together]
+        stage, places = joint_collection("joint", wanted, "cpu", classes)
+        assert [name for name, _ in places] == ["train"] * 3
+        assert stage.grids["train"].block_rows == 16
+        InProcessExecutor(1).collect(stage, lambda *_: None)
+        assert [sorted(work.seen) for work in together] == [sorted(work.seen) for work in alone]
+        assert {n for _, n, *_ in alone[0].seen} == {4}

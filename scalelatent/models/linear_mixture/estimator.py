@@ -45,6 +45,7 @@ class _LinearMixtures(StreamedEstimator):
     """What both have in common."""
 
     _sign_of_fit = "_fitted"
+    _shares_passes = True
     means_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.means)
     bases_ = Learned(FIT_AGAIN, lambda model: _own_columns(model, model._fitted.pancakes.bases))
     variances_ = Learned(FIT_AGAIN, lambda model: _own_columns(model, model._fitted.pancakes.values))

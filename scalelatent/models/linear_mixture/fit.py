@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_list
 from scalelatent.contract.stats import Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.checkpoints import KEEP_STATES
@@ -20,9 +19,8 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage, seconds_per_row
 from scalelatent.engine.plan import Forecast, Resources, RowShape, describe_steps, steps_memory
 from scalelatent.engine.rates import reduction_rate
-from scalelatent.engine.rowsets import StoredSets
+from scalelatent.engine.rowsets import ChosenRows, SomeOfSet, StoredSets
 from scalelatent.errors import DataError
-from scalelatent.estimators.inputs import check_finite
 from scalelatent.estimators.steps import (
     Begin,
     Collect,
@@ -35,7 +33,6 @@ from scalelatent.estimators.steps import (
     Rows,
     Steps,
 )
-from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.kernels.reference import Frame, packed_size, smoothing_taps
 from scalelatent.models.linear_mixture.model.em import (
@@ -85,10 +82,7 @@ SAMPLE_PASSES, TANGENT_PASSES = 5, 3
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0")
 # Rows of a step, at most, or so many for a sub-class; runs of the order.
 BATCH_ROWS, ROWS_A_COMPONENT, RUN_ROWS, BUFFER_RUNS = 1024, 20, 1024, 16
-ALL_ROWS = (
-    "a mixture begins with a sample of all rows, of which none may be missing: clean or leave out the bad "
-    "ones first"
-)
+ALL_ROWS = "stepwise EM learns in an order of all rows: set algorithm='em', or leave out the bad ones first"
 FEWER = "lower n_components or n_dims"
 
 
@@ -284,47 +278,24 @@ def sample_rows(
     return number[order], code[order]
 
 
-@dataclass(frozen=True)
-class StartRows:
-    """The rows of the sample as one set (a :class:`~scalelatent.contract.learners.RowSets`)."""
-
-    numbers: np.ndarray
-    n_features: int
-    n_sets: int = 1
-
-    @property
-    def wants(self) -> Wants:
-        """Nothing."""
-        return Wants()
-
-    @property
-    def set_rows(self) -> int:
-        """All of them."""
-        return len(self.numbers)
-
-    def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of a row, dtype)."""
-        return (self.n_features,), "float32"
-
-    def rows(self, which: int) -> np.ndarray:
-        """Numbers of the rows."""
-        return self.numbers
-
-    def take(self, which: int, x: Any, rows: np.ndarray) -> np.ndarray:
-        """Rows, dense, in float32."""
-        some = x.take(rows).to_dense() if isinstance(x, CsrRows) else x[rows]
-        return np.asarray(some, dtype=np.float32)
-
-    def check(self, x: Any, start: int) -> None:
-        """Refuse values that are not finite, naming the row."""
-        check_finite(x, "the training rows", start)
+def sampled(sets: StoredSets | SomeOfSet, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the sample and their classes, without those of bad shards."""
+    x = np.asarray(sets.read(0))
+    there = np.ones(len(x), dtype=bool)
+    there[list(sets.missing)] = False
+    return (x, codes) if there.all() else (x[there], codes[there])
 
 
 def start_of(
-    sets: StoredSets, codes: np.ndarray, components: np.ndarray, width: int, seed: int, init: str
+    sets: StoredSets | SomeOfSet,
+    codes: np.ndarray,
+    components: np.ndarray,
+    width: int,
+    seed: int,
+    init: str,
 ) -> tuple[Pancakes, float]:
     """First pancakes, and the mean variance of a feature."""
-    x = np.asarray(sets.read(0))
+    x, codes = sampled(sets, codes)
     variance = float(x.var(axis=0, dtype=np.float64).mean())
     centres = []
     for c, k in enumerate(components):
@@ -355,7 +326,7 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     model.seed_, rows = yield Begin(
         {"max_iter": most_passes(model), "n_components": int(components.sum())},
         keeps_records=True,
-        all_rows=ALL_ROWS,
+        all_rows="" if model.algorithm == "em" else ALL_ROWS,
     )
     frame = frame_of(model, shape)
     numbers, codes = yield Derive(sample_rows, (rows["train"], classes, counts, components, model.seed_))
@@ -363,7 +334,7 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     basis, rows = yield from project_steps(model, rows, shape, kept.get("basis"))
     p = rows["train"].n_features
     about = {"rows": len(numbers)}
-    sets = yield Gather("sample", StartRows(numbers, p), rows["train"], about)
+    sets = yield Gather("sample", ChosenRows(numbers, p), rows["train"], about, kept=False)
     width = width_of(model.n_dims, model.max_dims, p)
     first, variance = yield Derive(start_of, (sets, codes, components, width, model.seed_, model.init))
     floor = max(RELATIVE_FLOOR * variance, LEAST_FLOOR)
@@ -414,10 +385,15 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
 
 
 def _fitted_on(
-    em: MixtureEM, state: MixtureState, sets: StoredSets, codes: np.ndarray, counts: np.ndarray, device: str
+    em: MixtureEM,
+    state: MixtureState,
+    sets: StoredSets | SomeOfSet,
+    codes: np.ndarray,
+    counts: np.ndarray,
+    device: str,
 ) -> MixtureState:
     """State after some passes over the sample; its rows count for all of their class."""
-    x = np.asarray(sets.read(0))
+    x, codes = sampled(sets, codes)
     em = replace(em, mixture=replace(em.mixture, frame=None), max_iter=SAMPLE_PASSES, finish_passes=0)
     work, backend = em.reductions()["train"], make_backend("reference" if device == "reference" else "cpu")
     share = counts / np.maximum(np.bincount(codes, minlength=len(counts)), 1)

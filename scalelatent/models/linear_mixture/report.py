@@ -416,14 +416,10 @@ def _density_pictures(
         alt = f"{count(len(x), 'row')} completed; mean squared error of what was hidden {error:.3g}."
         figure = plot_under(lines, shape)
         found.append(Picture("inpainting", "Hidden parts filled in", words, alt, figure, wide=True))
-    figure = plot_under([("row", x), ("model", evidence.made)], shape)
     words = f"Some of the {rows} rows, and how their best component reconstructs them."
     alt = f"{count(len(x), 'row')} above their reconstructions."
-    found.append(
-        Picture(
-            "reconstructions", "Rows and reconstructions", words, alt, plot_under(lines, shape), wide=True
-        )
-    )
+    figure = plot_under([("row", x), ("model", evidence.made)], shape)
+    found.append(Picture("reconstructions", "Rows and reconstructions", words, alt, figure, wide=True))
     n = len(evidence.least) // 10 * 10 or len(evidence.least)
     tiles = evidence.least[:n].reshape(-1, min(n, 10), x.shape[1])
     told = [f"{value:,.0f}" for value in evidence.least_at[:n]]

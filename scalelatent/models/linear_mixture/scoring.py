@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.errors import DataError
 from scalelatent.evaluation.clustering import Progress, clustering_accuracy, labels_of, nmi
 from scalelatent.evaluation.scoring import ClassScorer, Scorer, Told, refuse_unknown
 
@@ -86,9 +85,6 @@ class DensityScorer(Scorer):
     ) -> dict[str, Any]:
         metrics = ("log_likelihood",) if metrics is None else metrics
         refuse_unknown(metrics, self.metrics)
-        where = dataset.url or "the data"
-        if not len(dataset):
-            raise DataError(f"{where} has no rows, so there is nothing to score")
         rows = model._given_rows(dataset)
         wants_classes = any(name in _OF_CLASSES for name in metrics)
         labels = labels_of(rows) if wants_classes else None

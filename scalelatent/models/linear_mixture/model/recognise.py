@@ -164,10 +164,11 @@ class TemperaturePass:
         scores = self.rows.apply(prepared, block).astype(np.float64)
         gap = scores - scores.min(axis=1, keepdims=True)
         own = gap[np.arange(len(gap)), block.y]
+        weight = np.ones(len(gap)) if block.weight is None else block.weight
         for i, t in enumerate(self.temperatures):
             losses = 0.5 * own / t + np.log(np.exp(-0.5 * gap / t).sum(axis=1))
-            stats["loss"][i] += losses.sum()
-        stats["rows"][...] += len(gap)
+            stats["loss"][i] += losses @ weight
+        stats["rows"][...] += weight.sum()
 
 
 def choose_temperature(temperatures: np.ndarray, loss: np.ndarray) -> float:

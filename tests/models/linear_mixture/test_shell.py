@@ -1,0 +1,232 @@
+"""What a user touches beside fit and predict: scores, pages, searches, bad shards, run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.metrics import log_loss, normalized_mutual_info_score
+
+from scalelatent import Dataset, LinearMixture, LinearMixtureClassifier, Search, open_dataset
+from scalelatent.engine.callbacks import Callback
+from scalelatent.errors import DataError, JobError
+from scalelatent.evaluation.scoring import score_dataset, scorer_of
+from scalelatent.models.linear_mixture.evidence import collect_classes, collect_density, phases_of
+from tests.helpers import InterruptAt, Log
+
+SMALL: dict[str, Any] = {"n_dims": 3, "max_iter": 3, "random_state": 0, "n_jobs": 1}
+TANGENTS: dict[str, Any] = {"tangents": ("shift-x", "thickness"), "image_shape": (8, 8)}
+
+
+@pytest.fixture(scope="module")
+def digits() -> SimpleNamespace:
+    x, y = load_digits(return_X_y=True)
+    x = x.astype("f4")
+    return SimpleNamespace(x=x[:600], y=y[:600], test=Dataset.from_arrays(x[600:1000], y[600:1000]))
+
+
+@pytest.fixture(scope="module")
+def fitted(digits: SimpleNamespace) -> tuple[LinearMixtureClassifier, LinearMixture]:
+    m = LinearMixtureClassifier(n_components=2, recognition="tangent-distance", **TANGENTS, **SMALL)
+    d = LinearMixture(n_components=12, likelihood="ppca", assignment="soft", **SMALL)
+    return m.fit(digits.x, digits.y), d.fit(digits.x)
+
+
+# -- scores ------------------------------------------------------------------------------------------------
+
+
+def test_scores_of_a_classifier(digits, fitted):
+    m, _ = fitted
+    x, y = digits.test.read_x(0, 400), digits.test.read_y(0, 400)
+    found = score_dataset(m, digits.test, ["reject", "error", "log_loss"], batch_rows=150)
+    assert list(found) == ["reject", "error", "log_loss"]
+    assert found["error"] == pytest.approx(1 - m.score(digits.test))
+    assert found["log_loss"] == pytest.approx(log_loss(y, m.predict_proba(x)))
+    wrong, order = m.predict(x) != y, np.argsort(m.confidence(x), kind="stable")
+    for share, error in found["reject"].items():
+        left = order[round(400 * float(share.rstrip("%")) / 100) :]
+        assert error == pytest.approx(wrong[left].mean())
+    assert list(found["reject"]) == ["0%", "1%", "5%", "10%"]
+    assert found["reject"]["10%"] < found["error"]
+    assert score_dataset(m, digits.test, ["reject"]) == {"reject": found["reject"]}
+    with pytest.raises(JobError, match="reject"):
+        score_dataset(m, digits.test, ["rejects"])
+
+
+def test_scores_of_a_density(digits, fitted):
+    _, d = fitted
+    x, y = digits.test.read_x(0, 400), digits.test.read_y(0, 400)
+    found = score_dataset(d, digits.test, ["purity", "nmi", "log_likelihood", "accuracy"], batch_rows=150)
+    assert found["log_likelihood"] == pytest.approx(d.score_samples(x).mean())
+    clusters = d.predict(x)
+    assert found["nmi"] == pytest.approx(normalized_mutual_info_score(y, clusters))
+    majority = sum(np.bincount(y[clusters == k]).max() for k in np.unique(clusters))
+    assert found["purity"] == pytest.approx(majority / 400)
+    assert found["accuracy"] <= found["purity"]
+    weight = np.arange(400.0)
+    weighed = score_dataset(d, digits.test.with_weight(weight))["log_likelihood"]
+    assert weighed == pytest.approx(np.average(d.score_samples(x), weights=weight))
+    assert list(scorer_of(d).test_scores(d, Dataset.from_arrays(x), lambda *_: None)) == ["log_likelihood"]
+    with pytest.raises(DataError, match="no labels, so nothing to hold clusters against"):
+        score_dataset(d, Dataset.from_arrays(x), ["nmi"])
+
+
+def test_decisions_are_the_same_written_and_returned(digits, tmp_path):
+    few = digits.y < 2
+    for rows in (few, slice(None)):
+        m = LinearMixtureClassifier(n_components=2, **SMALL).fit(digits.x[rows], digits.y[rows])
+        given = m.decision_function(digits.x[:50])
+        out = m.decision_function(digits.x[:50], out=tmp_path / f"{len(m.classes_)}.zarr")
+        np.testing.assert_array_equal(out.read_x(0, 50), given.reshape(50, -1))
+        best = given > 0 if given.ndim == 1 else given.argmax(axis=1)
+        np.testing.assert_array_equal(m.classes_[best.astype(int)], m.predict(digits.x[:50]))
+
+
+# -- pages -------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_classifier(digits, fitted, tmp_path):
+    m, _ = fitted
+    page = Path(m.report(tmp_path, data=digits.test)).read_text()
+    named = {file.stem for file in (tmp_path / "report").glob("*.png")}
+    wanted = "means directions reconstructions confusion rejects mistakes reliability tangents spectra passes"
+    assert named == set(wanted.split())
+    assert f"{100 * (1 - m.score(digits.test)):.2f} %" in page
+    seen = collect_classes(m, digits.test)
+    assert seen.confusion is not None
+    assert seen.confusion.error == pytest.approx(1 - m.score(digits.test))
+    np.testing.assert_array_equal(seen.codes, np.arange(10))
+    for c in range(10):  # the model of each class, not the best one of all
+        np.testing.assert_allclose(seen.made[:, c], m.reconstruct(seen.examples, label=c), atol=1e-4)
+    bare = m.report(tmp_path / "bare", data=Dataset.from_arrays(digits.test.read_x(0, 100)))
+    assert "have no labels" in Path(bare).read_text()
+    assert not (tmp_path / "bare" / "report" / "confusion.png").exists()
+
+
+def test_the_page_of_a_density(digits, fitted, tmp_path):
+    _, d = fitted
+    page = Path(d.report(tmp_path, data=digits.test)).read_text()
+    named = {file.stem for file in (tmp_path / "report").glob("*.png")}
+    wanted = "samples means directions inpainting reconstructions unlikely spectra passes"
+    assert named == set(wanted.split())
+    x = digits.test.read_x(0, 400)
+    assert f"{d.score(digits.test):,.2f}" in page
+    seen = collect_density(d, digits.test, (8, 8))
+    order = np.argsort(d.score_samples(x), kind="stable")[:20]
+    np.testing.assert_array_equal(seen.least_rows, order)
+    np.testing.assert_array_equal(seen.hidden.reshape(8, 8).any(axis=1), np.arange(8) >= 4)
+    np.testing.assert_allclose(seen.filled[:, :32], seen.examples[:, :32], atol=1e-5)
+    phases = phases_of(d, d.history_)
+    assert [(name, nats) for _, _, name, nats in phases] == [
+        ("k-means", False),
+        ("settle", False),
+        ("em", True),
+    ]
+    assert sum(b - a + 1 for a, b, *_ in phases) == d.n_iter_
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_dims": 0, "smoothing": 0.5, "image_shape": (8, 8)},
+        {"projection": 20, "likelihood": "factor-analysis"},
+    ],
+)
+def test_pages_of_other_models(digits, tmp_path, options):
+    few = {**SMALL, **options, "n_components": 2}
+    for model in (LinearMixtureClassifier(**few), LinearMixture(**few)):
+        model.fit(digits.x[:200], *([digits.y[:200]] if isinstance(model, LinearMixtureClassifier) else []))
+        page = model.report(tmp_path / type(model).__name__, data=digits.test[:50])
+        assert "could not be" not in Path(page).read_text()
+
+
+# -- searches ----------------------------------------------------------------------------------------------
+
+
+def test_candidates_of_a_search_read_the_rows_once_a_pass(digits, tmp_path):
+    rows = Dataset.from_arrays(digits.x, digits.y).save(tmp_path / "rows.zarr")
+    m = LinearMixtureClassifier(**{**SMALL, **TANGENTS, "max_iter": 1})
+    grid = {
+        "n_components": [2, 3],
+        "n_dims": [2, 4],
+        "tangent_weight": [0.0, 0.3],
+        "recognition_tangent_weight": [0.0, 0.3],
+    }
+    log, uncached = Log(), {"cache": 0}
+    held = (digits.test.read_x(0, 400), digits.test.read_y(0, 400))
+    search = Search(m, grid, n_jobs=1).fit(
+        rows, validation=held, callbacks=log, engine=uncached, run_dir=tmp_path / "run"
+    )
+    passes = log.of("pass_end")
+    alone = clone(m).set_params(**search.best_params_)
+    told = Log()
+    alone.fit(rows, validation=held, callbacks=told, engine=uncached)
+    once = told.of("pass_end")[0]["bytes_read"]
+    assert once > 0
+    assert passes[0]["candidates"] == 16
+    assert {record["bytes_read"] for record in passes} == {once}
+    # Of all candidates: one pass for the samples, for the temperatures, for the scores.
+    assert search.n_passes_ == len(passes) + 3
+    best = search.best_estimator_
+    np.testing.assert_array_equal(best.bases_, alone.bases_)
+    assert best.temperature_ == alone.temperature_
+    assert not list((tmp_path / "run" / "engine" / "sets").glob("*"))
+
+
+def test_searches_by_folds_and_of_densities(digits):
+    m = LinearMixtureClassifier(**SMALL)
+    search = Search(m, {"n_components": [1, 3]}, cv=3, n_jobs=1, refit=False).fit(digits.x, digits.y)
+    for k, (a, b) in enumerate([(0, 200), (200, 400), (400, 600)]):
+        held = np.arange(600) // 200 == k
+        alone = clone(m).set_params(n_components=3).fit(digits.x[~held], digits.y[~held])
+        found = search.cv_results_[f"split{k}_test_score"][1]
+        assert found == pytest.approx(alone.score(digits.x[a:b], digits.y[a:b]), abs=0.03)
+    d = LinearMixture(n_components=3, likelihood="ppca", **SMALL)
+    search = Search(d, {"n_dims": [1, 6]}, cv=2, n_jobs=1).fit(digits.x)
+    assert search.best_params_ == {"n_dims": 6}
+    assert search.best_score_ > search.cv_results_["mean_test_score"][0]
+
+
+# -- bad shards, run folders -------------------------------------------------------------------------------
+
+
+def test_rows_of_a_bad_shard_are_left_out(digits, tmp_path):
+    rows = Dataset.from_arrays(digits.x, digits.y).save(tmp_path / "rows", chunk_rows=50, shard_rows=50)
+    Path(rows.shards(100, 101)[0][0]).unlink()
+    events: list[dict[str, Any]] = []
+
+    class Told(Callback):
+        def on_event(self, info: dict[str, Any]) -> None:
+            events.append(info)
+
+    m = LinearMixtureClassifier(n_components=2, **SMALL)
+    with pytest.raises(DataError, match="is missing"):
+        clone(m).fit(open_dataset(tmp_path / "rows"), run_dir=tmp_path / "stopped")
+    skip = {"on_bad_shard": "skip"}
+    m.fit(open_dataset(tmp_path / "rows"), run_dir=tmp_path / "run", engine=skip, callbacks=Told())
+    assert [info["rows"] for info in events if info["event"] == "shard_quarantined"] == [50]
+    assert m._fitted.counts.sum() == 550
+    assert np.abs(m.means_).min(axis=1).max() < 1e-6 < np.abs(m.means_).max(axis=1).min()
+    assert m.score(digits.test) > 0.9
+    with pytest.raises(ValueError, match="set algorithm='em'"):
+        clone(m).set_params(algorithm="stepwise").fit(open_dataset(tmp_path / "rows"), engine=skip)
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_the_sample_is_gone_after_the_fit_and_resumes_have_it(digits, tmp_path, after):
+    m = LinearMixture(n_components=4, **SMALL)
+    how: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"checkpoint_passes": 1}}
+    with pytest.raises(KeyboardInterrupt):
+        clone(m).fit(digits.x, callbacks=InterruptAt(after, "pass_end"), **how)
+    sets = tmp_path / "run" / "engine" / "sets"
+    assert list(sets.glob("*"))
+    resumed = clone(m).fit(digits.x, resume=True, **how)
+    assert not list(sets.glob("*"))
+    np.testing.assert_array_equal(resumed.bases_, clone(m).fit(digits.x).bases_)
+    again = clone(m).fit(digits.x, resume=True, **how)  # of a run that was done
+    np.testing.assert_array_equal(again.bases_, resumed.bases_)
