@@ -38,6 +38,8 @@ COUNTERS = 2  # rows done, bytes read: appended to every vector
 # Python's lock to each other, do so seldom, and that a block is no larger than a chunk of the usual layout.
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
 MERGE_SHARE, FEW_LEAVES = 0.02, 16
+# From so many leaves' worth of rows on there are two.
+_TWO_LEAVES = 1.5
 MIN_TASK_SECONDS = 0.03
 # What a task costs the one scheduler, and the share of its core that one job may take.
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
@@ -135,15 +137,27 @@ def choose_grid(
     dataset: Any, reduction: Reduction, block_rows: int | None = None, leaf_rows: int | None = None
 ) -> RowGrid:
     """Blocks worth a call, and leaves so large that merging costs little: the same on any cluster."""
-    n, wants = len(dataset), reduction.wants
+    n, wants, chosen = len(dataset), reduction.wants, block_rows is None
     block_rows = choose_block(dataset.n_features, block_rows, leaf_rows, wants.block_rows)
     if leaf_rows is None:
         least = 3 * reduction.layout().nbytes / _MERGE_RATE / seconds_per_row(reduction)
         wanted = max(least / MERGE_SHARE, n / 1024)
-        if wants.merge_share is not None and n < FEW_LEAVES * wanted:
+        if wants.merge_share is not None and n < FEW_LEAVES * max(wanted, block_rows):
             wanted = max(least / wants.merge_share, n / FEW_LEAVES)
+            if chosen:
+                return _few_leaves(n, wanted, block_rows)
         leaf_rows = block_rows * _power_of_two(wanted / block_rows, 1, 2**20)
     return RowGrid(n, min(block_rows, max(n, 1)), leaf_rows // block_rows)
+
+
+def _few_leaves(n: int, wanted: float, wished: int) -> RowGrid:
+    """Few leaves, all of a size and even in number, so that threads end together: for a quarter of the rows
+    blocks may be smaller than is wished.
+    """
+    many = n / max(wanted, min(wished, n / 4), 1.0)
+    leaf_rows = math.ceil(max(n, 1) / (2 * max(round(many / 2), 1) if many >= _TWO_LEAVES else 1))
+    blocks = math.ceil(leaf_rows / wished)
+    return RowGrid(n, math.ceil(leaf_rows / blocks), blocks)
 
 
 def choose_block(

@@ -15,7 +15,8 @@ from scalelatent.engine.batch_loop import fit_batches
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.passes import make_stage
+from scalelatent.engine.passes import choose_grid, make_stage
+from scalelatent.engine.plan import RowShape
 from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame
 from scalelatent.models.linear_mixture.model.em import (
@@ -61,6 +62,12 @@ def test_threads_and_blocks_held_back_show_in_no_bit(likelihood, assignment, sta
             np.testing.assert_array_equal(getattr(other.now, name), getattr(found[0].now, name))
 
 
+def grid_of(n: int, p: int, k: int, classes: int, statistics: str = "images"):
+    each = np.repeat(np.arange(classes), k // classes)
+    em = MixtureEM(Mixture(p, each, classes, statistics=statistics), 10, 16)
+    return choose_grid(RowShape(n, p, False), em.reductions()["train"])
+
+
 def test_wishes_for_blocks_and_leaves():
     for k, statistics in ((10, "images"), (1000, "images"), (100, "moments")):
         em = MixtureEM(Mixture(256, np.zeros(k, dtype=int), 0, statistics=statistics), 10, 16)
@@ -68,6 +75,29 @@ def test_wishes_for_blocks_and_leaves():
         assert 2048 <= wants.block_rows <= 32_768
         assert wants.merge_share == 0.08
         assert wants.scratch[0] > 4 * 256 * k * 11
+
+
+@pytest.mark.parametrize(
+    ("n", "p", "k", "leaves"),
+    [
+        (7291, 256, 200, 2),
+        (60_000, 256, 100, 8),
+        (60_000, 256, 1000, 4),
+        (60_000, 784, 500, 4),
+        (500, 64, 10, 1),
+    ],
+)
+def test_few_leaves_are_of_a_size(n, p, k, leaves):
+    grid = grid_of(n, p, k, 10)
+    assert grid.n_leaves == leaves
+    assert n - (leaves - 1) * grid.leaf_rows > 0.98 * grid.leaf_rows
+    assert grid.block_rows >= min(n / leaves, 8 * k)
+
+
+def test_many_rows_have_blocks_as_wished():
+    grid = grid_of(1_000_000, 784, 100, 10)
+    assert grid.block_rows == 8192
+    assert 16 <= grid.n_leaves <= 1024
 
 
 def usps(root: Path) -> tuple[np.ndarray, ...]:

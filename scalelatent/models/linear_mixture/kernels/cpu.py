@@ -17,7 +17,7 @@ from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.tiles import PANEL, TALL, accumulate, add_moment, latents, pack, padded
-from scalelatent.kernels.vectors import BYTES, F64, I64, LANES, Vectors, instructions
+from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, instructions
 from scalelatent.models.linear_mixture.kernels.reference import (
     GAMMA,
     PIVOT,
@@ -701,6 +701,18 @@ def add_tangents(
     )
 
 
+@instructions(_EIGHT)
+def _times_field(v: Vectors, of: Any, of_step: Any, field: Any, to: Any, to_step: Any, n: Any) -> None:
+    """Eight columns of n rows times a number for each row."""
+
+    def body(_: Any, places: Any) -> list[Any]:
+        a, b, c = places
+        v.store(v.b.fmul(v.load(a), v.spread(v.load(b, kind=F32))), c)
+        return [v.b.add(a, of_step), v.b.add(b, I64(BYTES)), v.b.add(c, to_step)]
+
+    v.loop(I64(0), n, I64(1), [of, field, to], body)
+
+
 @part
 def _spread_panels(packed, q, fields, out):  # type: ignore[no-untyped-def]
     """Panels of a basis times each field, side by side, from those of the basis."""
@@ -713,9 +725,9 @@ def _spread_panels(packed, q, fields, out):  # type: ignore[no-untyped-def]
         for s in range(sets):
             begin = (s * each + first) // PANEL * PANEL
             to, width = out[begin * p + s * each + first - begin :], min(PANEL, dims - begin)
-            for f in range(p):
-                for j in range(_EIGHT):
-                    to[f * width + j] = fields[s, f] * of[f * wide + j]
+            target = to.ctypes.data
+            field = fields[s]
+            _times_field(of.ctypes.data, BYTES * wide, field.ctypes.data, target, BYTES * width, p)
 
 
 @part

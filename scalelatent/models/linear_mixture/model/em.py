@@ -40,8 +40,8 @@ START, SETTLE, MAIN, FINISH, DONE = range(5)
 # What the history calls the phase of a pass.
 PHASES = ("k-means", "settle", "em", "finish")
 # What a block has of a sub-class, on average; its rows and bytes.
-_ROWS_OF_A_GROUP = {"images": 20, "moments": 64}
-_LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 100_000_000
+_ROWS_OF_A_GROUP = 64
+_LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 60_000_000
 _MERGE_SHARE = 0.08
 # EM steps of factor analysis on moments, which need no rows, for each pass.
 _FACTOR_STEPS = 10
@@ -212,10 +212,9 @@ class MixturePass:
         """Blocks with some rows of each sub-class, and leaves in parallel although the statistic is large."""
         m = self.mixture
         k, p, q = m.n_components, m.n_features, self.width
-        rows = _ROWS_OF_A_GROUP[m.statistics] * k
-        most = max(_LEAST_BLOCK, _BLOCK_BYTES // (4 * p))
+        most = min(_BLOCK_BYTES // (4 * p), _MOST_BLOCK)
         block = _LEAST_BLOCK
-        while block < min(rows, most, _MOST_BLOCK):
+        while block < _ROWS_OF_A_GROUP * k and 2 * block <= most:
             block *= 2
         # Scores and bases in float64, in float32, and packed; a class's rows beside the block's in float32.
         packed = 16 * k * p * (q + 2) + (16 * k * p * q if m.statistics == "images" else 0)
