@@ -168,8 +168,8 @@ class Hierarchy:
         weights: list[np.ndarray],
         pixels: np.ndarray,
         labels: np.ndarray | None,
-        first_row: int,
-        number: int,
+        orders: tuple[int, int],
+        first: bool,
         backend: Any,
     ) -> None:
         """A forward pass of Algorithm 1; all messages and the beliefs of W are changed in place.
@@ -183,17 +183,17 @@ class Hierarchy:
             Evidence.
         labels : ndarray of int, shape (images,), or None
             Class of each image; below 0 it is not known.
-        first_row : int
-            Number of the first image; orders of trees are keyed by it.
-        number : int
-            Of the pass; the first one is not damped.
+        orders : (int, int)
+            Number of the first image and of the pass, which key the orders of trees.
+        first : bool
+            Whether nothing was passed before: then pools are not damped.
         """
-        below, damping = pixels, self.damping if number else 1.0
+        (row, number), below, damping = orders, pixels, 1.0 if first else self.damping
         raise_pools, sweep = backend.kernel("hcn_raise_pools"), backend.kernel("hcn_sweep_messages")
         for level, (layer, m, w) in enumerate(zip(self.layers, kept, weights, strict=True)):
             raise_pools(below, self.priors[level], m.down, m.evidence, damping)
-            rows = np.array([first_row])
-            order = shuffled(self.seed, f"hcn layer {level}", number, rows, len(pixels) * layer.n_pixels)
+            trees, rows = len(pixels) * layer.n_pixels, np.array([row])
+            order = shuffled(self.seed, f"hcn layer {level}", number, rows, trees)
             sweep(*(a[None] for a in (m.evidence, order[0], m.s, w, m.to_s, m.to_w, m.held)), 1.0)
             below = m.from_below
         top = kept[-1]
@@ -289,6 +289,8 @@ def learn(
     first_row: int,
     number: int,
     backend: Any,
+    *,
+    key: int | None = None,
 ) -> np.ndarray:
     """A visit of some images: down by the beliefs as they are, then up; how beliefs of W have changed.
 
@@ -300,6 +302,8 @@ def learn(
         Of all layers, in units.
     number : int
         Of the visit: the first one goes up only.
+    key : int or None
+        What orders of trees are keyed by beside the first row; None: the number.
 
     Returns
     -------
@@ -309,5 +313,6 @@ def learn(
     weights = net.split(new)
     if number:
         net.go_down(kept, weights, pixels, backend)
-    net.go_up(kept, weights, pixels, labels, first_row, number, backend)
+    orders = first_row, number if key is None else key
+    net.go_up(kept, weights, pixels, labels, orders, number == 0, backend)
     return new - beliefs

@@ -1,0 +1,312 @@
+"""Learning networks of several layers: Algorithm 1 with kept messages, and online, where none is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
+from scalelatent.errors import DivergenceError
+from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, from_grid, to_grid
+from scalelatent.models.hcn.kernels.windows import message_room
+
+from .compression import NOTHING
+from .hierarchy import Hierarchy, LayerMessages, learn
+from .layer import FLOPS_PER_PAIR, rows_of
+from .online import forget
+
+_PARTS = tuple(field.name for field in fields(LayerMessages))
+
+
+@dataclass(frozen=True)
+class LayeredState:
+    """Beliefs of all weights between steps.
+
+    Attributes
+    ----------
+    beliefs, first : ndarray of float64, shape (weights,)
+        Of all layers, now and before anything was seen, in nats.
+    changed, last_changed : int
+        Weights that changed sign: in the epoch, and in the one before.
+    moved, last_moved : int
+        Images that came to another template, of both.
+    error, best : float
+        Share of the validation rows in a wrong class: last, and the least; NaN and infinity before.
+    iteration, steps, rows, stale : int
+        Epochs, steps, rows of the epoch, epochs since the best one.
+    """
+
+    beliefs: np.ndarray
+    first: np.ndarray
+    changed: int = 0
+    last_changed: int = 0
+    moved: int = 0
+    last_moved: int = -1
+    error: float = float("nan")
+    best: float = float("inf")
+    iteration: int = 0
+    steps: int = 0
+    rows: int = 0
+    stale: int = 0
+
+
+@dataclass(frozen=True)
+class TemplateCounts:
+    """Rows of each class that come to each template (a :class:`~scalelatent.contract.learners.Reduction`).
+
+    The state is that of a learner; rows of no known class are left out.
+    """
+
+    net: Hierarchy
+    n_classes: int
+    wants: Wants = NOTHING
+
+    def layout(self) -> Layout:
+        return Layout((("templates", (self.n_classes, self.net.n_templates)),))
+
+    def flops_per_row(self) -> float:
+        return 2.0 * sum(layer.pairs for layer in self.net.layers)
+
+    def prepare(self, state: LayeredState, backend: Any) -> tuple[list[np.ndarray], Any]:
+        """The weights of the moment."""
+        return [beliefs > 0 for beliefs in self.net.split(state.beliefs)], backend
+
+    def accumulate(self, prepared: tuple[list[np.ndarray], Any], block: Block, stats: Stats) -> None:
+        """Count in the block's rows."""
+        weights, backend = prepared
+        scores = self.net.scores(weights, self.net.layers[0].evidence_in(block), backend)
+        assert block.y is not None
+        known = block.y >= 0
+        np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
+
+
+@dataclass(frozen=True)
+class LayeredEvidence:
+    """Online learning of several layers (an :class:`~scalelatent.contract.learners.OnlineLearner`).
+
+    A minibatch gets some passes up and down with messages of its own, which are dropped; then beliefs forget.
+
+    Attributes
+    ----------
+    net : Hierarchy
+    forgetting : float
+        lambda: what a minibatch leaves of the evidence before it.
+    batch_rows : int
+        Images of a minibatch.
+    inner_iterations : int
+        Passes over a minibatch.
+    patience : int
+        Epochs without a smaller error of the validation rows before the end; 0: all epochs.
+    """
+
+    kind = "scalelatent.models.hcn.model.layered:LayeredEvidence"
+
+    net: Hierarchy
+    forgetting: float = 0.95
+    batch_rows: int = 20
+    inner_iterations: int = 15
+    patience: int = 0
+
+    @property
+    def n_weights(self) -> int:
+        """Of all layers."""
+        return sum(int(np.prod(layer.weights_shape)) for layer in self.net.layers)
+
+    @property
+    def wants(self) -> Wants:
+        return Wants(scratch=(48 * self.n_weights + self.batch_rows * row_bytes(self.net), 0))
+
+    def layout(self) -> Layout:
+        """Evidence, the minibatches that it comes from, and what they weigh; images that moved."""
+        return Layout((("evidence", (self.n_weights,)), ("minibatches", ()), ("weight", ()), ("moved", ())))
+
+    def flops_per_row(self) -> float:
+        """Of all pairs of an image in all passes."""
+        return FLOPS_PER_PAIR * self.inner_iterations * sum(layer.pairs for layer in self.net.layers)
+
+    def start(self, restart: int = 0) -> LayeredState:
+        """State before the first step."""
+        first = self.net.first_beliefs(restart)
+        return LayeredState(first, first)
+
+    def prepare(self, state: LayeredState, backend: Any) -> tuple[LayeredState, Any]:
+        """The state: a chain makes its own copy of the beliefs."""
+        return state, backend
+
+    def run_chain(self, prepared: tuple[LayeredState, Any], block: Block, stats: Stats) -> None:
+        """Add the evidence of some minibatches, taken one after another."""
+        state, backend = prepared
+        beliefs, rows = state.beliefs, rows_of(block)
+        pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
+        for a in range(0, len(rows), self.batch_rows):
+            part = slice(a, a + self.batch_rows)
+            kept, units = self.net.start(len(rows[part])), to_grid(beliefs)
+            for number in range(self.inner_iterations):
+                of_part = None if labels is None else labels[part]
+                key = block.epoch * self.inner_iterations + number
+                units = units + learn(
+                    self.net, kept, units, pixels[part], of_part, int(rows[a]), number, backend, key=key
+                )
+            check_exact(self.net, units)
+            beliefs = forget(beliefs + from_grid(units - to_grid(beliefs)), state.first, self.forgetting)
+        n = -(-len(rows) // self.batch_rows)
+        left = self.forgetting**n
+        stats["evidence"][...] += beliefs - forget(state.beliefs, state.first, left)
+        stats["minibatches"][...] += n
+        stats["weight"][...] += 1 - left
+
+    def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
+        """Add the chains' evidence to what is left of the beliefs."""
+        decay = self.forgetting ** int(stats["minibatches"])
+        scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
+        beliefs = forget(state.beliefs, state.first, decay) + scale * stats["evidence"]
+        return moved_on(state, beliefs, int(stats["moved"]), n_rows)
+
+    def end_epoch(self, state: LayeredState) -> LayeredState:
+        """Count from 0 again."""
+        begun = replace(state, changed=0, moved=0, rows=0, last_changed=state.changed, last_moved=state.moved)
+        return replace(begun, iteration=state.iteration + 1, stale=state.stale + 1)
+
+    def validation(self) -> TemplateCounts:
+        """Templates of the validation rows under the weights of the moment."""
+        classes = self.net.classes
+        return TemplateCounts(self.net, self.net.n_templates if classes is None else max(classes) + 1)
+
+    def validated(self, state: LayeredState, stats: Stats) -> LayeredState:
+        """Take in what the validation rows said."""
+        counts, classes = stats["templates"], self.net.classes
+        right = counts.max(axis=0) if classes is None else counts[classes, range(len(classes))]
+        error = 1 - float(right.sum() / counts.sum()) if counts.any() else float("nan")
+        state = replace(state, error=error)
+        return replace(state, best=error, stale=-1) if error < state.best else state
+
+    def summary(self, state: LayeredState) -> dict[str, Any]:
+        """Weights that are on in each layer, and that changed sign; images that came to another template;
+        the validation error, which is the objective.
+        """
+        known = None if np.isnan(state.error) else state.error
+        on = [int((beliefs > 0).sum()) for beliefs in self.net.split(state.beliefs)]
+        return {
+            "objective": known,
+            "weights_on": sum(on),
+            "weights_on_by_layer": on,
+            "weights_changed": state.changed if state.rows else state.last_changed,
+            "rows_moved": state.moved if state.rows else max(0, state.last_moved),
+            "validation_error": known,
+        }
+
+    def is_done(self, state: LayeredState) -> bool:
+        """Validation rows have not been told better for too long."""
+        return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
+
+
+@dataclass(frozen=True)
+class LayeredMessages(LayeredEvidence):
+    """Algorithm 1 (a :class:`~scalelatent.contract.learners.LeafLearner`).
+
+    Attributes
+    ----------
+    n_rows : int
+        Images of all leaves.
+    alone_passes : int
+        Passes of a visit where one leaf is all: nothing comes from others between two of them.
+    """
+
+    n_rows: int = 1
+    alone_passes: int = 1
+
+    @property
+    def wants(self) -> Wants:
+        # What was kept, what is kept, and its bytes on the way to disk.
+        return Wants(scratch=(48 * self.n_weights, 3 * row_bytes(self.net)))
+
+    def layout(self) -> Layout:
+        return Layout((("evidence", (self.n_weights,)), ("moved", ())))
+
+    def start(self, restart: int = 0) -> LayeredState:
+        """Before the first step; beliefs are whole units, as messages are."""
+        first = self.net.first_beliefs(restart)
+        return LayeredState(from_grid(to_grid(first)), first)
+
+    def visit(self, prepared: tuple[LayeredState, Any], block: Block, kept: Any) -> dict[str, Any]:
+        """The leaf's messages after some passes, and what these change in the beliefs of W."""
+        (state, backend), n = prepared, len(block.x)
+        pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
+        if kept is None:
+            messages, begun, before = self.net.start(n), 0, np.full(n, -1)
+        else:
+            parts = (kept["layers"][str(level)] for level in range(len(self.net.layers)))
+            messages = [LayerMessages(**{name: part[name].copy() for name in _PARTS}) for part in parts]
+            begun, before = int(kept["passes"]), kept["templates"]
+        first, beliefs = int(rows_of(block)[0]), to_grid(state.beliefs)
+        units, passes = beliefs, self.alone_passes if n == self.n_rows else 1
+        for number in range(begun, begun + passes):
+            units = units + learn(self.net, messages, units, pixels, labels, first, number, backend)
+        templates = (messages[-1].s - messages[-1].above).reshape(n, -1).argmax(axis=1)
+        return {
+            "layers": {str(level): dict(vars(m)) for level, m in enumerate(messages)},
+            "passes": np.int64(begun + passes),
+            "templates": templates,
+            "change": units - beliefs,
+            "moved": np.int64((templates != before).sum()),
+        }
+
+    def exchange(self, prepared: Any, kept: Any, new: dict[str, Any], stats: Stats) -> None:
+        stats["evidence"][...] += from_grid(new["change"])
+        stats["moved"][...] += new["moved"]
+
+    def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
+        """Add what messages to W have changed."""
+        beliefs = state.beliefs + stats["evidence"]
+        check_exact(self.net, to_grid(np.clip(beliefs, -(2.0**22), 2.0**22)))
+        return moved_on(state, beliefs, int(stats["moved"]), n_rows)
+
+
+def moved_on(state: LayeredState, beliefs: np.ndarray, moved: int, n_rows: int) -> LayeredState:
+    """The state after a step."""
+    changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
+    return replace(
+        state,
+        beliefs=beliefs,
+        changed=state.changed + changed,
+        moved=state.moved + moved,
+        steps=state.steps + 1,
+        rows=state.rows + n_rows,
+    )
+
+
+def labels_of(net: Hierarchy, block: Block) -> np.ndarray | None:
+    """Class of each row, below 0 where it is not known; None where templates are clusters."""
+    return None if net.classes is None else block.y
+
+
+def row_bytes(net: Hierarchy) -> int:
+    """Bytes of the messages of an image."""
+    total = 0
+    for layer in net.layers:
+        (channels, height, width), (h, _) = layer.image, layer.window
+        room = message_room((height, width), layer.window, layer.n_features)
+        total += 8 * int(np.prod(layer.places)) + 8 * channels * room
+        total += layer.n_pixels * (h + 4 + 4 * net.side**2)
+    return total
+
+
+def check_exact(net: Hierarchy, units: np.ndarray) -> None:
+    """Refuse beliefs beyond the range of exact sums.
+
+    Raises
+    ------
+    DivergenceError
+    """
+    for level, (layer, w) in enumerate(zip(net.layers, net.split(units), strict=True), 1):
+        if not layer.is_exact(w):
+            feature = int(np.abs(w).max(axis=(0, 1, 2)).argmax())
+            raise DivergenceError(
+                f"layer {level}: beliefs in weights of feature {feature} have reached "
+                f"{np.abs(w).max() / GRID:,.0f}, and there is room below {BELIEF_LIMIT / GRID:,.0f} only: "
+                "lower damping, or raise p01 and p10"
+            )

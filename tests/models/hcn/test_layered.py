@@ -1,0 +1,171 @@
+"""Networks of two layers: parts and templates of the set of two traits are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.backend import make_backend
+from scalelatent.generators.images import image_set
+from scalelatent.models.hcn.kernels.exact import ABSENT, GRID, POOL_FLOOR
+from scalelatent.models.hcn.model.hierarchy import Hierarchy, shift_priors
+from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
+from scalelatent.models.hcn.model.layered import LayeredEvidence, LayeredMessages, TemplateCounts, row_bytes
+
+CATEGORY = (0, 1, 1, 0)  # of a pattern
+
+
+def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
+    """A network of the form of the two-trait set, and the set."""
+    images = image_set("traits", size=size, gap=gap, labels="pattern")
+    height, width = images.image_shape
+    below = FeatureLayer((1, height, width), 4, (size, size), 1e-3, 1e-3, 0.25, 0.5)
+    high, wide, parts = below.places
+    above = FeatureLayer((parts, high, wide), 4, (high, wide), 1e-3, 1e-3, 1e-20, 0.5)
+    return Hierarchy((below, above), **options), images
+
+
+def true_weights(net: Hierarchy, images: Any) -> np.ndarray:
+    """Beliefs of weights that make the set."""
+    size = images.features.shape[1]
+    left = size + images.parameters["gap"] + 1
+    above = np.zeros((4, *net.layers[1].image), bool)
+    for template, places in enumerate(above):
+        places[template >> 1, 2, 2] = places[2 + (template & 1), 2, left + 1] = True
+    parts = from_features(images.features[:, None].astype(bool)), from_features(above)
+    return np.concatenate([np.where(w, 1.0, -1.0).ravel() for w in parts])
+
+
+def block_of(images: Any, start: int, stop: int, known: bool = True) -> Block:
+    x, y = images.rows(start, stop)
+    y = np.where(known, y.astype(np.int32), -1)
+    return Block(x.reshape(len(x), -1), y, None, start)
+
+
+def learn_batch(learner: LayeredMessages, block: Block, visits: int) -> Any:
+    backend, state, kept = make_backend("cpu"), learner.start(), None
+    for _ in range(visits):
+        new = learner.visit((state, backend), block, kept)
+        stats = Stats.zeros(learner.layout())
+        learner.exchange(None, kept, new, stats)
+        state, kept = learner.end_epoch(learner.step(state, stats, len(block.x))), new
+    return state
+
+
+def error(learner: LayeredEvidence, state: Any, images: Any) -> float:
+    found, backend = learner.validation(), make_backend("cpu")
+    stats = Stats.zeros(found.layout())
+    found.accumulate(found.prepare(state, backend), block_of(images, 5000, 6000), stats)
+    return learner.validated(state, stats).error
+
+
+def test_the_weights_that_made_the_images_tell_their_classes() -> None:
+    net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
+    learner = LayeredMessages(net)
+    state = learner.start()
+    state = type(state)(true_weights(net, images), state.first)
+    assert error(learner, state, images) < 0.005
+    # Whatever the noise is said to be.
+    other = [replace(layer, p01=0.2, p10=0.05) for layer in net.layers]
+    found = TemplateCounts(Hierarchy(tuple(other), (0, 1, 2, 3)), 4)
+    stats, backend = Stats.zeros(found.layout()), make_backend("cpu")
+    found.accumulate(found.prepare(state, backend), block_of(images, 5000, 6000), stats)
+    assert stats["templates"].trace() > 995
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labelled", [True, False])
+def test_parts_and_templates_are_found(labelled: bool) -> None:
+    classes = (0, 1, 2, 3) if labelled else None
+    net, images = two_layers(13, 2, classes=classes, seed=0)
+    learner = LayeredMessages(net, n_rows=100, alone_passes=25)
+    state = learn_batch(learner, block_of(images, 0, 100), 4 if labelled else 16)
+    assert error(learner, state, images) <= 0.006
+
+
+def test_leaves_are_copies_and_passes_add_up() -> None:
+    """Passes of one visit and of several visits are the same, and what was kept is not changed."""
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    block = block_of(images, 0, 12)
+    several = learn_batch(LayeredMessages(net, n_rows=12, alone_passes=1), block, 6)
+    at_once = learn_batch(LayeredMessages(net, n_rows=12, alone_passes=6), block, 1)
+    np.testing.assert_array_equal(several.beliefs, at_once.beliefs)
+    learner, backend = LayeredMessages(net, n_rows=12), make_backend("cpu")
+    state = learner.start()
+    kept = learner.visit((state, backend), block, None)
+    before = {name: part.copy() for name, part in kept["layers"]["0"].items()}
+    learner.visit((state, backend), block, kept)
+    for name, part in before.items():
+        np.testing.assert_array_equal(kept["layers"]["0"][name], part)
+    told = sum(part.nbytes for layer in kept["layers"].values() for part in layer.values())
+    assert told == 12 * row_bytes(net)
+
+
+def test_beliefs_are_priors_and_messages() -> None:
+    """Beliefs of W are what they were at first and all messages, exactly; of S what comes from above too."""
+    net, images = two_layers()
+    learner, block = LayeredMessages(net, n_rows=8, alone_passes=5), block_of(images, 0, 8)
+    state = learner.start()
+    new = learner.visit((state, make_backend("cpu")), block, None)
+    for level, (layer, change) in enumerate(zip(net.layers, net.split(new["change"]), strict=True)):
+        kept = new["layers"][str(level)]
+        assert change.sum(dtype=np.int64) == kept["to_w"].sum(dtype=np.int64)
+        of_trees = (kept["s"] - kept["above"]).sum(dtype=np.int64)
+        assert of_trees == kept["to_s"].sum(dtype=np.int64), layer
+
+
+def test_all_labels_are_semi_supervised_with_all_labels() -> None:
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    learner = LayeredMessages(net, n_rows=12, alone_passes=3)
+    told = learn_batch(learner, block_of(images, 0, 12), 1)
+    untold = learn_batch(learner, block_of(images, 0, 12, known=False), 1)
+    clusters = learn_batch(
+        LayeredMessages(Hierarchy(net.layers), n_rows=12, alone_passes=3), block_of(images, 0, 12), 1
+    )
+    np.testing.assert_array_equal(untold.beliefs, clusters.beliefs)
+    assert (told.beliefs != untold.beliefs).any()
+
+
+def test_class_messages() -> None:
+    net, _ = two_layers(classes=(0, 0, 1, 1))
+    scores = np.array([[5, 3, 9, 9], [1, 2, 3, 4]], np.int32)
+    np.testing.assert_array_equal(net.class_messages(scores, None), [[-9, -9, -9, -9], [-4, -4, -4, -3]])
+    found = net.class_messages(scores, np.array([0, -1]))
+    np.testing.assert_array_equal(found, [[-3, -5, -POOL_FLOOR, -POOL_FLOOR], [-4, -4, -4, -3]])
+
+
+def test_a_template_that_speaks_against_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: an unlabelled template's own score in the maximum."""
+
+    def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
+        return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape)
+
+    monkeypatch.setattr(Hierarchy, "class_messages", mutant)
+    with pytest.raises(AssertionError):
+        test_class_messages()
+
+
+def test_priors_of_shifts() -> None:
+    for side, image in ((3, (1, 5)), (5, (6, 4)), (1, (2, 2))):
+        prior = shift_priors(image, side, 0.9, 3)
+        there = prior != ABSENT
+        chance = np.where(there, np.exp(prior / GRID), 0)
+        np.testing.assert_allclose(chance.sum(axis=0), 1, atol=0.02)
+        assert there[side * side // 2].all()
+        assert (chance.argmax(axis=0) == side * side // 2).all()
+
+
+def test_online_minibatches_leave_no_messages() -> None:
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    learner, backend = LayeredEvidence(net, 0.9, batch_rows=4, inner_iterations=3), make_backend("cpu")
+    state, stats = learner.start(), Stats.zeros(LayeredEvidence(net).layout())
+    learner.run_chain((state, backend), block_of(images, 0, 10), stats)
+    assert stats["minibatches"] == 3
+    after = learner.step(state, stats, 10)
+    assert (after.beliefs != state.beliefs).any()
+    assert learner.summary(after)["weights_on"] == (after.beliefs > 0).sum()
