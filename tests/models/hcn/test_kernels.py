@@ -123,6 +123,24 @@ def test_pixels_without_evidence_say_nothing() -> None:
     assert not to_w.any()
 
 
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    evidence, order, s, w = draw_sweep(7, 8, 2, (1, 9, 8), (3, 4), 19, -900)
+    found = []
+    for threads in (1, 2, 4):
+        states = s.copy(), w.copy(), *no_messages(evidence, w)
+        with ThreadPoolExecutor(threads) as pool:
+            for kernel, n, more in ((sweeps.sweep, 2, ()), (sweeps.sweep_messages, 5, (0.8,))):
+
+                def run(k: int, kernel=kernel, n=n, more=more, states=states) -> None:
+                    kernel(evidence[k : k + 1], order[k : k + 1], *(a[k : k + 1] for a in states[:n]), *more)
+
+                list(pool.map(run, range(8)))
+        found.append(states)
+    for a, b, c in zip(*found, strict=True):
+        assert_array_equal(a, b)
+        assert_array_equal(a, c)
+
+
 def test_pairs() -> None:
     counts = starts((24, 24), (8, 6), 32)
     assert counts[-1] == pairs_of((24, 24), (8, 6), 32)

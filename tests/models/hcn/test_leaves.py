@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.exact import to_grid
 from scalelatent.models.hcn.model.batch import leaf_bytes, learn_leaf, start_leaf, visit
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
+from scalelatent.models.hcn.model.leaves import KeptMessages
 from tests.models.hcn.cases import Kernels, overlap
 
 BACKEND = Kernels()
@@ -29,6 +35,44 @@ def test_many_sweeps_a_visit_are_visits_of_few() -> None:
         assert_array_equal(getattr(leaf, name), getattr(whole, name))
     assert leaf.sweeps == whole.sweeps == 6
     assert leaf_bytes(layer, 4) == sum(a.nbytes for a in (leaf.s, leaf.to_s, leaf.to_w, leaf.held))
+
+
+# The sizes of the paper's letters, and small ones.
+@pytest.mark.parametrize(("side", "n_features", "window"), [(24, 32, (8, 6)), (14, 5, (6, 6))])
+def test_messages_take_four_bytes_a_pair(side, n_features, window) -> None:
+    layer = FeatureLayer((1, side, side), n_features, window, 1e-3, 1e-3, 0.3, 1e-4)
+    assert leaf_bytes(layer, 7) <= 4.4 * 7 * layer.pairs
+
+
+def learner_of(n_rows: int, layer: FeatureLayer) -> KeptMessages:
+    return KeptMessages(layer, 0.95, 5, 0, damping=0.8, n_rows=n_rows, alone_sweeps=2)
+
+
+def test_a_visit_takes_the_memory_that_it_tells() -> None:
+    layer = FeatureLayer((1, 14, 14), 5, (6, 6), 1e-3, 1e-3, 0.3, 1e-4)
+    learner = learner_of(40, layer)
+    x = (np.random.default_rng(0).random((40, layer.n_pixels)) < 0.2).astype(np.uint8)
+    prepared = learner.prepare(learner.start(), BACKEND)
+    block = Block(x, None, None, 0, np.arange(40), 1)
+    kept = learner.visit(prepared, block, None)  # compiles
+    tracemalloc.start()
+    try:
+        learner.visit(prepared, block, kept)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    fixed, each = learner.wants.scratch or (0, 0)
+    # What was kept was there before.
+    assert leaf_bytes(layer, 40) <= peak <= fixed + 40 * each - leaf_bytes(layer, 40)
+
+
+def test_beliefs_beyond_exact_sums_are_refused() -> None:
+    layer = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
+    learner, stats = learner_of(4, layer), Stats.zeros(learner_of(4, layer).layout())
+    stats["evidence"][0, 1, 1, 2] = 1_048_500.0
+    state = learner.step(learner.start(), stats, 4)
+    with pytest.raises(DivergenceError, match=r"layer 1: .*feature 2 have reached 2,09.*lower damping"):
+        learner.step(state, stats, 4)
 
 
 def test_bars_are_found_in_one_image() -> None:

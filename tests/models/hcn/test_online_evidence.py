@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -127,6 +128,24 @@ def test_beliefs_beyond_exact_sums_are_refused() -> None:
     state = replace(learner.start(), beliefs=np.full(SMALL.weights_shape, 2_000_000.0))
     with pytest.raises(DivergenceError, match=r"layer 1: .*feature 0 have reached 2,000,0.*lower forgetting"):
         one_step(learner, state, x, np.arange(4), 0, BACKEND)
+
+
+def test_a_chain_takes_the_memory_that_it_tells() -> None:
+    layer = FeatureLayer((1, 24, 24), 32, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
+    learner = EvidenceLearner(layer, 0.95, 5, 0)
+    x = (np.random.default_rng(0).random((20, layer.n_pixels)) < 0.2).astype(np.uint8)
+    block = Block(x, None, None, 0, np.arange(20))
+    stats = Stats.zeros(learner.layout())
+    learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # compiles
+    prepared = learner.prepare(learner.start(), Kernels())
+    tracemalloc.start()
+    try:
+        learner.run_chain(prepared, block, stats)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    fixed, each = learner.wants.scratch or (0, 0)
+    assert 4 * 5 * np.prod(layer.places) <= peak <= fixed + 20 * each
 
 
 def test_features_of_the_kernels_and_of_users() -> None:
