@@ -82,7 +82,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         A grid (every combination), or the candidates themselves, each a dict of parameters
         (`sklearn.model_selection.ParameterGrid` and `ParameterSampler` are such iterables).
     cv : int, splitter, iterable of (train, test) or None
-        Folds where ``fit`` gets no validation rows, as in scikit-learn. A number (None: 5) is that of
+        Folds where ``fit`` gets no validation rows, as in scikit-learn; one row alone (an image) is scored
+        itself. A number (None: 5) is that of
         ``KFold(n)``, contiguous runs of rows, for every kind: rows that are sorted by class need a splitter
         that shuffles. Where candidates share passes the rows of a fold weigh 0 for its fits.
     scoring : str, callable or None
@@ -91,7 +92,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         weights where scikit-learn's metric takes such. "accuracy", "balanced_accuracy", "f1_macro" and
         "neg_log_loss" of classifiers are computed in one shared pass. A network's output is scored by "nmi",
         "accuracy" (of clusters) or "retrieval", for which rows have labels. None: the accuracy of a
-        classifier, ``score`` of a conditional RBM, "nmi" of a network.
+        classifier, ``score`` of a conditional RBM or of parts of images, "nmi" of a network.
     refit : bool
         After cross-validation, fit the best parameters on all rows. With validation rows the best candidate
         is fitted already.
@@ -247,6 +248,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         base = clone(self.estimator)
         train = base._search_rows(X, y, sample_weight)
         held = base._validation_rows(validation)
+        if held is None and self.cv is None and len(train) == 1:
+            held = train
         watched = {"train": train} if held is None else {"train": train, "validation": held}
         watched = rows_as_begun(watched, call.run_dir if call.resume else None)
         train, held = watched["train"], watched.get("validation")

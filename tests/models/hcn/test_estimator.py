@@ -17,6 +17,7 @@ from scalelatent.estimators.base import StreamedEstimator
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn import fit as fitting
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
+from scalelatent.models.hcn.model.leaves import KeptMessages
 from tests.models.hcn.cases import overlap
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
@@ -165,6 +166,35 @@ def test_a_fit_goes_on_in_the_midst_of_an_epoch(tmp_path: Any) -> None:
 
     same(network().fit(X), m.fit(X, resume=True, callbacks=Listen(), **how))
     assert [event["step"] for event in events if event["event"] == "resumed"] == [5]
+
+
+def test_one_leaf_meets_the_disk_as_often_as_time_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    how: dict[str, Any] = {"online": False, "n_epochs": 8, "damping": 0.5}
+    once = network(**how).fit(X)
+    assert once.n_iter_ == 1
+    monkeypatch.setattr(fitting, "VISIT_SECONDS", 0)
+    each = network(**how).fit(X)
+    assert each.n_iter_ == 8
+    same(once, each)
+
+
+def test_a_fit_goes_on_in_the_midst_of_a_visit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    how: dict[str, Any] = {"engine": {"leaf_rows": 20}, "run_dir": tmp_path / "run"}
+    params = {"online": False, "n_epochs": 4, "damping": 0.5, "n_jobs": 1}
+    visit, visits = KeptMessages.visit, []
+
+    def stopping(*args: Any) -> Any:
+        visits.append(visit(*args))
+        if len(visits) == 5:
+            raise KeyboardInterrupt
+        return visits[-1]
+
+    monkeypatch.setattr(KeptMessages, "visit", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        network(**params).fit(X, **how)
+    resumed = network(**params).fit(X, resume=True, **how)
+    assert 12 <= len(visits) <= 14
+    same(network(**params).fit(X, engine={"leaf_rows": 20}), resumed)
 
 
 def test_validation_images_end_the_epochs() -> None:
@@ -334,27 +364,23 @@ def test_checks_of_scikit_learn() -> None:
 def test_search_chooses_by_compression() -> None:
     letters = image_set("letters", alphabet="AKS", noise=0.02, seed=1).rows(0, 200)[0]
     m = HierarchicalCompositionalNetwork(**LETTERS | {"layers": [(4, (8, 6))]}, n_epochs=3, random_state=0)
-    search = sl.Search(m, {"p_weight": [0.01, 0.4]})
+    search = sl.Search(m, {"p_weight": [0.01, 0.4], "p01": [1e-4, 0.45]})
     search.fit(letters[:150], validation=letters[150:])
-    assert search.best_params_ == {"p_weight": 0.4}
+    assert search.best_params_ == {"p_weight": 0.4, "p01": 1e-4}
+    assert search.best_score_ == pytest.approx(search.best_estimator_.score(letters[150:]))
     assert 0.1 < search.best_score_ < 1
 
 
-@pytest.mark.cluster
-def test_a_cluster_learns_the_same(tmp_path: Any) -> None:
-    from distributed import Client
-
-    from tests.cluster.conftest import start_cluster
-
-    stored = sl.Dataset.from_arrays(X).save(tmp_path / "x.zarr")
-    with start_cluster(2) as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
-        for params in (
-            {"n_chains": 2, "chain_batches": 2, "warmup_rows": 20},
-            {"online": False, "damping": 0.5, "n_epochs": 3},
-        ):
-            how: dict[str, Any] = {} if "damping" not in params else {"engine": {"leaf_rows": 20}}
-            m = network(**params).fit(stored, client=client, run_dir=tmp_path / "+".join(params), **how)
-            same(m, network(**params).fit(X, **how))
+def test_one_image_is_searched_on_itself() -> None:
+    """The best of a few settings tells the one image there is shortest, best of two restarts each."""
+    image = image_set("letters", alphabet="AKS", noise=0.02, seed=1, size=(48, 48), count=12).rows(0, 1)[0]
+    how = {"online": False, "n_epochs": 30, "n_restarts": 2, "damping": 1.0, "random_state": 0}
+    grid = {"p01": [1e-3, 0.3], "p10": [1e-3, 0.3]}
+    search = sl.Search(HierarchicalCompositionalNetwork([(4, (8, 6))], p_sparsity=1e-4, **how), grid)
+    with pytest.warns(UserWarning, match="all weights are off"):  # where p01 = p10 = .3
+        search.fit(image)
+    assert search.best_params_ == {"p01": 1e-3, "p10": 1e-3}
+    assert search.best_score_ == pytest.approx(1 - search.best_estimator_.compression_)
 
 
 def test_runs_are_scored_by_compression() -> None:

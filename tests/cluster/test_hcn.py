@@ -1,0 +1,116 @@
+"""Networks of parts on a cluster: the bits of this process, whoever dies, and wherever a fit goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import Callback, Dataset, HierarchicalCompositionalNetwork
+from tests.models.hcn.test_inputs import drawn
+
+pytestmark = pytest.mark.filterwarnings("ignore:messages of", "ignore:all weights")
+
+X = drawn(200)
+# Six steps of 30 images and one of 20, after a warm-up of eight; seven leaves in four steps.
+WAYS: dict[str, dict[str, Any]] = {
+    "online": {"n_chains": 3, "chain_batches": 2, "warmup_rows": 40, "n_epochs": 2},
+    "kept": {"online": False, "n_chains": 2, "damping": 0.5, "n_epochs": 4},
+}
+ENGINE: dict[str, dict[str, Any]] = {
+    "online": {"report_steps": 3},
+    "kept": {"report_steps": 1, "leaf_rows": 30},
+}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return Dataset.from_arrays(X).save(tmp_path_factory.mktemp("hcn") / "x", chunk_rows=16)
+
+
+def fit(way: str, images: Any, n_jobs: int = 1, **how: Any) -> HierarchicalCompositionalNetwork:
+    model = HierarchicalCompositionalNetwork(
+        [(3, (3, 2))], p01=1e-2, p10=1e-2, p_sparsity=1e-2, random_state=3, n_jobs=n_jobs, **WAYS[way]
+    )
+    return model.fit(images[:160], validation=images[160:], engine=ENGINE[way], **how)
+
+
+def same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositionalNetwork) -> None:
+    np.testing.assert_array_equal(one.beliefs_[0], other.beliefs_[0])
+    np.testing.assert_array_equal(one.used_[0], other.used_[0])
+    assert one.compression_ == other.compression_
+    keys = ("pass", "steps", "weights_on", "weights_changed", "compression", "rows_at_rest")
+    told = [[[record[key] for key in keys] for record in model.history_] for model in (one, other)]
+    assert told[0] == told[1]
+
+
+class Kill(Callback):
+    """Kills a worker in mid-epoch."""
+
+    def __init__(self, client: Any) -> None:
+        self.victim = next(iter(client.run(os.getpid).values()))
+        self.killed = False
+
+    def on_report(self, record: dict[str, Any]) -> None:
+        if not self.killed:
+            self.killed = True
+            os.kill(self.victim, signal.SIGKILL)
+
+
+class Stop(Callback):
+    """Interrupts a fit at its second report."""
+
+    reports = 0
+
+    def on_report(self, record: dict[str, Any]) -> None:
+        self.reports += 1
+        if self.reports == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_same_bits(way: str, client: Any, starter: Any, images: Dataset, tmp_path: Path) -> None:
+    from distributed import Client
+
+    alone = fit(way, images)
+    assert alone.weights_[0].any()
+    same(alone, fit(way, images, n_jobs=3))
+    same(alone, fit(way, images, client=client, run_dir=tmp_path / "two"))
+    if way == "online":
+        with starter(1) as cluster, Client(cluster, timeout=30, set_as_default=False) as one:
+            same(alone, fit(way, images, client=one, run_dir=tmp_path / "one"))
+        same(alone, fit(way, Dataset.from_arrays(X), client=client, run_dir=tmp_path / "array"))
+    out = alone.transform(images, out=tmp_path / "s.zarr", client=client)
+    np.testing.assert_array_equal(out.read_x(0, 200).reshape(-1, 5, 5, 3), alone.transform(X))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_worker_that_dies(way: str, mortal: Any, images: Dataset, tmp_path: Path) -> None:
+    kill = Kill(mortal)
+    model = fit(way, images, client=mortal, run_dir=tmp_path / "run", callbacks=kill)
+    assert kill.killed
+    same(fit(way, images), model)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fit_goes_on_elsewhere(way: str, client: Any, images: Dataset, tmp_path: Path) -> None:
+    """Begun here and ended on a cluster, and the other way round."""
+    alone = fit(way, images)
+    for first, then in ((None, client), (client, None)):
+        how: dict[str, Any] = {"run_dir": tmp_path / f"run-{first is None}"}
+        with pytest.raises(KeyboardInterrupt):
+            fit(way, images, client=first, callbacks=Stop(), **how)
+        same(alone, fit(way, images, client=then, resume=True, **how))
+
+
+def test_unknown_pixels_reach_the_workers(client: Any, tmp_path: Path) -> None:
+    """Datasets hold no NaN, and rows in memory are written for workers."""
+    holes = np.where(np.random.default_rng(1).random(X.shape) < 0.1, np.nan, X)
+    model = HierarchicalCompositionalNetwork([(3, (3, 2))], missing=float("nan"), n_epochs=1, random_state=0)
+    beliefs = model.fit(holes).beliefs_[0]
+    on_cluster = model.fit(holes, client=client, run_dir=tmp_path / "run").beliefs_[0]
+    np.testing.assert_array_equal(on_cluster, beliefs)

@@ -1,0 +1,133 @@
+"""Jobs of networks of parts, as a new user writes them: from data to report, interrupted, mistaken."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import load_model, open_dataset
+from scalelatent.jobs import runner
+from tests.jobs.test_end_to_end import scalelatent, started, stop, wait_for_passes
+
+JOB = """
+[job]
+seed = 1
+out = "run"
+[data]
+train = "letters.zarr"
+train_rows = "0:200"
+validation = "letters.zarr"
+validation_rows = "200:240"
+test = "letters.zarr"
+test_rows = "240:"
+[model]
+kind = "hcn"
+layers = [[4, [8, 6]]]
+p01 = 1e-4
+p10 = 1e-4
+p_weight = 0.4
+p_sparsity = 1e-6
+n_epochs = 2
+[engine]
+report_steps = 20
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of three letters, and a job."""
+    folder = tmp_path_factory.mktemp("hcn")
+    scalelatent("data", "make", "letters", "letters.zarr", "--rows", 300, "--alphabet", "AKT", cwd=folder)
+    (folder / "job.toml").write_text(JOB)
+    return folder
+
+
+@pytest.fixture
+def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_report", lambda *_: None)
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_from_data_to_report(folder: Path) -> None:
+    plan = scalelatent("plan", "job.toml", "--json", cwd=folder).json()["plan"]
+    assert plan["bytes_per_image"] == 4 * 17 * 19 * 4
+    said = scalelatent("fit", "job.toml", cwd=folder)
+    assert "weights on" in said.err
+    assert "weights changed" in said.err
+    assert "rows at rest" in said.err
+    assert "test compression" in said.out
+    model, letters = load_model(folder / "run"), open_dataset(folder / "letters.zarr")
+    state = scalelatent("status", "run", "--json", cwd=folder).json()
+    assert state["test_compression"] == pytest.approx(1 - model.score(letters[240:]))
+    assert state["objective"] == records(folder / "run")[-1]["compression"]
+    found = scalelatent("score", "run", "letters.zarr", "--rows", "240:", "--json", cwd=folder).json()
+    assert found["compression"] == pytest.approx(state["test_compression"])
+    figures = {file.stem for file in (folder / "run" / "report").glob("*.png")}
+    assert figures == {"parts", "features", "learning", "filled", "bits"}
+    page = (folder / "run" / "report" / "index.html").read_text()
+    assert f"{100 * state['test_compression']:.2f} %" in page
+    scalelatent("transform", "run", "letters.zarr", "--out", "s.zarr", cwd=folder)
+    places = open_dataset(folder / "s.zarr")
+    assert tuple(places.feature_shape) == (17, 19, 4)
+    np.testing.assert_array_equal(places.read_x(0, 300), model.transform(letters).reshape(300, -1))
+    learned = scalelatent("model", "info", "run", "--json", cwd=folder).json()["learned"]
+    assert learned["weights_"] == ["array 4 x 1 x 8 x 6, bool"]
+    scalelatent("report", "run", cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("model.layers=[[4,[30,6]]]", "features of 30 x 6 are larger than images of 24 x 24"),
+        ("model.layers=[[4,[8,6]],[3,[2,2]]]", "pooling between layers is not there yet"),
+        ("model.p01=0.5", r"p01=0.5: give a number in (0, 0.5)"),
+        ("model.p_wieght=0.1", "did you mean 'p_weight'"),
+        ("model.damping=0.5", "online learning keeps no messages to damp"),
+        ("model.batch_size=500", "larger than the data, 200"),
+        ("model.missing=x", "missing='x': give a number, NaN too, or None"),
+        ('data.target="letters.zarr"', "a model of kind 'hcn' learns no outputs: leave it out"),
+        ("engine.leaf_rows=-1", "leaf_rows"),
+    ],
+)
+def test_mistakes_are_told_before_work_begins(folder: Path, setting: str, says: str) -> None:
+    said = scalelatent("fit", "job.toml", "--out", "bad", "--set", setting, cwd=folder, code=2)
+    assert says in said.err
+    assert not (folder / "bad").exists()
+
+
+def test_what_no_model_of_this_kind_does(folder: Path) -> None:
+    scalelatent("fit", "job.toml", "--out", "other", "--set", "model.n_epochs=1", cwd=folder)
+    said = scalelatent("predict", "other", "letters.zarr", "--out", "p.zarr", cwd=folder, code=2)
+    assert "has no predict: `scalelatent transform" in said.err
+    said = scalelatent("score", "other", "letters.zarr", "--metric", "nmi", cwd=folder, code=2)
+    assert "unknown metric 'nmi'" in said.err
+    scalelatent("data", "make", "bars", "bars.zarr", "--rows", 5, cwd=folder)
+    said = scalelatent("transform", "other", "bars.zarr", "--out", "b.zarr", cwd=folder, code=2)
+    assert "was fitted on" in said.err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_no_report")
+def test_a_job_that_was_interrupted_gives_the_same_model(folder: Path) -> None:
+    kept = ["model.online=false", "model.n_epochs=12", "engine.leaf_rows=20", "data.train_rows=0:60"]
+    for name, settings in (("online", ["model.n_epochs=12"]), ("kept", kept)):
+        more = [word for setting in settings for word in ("--set", setting)]
+        scalelatent("fit", "job.toml", "--out", f"{name}-whole", *more, cwd=folder)
+        with started("fit", "job.toml", "--out", name, *more, cwd=folder) as process:
+            wait_for_passes(folder / name, process, 3)
+            said = stop(process, signal.SIGINT)
+        assert f"scalelatent resume {folder / name}" in said
+        scalelatent("resume", name, cwd=folder)
+        whole, resumed = (load_model(folder / run) for run in (f"{name}-whole", name))
+        np.testing.assert_array_equal(whole.beliefs_[0], resumed.beliefs_[0])
+        keys = ("pass", "steps", "weights_on", "compression")
+        told = [[[r[key] for key in keys] for r in records(folder / run)] for run in (f"{name}-whole", name)]
+        assert told[0] == told[1]
