@@ -88,6 +88,42 @@ def test_parts_and_templates_are_found(labelled: bool) -> None:
     assert error(learner, state, images) <= 0.006
 
 
+def test_hidden_parts_are_drawn_where_they_were() -> None:
+    """Half of each part is hidden: 95 % of the pixels that are filled in lie within one of a true one."""
+    net, images = two_layers(13, 2, classes=CATEGORY)
+    weights = [w > 0 for w in net.split(true_weights(net, images))]
+    x, _ = images.rows(0, 40)
+    clean = images.clean(0, 40).reshape(40, *net.layers[0].image)
+    known = np.ones(clean.shape, bool)
+    known[..., 8:, :] = False
+    pixels = net.layers[0].evidence(x.reshape(40, -1), known.reshape(40, -1))
+    beliefs = net.complete(weights, pixels, None, make_backend("cpu"))
+    filled = (beliefs > 0) & ~known
+    near = np.zeros_like(clean, bool)
+    padded = np.pad(clean, ((0, 0), (0, 0), (1, 1), (1, 1))).astype(bool)
+    for dy in range(3):
+        for dx in range(3):
+            near |= padded[:, :, dy : dy + clean.shape[2], dx : dx + clean.shape[3]]
+    assert filled.sum() > 0.7 * (clean.astype(bool) & ~known).sum()
+    assert (filled & near).sum() >= 0.95 * filled.sum()
+    # The other category, where it is asked for.
+    found = np.array(CATEGORY)[net.scores(weights, pixels, make_backend("cpu")).argmax(axis=1)]
+    other = net.complete(weights, pixels, 1 - found, make_backend("cpu"))
+    assert ((other > 0) != (beliefs > 0))[~known].any()
+
+
+def test_draws_are_images_of_the_set() -> None:
+    """Templates and shifts are drawn as often as they should be; features are told by a forward pass."""
+    net, images = two_layers(13, 2, classes=CATEGORY)
+    weights = [w > 0 for w in net.split(true_weights(net, images))]
+    labels = np.arange(300) % 2
+    drawn = net.draw(weights, 300, labels, 5)
+    found = net.scores(weights, net.layers[0].evidence(drawn.reshape(300, -1)), make_backend("cpu"))
+    assert (np.array(CATEGORY)[found.argmax(axis=1)] == labels).mean() > 0.99
+    np.testing.assert_allclose(np.bincount(found.argmax(axis=1)) / 300, 0.25, atol=0.08)
+    np.testing.assert_array_equal(net.draw(weights, 2, None, 5)[1], net.draw(weights, 2, None, 5)[1])
+
+
 def test_leaves_are_copies_and_passes_add_up() -> None:
     """Passes of one visit and of several visits are the same, and what was kept is not changed."""
     net, images = two_layers(classes=(0, 1, 2, 3))

@@ -59,6 +59,9 @@ def test_trees_as_the_reference(shape) -> None:
     kept = [rng.integers(-(10**6), 10**6, (n, channels, room), np.int32) for _ in range(2)]
     assert_array_equal(pools.lower_trees(s, w, *kept), reference.lower_trees(s, w, *kept))
     evidence = rng.integers(-(10**6), 10**6, (n, channels, height, width), np.int32)
+    places, on = np.ascontiguousarray(np.moveaxis(s, -1, 1)), w > 0
+    want = reference.lower_features(places, on, evidence)
+    assert_array_equal(pools.lower_features(places, on, evidence), want)
     evidence[..., 0, :2] = 0
     order = rng.permutation(evidence.size).astype(np.int32)
     want = [a[None].copy() for a in (s, w, *kept, np.ones((n, channels, height * width, h), np.uint8))]

@@ -10,6 +10,7 @@ _MODULES = {
     "raise_pools": "pools",
     "lower_pools": "pools",
     "lower_trees": "pools",
+    "lower_features": "pools",
     "cover": "placements",
     "improve": "placements",
 }

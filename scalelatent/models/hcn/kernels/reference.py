@@ -383,3 +383,32 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
         t = and_down(places.ravel() - to_s[n, a, run], weights.ravel() - to_w[n, a, run])
         out[index] = np.clip(or_down(t), -POOL_FLOOR, POOL_FLOOR)
     return out
+
+
+def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
+    """Messages of trees to what they make, of fixed weights and after one pass up.
+
+    Trees then have told places their evidence, where a weight is on, and nothing else.
+
+    Parameters
+    ----------
+    s : ndarray of int32, shape (images, F, HS, WS)
+        Beliefs of places, in units.
+    w : ndarray of bool, shape (channels, h, w, F)
+        The window is flipped on both axes.
+    evidence : ndarray of int32, shape (images, channels, H, W)
+
+    Returns
+    -------
+    ndarray of int32, shape (images, channels, H, W)
+    """
+    first = np.full(evidence.shape, ABSENT, np.int64)
+    total = np.zeros(evidence.shape, np.int64)
+    high, wide = s.shape[2:]
+    for a, i, j, f in np.argwhere(w[:, ::-1, ::-1]):
+        part = np.s_[:, a, i : i + high, j : j + wide]
+        t = s[:, f].astype(np.int64) - evidence[part]
+        total[part] += np.clip(t, 0, POOL_FLOOR)
+        first[part] = np.maximum(first[part], t)
+    made = np.where(total > 0, total, first)
+    return np.clip(made, -POOL_FLOOR, POOL_FLOOR).astype(np.int32)

@@ -247,13 +247,93 @@ class Hierarchy:
         weights : list of ndarray of bool, shape (channels, h, w, F)
         pixels : ndarray of int32, shape (images, channels, height, width)
         """
-        below = pixels
+        return self._forward(weights, pixels, backend)[-1][1].reshape(len(pixels), -1).astype(np.float64)
+
+    def _forward(
+        self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of each layer the evidence of what it makes, and what comes of it to its places."""
+        found, below = [], pixels
         for layer, prior, w in zip(self.layers, self.priors, weights, strict=True):
             made = np.zeros_like(below)
-            down = np.full((*below.shape[:2], len(prior), *below.shape[2:]), -POOL_FLOOR, np.int32)
-            backend.kernel("hcn_raise_pools")(below, prior, down, made, 1.0)
+            backend.kernel("hcn_raise_pools")(below, prior, self._silent(below), made, 1.0)
             below = channels_first(convolve(made, w, layer))
-        return below.reshape(len(pixels), -1).astype(np.float64)
+            found.append((made, below))
+        return found
+
+    def _silent(self, below: np.ndarray) -> np.ndarray:
+        """Messages of pools before anything comes from above."""
+        shape = *below.shape[:2], self.side**2, *below.shape[2:]
+        return np.full(shape, -POOL_FLOOR, np.int32)
+
+    def complete(
+        self, weights: list[np.ndarray], pixels: np.ndarray, labels: np.ndarray | None, backend: Any
+    ) -> np.ndarray:
+        """Beliefs of pixels by a forward and a top-down pass (section 3.3): int32, as ``pixels``.
+
+        Parameters
+        ----------
+        weights : list of ndarray of bool, shape (channels, h, w, F)
+        pixels : ndarray of int32, shape (images, channels, height, width)
+            Evidence, 0 where a pixel is unknown.
+        labels : ndarray of int, shape (images,), or None
+            Class of each image, where it is known (at least 0).
+        """
+        found = self._forward(weights, pixels, backend)
+        lower_features, lower_pools = backend.kernel("hcn_lower_features"), backend.kernel("hcn_lower_pools")
+        scores = found[-1][1]
+        told = self.class_messages(scores.reshape(len(pixels), -1), labels).reshape(scores.shape)
+        for level in reversed(range(len(self.layers))):
+            made, places = found[level]
+            above = lower_features(places + told, weights[level], made)
+            below = found[level - 1][1] if level else pixels
+            told = lower_pools(below, self.priors[level], above, self._silent(below), self.inner_rounds)
+        return told + pixels
+
+    def draw(
+        self, weights: list[np.ndarray], n_rows: int, labels: np.ndarray | None, seed: int
+    ) -> np.ndarray:
+        """Images of the model, without noise: bool (images, channels, height, width).
+
+        Parameters
+        ----------
+        weights : list of ndarray of bool, shape (channels, h, w, F)
+        n_rows : int
+        labels : ndarray of int, shape (n_rows,), or None
+            Class of each image; below 0 it is drawn.
+        seed : int
+        """
+        out = np.empty((n_rows, *self.layers[0].image), bool)
+        classes = np.zeros(self.n_templates, int) if self.classes is None else np.array(self.classes)
+        for row in range(n_rows):
+            rng = stream(seed, "hcn draws", 0, row)
+            label = -1 if labels is None else int(labels[row])
+            label = rng.integers(classes.max() + 1) if label < 0 else label
+            places = np.zeros((self.n_templates, 1, 1), bool)
+            places[rng.choice(np.flatnonzero(classes == label))] = True
+            for w, prior in zip(reversed(weights), reversed(self.priors), strict=True):
+                places = shifted(placed(places, w), prior, rng)
+            out[row] = places
+        return out
+
+
+def placed(places: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """What features at places (F, HS, WS) make: bool (channels, height, width)."""
+    (_, high, wide), (channels, h, width, _) = places.shape, w.shape
+    out = np.zeros((channels, high + h - 1, wide + width - 1), bool)
+    for f, r, c in np.argwhere(places):
+        out[:, r : r + h, c : c + width] |= w[:, ::-1, ::-1, f]
+    return out
+
+
+def shifted(made: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Each pixel shifted by its pool, bool of the shape of ``made``."""
+    out, ways = np.zeros_like(made), shifts(len(prior))
+    for channel, y, x in np.argwhere(made):
+        chances = np.where(prior[:, y, x] == ABSENT, 0, np.exp(prior[:, y, x] / GRID))
+        dy, dx = ways[rng.choice(len(ways), p=chances / chances.sum())]
+        out[channel, y + dy, x + dx] = True
+    return out
 
 
 def convolve(made: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarray:

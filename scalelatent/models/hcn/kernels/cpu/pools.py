@@ -152,6 +152,23 @@ def _lower_trees(
                 told[pixel] = _clip(total)
 
 
+@entry(given("i4", 4), given("i8", 2), given("i4", 4), filled("i4", 4), filled("i4", 4))
+def _lower_features(
+    s: np.ndarray, on: np.ndarray, evidence: np.ndarray, first: np.ndarray, total: np.ndarray
+) -> None:
+    high, wide = s.shape[2:]
+    for n in range(s.shape[0]):
+        for k in range(on.shape[0]):
+            a, i, j, f = on[k]
+            for y in range(high):
+                row, told = s[n, f, y], evidence[n, a, i + y, j:]
+                ones, sums = first[n, a, i + y, j:], total[n, a, i + y, j:]
+                for x in range(wide):
+                    t = row[x] - told[x]
+                    sums[x] = min(sums[x] + min(max(t, _0), _MOST), _MOST)
+                    ones[x] = max(ones[x], t)
+
+
 def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.empty(down.shape[2:], np.int32), np.empty((3, down.shape[4]), np.int32)
 
@@ -179,3 +196,11 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
     out = np.empty((len(s), n_channels, *image), np.int32)
     _lower_trees(s, w, to_s, to_w, trees(image, (h, width), n_features), out)
     return out
+
+
+def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
+    """Messages of trees to what they make, of fixed weights and after one pass up."""
+    first, total = np.full(evidence.shape, _ABSENT), np.zeros(evidence.shape, np.int32)
+    _lower_features(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
+    made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_MOST))
+    return made
