@@ -2,7 +2,8 @@
 
 choose_DATA      settings by cross-validation of the training rows (MNIST: by rows 50000:60000 of them)
 table2_DATA      test errors of the chosen settings, nothing / light tangents / tangent distance, at 0 - 10 %
-                 rejects, beside nearest neighbours
+                 rejects
+neighbours_DATA  the nearest training row, by tangent distances of one side and of both
 table1_DATA      tangents in clustering and recognition, by cross-validation; DATA also usps732 (732 rows)
 extensions_DATA  soft rows, code cost, noise of each sub-class and of each pixel
 dims_DATA        the paper's rule of 95 % of the variance beside other shares and fixed dimensions
@@ -185,7 +186,7 @@ def choose(name: str, args: Any) -> dict[str, Any]:
     search, out = Search(name, args), {}
     large = name.startswith("mnist")
     sizes = grid(
-        n_components=(100,) if large else (10, 20, 30),
+        n_components=(100,) if large else (10, 20),
         n_dims=(10, 14) if large else (8, 10, 12),
         smoothing=(0.0, 0.5) if large else (0.5, 0.7, 0.9),
         recognition_tangent_weight=(0.0,),
@@ -256,11 +257,17 @@ def table2(name: str, args: Any) -> dict[str, Any]:
             "images_a_class": len(model.means_) * (1 + model.n_dims_) // len(model.classes_),
             "at_rejects": {f"{r:g}": spread(of) for r, of in zip(REJECTS, curves.T, strict=True)},
             "by_error_at_0.1": spread(at_rejects(one, test_y, "error")[-1] for one in found),
+            "wrong_rows": [np.flatnonzero(one).tolist() for one in wrong[way]],
         }
-    if name != "mnist28":
-        out |= neighbours(name, args, wrong)
-    names = list(wrong)
-    out["p"] = {f"{a}, {b}": paired_p(wrong[a], wrong[b]) for a, b in itertools.combinations(names, 2)}
+    out["p"] = {f"{a}, {b}": paired_p(wrong[a], wrong[b]) for a, b in itertools.combinations(wrong, 2)}
+    return out
+
+
+def wrong_of(rows: list[list[int]], n: int) -> np.ndarray:
+    """(seeds, n) of the numbers of wrong rows."""
+    out = np.zeros((len(rows), n))
+    for one, some in zip(out, rows, strict=True):
+        one[some] = 1.0
     return out
 
 
@@ -346,8 +353,9 @@ class Neighbours:
         return np.asarray(found.reshape(n, classes, few).min(axis=2))
 
 
-def neighbours(name: str, args: Any, wrong: dict[str, np.ndarray]) -> dict[str, Any]:
+def neighbours(name: str, args: Any) -> dict[str, Any]:
     """Errors of the nearest training row by three distances; smoothing and tangents by held-out rows."""
+    ways = json.loads(args.out.read_text())["parts"][f"table2_{name}"]["result"]
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
     some, held = next(iter(splits(name, args.seed)))
@@ -365,14 +373,17 @@ def neighbours(name: str, args: Any, wrong: dict[str, np.ndarray]) -> dict[str, 
     for way, i in best.items():
         settings, found = tried[i], tested[i][way]
         label = f"nearest, {way}"
-        wrong[label] = (found.argmin(axis=1) != test_y).astype(float)[None]
+        wrong = (found.argmin(axis=1) != test_y).astype(float)[None]
         planes = 1 + (len(settings["tangents"]) if way == "two-sided" else 0)
+        errors_of = zip(REJECTS, at_rejects(found, test_y), strict=True)
         out[label] = {
             "settings": settings,
             "images_a_class": len(x) * planes // len(np.unique(y)),
-            "at_rejects": {
-                f"{r:g}": {"mean": round(e, 5)}
-                for r, e in zip(REJECTS, at_rejects(found, test_y), strict=True)
+            "at_rejects": {f"{r:g}": {"mean": round(e, 5)} for r, e in errors_of},
+            "p": {
+                other: paired_p(wrong_of(of["wrong_rows"], len(test_y)), wrong)
+                for other, of in ways.items()
+                if "wrong_rows" in of
             },
         }
         print(label, out[label], flush=True)
@@ -605,6 +616,7 @@ def main() -> None:
     parts: dict[str, Callable[[str, Any], dict[str, Any]]] = {
         "choose": choose,
         "table2": table2,
+        "neighbours": neighbours,
         "table1": table1,
         "extensions": extensions,
         "dims": dims,

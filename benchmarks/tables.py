@@ -374,7 +374,7 @@ def _setting(given: dict[str, Any]) -> str:
 @shown("rows|way|settings|0 %|1 %|5 %|10 % rejected|images a class")
 def mixture_errors() -> Iterable[Iterable[Any]]:
     for data, found in _mixtures("table2").items():
-        for way, r in found.items():
+        for way, r in (found | _mixtures("neighbours").get(data, {})).items():
             if isinstance(r, dict) and "at_rejects" in r:
                 errors = map(_mean, r["at_rejects"].values())
                 yield _ROWS[data], way, _setting(r["settings"]), *errors, f"{r['images_a_class']:,}"
