@@ -402,6 +402,42 @@ def mixture_ways() -> Iterable[Iterable[Any]]:
                 yield _ROWS[data], way, h, percent(r["held_out"]), _mean(r["test"]) + " %", p
 
 
+@shown(
+    "image|compression: ours, what was put there|ratio: median, worst|the paper's, of its image|kinds found"
+    "|images with all; of the kinds put there twice|shorter than by the true features|wrong pixels: ours, X"
+)
+def single_images() -> Iterable[Iterable[Any]]:
+    found = {name: r for name, r in read("hcn_single").items() if not name.startswith("seconds")}
+    for name, r in found.items():
+        n, ratio = len(r["fits"]), ", ".join(f"{v:.2f}" for v in r["over_truth"])
+        shares = (
+            f"{r[key]} of {n}" for key in ("images_with_all_kinds", "images_with_all_kinds_placed_twice")
+        )
+        wrong, noisy = (
+            statistics.median(fit[key] for fit in r["fits"]) for key in ("wrong_pixels", "noisy_pixels")
+        )
+        yield (
+            name,
+            f"{r['compression']:.3f}, {r['truth']:.3f}",
+            ratio,
+            "" if r["paper"] is None else f"{r['paper']:.2f}",
+            f"{r['found']} of {r['kinds']}",
+            "; ".join(shares),
+            f"{r['images_shorter_than_by_true_features']} of {n}",
+            f"{wrong:.0f}, {noisy:.0f}",
+        )
+
+
+@shown("images|letters found: median, least|seeds with all|compression over that of what was put there")
+def letters_online() -> Iterable[Iterable[Any]]:
+    found = read("hcn_online")
+    ways = dict(found["five"]["ways"])
+    ways[f"26 letters: {found['alphabet']['rows']:,} images, once"] = found["alphabet"]
+    for name, r in ways.items():
+        letters = f"{r['found']['median']:g}, {r['found']['least']} of {r['kinds']}"
+        yield name, letters, f"{r['seeds_with_all']} of {len(r['fits'])}", f"{r['over_truth']:.2f}"
+
+
 @shown("job|told|took|told / took|told peak|peak|told / peak")
 def plans() -> Iterable[Iterable[Any]]:
     for name, r in read("plan_accuracy")["jobs"].items():

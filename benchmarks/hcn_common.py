@@ -1,0 +1,81 @@
+"""What the experiments of compositional networks share: which kinds were found, what is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from scalelatent.generators.images import ImageSet
+from scalelatent.models.hcn.model.compression import bits
+
+FOUND = 0.9
+"""Intersection over union, best over translations, from which a building block counts as found."""
+
+
+def overlap(feature: np.ndarray, kind: np.ndarray) -> float:
+    """Intersection over union of two binary arrays (h, w), best over translations."""
+    kh, kw = kind.shape
+    wide = np.pad(feature.astype(np.int64), ((kh - 1,) * 2, (kw - 1,) * 2))
+    both = np.lib.stride_tricks.sliding_window_view(wide, kind.shape)
+    common = int((both * kind).sum(axis=(2, 3)).max())
+    union = int(feature.sum() + kind.sum()) - common
+    return common / union if union else 0.0
+
+
+def overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """Of each kind (k, h, w) the best overlap with a feature (F, 1, h, w)."""
+    return np.array([max(overlap(f[0], kind) for f in weights) for kind in kinds])
+
+
+def n_found(weights: np.ndarray, kinds: np.ndarray) -> int:
+    """Kinds that are a feature."""
+    return int((overlaps(weights, kinds) >= FOUND).sum())
+
+
+def true_compression(images: ImageSet, n: int) -> float:
+    """Compression of the first n images by what the generator put where; features that occur are sent."""
+    placed = np.unique(
+        np.concatenate([np.c_[np.full(len(p), i), p] for i, p in enumerate(images.truth(0, n))]), axis=0
+    )
+    kinds, counts = np.unique(placed[placed[:, 1] >= 0, 1], return_counts=True)
+    height, width = images.image_shape
+    places = 0
+    for kind in images.features[kinds]:
+        h, w = (int(np.flatnonzero(kind.any(axis=side)).max()) + 1 for side in (1, 0))
+        places += n * (height - h + 1) * (width - w + 1)
+    x, sent = images.rows(0, n)[0], images.features[kinds]
+    errors = int((x != images.clean(0, n)).sum())
+    told = bits(counts.sum(), places) + bits(sent.sum(), sent.size) + bits(errors, x.size)
+    return float(told / bits(x.sum(), x.size))
+
+
+def tiles(features: np.ndarray, columns: int) -> np.ndarray:
+    """Features (n, h, w) beside and below each other, grey between them: floats of 0 to 1."""
+    n, h, w = features.shape
+    rows = -(-n // columns)
+    out = np.full((rows * (h + 1) + 1, columns * (w + 1) + 1), 0.6)
+    for i, feature in enumerate(features):
+        r, c = divmod(i, columns)
+        out[r * (h + 1) + 1 : (r + 1) * (h + 1), c * (w + 1) + 1 : (c + 1) * (w + 1)] = 1 - feature
+    return out
+
+
+def draw(path: Path, lines: list[list[tuple[str, np.ndarray]]], heads: Sequence[str] = ()) -> None:
+    """Pictures (0 black, 1 white) with their titles, line by line, to a PNG file."""
+    from scalelatent.report.style import new_figure, write_png
+
+    columns = max(map(len, lines))
+    figure = new_figure(2.0 * columns, 1.9 * len(lines))
+    all_axes = figure.subplots(len(lines), columns, squeeze=False)
+    for r, line in enumerate(lines):
+        for c, axes in enumerate(all_axes[r]):
+            axes.axis("off")
+            if c < len(line):
+                title, picture = line[c]
+                axes.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                head = heads[c] if heads and r == 0 else ""
+                axes.set_title("\n".join(filter(None, (head, title))), fontsize=7)
+    write_png(figure, path)
+    print(f"drawn to {path}", flush=True)

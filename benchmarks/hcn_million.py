@@ -1,0 +1,191 @@
+"""One epoch of letter images out of core on a local cluster, against the rate of two threads:
+
+    python benchmarks/hcn_million.py FOLDER [--rows 1000000] [--parts fit,memory,chains,killed]
+
+Images of 24 x 24 with five of 26 letters, 3 % of the pixels flipped; 32 features of 8 x 6, forgetting .98:
+496,128 pairs an image. Chains of --chain-batches minibatches of 5, eight a step, after a warm-up of 4,000
+images, by as many workers of one thread as there are --workers; images are made in FOLDER once.
+
+fit      seconds, over pairs / rate: the rate of as many threads of this process, sweeping over images in
+         memory, measured before and after (the faster counts); letters found; peaks
+memory   peak of a worker at a tenth of the images
+chains   --part images in this process and on the cluster, both with chains of --chain-batches: rates
+killed   --part images with a worker killed on the way, against a fit in this process: the same bits
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import open_or, parser, write_part
+from hcn_common import n_found
+
+import scalelatent as sl
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.data import Dataset, make_images
+from scalelatent.deploy.probes import peak_bytes
+from scalelatent.engine.backend import make_backend
+from scalelatent.generators.images import image_set_of
+from scalelatent.models.hcn.model.layer import FeatureLayer
+from scalelatent.models.hcn.model.online import EvidenceLearner
+
+SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
+FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
+
+
+def letters(folder: Path, rows: int, seed: int) -> Dataset:
+    """The images, made once."""
+    place = folder / f"letters-{rows}.zarr"
+    found: Dataset = open_or(place, lambda: make_images(place, "letters", rows, seed=seed))
+    return found
+
+
+def estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwork:
+    return sl.HierarchicalCompositionalNetwork(
+        [(FEATURES, WINDOW)],
+        **SETTINGS,
+        forgetting=FORGETTING,
+        n_epochs=1,
+        n_chains=8,
+        chain_batches=args.chain_batches,
+        random_state=args.seed,
+        **more,
+    )
+
+
+def rate(ds: Dataset, args: Any, images: int = 2000) -> float:
+    """Pairs a second of as many threads as there are workers: a chain each, again and again."""
+    learner = EvidenceLearner(FeatureLayer(IMAGE, FEATURES, WINDOW, **SETTINGS), FORGETTING, 5, args.seed)
+    backend, x = make_backend("cpu"), ds.read_x(0, images)
+    state, size = learner.start(), 5 * args.chain_batches
+    blocks = [
+        Block(x[a : a + size], None, None, a, np.arange(a, a + size)) for a in range(0, images - size, size)
+    ]
+
+    def work(block: Block) -> None:
+        learner.run_chain((state, backend), block, Stats.zeros(learner.layout()))
+
+    with ThreadPoolExecutor(args.workers) as pool:
+        list(pool.map(work, blocks[: args.workers]))
+        begin = time.perf_counter()
+        list(pool.map(work, blocks))
+        return len(blocks) * size * learner.layer.pairs / (time.perf_counter() - begin)
+
+
+def on_cluster(ds: Dataset, args: Any, **more: Any) -> tuple[Any, float, dict[str, Any]]:
+    """A fit on workers of its own: the model, its seconds, peaks."""
+    model = estimator(args)
+    with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
+        print(f"dashboard: {client.dashboard_link}", flush=True)
+        before = max(client.run(peak_bytes).values())
+        run = args.folder / f"run-{len(ds)}-{time.time_ns()}"
+        begin = time.perf_counter()
+        model.fit(ds, run_dir=run, **more)
+        seconds = time.perf_counter() - begin
+        peaks = client.run(peak_bytes)
+    memory = {
+        "peak_worker_mib": round(max(peaks.values()) / 2**20),
+        "worker_before_mib": round(before / 2**20),
+        "peak_driver_mib": round(peak_bytes() / 2**20),
+    }
+    return model, seconds, memory
+
+
+def fit(ds: Dataset, args: Any) -> dict[str, Any]:
+    before = rate(ds, args)
+    model, seconds, memory = on_cluster(ds, args)
+    fastest = max(before, rate(ds, args))
+    pairs = len(ds) * model._layer.pairs
+    return {
+        "rows": len(ds),
+        "pairs": pairs,
+        "seconds": round(seconds, 1),
+        "threads": args.workers,
+        "pairs_per_second_of_threads": float(f"{fastest:.4g}"),
+        "over_pairs_by_rate": round(seconds * fastest / pairs, 3),
+        "letters_found": n_found(model.weights_[0], image_set_of(ds).features),
+        "compression": round(model.compression_, 4),
+        "dataset_mib": round(ds.nbytes / 2**20),
+        **memory,
+    }
+
+
+def memory(ds: Dataset, args: Any) -> dict[str, Any]:
+    rows = len(ds) // 10
+    return {"rows": rows, **on_cluster(letters(args.folder, rows, args.seed), args)[2]}
+
+
+def chains(ds: Dataset, args: Any) -> dict[str, Any]:
+    part = ds[: args.part]
+    model = estimator(args, n_jobs=args.workers)
+    run = args.folder / f"part-{time.time_ns()}"
+    begin = time.perf_counter()
+    model.fit(part, run_dir=run)
+    alone = time.perf_counter() - begin
+    found, seconds, _ = on_cluster(part, args)
+    chain = 5 * args.chain_batches * model._layer.pairs / (rate(ds, args) / args.workers)
+    return {
+        "rows": len(part),
+        "seconds_of_a_chain": round(chain, 3),
+        "in_process_seconds": round(alone, 1),
+        "cluster_seconds": round(seconds, 1),
+        "rate_of_in_process": round(alone / seconds, 3),
+        "same_bits": bool(np.array_equal(found.beliefs_[0], model.beliefs_[0])),
+    }
+
+
+def killed(ds: Dataset, args: Any) -> dict[str, Any]:
+    part = ds[: args.part]
+    alone = estimator(args, n_jobs=args.workers).fit(part)
+    with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
+        pids = sorted(client.run(os.getpid).values())
+
+        class Kill(sl.Callback):
+            """End a worker two seconds after the learning has begun."""
+
+            done = False
+
+            def on_stage(self, info: dict[str, Any]) -> None:
+                if info["stage"] == "hcn_learn":
+                    threading.Timer(2.0, self.end).start()
+
+            def end(self) -> None:
+                self.done = True
+                os.kill(pids[0], signal.SIGKILL)
+
+        kill = Kill()
+        found = estimator(args).fit(part, callbacks=[kill])
+        took = kill.done  # before the fit's end
+    same = bool(np.array_equal(found.beliefs_[0], alone.beliefs_[0]))
+    return {"rows": len(part), "killed": took, "same_bits": same}
+
+
+def main() -> None:
+    """Each part by itself."""
+    arguments = parser(__doc__, "hcn_million")
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("--rows", type=int, default=1_000_000)
+    arguments.add_argument("--parts", default="fit,memory,chains,killed")
+    arguments.add_argument("--part", type=int, default=50_000, help="images of chains and killed")
+    arguments.add_argument("--chain-batches", type=int, default=40)
+    arguments.add_argument("--workers", type=int, default=2)
+    arguments.add_argument("--memory-limit", default="3GB")
+    args = arguments.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    ds = letters(args.folder, args.rows, args.seed)
+    for name in args.parts.split(","):
+        found = {"fit": fit, "memory": memory, "chains": chains, "killed": killed}[name](ds, args)
+        print(name, found, flush=True)
+        write_part(args.out, name, args.seed, found)
+
+
+if __name__ == "__main__":
+    main()

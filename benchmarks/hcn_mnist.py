@@ -1,0 +1,157 @@
+"""Parts of handwritten digits, learned online without labels:
+
+    python benchmarks/hcn_mnist.py [--rows 60000] [--parts 32x8,32x12,64x10]
+    python benchmarks/hcn_mnist.py --folder FOLDER --rows 1000000
+
+MNIST, pixels above 127 on. FEATURESxSIZE: so many features of that size a side, one epoch of the training
+images (--rows of them; more than 60,000: infinite digits from MNIST rows 0:50000, made in FOLDER once). Told:
+compression of the first --test-rows test images, and test errors of logistic regression on S, of which each
+feature's largest in each of 4 x 4 cells is taken, beside one on the pixels, both on the first --labelled
+training images, their penalty chosen on the images after. Draws results/hcn_mnist_FEATURESxSIZE.png. Needs
+SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import infinite_digits, mnist, parser, write_part
+from hcn_common import draw, tiles
+from sklearn.linear_model import LogisticRegression
+
+import scalelatent as sl
+from scalelatent.contract.stats import Stats
+from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.hcn.model.compression import DescriptionLength, compression, count
+
+THRESHOLD = 127
+PENALTIES = (0.01, 0.1, 1.0)
+
+
+def pooled(s: np.ndarray, cells: int = 4) -> np.ndarray:
+    """The largest of each feature in each of cells x cells parts of the image, (rows, cells * cells * F)."""
+    high, wide = (np.linspace(0, n, cells + 1).astype(int) for n in s.shape[1:3])
+    parts = [
+        s[:, high[i] : high[i + 1], wide[j] : wide[j + 1]].max(axis=(1, 2))
+        for i in range(cells)
+        for j in range(cells)
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> float:
+    """Test error of logistic regression; the penalty is chosen on the validation rows."""
+    fits = []
+    for penalty in PENALTIES:
+        model = LogisticRegression(C=penalty, max_iter=300).fit(given["train"], labels["train"])
+        fits.append((model.score(given["validation"], labels["validation"]), model))
+    _, best = max(fits, key=lambda fit: fit[0])
+    return round(float(1 - best.score(given["test"], labels["test"])), 4)
+
+
+def described(
+    model: sl.HierarchicalCompositionalNetwork, on: np.ndarray, s: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Compression of images by what was found in them, and what that makes."""
+    layer, decoder, backend = model._layer, model._decoder(), make_backend("cpu")
+    stats = Stats.zeros(DescriptionLength(decoder).layout())
+    evidence = layer.evidence(on * np.float32(THRESHOLD + 1))
+    for a in range(0, len(on), 256):
+        part = slice(a, a + 256)
+        count(decoder, evidence[part], s[part], backend, stats)
+    made = decoder.layers(s, backend) > 0
+    return compression(layer, decoder.weights, stats), made.reshape(on.shape)
+
+
+def images(args: Any) -> Any:
+    """The training images."""
+    if args.rows <= 60_000:
+        return Dataset.from_arrays(mnist(slice(0, args.rows))[0].reshape(-1, 28, 28))
+    if args.folder is None:
+        raise SystemExit("more than 60,000 images are made in a folder: give --folder FOLDER")
+    return infinite_digits(args.folder, args.rows, args.seed)[0]
+
+
+def part(name: str, args: Any) -> dict[str, Any]:
+    n_features, size = map(int, name.split("x"))
+    model = sl.HierarchicalCompositionalNetwork(
+        [(n_features, (size, size))],
+        p01=args.p01,
+        p10=args.p10,
+        p_weight=args.p_weight,
+        p_sparsity=args.p_sparsity,
+        forgetting=args.forgetting,
+        n_epochs=1,
+        threshold=THRESHOLD,
+        image_shape=(28, 28),
+        random_state=args.seed,
+        n_jobs=args.jobs,
+    )
+    begin = time.perf_counter()
+    model.fit(images(args))
+    seconds = time.perf_counter() - begin
+    n = args.labelled
+    rows = {
+        "train": mnist(slice(0, n)),
+        "validation": mnist(slice(n, n + n // 5)),
+        "test": mnist(part="test"),
+    }
+    rows["test"] = tuple(a[: args.test_rows] for a in rows["test"])
+    labels = {key: y for key, (_, y) in rows.items()}
+    x = {key: x for key, (x, _) in rows.items()}
+    s = {key: model.transform(x[key]) for key in x}
+    on = x["test"] > THRESHOLD
+    sent, made = described(model, on, s["test"])
+    found = {
+        "images": args.rows,
+        "features": [n_features, size],
+        "features_used": int(model.used_[0].sum()),
+        "compression_training": round(model.compression_, 4),
+        "compression_test": round(sent, 4),
+        "placed_in_a_test_image": round(float(s["test"].sum(axis=(1, 2, 3)).mean()), 2),
+        "wrong_pixels": round(float((made != on).mean()), 4),
+        "pixels_on": round(float(on.mean()), 4),
+        "labelled": n,
+        "test_images": len(on),
+        "error_from_places": errors({key: pooled(v) for key, v in s.items()}, labels),
+        "error_from_pixels": errors({key: v > THRESHOLD for key, v in x.items()}, labels),
+        "settings": {
+            key: getattr(model, key) for key in ("p01", "p10", "p_weight", "p_sparsity", "forgetting")
+        },
+        **({"fit_seconds": round(seconds, 1)} if args.timings else {}),
+    }
+    features = model.weights_[0][model.used_[0]][:, 0]
+    shown = [("features", tiles(features, 8)), ("test images", tiles(on[:16].reshape(-1, 28, 28), 4))]
+    shown.append(("what the features make", tiles(made[:16].reshape(-1, 28, 28), 4)))
+    draw(args.out.with_name(f"{args.out.stem}_{name}.png"), [shown])
+    print(name, found, flush=True)
+    return found
+
+
+def main() -> None:
+    """Each size by itself."""
+    arguments = parser(__doc__, "hcn_mnist")
+    arguments.add_argument("--parts", default="32x8,32x12,64x10")
+    arguments.add_argument("--rows", type=int, default=60_000, help="training images")
+    arguments.add_argument("--labelled", type=int, default=5_000)
+    arguments.add_argument("--test-rows", type=int, default=2_000)
+    arguments.add_argument("--p01", type=float, default=1e-3)
+    arguments.add_argument("--p10", type=float, default=1e-3)
+    arguments.add_argument("--p-weight", type=float, default=0.3)
+    arguments.add_argument("--p-sparsity", type=float, default=1e-4)
+    arguments.add_argument("--forgetting", type=float, default=0.98)
+    arguments.add_argument("--jobs", type=int, default=1)
+    arguments.add_argument("--folder", type=Path)
+    arguments.add_argument("--timings", action="store_true")
+    args = arguments.parse_args()
+    for name in args.parts.split(","):
+        key = name if args.rows <= 60_000 else f"{name}/infinite"
+        write_part(args.out, key, args.seed, part(name, args))
+
+
+if __name__ == "__main__":
+    main()

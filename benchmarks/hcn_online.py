@@ -1,0 +1,177 @@
+"""Features of many images, online learning (section 4.2 of the paper, Figure 6):
+
+    python benchmarks/hcn_online.py [--parts five,alphabet,curves]
+
+five      images of 24 x 24 with five of the letters AKSTX at random places, 3 % of the pixels flipped, 6
+          features of 8 x 6: 30 images with kept messages (damping .8, 100 sweeps), the same online 100 times
+          (minibatches of 5, forgetting .95), and 3,000 images once. Ten seeds of images and beliefs; found is
+          an intersection over union of .9 with the letter, best over translations. Settings were chosen on
+          other seeds (100 to 129). Draws hcn_online.png of the first seed.
+alphabet  all 26 letters, 32 features, forgetting .98
+curves    letters found against images seen, of all 26: forgetting .9 to 1, and chains side by side of one and
+          of ten minibatches, after a warm-up; draws hcn_online_curves.png
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from common import parser, write_part
+from hcn_common import FOUND, draw, n_found, overlaps, tiles, true_compression
+
+import scalelatent as sl
+from scalelatent.contract.learners import Block
+from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.chains import advance, run_chains
+from scalelatent.generators.images import ImageSet, image_set
+from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
+from scalelatent.models.hcn.model.online import EvidenceLearner
+
+SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
+WAYS: dict[str, tuple[int, dict[str, Any]]] = {
+    "30 images, messages kept": (30, {"online": False, "damping": 0.8, "n_epochs": 100}),
+    "30 images, 100 times": (30, {"n_epochs": 100}),
+    "3,000 images, once": (3000, {"n_epochs": 1}),
+    "3,000 images, once, 8 chains": (
+        3000, {"n_epochs": 1, "n_chains": 8, "chain_batches": 1, "warmup_rows": 600}
+    ),
+    "30 images, 100 times, best of 3": (30, {"n_epochs": 100, "n_restarts": 3}),
+    "3,000 images, once, best of 3": (3000, {"n_epochs": 1, "n_restarts": 3}),
+}  # fmt: skip
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def letters(alphabet: str, seed: int) -> ImageSet:
+    return image_set("letters", alphabet=alphabet, count=5, size=(24, 24), noise=0.03, seed=seed)
+
+
+def told(model: sl.HierarchicalCompositionalNetwork, images: ImageSet, n: int, seed: int) -> dict[str, Any]:
+    best = overlaps(model.weights_[0], images.features)
+    return {
+        "seed": seed,
+        "found": int((best >= FOUND).sum()),
+        "missing": {c: round(float(v), 2) for c, v in zip(images.names, best, strict=True) if v < FOUND},
+        "features_used": int(model.used_[0].sum()),
+        "compression": round(model.compression_, 4),
+        "truth": round(true_compression(images, min(n, 1000)), 4),
+    }
+
+
+def over_seeds(fits: list[dict[str, Any]], kinds: int) -> dict[str, Any]:
+    found = [fit["found"] for fit in fits]
+    return {
+        "kinds": kinds,
+        "found": {"median": float(np.median(found)), "least": min(found)},
+        "seeds_with_all": found.count(kinds),
+        "over_truth": round(float(np.median([fit["compression"] / fit["truth"] for fit in fits])), 3),
+        "fits": fits,
+    }
+
+
+def five(args: Any) -> dict[str, Any]:
+    seeds, out, drawn = range(args.seed, args.seed + args.seeds), {}, {}
+    for name, (n, how) in WAYS.items():
+        fits = []
+        for seed in seeds:
+            images = letters("AKSTX", seed)
+            ds = Dataset.from_arrays(images.rows(0, n)[0])
+            model = sl.HierarchicalCompositionalNetwork(
+                [(6, (8, 6))], **SETTINGS, forgetting=0.95, **how, random_state=seed, n_jobs=1
+            ).fit(ds)
+            fits.append(told(model, images, n, seed))
+            drawn.setdefault(name, tiles(model.weights_[0][:, 0], 3))
+        out[name] = over_seeds(fits, 5)
+        print(name, {k: v for k, v in out[name].items() if k != "fits"}, flush=True)
+    x = 1 - letters("AKSTX", args.seed).rows(0, 2)[0]
+    figures = [("(a)", x[0]), ("(b)", x[1])]
+    figures += [(f"({mark}) {name}", drawn[name]) for mark, name in zip("cde", WAYS, strict=False)]
+    draw(args.out.with_suffix(".png"), [figures])
+    return {"settings": SETTINGS, "ways": out}
+
+
+def alphabet(args: Any) -> dict[str, Any]:
+    fits, n = [], args.rows
+    for seed in range(args.seed, args.seed + args.seeds):
+        images = letters(ALPHABET, seed)
+        model = sl.HierarchicalCompositionalNetwork(
+            [(32, (8, 6))], **SETTINGS, forgetting=0.98, n_epochs=1, random_state=seed, n_jobs=1
+        ).fit(Dataset.from_arrays(images.rows(0, n)[0]))
+        fits.append(told(model, images, n, seed))
+        print("alphabet", fits[-1], flush=True)
+    return {"settings": SETTINGS, "rows": n, **over_seeds(fits, len(ALPHABET))}
+
+
+def curve(seed: int, rows: int, forgetting: float, chains: int, batches: int, warm: int) -> list[list[int]]:
+    """Letters found after so many images: [images, letters] of some moments."""
+    images = letters(ALPHABET, seed)
+    layer = FeatureLayer((1, *images.image_shape), 32, (8, 6), **SETTINGS)
+    learner, backend = EvidenceLearner(layer, forgetting, 5, seed), make_backend("cpu")
+    state, seen, out, every = learner.start(), 0, [], rows // 20
+    while seen < rows:
+        serial = seen < warm
+        size, n = (5, 1) if serial else (5 * batches, chains)
+        x = images.rows(seen, seen + n * size)[0].reshape(n * size, -1)
+        numbers = np.arange(seen, seen + n * size)
+        parts = [slice(k * size, (k + 1) * size) for k in range(n)]
+        blocks = [Block(x[part], None, None, seen + part.start, numbers[part]) for part in parts]
+        state = advance(learner, state, run_chains(learner, state, blocks, backend), n * size)
+        seen += n * size
+        if seen // every > (seen - n * size) // every:
+            out.append([seen, n_found(to_features(state.beliefs > 0), images.features)])
+    return out
+
+
+def curves(args: Any) -> dict[str, Any]:
+    seeds, out = range(args.seed, args.seed + args.curve_seeds), {}
+    ways = {f"forgetting {v:g}": (v, 1, 1, 0) for v in (0.9, 0.95, 0.98, 0.99, 1.0)}
+    ways |= {f"{k} chains of {m}": (0.98, k, m, 2000) for k, m in ((8, 1), (8, 10), (32, 1))}
+    for name, way in ways.items():
+        runs = [curve(seed, args.rows, *way) for seed in seeds]
+        least = min(map(len, runs))
+        found = np.mean([[n for _, n in run[:least]] for run in runs], axis=0)
+        out[name] = {
+            "images": [seen for seen, _ in runs[0][:least]],
+            "found": [round(float(v), 2) for v in found],
+            "last": [run[-1][1] for run in runs],
+        }
+        print(name, out[name]["last"], flush=True)
+    plot(out, args.out.with_name(f"{args.out.stem}_curves.png"))
+    return {"settings": SETTINGS, "seeds": len(seeds), "ways": out}
+
+
+def plot(found: dict[str, Any], path: Any) -> None:
+    from scalelatent.report.style import COLORS, new_figure, quiet_axes, write_png
+
+    figure = new_figure(9, 3.4)
+    halves = [name for name in found if "chains" not in name], ["forgetting 0.98"]
+    halves[1].extend(name for name in found if "chains" in name)
+    for axes, names in zip(figure.subplots(1, 2, sharey=True), halves, strict=True):
+        quiet_axes(axes)
+        for name, color in zip(names, COLORS, strict=False):
+            label = "one chain" if axes.get_subplotspec().colspan.start and "chains" not in name else name
+            axes.plot(found[name]["images"], found[name]["found"], color=color, label=label)
+        axes.set_xlabel("images seen")
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.axes[0].set_ylabel("letters found, of 26")
+    write_png(figure, path)
+    print(f"drawn to {path}", flush=True)
+
+
+def main() -> None:
+    """Each part by itself."""
+    arguments = parser(__doc__, "hcn_online")
+    arguments.add_argument("--parts", default="five,alphabet,curves")
+    arguments.add_argument("--seeds", type=int, default=10)
+    arguments.add_argument("--curve-seeds", type=int, default=3)
+    arguments.add_argument("--rows", type=int, default=6000, help="images of alphabet and curves")
+    args = arguments.parse_args()
+    for name in args.parts.split(","):
+        write_part(
+            args.out, name, args.seed, {"five": five, "alphabet": alphabet, "curves": curves}[name](args)
+        )
+
+
+if __name__ == "__main__":
+    main()
