@@ -60,7 +60,7 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
 
 
 def command() -> str:
-    """How this process was started, with folders by name only: where they lie is nobody's business."""
+    """How this process was started; folders by name only, since paths of a machine are not for results."""
 
     def shown(word: str) -> str:
         option, equals, value = word.rpartition("=")

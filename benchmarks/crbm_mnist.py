@@ -11,7 +11,7 @@
                                                                    moves by more (the paper's tolerance)
 
 Pixels above 127 are 1. Training rows 0:50,000 and validation rows 50,000:60,000 of the training set, all
-10,000 test images; each image is corrupted once (--fresh: anew in each epoch). Errors are those of the test
+10,000 test images; each image is corrupted once (--fresh: in each epoch). Errors are those of the test
 images with the parameters of the best validated epoch: All (percent of wrong pixels) and Changed (of those
 that the corruption changed). --select N tries the rates 0.05, 0.02, 0.01 and 0.005 for two epochs of N rows
 and takes the one of the least validation error; else --rate is that of all. Each (task, learner) is a part
@@ -243,7 +243,7 @@ def main() -> None:
     arguments.add_argument("--tol", type=float, help="end a row's sweeps where no belief moves by more")
     arguments.add_argument("--rate", type=rates, default=0.05, help="0.05, or 0.05:3,0.01:2 (rate:epochs)")
     arguments.add_argument("--select", type=int, default=0, help="rows to choose the rate on; 0: --rate")
-    arguments.add_argument("--fresh", action="store_true", help="corrupt training images anew in each epoch")
+    arguments.add_argument("--fresh", action="store_true", help="corrupt training images in each epoch")
     arguments.add_argument("--jobs", type=int, default=None)
     arguments.add_argument("--full", action="store_true", help="the long run, in --run-dir")
     arguments.add_argument("--full-epochs", type=int, default=50)

@@ -60,7 +60,7 @@ def sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> float:
 
     with single_threaded(), ThreadPoolExecutor(threads) as pool:
         for _ in range(rounds):
-            # Timed by the threads themselves: whoever waits for them may get its turn long after.
+            # Timed by the threads themselves: the thread that waits for them may run long after.
             begins, ends = zip(*pool.map(work, range(threads)), strict=True)
             best = min(best, max(ends) - min(begins))
     return threads * 2.0 * rows * k * columns / best

@@ -2,7 +2,7 @@
 
 After Ping and Ihler, "Belief propagation in conditional RBMs for structured prediction" (2017), section 6: of
 noisy images 10 % or 20 % of the pixels are flipped, in occluded ones a patch of 8 x 8 or 12 x 12 pixels is
-set to 0. What becomes of a row is a pure function of (seed, stage, epoch, row), whoever asks for which rows.
+set to 0. What becomes of a row is a pure function of (seed, stage, epoch, row), in any batch or process.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ LANES = int(
 _ROOT = Path(__file__).parent.parent
 
 
-# One family: whoever brings rows in needs few of either.
+# One family: a program that makes or imports rows needs few of either.
 _MAKERS_OF_ROWS = ("generators", "importers")
 
 
@@ -95,7 +95,7 @@ def _cache() -> str:
 
 CACHE = _cache()
 
-# Kernels of other versions that nobody has loaded for so long are removed.
+# Kernels of other versions that were not loaded for so long are removed.
 KEEP_DAYS = 30.0
 _TOUCHED_DAYS = 1.0
 _FOLDER = r"[a-z_]+-[0-9a-f]{10}"
@@ -114,7 +114,7 @@ def _folder(family: str) -> str:
 def remove_unused(days: float = KEEP_DAYS) -> list[str]:
     """Remove kernels of other versions that were not loaded for some days; returns their folders.
 
-    A process that runs with such a version finds none of them and compiles anew.
+    A process that runs with such a version finds none of them and compiles its own.
     """
     base, before, removed = Path(CACHE), time.time() - days * 86400, []
     # Earlier versions had one folder for all kernels, beside this one.
@@ -126,14 +126,14 @@ def remove_unused(days: float = KEEP_DAYS) -> list[str]:
                     continue
                 if folder.stat().st_mtime < before:
                     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-                    folder.rename(aside)  # at once, so that nobody finds half of it
+                    folder.rename(aside)  # at once: no process finds half of it
                     shutil.rmtree(aside, ignore_errors=True)
                     removed.append(str(folder))
     return removed
 
 
 # Seconds that a process waits to save kernels, until it has once waited in vain; the next process compiles
-# anew what was not saved.
+# again what was not saved.
 _patience = [10.0]
 # Seconds that it waits for another process to compile what it needs; then it compiles that itself.
 _compile_patience = [120.0]
@@ -320,7 +320,7 @@ def entry(*arguments: Any, **options: Any) -> Callable[[Any], Any]:
     """A kernel called from Python: compiled once, at its first call, for the given argument types; options as
     of `kernel`.
 
-    Left to itself numba compiles anew for read-only arrays (memmaps, cached rows) and for each memory layout,
+    Left to itself numba compiles again for read-only arrays (memmaps, cached rows) and each memory layout,
     seconds each time. Arrays that a kernel does not write are declared by :func:`given`.
     """
 

@@ -159,7 +159,7 @@ def _layout(
 
 
 def _sizes(chunk_rows: int | str | None, shard_rows: int | str | None) -> dict[str, Any]:
-    """Chunks and shards of rows of another size: as asked for, else chosen anew."""
+    """Chunks and shards of rows of another size: as asked for, else chosen for them."""
     given = {"chunk_rows": chunk_rows, "shard_rows": shard_rows}
     return {name: None if rows in (None, "auto") else _whole(rows, name) for name, rows in given.items()}
 

@@ -55,7 +55,7 @@ class Fitted:
     floor : float
         Smallest noise.
     own : bool
-        Whether nobody else has these pancakes, so that rows may change them in place.
+        Whether no other object shares these pancakes: then rows change them in place.
     """
 
     pancakes: Pancakes

@@ -226,7 +226,7 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
             beliefs(l, limit, th[j], uh[j]);
             moved = fmaxf(moved, fabsf(th[j] - before));
         }
-        // Nobody asks how far beliefs have moved in between where all sweeps are to be done.
+        // Where all sweeps are done, how far beliefs move in between does not matter.
         const bool asked = tol >= 0.0f || sweep == sweeps;
         if (asked) moved = block_largest(moved);
         if (last) {

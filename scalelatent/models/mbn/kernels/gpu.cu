@@ -12,7 +12,7 @@
 constexpr int THREADS = 128;  // of a thread block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
 constexpr int TILE = 4096;  // centroids whose sums or counts a thread block holds in shared memory
-constexpr int NOBODY = 0x7fffffff;
+constexpr int NO_CENTROID = 0x7fffffff;
 constexpr float LOWEST = -3.402823466e+38f;
 constexpr unsigned EVERY_LANE = 0xffffffffu;
 
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
              double slope, double least, int* codes, float* floors, byte* doubtful) {
     const int row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     float best = LOWEST, second = LOWEST;
-    int index = NOBODY;
+    int index = NO_CENTROID;
     if (row < n) {
         const float* mine = products + static_cast<size_t>(row) * k;
         for (int j = lane; j < k; j += 32) {
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (row < n && lane == 0) {
         const double lowest = best - 2.0 * (slope * lengths[row] + least);
-        codes[row] = index == NOBODY ? 0 : index;
+        codes[row] = index == NO_CENTROID ? 0 : index;
         // Rounded down: it is compared with float32 scores.
         floors[row] = static_cast<float>(lowest - 1e-7 * fabs(lowest));
         doubtful[row] = second >= lowest;
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float* mine = products + static_cast<size_t>(row) * k;
     const float *left = x + static_cast<size_t>(row) * q, floor = floors[row];
     double best = LOWEST;
-    int index = NOBODY;
+    int index = NO_CENTROID;
     for (int j = threadIdx.x; j < k; j += THREADS) {
         if (!(mine[j] * __ldg(scale + j) + __ldg(bias + j) >= floor)) continue;
         const float* right = w + static_cast<size_t>(j) * q;
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         take_larger(best, index, total * exact[j] + exact[k + j], j);
     }
     block_largest(best, index);
-    if (threadIdx.x == 0 && index != NOBODY) codes[row] = index;
+    if (threadIdx.x == 0 && index != NO_CENTROID) codes[row] = index;
 }
 
 // A thread block a row: its entries in order, each against the postings of its column. A column's centroids
@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ double sums[TILE];
     const int row = blockIdx.x, t = threadIdx.x;
     double best = LOWEST;
-    int index = NOBODY;
+    int index = NO_CENTROID;
     for (int first = 0; first < k; first += TILE) {
         const int width = min(TILE, k - first);
         for (int j = t; j < width; j += THREADS) sums[j] = 0.0;
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
     }
     block_largest(best, index);
-    if (t == 0) codes[row] = index == NOBODY ? 0 : index;
+    if (t == 0) codes[row] = index == NO_CENTROID ? 0 : index;
 }
 
 // A thread block a row: its codes' lists are counted in shared memory.
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ int counts[TILE];
     const int t = threadIdx.x;
     const int* mine = x + static_cast<size_t>(blockIdx.x) * clusterings;
-    int best = -1, index = NOBODY;
+    int best = -1, index = NO_CENTROID;
     for (int first = 0; first < k; first += TILE) {
         const int width = min(TILE, k - first);
         for (int j = t; j < width; j += THREADS) counts[j] = 0;

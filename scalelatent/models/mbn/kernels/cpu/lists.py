@@ -150,7 +150,7 @@ def _list(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
                 start[v, code + 1] = place[code + 1]
             for s in range(sets):
                 for j in range(k):
-                    # What nobody looks at comes after the last list: a branch would go either way.
+                    # What is not read goes behind the last list: a branch would be mispredicted.
                     code = mine[s * k + j]
                     members[v, place[code]] = s << shift | j
                     place[code] += 1
