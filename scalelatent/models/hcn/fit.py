@@ -49,6 +49,8 @@ MOST_MOVED, FEW_ROWS = 0.5, 20
 LOOKED_ROWS = 1_000
 # Of a leaf, where its images are not given; seconds between visits of its messages to the disk.
 LEAF_BYTES, VISIT_SECONDS, LEAST_LEAF_ROWS = 2**28, 30.0, 5
+# Of images that speed is measured with: share of ones, and sweeps where messages are kept.
+PROBED_ONES, PROBED_SWEEPS = 0.15, 4
 # Of one thread, before anything was measured.
 PAIRS_PER_SECOND, PAIRS_WITH_MESSAGES = 2e9, 1e9
 
@@ -457,17 +459,23 @@ def _timed(
 
     def make() -> Any:
         backend, rng = make_backend("cpu"), np.random.default_rng(0)
-        x = rng.integers(0, 2, (size, pixels)).astype(np.uint8)
-        block, state = Block(x, None, None, 0, np.arange(size)), learner.start()
-        online = EvidenceLearner(layer, 1.0, size, 0)
-        return lambda: online.run_chain((state, backend), block, Stats.zeros(online.layout()))
+        x = (rng.random((size, pixels)) < PROBED_ONES).astype(np.uint8)
+        block = Block(x, None, None, 0, np.arange(size))
+        prepared: Any = learner.prepare(learner.start(), backend)
+        if isinstance(learner, KeptMessages):
+            kept = replace(learner, n_rows=size, alone_sweeps=PROBED_SWEEPS)
+            return lambda: kept.visit(prepared, block, None)
+        return lambda: learner.run_chain(prepared, block, Stats.zeros(learner.layout()))
 
-    what = f"hcn {layer.image} {layer.window} {layer.n_features} {size}"
-    slots = min(told.resources.slots, order.n_chains)
-    sweep = layer.pairs / PAIRS_PER_SECOND
+    what = (
+        f"hcn {'online' if model.online else 'kept'} {layer.image} {layer.window} {layer.n_features} {size}"
+    )
+    slots, sweeps = min(told.resources.slots, order.n_chains), 1 if model.online else PROBED_SWEEPS
+    row = layer.pairs / (PAIRS_PER_SECOND if model.online else PAIRS_WITH_MESSAGES)
     if told.measure:
-        sweep = rates.get(f"{what} t{slots}", lambda: cpu_seconds(make, slots)) / size
-    row = sweep if model.online else sweep * PAIRS_PER_SECOND / PAIRS_WITH_MESSAGES
+        row = rates.get(f"{what} t{slots}", lambda: cpu_seconds(make, slots)) / size / sweeps
+    # Decoding sweeps as online learning does.
+    sweep = row if model.online else row * PAIRS_WITH_MESSAGES / PAIRS_PER_SECOND
     reading = told.reading(told.train) + told.gathering(told.train.nbytes / n)
     one = n * told.row_seconds(row, reading, slots)
     decoding = SWEEPS * sweep / told.resources.slots
@@ -479,7 +487,7 @@ def _timed(
     if n_held:
         told.add("validation", restarts * epochs * n_held * decoding)
     told.add("compression", 2 * restarts * (n_held or min(n, 2 * LOOKED_ROWS)) * decoding)
-    told.out["probe"] = {"pairs_per_second": layer.pairs / sweep}
+    told.out["probe"] = {"pairs_per_second": layer.pairs / row}
     told.out["seconds_per_pass"] = one
     told.out["predicting_seconds_per_row"] = decoding
     told.out["passes"] = {"at_least": min(epochs, int(model.patience or epochs) + 1), "at_most": epochs}

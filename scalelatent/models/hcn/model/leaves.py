@@ -60,8 +60,9 @@ class KeptMessages(EvidenceLearner):
     @property
     def wants(self) -> Wants:
         fixed = 48 * int(np.prod(self.layer.weights_shape))
-        # What was kept, what is kept, its bytes on the way to disk, and the orders.
-        return Wants(scratch=(fixed, 3 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels))
+        # What was kept and what is kept, each with its bytes on the way from and to the disk, which are put
+        # together of those of its arrays; and the orders.
+        return Wants(scratch=(fixed, 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels))
 
     def layout(self) -> Layout:
         return Layout((("evidence", self.layer.weights_shape), ("moved", ()), ("left", ())))

@@ -1,0 +1,91 @@
+"""The plan of a network of parts: its peak and its disk hold, online and with kept messages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent.models.hcn import fit as fitting
+
+FIT = """
+import json, pathlib, sys
+import scalelatent as sl
+from scalelatent.deploy.probes import peak_bytes
+
+ds, run, (how, engine) = sl.open_dataset(sys.argv[1]), sys.argv[2], map(json.loads, sys.argv[3:])
+model = sl.HierarchicalCompositionalNetwork([(16, (8, 6))], random_state=0, n_jobs=2, **how)
+plan = model.plan(ds, engine=engine)
+disk = []
+
+class Look(sl.Callback):
+    def on_report(self, record):
+        disk.append(sum(f.stat().st_size for f in pathlib.Path(run).rglob("*") if f.is_file()))
+
+    on_pass_end = on_report
+
+model.fit(ds, run_dir=run, engine=engine, callbacks=Look())
+told = {"plan": plan["peak_bytes_per_worker"], "disk": max(disk), "disk_plan": plan["disk_bytes"]}
+print(json.dumps({"peak": peak_bytes(), **told}))
+"""
+
+
+def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any]) -> dict[str, int]:
+    sl.data.make_images(str(folder / f"{rows}.zarr"), "letters", rows, alphabet="AKSTX")
+    paths = [str(folder / f"{rows}.zarr"), str(folder / f"run-{rows}"), json.dumps(how), json.dumps(engine)]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FIT, *paths], capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_what_is_probed_is_what_is_run(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds follow from the chain, or the visit with kept messages, that was measured."""
+    probed: list[str] = []
+
+    def measure(name: str, seconds: Any) -> float:
+        probed.append(name)
+        found = seconds()
+        assert found > 0
+        return 0.5
+
+    monkeypatch.setattr(fitting.rates, "get", measure)
+    monkeypatch.setattr(fitting, "cpu_seconds", lambda make, slots: (make()(), 1.0)[1])
+    model = sl.HierarchicalCompositionalNetwork(
+        [(3, (3, 2))], online=online, n_epochs=7, n_chains=1, n_jobs=1
+    )
+    told = model.plan(np.zeros((50, 7, 6), np.uint8))
+    assert [name.split()[1] for name in probed] == ["online" if online else "kept"]
+    # Five images in half a second; those of kept messages were swept four times.
+    row = 0.5 / 5 / (1 if online else fitting.PROBED_SWEEPS)
+    assert told["seconds"]["learn"] == pytest.approx(7 * 50 * row, rel=0.01)
+    assert told["probe"]["pairs_per_second"] == pytest.approx(
+        fitting.make_layer(model, (1, 7, 6)).pairs / row
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["online", "kept"])
+def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"n_epochs": 1, "n_chains": 4}
+    engine: dict[str, Any] = {"report_steps": 1}
+    sizes = (2_000, 8_000)
+    if way == "kept":
+        how |= {"online": False, "n_epochs": 2}
+        engine["leaf_rows"], sizes = 16, (32, 128)
+    few, many = (measured(tmp_path, rows, how, engine) for rows in sizes)
+    assert many["peak"] < many["plan"] < 3 * many["peak"]
+    # Memory does not grow with the rows; what is kept of leaves lies on disk.
+    assert many["peak"] - few["peak"] < many["plan"] - few["plan"] + 32 * 2**20
+    for one in (few, many):
+        assert one["disk"] < one["disk_plan"] + 2**20
+    if way == "kept":
+        assert many["disk_plan"] < 2.5 * many["disk"]
