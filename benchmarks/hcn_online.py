@@ -153,7 +153,7 @@ def plot(found: dict[str, Any], path: Any) -> None:
             label = "one chain" if axes.get_subplotspec().colspan.start and "chains" not in name else name
             axes.plot(found[name]["images"], found[name]["found"], color=color, label=label)
         axes.set_xlabel("images seen")
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        axes.legend(frameon=False, fontsize=8, loc="center right")
     figure.axes[0].set_ylabel("letters found, of 26")
     write_png(figure, path)
     print(f"drawn to {path}", flush=True)

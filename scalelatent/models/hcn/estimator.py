@@ -71,7 +71,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     online : bool, default True
         Take images once, forgetting those before. False: the messages of all images are kept, in the run
         folder.
-    forgetting : float, default 0.95
+    forgetting : float, default 0.98
         Share of the evidence that a minibatch leaves of those before; 1 forgets nothing.
     batch_size : int, default 5
         Images of a minibatch.
@@ -163,7 +163,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         p_weight: float = 0.3,
         p_sparsity: float = 1e-4,
         online: bool = True,
-        forgetting: float = 0.95,
+        forgetting: float = 0.98,
         batch_size: int = 5,
         n_epochs: int | None = None,
         damping: float = 1.0,

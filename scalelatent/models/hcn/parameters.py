@@ -119,7 +119,7 @@ PARAMETERS = Parameters(
         Parameter("online", True, Flag(), "False: messages of all images are kept"),
         Parameter(
             "forgetting",
-            0.95,
+            0.98,
             Number("give a number in (0, 1], what is left of the evidence; 1 is all", above=0, most=1),
             "evidence that a minibatch leaves of those before",
         ),
