@@ -108,3 +108,29 @@ def test_tangent_distance(gpu, emulated, monkeypatch, n, h, own):
 def test_the_text_has_these_kernels(gpu, emulated):
     assert set(emulated.names) == KERNELS
     assert f"constexpr int THREADS = {gpu.THREADS};" in gpu._kernels.text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "shape", "k", "h"), [(5, (3, 3), 2, 0), (3000, (28, 28), 60, 12)])
+def test_on_a_device(real, n, shape, k, h):
+    device = importlib.import_module("scalelatent.models.linear_mixture.kernels.gpu")
+    rng, p = np.random.default_rng(n), shape[0] * shape[1]
+    means, bases = rng.normal(size=(k, p)), np.linalg.qr(rng.normal(size=(k, p, h or 1)))[0]
+    scores = reference.error_scores(means, bases[:, :, :h], means.mean(axis=0))
+    x, starts = rng.normal(size=(n, p)).astype("f4"), np.array([0, k // 2, k])
+    wanted = reference.all_scores(reference.make_scorer(scores, starts), x, 0, 2)
+    best, index = device.nearest(device.make_scorer(scores, starts), x, 0, 2)
+    np.testing.assert_allclose(best[:, 1], wanted[:, k // 2 :].min(axis=1), rtol=1e-4, atol=1e-2)
+    chosen = np.take_along_axis(wanted, index.astype(int), axis=1)
+    np.testing.assert_allclose(chosen, best, rtol=1e-4, atol=1e-2)
+    groups, found = group_rows(rng.integers(0, k, n), 0, k, rng.random(n)), []
+    frame, factors = Frame(reference.TANGENTS, shape, 0.6), rng.random((k, 7))
+    for body in (device, reference):
+        bank, q = body.make_bank(means, bases, False), bases.shape[2]
+        sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)), np.zeros((k, q, q))
+        body.add_images(bank, x, groups, *sums)
+        more = np.zeros((k, q, p)), np.zeros((k, 7))
+        body.add_tangents(body.make_bank(0 * means, bases, False), x, groups, frame, factors, *more)
+        found.append((*sums, *more))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())

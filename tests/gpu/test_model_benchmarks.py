@@ -1,4 +1,4 @@
-"""benchmarks/gpu_mbn.py and gpu_crbm.py: what they do without a GPU, and that they run to their end."""
+"""The benchmarks of models on GPUs: what they do without one, and that they run to their end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = {"mbn": {"dense", "codes", "sparse"}, "crbm": {"rates", "steps"}}
+PARTS = {
+    "mbn": {"dense", "codes", "sparse"},
+    "crbm": {"rates", "steps"},
+    "linear_mixture": {"scan", "images", "passes"},
+}
 STAND_IN = f"""
 import runpy
 import sys

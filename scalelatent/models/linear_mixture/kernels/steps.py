@@ -6,25 +6,27 @@ LAPACK's calls for a few numbers cost more than the numbers.
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
 
 _SWEEPS = 30
-# Off the diagonal so much of the largest on it is rounding: images are sums in float32.
-_SMALL = 1e-12
+# Off the diagonal so much of the largest on it is rounding.
+_SMALL = 1e-14
 # Where a column keeps less than this of its length by Cholesky, columns are left to Gram and Schmidt.
 _LEAST = 1e-3
 # A column that keeps less than this of its length has others taken from it once more; and what is nothing.
 KEPT, _NONE = 0.5, 1e-10
 
 
-def eigenvectors(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def eigenvectors(matrices: np.ndarray, small: float = _SMALL) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues (K, q), decreasing, and eigenvectors as columns (K, q, q) of symmetric matrices; those of
-    one that is diagonal already keep their signs.
+    one that is diagonal already keep their signs. Off the diagonal stays at most so ``small`` a share of the
+    largest on it.
     """
     k, q = matrices.shape[:2]
     values, turn = np.empty((k, q)), np.empty((k, q, q))
-    _eigenvectors(np.array(matrices, order="C"), values, turn)
+    _eigenvectors(np.array(matrices, order="C"), small, values, turn)
     return values, turn
 
 
@@ -44,12 +46,12 @@ def gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
     _gram_schmidt(columns, np.ascontiguousarray(otherwise))
 
 
-@entry(filled("f8", 3), filled("f8", 2), filled("f8", 3))
-def _eigenvectors(matrices, values, turn):  # type: ignore[no-untyped-def]
+@entry(filled("f8", 3), types.float64, filled("f8", 2), filled("f8", 3))
+def _eigenvectors(matrices, small, values, turn):  # type: ignore[no-untyped-def]
     q = matrices.shape[1]
     rows, order = np.empty((q, q)), np.empty(q, dtype=np.int64)
     for k in range(len(matrices)):
-        _eigen(matrices[k], rows, values[k], turn[k], order)
+        _eigen(matrices[k], small, rows, values[k], turn[k], order)
 
 
 @entry(filled("f8", 3), filled("f8", 3), filled("f8", 1))
@@ -59,7 +61,7 @@ def _triangles(grams, inverse, least):  # type: ignore[no-untyped-def]
 
 
 @part
-def _eigen(m, rows, values, turn, order):  # type: ignore[no-untyped-def]
+def _eigen(m, small, rows, values, turn, order):  # type: ignore[no-untyped-def]
     """Eigenvalues, decreasing, and eigenvectors as columns of ``turn``, of a symmetric matrix, which is
     lost: Jacobi's rotations in cycles. ``rows`` (q, q) holds the eigenvectors as rows meanwhile.
     """
@@ -67,7 +69,7 @@ def _eigen(m, rows, values, turn, order):  # type: ignore[no-untyped-def]
     rows[:] = 0.0
     for i in range(q):
         rows[i, i] = 1.0
-        least = max(least, _SMALL * abs(m[i, i]))
+        least = max(least, small * abs(m[i, i]))
     for _ in range(_SWEEPS):
         turned = False
         for i in range(q - 1):

@@ -21,6 +21,7 @@ from scalelatent.models.linear_mixture.kernels.reference import (
     Groups,
     group_rows,
     packed_size,
+    sorted_runs,
     tangent_matrix,
     unpack,
 )
@@ -41,7 +42,7 @@ START, SETTLE, MAIN, FINISH, DONE = range(5)
 PHASES = ("k-means", "settle", "em", "finish")
 # What a block has of a sub-class, on average; its rows and bytes.
 _ROWS_OF_A_GROUP = 64
-_LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 60_000_000
+_LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 101_000_000
 _MERGE_SHARE = 0.08
 # EM steps of factor analysis on moments, which need no rows, for each pass.
 _FACTOR_STEPS = 10
@@ -282,8 +283,7 @@ class MixturePass:
         weight = np.ones(len(block.x)) if block.weight is None else block.weight
         codes = block.y if self.mixture.n_classes else np.zeros(len(block.x), dtype=np.int32)
         assert codes is not None
-        order = np.argsort(codes, kind="stable")
-        edges = np.searchsorted(codes[order], np.arange(len(starts)))
+        order, edges = sorted_runs(codes, len(starts) - 1)
         for c in range(len(starts) - 1):
             rows = order[edges[c] : edges[c + 1]]
             if not len(rows):

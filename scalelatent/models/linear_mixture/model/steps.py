@@ -10,6 +10,8 @@ from scalelatent.reductions import eigen
 from .pancakes import over
 
 TINY = np.finfo(float).tiny
+# So much of the largest Ritz value may stay off the diagonal: images are sums in float32.
+_RITZ = 1e-9
 # Squares of loadings are at least this share of the noise: EM never leaves 0.
 _LEAST = 1e-12
 
@@ -27,7 +29,7 @@ def centre_images(
     """
     n = np.maximum(count, TINY)
     shift = total / n[:, None]
-    code = np.einsum("kp,kpq->kq", shift, bases)
+    code = (shift[:, None, :] @ bases)[:, 0]
     spread = square / (n if square.ndim == 1 else n[:, None])
     spread = spread - (shift * shift if spread.ndim == 2 else (shift * shift).sum(axis=1))
     centred = image / n[:, None, None]
@@ -59,7 +61,7 @@ def orthonormal(columns: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
 def ritz(bases: np.ndarray, centred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ritz values (K, q), decreasing, and the rotations (K, q, q) of orthonormal bases that have them."""
     product = transposed(bases) @ centred
-    values, turn = eigenvectors(0.5 * (product + transposed(product)))
+    values, turn = eigenvectors(0.5 * (product + transposed(product)), _RITZ)
     return np.maximum(values, 0.0), turn
 
 

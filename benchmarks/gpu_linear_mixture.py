@@ -1,0 +1,216 @@
+"""Mixtures of linear models on a GPU, all of it in one go: kernels against the reference and a fit against
+that of a processor, then rates of the scan, of images and of whole passes.
+
+    python benchmarks/gpu_linear_mixture.py --out gpu_linear_mixture.json
+
+On the machine: CuPy, numpy, scipy, numba and this package on PYTHONPATH; nothing is downloaded, no setting of
+the card is touched. Exit code 0: all checks passed; 1: the checks named in the result failed; 3: no GPU here,
+and no result is written.
+
+Rates are medians with the rows on the card. Beside the scan: the card's sgemm of the same rows and columns,
+without TF32. Images are those of 16 directions, their products and sums in one launch each, beside the bytes
+of the sums that come back. Passes are of ten classes with blocks as the engine gives a card, all included but
+reading.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_common import device_seconds, host_seconds, machine
+
+import scalelatent as sl
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.backend import CupyBackend, find_kernel
+from scalelatent.errors import RunError
+from scalelatent.models.linear_mixture.kernels import reference
+from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame, group_rows
+from scalelatent.models.linear_mixture.model.em import MAIN, Mixture, MixtureEM, initial_state
+from scalelatent.models.linear_mixture.model.start import start_pancakes
+
+CLASSES, DIMS, WIDTH = 10, 10, 16
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
+    args = parser.parse_args()
+    try:
+        backend = CupyBackend()
+    except RunError as error:
+        print(f"no GPU checks were made: {error}", file=sys.stderr)
+        return 3
+    backend.stream.use()
+    begin = time.perf_counter()
+    result: dict[str, Any] = {"machine": machine(backend.xp)}
+    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
+    result["checks"] = [*check_all(args), check_fit(args)]
+    failed = [check["name"] for check in result["checks"] if not check["passed"]]
+    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
+    sizes = [(60, 16, 20)] if args.quick else [(65_536, p, k) for p in (256, 784) for k in (100, 500, 1000)]
+    result["scan"] = [scan(backend, *size, args) for size in sizes]
+    result["images"] = [images(backend, *size, args) for size in sizes]
+    result["passes"] = [passes(backend, *size, args) for size in sizes]
+    result["seconds"] = time.perf_counter() - begin
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{args.out}: {result['seconds']:.0f} s")
+    return 1 if failed else 0
+
+
+def kernel(name: str) -> Any:
+    """One of the card's."""
+    return find_kernel(f"linear_mixture_{name}", "cupy")
+
+
+def made(k: int, p: int, h: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means and orthonormal bases."""
+    rng = np.random.default_rng(seed)
+    return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
+
+
+def line(name: str, worst: float, most: float) -> dict[str, Any]:
+    """A line of the result."""
+    return {"name": name, "largest difference": worst, "passed": bool(worst <= most)}
+
+
+def apart(found: Any, wanted: Any) -> float:
+    """Largest difference, in units of the largest number."""
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    return float(np.abs(found - wanted).max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-12))
+
+
+def check_all(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each kernel against the reference."""
+    out = []
+    shapes = [(1, (3, 3), 1, 0), (40, (5, 6), 7, 3)] + ([] if args.quick else [(3000, (28, 28), 60, 12)])
+    for n, shape, k, h in shapes:
+        p, name = shape[0] * shape[1], f"{n} rows, {shape[0]} x {shape[1]}, K = {k}, h = {h}"
+        rng = np.random.default_rng(args.seed)
+        x, (means, bases) = rng.random((n, p), dtype=np.float32), made(k, p, h, args.seed)
+        scores = reference.error_scores(means, bases, means.mean(axis=0))
+        starts = np.array([0, k // 2, k])
+        ours, theirs = kernel("make_scorer")(scores, starts), reference.make_scorer(scores, starts)
+        wanted = reference.all_scores(theirs, x, 0, 2)
+        out.append(line(f"scores, {name}", apart(kernel("all_scores")(ours, x, 0, 2), wanted), 1e-5))
+        best, index = kernel("nearest")(ours, x, 1, 2)
+        chosen = wanted[np.arange(n), index[:, 0]] - wanted[:, k // 2 :].min(axis=1)
+        worst = float(chosen.max(initial=0.0)) / float(np.abs(wanted).max())
+        out.append(
+            line(
+                f"best of a run, {name}", max(worst, apart(best[:, 0], wanted[:, k // 2 :].min(axis=1))), 1e-5
+            )
+        )
+        groups = group_rows(rng.integers(0, k, n), 0, k, rng.random(n))
+        wide, frame = np.linalg.qr(rng.normal(size=(k, p, min(8, p))))[0], Frame(TANGENTS, shape, 0.6)
+        q, factors, sums = wide.shape[2], rng.random((k, len(TANGENTS))), []
+        for body in (kernel, lambda name: getattr(reference, name)):
+            total, square, image = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p))
+            gram, tangent = np.zeros((k, q, q)), np.zeros((k, q, p))
+            trace, moment = np.zeros((k, len(TANGENTS))), np.zeros((k, p * (p + 1) // 2))
+            bank = body("make_bank")(means, wide, False)
+            body("add_images")(bank, x, groups, total, square, image, gram)
+            still = body("make_bank")(np.zeros((k, p)), wide, False)
+            body("add_tangents")(still, x, groups, frame, factors, tangent, trace)
+            body("add_moments")(means, x, groups, np.zeros((k, p)), moment)
+            planes, tangents = body("make_planes")(scores), body("tangent_rows")(x, shape, TANGENTS[:6], 0.6)
+            candidates = np.tile(np.arange(min(k, 3), dtype=np.int32), (n, 1))
+            far = body("tangent_distance")(planes, x, tangents, candidates)
+            sums.append([total, square, image, gram, tangent, trace, moment, tangents, far])
+        names = "sums, squares, images, grams, images of tangents, their squares, moments, tangents"
+        for what, found, want in zip([*names.split(", "), "tangent distances"], *sums, strict=True):
+            out.append(line(f"{what}, {name}", apart(found, want), 1e-4))
+    return out
+
+
+def check_fit(args: argparse.Namespace) -> dict[str, Any]:
+    """The objective of a short fit on the card beside that of a processor."""
+    rng, (n, p) = np.random.default_rng(args.seed), (200, 20) if args.quick else (5000, 196)
+    y = np.arange(n) % 2
+    x = (rng.normal(size=(n, 4)) @ rng.normal(size=(4, p)) + 3.0 * y[:, None]).astype(np.float32)
+    x /= np.abs(x).max()
+    options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "max_iter": 3, "statistics": "images"}
+    told = [
+        sl.LinearMixtureClassifier(device=device, n_jobs=1, random_state=0, **options).fit(x, y).history_
+        for device in ("cpu", "gpu")
+    ]
+    return line(
+        "a fit beside that of a processor", apart(told[1][-1]["objective"], told[0][-1]["objective"]), 1e-3
+    )
+
+
+def scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
+    """The scan of all sub-classes, beside sgemm."""
+    xp, rng = backend.xp, np.random.default_rng(args.seed)
+    x, columns = backend.asarray(rng.random((n, p)), np.float32), k * (DIMS + 1)
+    scores = reference.error_scores(*made(k, p, DIMS, args.seed), np.full(p, 0.5))
+    scorer, nearest = kernel("make_scorer")(scores, np.array([0, k])), kernel("nearest")
+    w = backend.asarray(rng.random((columns, p)), np.float32)
+    # As large as a product may be at a time.
+    tile = max(min(n, 2**26 // columns), 1)
+    seconds = device_seconds(backend, lambda step: nearest(scorer, x, 0, 1), args.repeats)
+    product = device_seconds(backend, lambda step: xp.matmul(x[:tile], w.T), args.repeats)
+    flops = 2.0 * p * columns
+    found = {
+        "p": p,
+        "K": k,
+        "columns": columns,
+        "rows": n,
+        "teraflops": n * flops / seconds / 1e12,
+        "sgemm teraflops": tile * flops / product / 1e12,
+        "share of sgemm": n * product / (tile * seconds),
+    }
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def images(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Images of rows of equal sub-classes."""
+    rng = np.random.default_rng(args.seed)
+    x, (means, bases) = backend.asarray(rng.random((n, p)), np.float32), made(k, p, min(WIDTH, p), args.seed)
+    groups, q = group_rows(rng.integers(0, k, n), 0, k), min(WIDTH, p)
+    bank, nothing = kernel("make_bank")(means, bases, False), np.zeros((0, 0, 0))
+    sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p))
+    seconds = host_seconds(lambda: kernel("add_images")(bank, x, groups, *sums, nothing), args.repeats)
+    found = {
+        "p": p,
+        "K": k,
+        "rows": n,
+        "rows/s": n / seconds,
+        "teraflops": 4.0 * n * p * q / seconds / 1e12,
+        "megabytes back": 8 * k * (q + 2) * p / 1e6,
+    }
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def passes(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
+    """An E-step of ten classes, rows on the host."""
+    rng = np.random.default_rng(args.seed)
+    x, y = rng.random((n, p), dtype=np.float32), (np.arange(n) % CLASSES).astype(np.int32)
+    mixture = Mixture(p, np.repeat(np.arange(CLASSES), k // CLASSES), CLASSES)
+    work = MixtureEM(mixture, min(DIMS, p - 1), min(WIDTH, p)).reductions()["train"]
+    start = start_pancakes(x[:k].astype(np.float64), min(WIDTH, p), 0).cut(min(DIMS, p - 1))
+    state = initial_state(mixture, start, MAIN)
+
+    def one() -> None:
+        work.accumulate(work.prepare(state, backend), Block(x, y, None, 0), Stats.zeros(work.layout()))
+
+    seconds = host_seconds(one, max(args.repeats // 2, 1))
+    found = {"p": p, "K": k, "rows": n, "rows/s": n / seconds}
+    print(json.dumps(found), flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,308 @@
+"""Passes, fits and recognition by mixtures of linear models: python benchmarks/linear_mixture_fit.py
+
+One part alone by --part. All beside BLAS on the same operands in the same run, in times of it; figures of one
+thread but for `threads` and `fits`. Ten classes, h = 10, images of 16 directions.
+
+pass         E-step of 60,000 rows in memory, statistics in float64 included, against its products alone: rows
+             of a class with the columns of its sub-classes (the best of three block sizes), rows of a
+             sub-class with its basis and back; the M-step's share of both; what six tangents of each row add,
+             against the products of so many made rows, group by group
+threads      median seconds of a pass of a fit of 60,000 rows by two threads and by one
+fits         USPS by 200 sub-classes, MNIST averaged to 16 x 16 by 1,000: seconds of a fit, against the
+             floating-point operations of its passes at the rate of sgemm in two threads
+recognition  1,000 sub-classes, with tangent distance for the ten best, against without
+wide         a pass of made rows of 3,072 features by 300 sub-classes, against its products
+row          `partial_fit` of a row, 100 sub-classes, p = 256, h = 12: median milliseconds
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from common import fastest, mnist16, parser, usps, write_part
+
+import scalelatent as sl
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.passes import choose_grid
+from scalelatent.engine.plan import RowShape
+from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame
+from scalelatent.models.linear_mixture.model.em import MAIN, Mixture, MixtureEM, initial_state
+from scalelatent.models.linear_mixture.model.start import start_pancakes
+
+CLASSES, DIMS, WIDTH, ROWS = 10, 10, 16, 60_000
+SHAPES = {256: (16, 16), 784: (28, 28)}
+BLOCKS = (1024, 4096, 6000)
+
+
+class OnePass:
+    """A pass of the main phase over made rows, as a task runs it; its products in BLAS."""
+
+    def __init__(self, n: int, p: int, k: int, tangents: bool, rng: np.random.Generator) -> None:
+        self.x, self.y = rng.random((n, p), dtype=np.float32), (np.arange(n) % CLASSES).astype(np.int32)
+        frame = Frame(TANGENTS[:6], SHAPES[p], 0.6) if tangents else None
+        mixture = Mixture(p, np.repeat(np.arange(CLASSES), k // CLASSES), CLASSES, frame=frame)
+        self.em, self.k = MixtureEM(mixture, DIMS, WIDTH), k
+        chosen = np.argsort(np.arange(k) % CLASSES, kind="stable")
+        start = start_pancakes(self.x[chosen].astype(np.float64), WIDTH, 0).cut(DIMS)
+        self.state = replace(
+            initial_state(mixture, start, MAIN), tangent_weights=np.full((k, mixture.n_tangents), 0.1)
+        )
+        self.work, self.backend = self.em.reductions()["train"], make_backend("cpu")
+        self.block = choose_grid(RowShape(n, p, False), self.work).block_rows
+        self.stats = self.run()
+        # Rows that are assigned to sub-classes of their own size, from here on.
+        self.state = self.em.update(self.state, {"train": self.stats})
+
+    def run(self) -> Stats:
+        """The E-step."""
+        prepared, stats = self.work.prepare(self.state, self.backend), Stats.zeros(self.work.layout())
+        for a in range(0, len(self.x), self.block):
+            part = slice(a, a + self.block)
+            self.work.accumulate(prepared, Block(self.x[part], self.y[part], None, a), stats)
+        self.stats = stats
+        return stats
+
+    def maximise(self) -> None:
+        """The M-step."""
+        self.em.update(self.state, {"train": self.stats})
+
+    def products(self, block: int) -> None:
+        """Scores, images and back, of rows in their order."""
+        self.scores(block)
+        self.images(1)
+
+    def scores(self, block: int) -> None:
+        """Rows of each class with the columns of its sub-classes."""
+        n, each = len(self.x), self.k // CLASSES * (DIMS + 1)
+        columns = self.state.now.means.astype(np.float32).repeat(DIMS + 1, axis=0)
+        out, n_class = np.empty((block, each), np.float32), n // CLASSES
+        for c in range(CLASSES):
+            w = columns[c * each : (c + 1) * each].T
+            for a in range(0, n_class, block):
+                rows = self.x[c * n_class + a : c * n_class + min(a + block, n_class)]
+                np.matmul(rows, w, out=out[: len(rows)])
+
+    def images(self, times: int) -> None:
+        """Rows of each sub-class, so many times, with its basis and back."""
+        counts = np.maximum(self.stats["count"].astype(int) // (-(-len(self.x) // self.block)), 1)
+        bases, image = self.state.now.bases.astype(np.float32), np.empty((WIDTH, self.x.shape[1]), np.float32)
+        made = self.x[: times * counts.max()]
+        for _ in range(-(-len(self.x) // self.block)):
+            for q, count in enumerate(counts):
+                rows = made[: times * count]
+                np.matmul((rows @ bases[q]).T, rows, out=image)
+
+
+def passes(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+    """Whole passes against their products."""
+    found = []
+    for p in (256,) if quick else (256, 784):
+        for k in (100,) if quick else (100, 500, 1000):
+            n = 6000 if quick else ROWS
+            one, six = (OnePass(n, p, k, tangents, rng) for tangents in (False, True))
+            ways: dict[str, Any] = {"pass": one.run, "tangents": six.run, "M-step": one.maximise}
+            ways |= {"images": partial(one.images, 1), "six": partial(six.images, 6)}
+            ways |= {f"scores {b}": partial(one.scores, b) for b in BLOCKS}
+            took = fastest(ways, rounds)
+            products = took["images"] + min(took[f"scores {b}"] for b in BLOCKS)
+            more = took["tangents"] - took["pass"]
+            found.append(
+                {
+                    "p": p,
+                    "K": k,
+                    "rows": n,
+                    "seconds": took["pass"],
+                    "rows/s": n / took["pass"],
+                    "times its products": took["pass"] / products,
+                    "six tangents, times their products": more / took["six"],
+                    "M-step, share of both": took["M-step"] / (took["M-step"] + took["pass"]),
+                }
+            )
+            print(found[-1], flush=True)
+    return found
+
+
+def threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+    """Passes of fits by one thread and by two."""
+    found, n = [], 6000 if quick else ROWS
+    for p, k in ((256, 100), (256, 1000)):
+        x, y = rng.random((n, p), dtype=np.float32), np.arange(n) % CLASSES
+        seconds: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(max(rounds // 2, 1)):
+            for jobs, told in seconds.items():
+                model = sl.LinearMixtureClassifier(
+                    n_components=k // CLASSES if not quick else 2,
+                    n_dims=DIMS,
+                    max_iter=3,
+                    tol=0.0,
+                    n_jobs=jobs,
+                    random_state=0,
+                ).fit(x, y)
+                told.append(float(np.median([r["seconds"] for r in model.history_[-4:]])))
+        one, two = min(seconds[1]), min(seconds[2])
+        found.append({"p": p, "K": k, "seconds by one": one, "seconds by two": two, "times": one / two})
+        print(found[-1], flush=True)
+    return found
+
+
+def sgemm(jobs: int, p: int, rounds: int) -> float:
+    """Operations a second of products of 2,048 rows with 1,100 columns in so many threads."""
+    rows, columns = 2048, 1100
+    x, w = np.ones((rows, p), np.float32), np.ones((p, columns), np.float32)
+    out = [np.empty((rows, columns), np.float32) for _ in range(jobs)]
+    with ThreadPoolExecutor(jobs) as pool:
+
+        def all_of_them() -> None:
+            list(pool.map(lambda to: np.matmul(x, w, out=to), out))
+
+        return jobs * 2.0 * rows * columns * p / fastest({"": all_of_them}, rounds + 1)[""]
+
+
+def fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+    """Whole fits of real digits."""
+    found = []
+    for name, read, k in (("USPS", usps, 20), ("MNIST 16 x 16", mnist16, 100)):
+        x, y = read()
+        if quick:
+            x, y = x[:2000], y[:2000]
+        rate = sgemm(2, 256, rounds)
+        best: dict[str, Any] = {"seconds": np.inf}
+        for _ in range(1 if quick else 2):
+            begin = time.perf_counter()
+            model = sl.LinearMixtureClassifier(n_components=k, n_dims=DIMS, n_jobs=2, random_state=0).fit(
+                x, y
+            )
+            seconds = time.perf_counter() - begin
+            flops = 0.0
+            for record in model.history_:
+                columns = k * (record["n_dims"] + 1)
+                flops += 2.0 * len(x) * 256 * columns + 4.0 * len(x) * 256 * WIDTH
+            if seconds < best["seconds"]:
+                best = {
+                    "rows": name,
+                    "K": CLASSES * k,
+                    "passes": len(model.history_),
+                    "seconds": seconds,
+                    "seconds of the passes": sum(r["seconds"] for r in model.history_),
+                    "at the rate of sgemm": flops / rate,
+                    "sgemm GF/s, two threads": rate / 1e9,
+                }
+        found.append(best)
+        print(best, flush=True)
+    return found
+
+
+def recognition(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+    """What tangent distance costs."""
+    n, k = (2000, 10) if quick else (20_000, 100)
+    x, y = rng.random((n, 256), dtype=np.float32).reshape(n, 16, 16), np.arange(n) % CLASSES
+    common: dict[str, Any] = {
+        "n_components": k,
+        "n_dims": DIMS,
+        "max_iter": 1,
+        "n_jobs": 1,
+        "random_state": 0,
+    }
+    models = {
+        name: sl.LinearMixtureClassifier(
+            recognition=name,
+            image_shape=(16, 16),
+            tangents=TANGENTS[:6],
+            recognition_tangent_weight=0.0,
+            **common,
+        ).fit(x.reshape(n, 256), y)
+        for name in ("error", "tangent-distance")
+    }
+    some = x[: min(n, 4000)].reshape(-1, 256)
+    ways = {name: partial(model.decision_function, some) for name, model in models.items()}
+    for way in ways.values():
+        way()
+    took = fastest(ways, rounds)
+    found = {
+        "K": CLASSES * k,
+        "rows/s": len(some) / took["error"],
+        "rows/s, tangent distance": len(some) / took["tangent-distance"],
+        "times": took["tangent-distance"] / took["error"],
+    }
+    print(found, flush=True)
+    return [found]
+
+
+def wide(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+    """Rows of many features."""
+    n = 2000 if quick else 10_000
+    one = OnePass(n, 3072, 300, False, rng)
+    ways: dict[str, Any] = {"pass": one.run} | {f"{b}": partial(one.products, b) for b in BLOCKS[:2]}
+    took = fastest(ways, rounds)
+    share = min(took[f"{b}"] for b in BLOCKS[:2]) / took["pass"]
+    found = {"p": 3072, "K": 300, "rows/s": n / took["pass"], "share of its products' rate": share}
+    print(found, flush=True)
+    return [found]
+
+
+def row(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+    """Rows one by one."""
+    x, y = rng.random((2000, 256), dtype=np.float32), np.arange(2000) % CLASSES
+    common: dict[str, Any] = {"n_dims": 12, "max_iter": 2, "n_jobs": 1, "random_state": 0}
+    classifier = sl.LinearMixtureClassifier(n_components=10, **common).fit(x, y)
+    density = sl.LinearMixture(n_components=100, **common).fit(x)
+    found = []
+    for name, learn in (
+        ("LinearMixtureClassifier", lambda i: classifier.partial_fit(x[i : i + 1], y[i : i + 1])),
+        ("LinearMixture", lambda i: density.partial_fit(x[i : i + 1])),
+    ):
+        times = []
+        for i in range(20 if quick else 500):
+            begin = time.perf_counter()
+            learn(i)
+            times.append(time.perf_counter() - begin)
+        found.append(
+            {"model": name, "K": 100, "p": 256, "n_dims": 12, "ms a row": 1e3 * float(np.median(times))}
+        )
+        print(found[-1], flush=True)
+    return found
+
+
+PARTS = {
+    "pass": passes,
+    "threads": threads,
+    "fits": fits,
+    "recognition": recognition,
+    "wide": wide,
+    "row": row,
+}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    arguments = parser(__doc__, "linear_mixture_fit")
+    arguments.add_argument("--rounds", type=int, default=4)
+    arguments.add_argument("--part", choices=tuple(PARTS), help="one alone; fits need SCALELATENT_DATA")
+    arguments.add_argument(
+        "--quick", action="store_true", help="tiny sizes: shows that it runs; writes nothing"
+    )
+    args = arguments.parse_args()
+    for name, measure in PARTS.items():
+        if args.part in (None, name):
+            result = measure(np.random.default_rng(args.seed), args.rounds, args.quick)
+            rounded = [
+                {a: round(b, 4) if isinstance(b, float) else b for a, b in one.items()} for one in result
+            ]
+            if not args.quick:
+                write_part(args.out, name, args.seed, rounded)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Mixtures of linear models beside other libraries: python benchmarks/linear_mixture_peers.py
+
+Same rows and threads (--threads) for both; seconds of a pass or iteration from the difference of two fits of
+different length, and the mean log-likelihood in nats a row that each ends with, by one formula, in float64.
+
+mfa        torch-mfa (E. Richardson; --mfa: path of its mfa.py; needs torch): MNIST in [0, 1], 50 models of 6
+           factors with one noise each. Some passes from its own start are timed; the log-likelihood of the
+           test rows is after --passes of each, over --starts, ours by likelihood="ppca"
+gaussian   scikit-learn's GaussianMixture(10, "full") on rows of MNIST averaged to 16 x 16 and whole, with the
+           smallest covariance that lets it run, beside 10 models of 10 factors
+factors    scikit-learn's FactorAnalysis(10): seconds until the log-likelihood of its default end
+kmeans     KMeans (Lloyd) and MiniBatchKMeans from one start, beside n_dims=0 and stepwise EM: seconds and the
+           mean squared distance that they end with
+numpy      one hard pass in plain numpy, float32: residuals, errors, images by a product of each sub-class
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+_threads = argparse.ArgumentParser(add_help=False)
+_threads.add_argument("--threads", type=int, default=1)
+THREADS = _threads.parse_known_args()[0].threads
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = str(THREADS)
+
+import numpy as np
+from common import mnist, mnist16, parser, write_part
+
+import scalelatent as sl
+from scalelatent.models.linear_mixture.kernels import reference
+
+
+def rows_of(p: int, part: str = "train") -> np.ndarray:
+    """MNIST in [0, 1], whole or 16 x 16."""
+    x = mnist16(part)[0] if p == 256 else mnist(part=part)[0].astype(np.float32) / 255
+    return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def log_likelihood(
+    x: np.ndarray, means: np.ndarray, loadings: np.ndarray, noise: np.ndarray, weights: np.ndarray
+) -> float:
+    """Mean of a row under Gaussians loadings loadings' + diag(noise)."""
+    arrays = (np.asarray(a, dtype=np.float64) for a in (means, loadings, noise, weights))
+    means, loadings, noise, weights = arrays
+    scores = reference.factor_scores(means, loadings, noise, weights / weights.sum(), means.mean(axis=0))
+    scorer, total = reference.make_scorer(scores, np.array([0, len(means)])), 0.0
+    for a in range(0, len(x), 2048):
+        found = -0.5 * reference.all_scores(scorer, x[a : a + 2048], 0, 1)
+        top = found.max(axis=1)
+        total += float((top + np.log(np.exp(found - top[:, None]).sum(axis=1))).sum())
+    return total / len(x)
+
+
+def of_density(model: Any, x: np.ndarray) -> float:
+    """Log-likelihood of rows under one of ours, through the same formula."""
+    values, noise = model.variances_, model.noise_
+    loadings = model.bases_ * np.sqrt(np.maximum(values - noise[:, None], 0.0))[:, None, :]
+    wide = np.repeat(noise[:, None], x.shape[1], axis=1)
+    return log_likelihood(x, model.means_, loadings, wide, model.weights_)
+
+
+def seconds_of(call: Any) -> float:
+    """Wall time."""
+    begin = time.perf_counter()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        call()
+    return time.perf_counter() - begin
+
+
+def pass_seconds(model: Any) -> float:
+    """Median seconds of the passes of the main phase."""
+    return float(np.median([record["seconds"] for record in model.history_[-4:]]))
+
+
+def density(x: np.ndarray, seed: int, **params: Any) -> Any:
+    """One of ours."""
+    common: dict[str, Any] = {"n_jobs": THREADS, "random_state": seed, "tol": 0.0, "statistics": "images"}
+    return sl.LinearMixture(**common, **params).fit(x)
+
+
+def mfa(args: Any) -> dict[str, Any]:
+    """torch-mfa."""
+    import torch
+
+    torch.set_num_threads(THREADS)
+    spec = importlib.util.spec_from_file_location("mfa", args.mfa)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x, test, k, h = rows_of(784)[: args.rows], rows_of(784, "test"), 50, 6
+    rows = torch.from_numpy(x)
+
+    def theirs(passes: int, seed: int) -> Any:
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 - theirs draws from it
+        model = module.MFA(n_components=k, n_features=784, n_factors=h)
+        model.fit(rows, max_iterations=passes)
+        return model
+
+    def told(model: Any) -> float:
+        weights = torch.softmax(model.PI_logits, 0)
+        arrays = (a.detach().numpy() for a in (model.MU, model.A, torch.exp(model.log_D), weights))
+        return log_likelihood(test, *arrays)
+
+    likelihoods: dict[str, list[float]] = {"ours": [], "theirs": []}
+    once, twice = seconds_of(lambda: theirs(1, 0)), seconds_of(lambda: theirs(2, 0))
+    seconds = {"theirs": twice - once}
+    for seed in range(args.starts):
+        ours = density(
+            x, seed, n_components=k, n_dims=h, likelihood="ppca", assignment="soft", max_iter=args.passes
+        )
+        seconds["ours"] = min(seconds.get("ours", np.inf), pass_seconds(ours))
+        likelihoods["ours"].append(of_density(ours, test))
+        if args.passes * seconds["theirs"] * args.starts <= args.patience:
+            likelihoods["theirs"].append(told(theirs(args.passes, seed)))
+        print(likelihoods, flush=True)
+    times = seconds["theirs"] / seconds["ours"]
+    return {"rows": len(x), "seconds a pass": seconds, "times": times, "log-likelihood": likelihoods}
+
+
+def gaussian(args: Any) -> dict[str, Any]:
+    """GaussianMixture with whole covariances."""
+    from sklearn.mixture import GaussianMixture
+
+    found = {}
+    for p, n in ((256, 3000), (784, 3000)):
+        x, test = rows_of(p)[:n], rows_of(p, "test")
+
+        def theirs(passes: int, x: np.ndarray = x) -> Any:
+            start = {"init_params": "random_from_data", "random_state": 0}
+            return GaussianMixture(10, reg_covar=1e-3, tol=0.0, max_iter=passes, **start).fit(x)
+
+        few, more = seconds_of(lambda: theirs(2)), seconds_of(lambda: theirs(6))
+        ours = density(x, 0, n_components=10, n_dims=10, likelihood="ppca", assignment="soft", max_iter=10)
+        seconds = {"ours": pass_seconds(ours), "theirs": (more - few) / 4}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            score = float(theirs(10).score(test))
+        found[f"{p}"] = {
+            "rows": n,
+            "seconds a pass": seconds,
+            "times": seconds["theirs"] / seconds["ours"],
+            "log-likelihood of test rows": {"ours": of_density(ours, test), "theirs": score},
+        }
+        print(found, flush=True)
+    return found
+
+
+def factors(args: Any) -> dict[str, Any]:
+    """FactorAnalysis."""
+    from sklearn.decomposition import FactorAnalysis
+
+    x = rows_of(256)[:20_000]
+    x = x + 0.05 * np.random.default_rng(args.seed).standard_normal(x.shape, dtype=np.float32)
+    peers: dict[str, Any] = {}
+
+    def theirs(way: str) -> None:
+        peers[way] = FactorAnalysis(10, svd_method=way, random_state=0).fit(x)
+
+    seconds = {way: seconds_of(lambda way=way: theirs(way)) for way in ("lapack", "randomized")}
+    wanted = {way: float(model.score(x)) for way, model in peers.items()}
+    least, passes, taken, reached = min(wanted.values()), 0, np.inf, -np.inf
+    for passes in (10, 20, 40, 80, 160, 320):
+        begin = time.perf_counter()
+        model = density(
+            x, 0, n_components=1, n_dims=10, likelihood="factor-analysis", assignment="soft", max_iter=passes
+        )
+        taken = time.perf_counter() - begin
+        reached = -float(model.history_[-1]["objective"])
+        if reached >= least - 1e-3:
+            break
+    best = min(seconds.values())
+    return {
+        "rows": len(x), "p": 256, "seconds": {**seconds, "ours": taken}, "passes": passes,
+        "times": best / taken, "log-likelihood": {**wanted, "ours": reached},
+    }  # fmt: skip
+
+
+def kmeans(args: Any) -> dict[str, Any]:
+    """k-means."""
+    from sklearn.cluster import KMeans, MiniBatchKMeans
+
+    x, k, passes = rows_of(256), 100, 20
+    models: dict[str, Any] = {}
+
+    def theirs(name: str, make: Any) -> None:
+        models[name] = make.fit(x)
+
+    common: dict[str, Any] = {"n_clusters": k, "random_state": 0, "n_init": 1}
+    seconds = {
+        "KMeans": seconds_of(
+            lambda: theirs("KMeans", KMeans(algorithm="lloyd", max_iter=passes, tol=0.0, **common))
+        ),
+        "MiniBatchKMeans": seconds_of(lambda: theirs("MiniBatchKMeans", MiniBatchKMeans(**common))),
+    }
+    inertia = {name: float(model.inertia_) / len(x) for name, model in models.items()}
+    ours = {
+        "n_dims=0": {"max_iter": passes - 10},
+        "n_dims=0, stepwise": {"algorithm": "stepwise", "n_epochs": 1},
+    }
+    a_pass = {"KMeans": (seconds["KMeans"]) / passes}
+    for name, params in ours.items():
+        begin = time.perf_counter()
+        model = density(x, 0, n_components=k, n_dims=0, **params)
+        seconds[name] = time.perf_counter() - begin
+        wide = model.means_.astype(np.float32)
+        inertia[name] = float(np.mean([_distances(x[i : i + 5000], wide) for i in range(0, len(x), 5000)]))
+        a_pass[name] = pass_seconds(model)
+    return {"rows": len(x), "K": k, "seconds": seconds, "seconds a pass": a_pass, "mean square": inertia}
+
+
+def _distances(x: np.ndarray, means: np.ndarray) -> float:
+    square = (x * x).sum(axis=1)[:, None] - 2.0 * x @ means.T + (means * means).sum(axis=1)
+    return float(square.min(axis=1).mean())
+
+
+def numpy_pass(args: Any) -> dict[str, Any]:
+    """A pass as a few lines of numpy."""
+    x, k, h, q = rows_of(256)[:20_000], 100, 10, 16
+    rng = np.random.default_rng(args.seed)
+    means = x[rng.choice(len(x), k, replace=False)]
+    bases = np.linalg.qr(rng.normal(size=(k, 256, q)))[0].astype(np.float32)
+
+    def one() -> None:
+        errors = np.empty((len(x), k), dtype=np.float32)
+        for j in range(k):
+            r = x - means[j]
+            errors[:, j] = (r * r).sum(axis=1) - ((r @ bases[j][:, :h]) ** 2).sum(axis=1)
+        best = errors.argmin(axis=1)
+        for j in range(k):
+            r = x[best == j] - means[j]
+            r.T @ (r @ bases[j])
+
+    one()
+    theirs = min(seconds_of(one) for _ in range(3))
+    ours = pass_seconds(density(x, 0, n_components=k, n_dims=h, max_iter=6))
+    return {
+        "rows": len(x),
+        "K": k,
+        "seconds a pass": {"ours": ours, "theirs": theirs},
+        "times": theirs / ours,
+    }
+
+
+PARTS = {"mfa": mfa, "gaussian": gaussian, "factors": factors, "kmeans": kmeans, "numpy": numpy_pass}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    arguments = parser(__doc__, "linear_mixture_peers")
+    arguments.add_argument("--part", choices=tuple(PARTS), help="one alone")
+    arguments.add_argument("--threads", type=int, default=1)
+    arguments.add_argument("--mfa", type=Path, help="mfa.py of torch-mfa; without it its part is left out")
+    arguments.add_argument("--rows", type=int, default=60_000, help="of MNIST, for torch-mfa")
+    arguments.add_argument("--passes", type=int, default=30, help="of torch-mfa and ours")
+    arguments.add_argument("--starts", type=int, default=3)
+    arguments.add_argument(
+        "--patience", type=float, default=1e9, help="seconds; a longer fit of torch-mfa is left out"
+    )
+    args = arguments.parse_args()
+    for name, measure in PARTS.items():
+        if args.part not in (None, name) or (name == "mfa" and args.mfa is None):
+            continue
+        result = measure(args)
+        print(name, result, flush=True)
+        write_part(args.out, name, args.seed, result)
+
+
+if __name__ == "__main__":
+    main()
