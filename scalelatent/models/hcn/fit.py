@@ -44,7 +44,7 @@ MASK_ROWS = 4096
 # Records of a long epoch: points of the curve of weights against images seen.
 REPORTS = 20
 # Share of the pixels that may move in the last sweep; images of which none at rest means little.
-MOST_MOVED, FEW_ROWS = 0.5, 20
+MOST_MOVED, FEW_ROWS = 0.9, 20
 # Training images that compression is measured on, where there are no validation images.
 LOOKED_ROWS = 1_000
 # Of a leaf, where its images are not given; seconds between visits of its messages to the disk.
