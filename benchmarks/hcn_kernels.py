@@ -5,7 +5,9 @@ rates    pairs a second (a pair is a place and a weight that meet in a pixel of 
          five letter images of 24 x 24, 32 features of 8 x 6 (1,536 pairs a tree), and of 14 x 14, 5 of 6 x 6
          (180), beliefs half-way through learning; two threads against one; beside them a bare loop: the
          arithmetic of a pair by the general rule, over arrays of one tree in the first-level cache, compiled
-         by numba
+         by numba; and numpy's maximum of the messages to places, the bytes that a sweep with messages has to
+         bring in (two a pair, whatever else it does)
+quiet    of a sweep with messages after 30: lines of windows with a message to a weight, and pairs with one
 numpy    the reference on one image: a tree at a time
 vectors  instructions of the sweeps' machine code: minima and maxima of whole vectors, divisions
 """
@@ -110,6 +112,7 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
         "first sweep with messages": first_sweep,
         "with messages": lambda: sweeps.sweep_messages(evidence, order, *kept[1.0], 1.0),
         "with messages, damped": lambda: sweeps.sweep_messages(evidence, order, *kept[0.8], 0.8),
+        "reading messages to places": lambda: kept[1.0][2].max(),
         "decoding": decode,
         "two threads, without messages": lambda: list(pool.map(online, states)),
     }
@@ -132,6 +135,8 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
             found["bare"] / found["without messages"], 2
         ),
         "rate with messages over that without": round(found["with messages"] / found["without messages"], 2),
+        "share of lines with a message to a weight": round(float((kept[1.0][4] != 0).mean()), 4),
+        "share of pairs with a message to a weight": round(float((kept[1.0][3] != 0).mean()), 4),
         "two threads over one": round(found["two threads, without messages"] / found["without messages"], 2),
     }
 

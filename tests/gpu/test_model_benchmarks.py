@@ -15,6 +15,7 @@ PARTS = {
     "mbn": {"dense", "codes", "sparse"},
     "crbm": {"rates", "steps"},
     "linear_mixture": {"scan", "images", "passes"},
+    "hcn": {"rates", "learned"},
 }
 STAND_IN = f"""
 import runpy

@@ -11,12 +11,14 @@ from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.models.hcn.kernels.exact import HARD
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, pairs_of, trees
 
-from .trees import tree_of
+from .trees import fetch, tree_of
 
 _look_off, _look_on, _off, _on = tree_of(0)
 _look_off_1, _look_on_1, _off_1, _on_1 = tree_of(1)
 
 _0, _ALL = np.int32(0), np.float32(1)
+# Pairs of a tree whose first messages are fetched before its turn, and bytes of those.
+FAR, BEGINNING = 512, 1024
 
 
 @part
@@ -68,6 +70,8 @@ def _sweeping(wide: bool) -> Any:
     ) -> None:  # fmt: skip
         n_channels, height, width = evidence.shape[2:]
         s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
+        # Messages of a large tree lie far from those of the tree before.
+        far = w.shape[2] * w.shape[3] * w.shape[4] >= FAR
         for k in range(order.shape[0]):
             told = evidence[k].ravel()
             for p in range(order.shape[1]):
@@ -81,6 +85,10 @@ def _sweeping(wide: bool) -> Any:
                     to_s[k, n, a].ctypes.data + factor * begin, to_w[k, n, a].ctypes.data + factor * begin,
                     held[k, n, a, pixel].ctypes.data,
                 )  # fmt: skip
+                if far and p + 1 < order.shape[1]:  # the rest of it is then on its way by itself
+                    layer, pixel = divmod(order[k, p + 1], height * width)
+                    n, a = divmod(layer, n_channels)
+                    fetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], BEGINNING)
                 if b <= _0:  # 0 too: what is kept may come from other evidence
                     total = look_off(tree, (-b,), _ALL)
                     change = tell_off(tree, (-b - total, -b, _0), damping)

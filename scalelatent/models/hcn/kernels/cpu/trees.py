@@ -25,7 +25,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent.kernels.vectors import I8, I16, I32, I64, LANES, Vectors
+from scalelatent.kernels.vectors import I8, I16, I32, I64, LANES, Vectors, instructions
 
 _BITS = ir.IntType(LANES)  # a bit for each lane
 LEAST = -(2**29)  # a place or weight that does not exist; two of them can be added
@@ -350,6 +350,17 @@ def _tell(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
         return code.any(found[0]) if n_kept else None
 
     return code_of
+
+
+@instructions()
+def fetch(code: Any, address: Any, size: Any) -> None:
+    """Begin to fetch some bytes."""
+
+    def line(i: Any, _: Any) -> Values:
+        code.fetch(address, i)
+        return []
+
+    code.loop(I64(0), size, I64(64), [], line, may_be_empty=True)
 
 
 def tree_of(n_kept: int, wide: bool = False) -> tuple[Any, ...]:
