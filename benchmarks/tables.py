@@ -438,6 +438,18 @@ def letters_online() -> Iterable[Iterable[Any]]:
         yield name, letters, f"{r['seeds_with_all']} of {len(r['fits'])}", f"{r['over_truth']:.2f}"
 
 
+@shown("way|letters found of three, five seeds|compression|iterations")
+def parts_peers() -> Iterable[Iterable[Any]]:
+    found = read("hcn_peers")
+    rates = found.get("pairs_per_second", {})  # of a quiet machine
+    for way, fits in found["ways"].items():
+        name = way + (f", {rates[way]:.1e} pairs/s" if way in rates else "")
+        columns = ([fit[key] for fit in fits] for key in ("letters", "compression", "iterations"))
+        letters, lengths, iterations = columns
+        n = ", ".join(map(str, sorted(set(iterations))))
+        yield name, ", ".join(map(str, letters)), ", ".join(f"{c:.2f}" for c in lengths), n
+
+
 @shown("job|told|took|told / took|told peak|peak|told / peak")
 def plans() -> Iterable[Iterable[Any]]:
     for name, r in read("plan_accuracy")["jobs"].items():

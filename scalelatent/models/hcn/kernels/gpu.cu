@@ -103,7 +103,7 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
         }
     }
     if (b < 0)
-        total = add_up(total);
+        total = add_up(smaller(total, -2 * b));  // beyond that nothing changes: sums stay within int
     else
         largest_two(first, second);
     const int rest = smaller(b, larger(0, -first)), top = smaller(b, larger(0, -second));

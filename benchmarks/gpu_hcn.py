@@ -1,0 +1,263 @@
+"""Compositional networks on a GPU, all of it in one go: bits against a processor, then rates of chains side
+by side, and what many chains learn.
+
+    python benchmarks/gpu_hcn.py --out gpu_hcn.json
+
+On the machine: CuPy, numpy, scipy, numba and this package on PYTHONPATH; nothing is downloaded, no setting of
+the card is touched. Exit code 0: all checks passed; 1: the checks named in the result failed; 3: no GPU here,
+and no result is written.
+
+Rates are pairs a second (a pair is a place and a weight that meet in a pixel) with all arrays on the card, a
+thread block a chain of five letter images of 24 x 24, 32 features of 8 x 6, beside one core of this machine
+in the same run. A step is what a worker does: orders, minibatches of each chain one after another,
+forgetting, evidence brought back. Learning is a whole fit by 128 chains of ten minibatches, the images read
+from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_common import device_seconds, host_seconds, machine
+from hcn_common import n_found
+
+import scalelatent as sl
+from scalelatent.contract.learners import Block
+from scalelatent.engine.backend import CupyBackend, make_backend
+from scalelatent.engine.chains import advance, run_chains
+from scalelatent.errors import RunError
+from scalelatent.generators.images import image_set
+from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.windows import message_room
+from scalelatent.models.hcn.model.layer import FeatureLayer
+from scalelatent.models.hcn.model.online import EvidenceLearner
+
+SHAPES = [(1, 1, (1, 5, 5), (2, 3), 1), (2, 2, (1, 7, 6), (3, 2), 5), (1, 2, (2, 4, 5), (3, 4), 33)]
+LARGE = (3, 2, (1, 24, 24), (8, 6), 32)  # chains, images, (channels, height, width), window, features
+IMAGES, BATCHES = 5, 10
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="images of the fit")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
+    args = parser.parse_args()
+    try:
+        backend = CupyBackend()
+    except RunError as error:
+        print(f"no GPU checks were made: {error}", file=sys.stderr)
+        return 3
+    backend.stream.use()
+    begin = time.perf_counter()
+    result: dict[str, Any] = {"machine": machine(backend.xp)}
+    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
+    result["checks"] = check_all(backend, args)
+    failed = [check["name"] for check in result["checks"] if not check["passed"]]
+    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
+    result["rates"] = rates(backend, args)
+    result["learned"] = learned(args)
+    result["seconds"] = time.perf_counter() - begin
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{args.out}: {result['seconds']:.0f} s")
+    return 1 if failed else 0
+
+
+# -- checks -----------------------------------------------------------------------------------------------
+
+
+def draw(
+    chains: int, images: int, image: Any, window: Any, features: int, seed: int
+) -> dict[str, np.ndarray]:
+    """Evidence, orders, beliefs of S and W, no messages: whole units."""
+    rng, (channels, height, width), (h, w) = np.random.default_rng(seed), image, window
+    pixels = chains, images, channels, height, width
+    room = message_room((height, width), window, features)
+    evidence = np.where(rng.random(pixels) < 0.3, 1300, -1100) * (rng.random(pixels) > 0.1)
+    s = rng.normal(-900, 300, (chains, images, height - h + 1, width - w + 1, features))
+    weights = rng.normal(-150, 300, (chains, channels, h, w, features))
+    n = images * channels * height * width
+    return {
+        "evidence": evidence.astype("i4"),
+        "order": shuffled(seed, "benchmark", 0, np.arange(chains), n),
+        "s": np.rint(s).astype("i4"),
+        "w": np.rint(weights).astype("i4"),
+        "to_s": np.zeros((chains, images, channels, room), "i2"),
+        "to_w": np.zeros((chains, images, channels, room), "i2"),
+        "held": np.zeros((chains, images, channels, height * width, h), "u1"),
+    }
+
+
+def check_all(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Bits of the card beside those of a processor."""
+    host, out = make_backend("cpu"), []
+    for shape in SHAPES if args.quick else [*SHAPES, LARGE]:
+        for name, damping in (("sweep", None), ("sweep_messages", 1.0), ("sweep_messages", 0.8)):
+            given = draw(*shape, args.seed)
+            names = list(given)[: 4 if damping is None else 7]
+            both = []
+            for place in (host, backend):
+                arrays = [place.xp.asarray(given[key].copy()) for key in names]
+                moved = []
+                for _ in range(2):
+                    more = () if damping is None else (damping,)
+                    moved.append(place.kernel(f"hcn_{name}")(*arrays, *more))
+                both.append([*(place.to_host(a) for a in arrays), *(m for m in moved if m is not None)])
+            out.append(same(f"{name} {damping or ''} of {shape}", *both))
+        given = draw(*shape, args.seed)
+        rows = np.arange(shape[1])
+        found = []
+        for place in (host, backend):
+            s = place.xp.asarray(given["s"][0].copy())
+            pixels = given["evidence"][0]
+            order = shuffled(args.seed, "benchmark", 0, rows, pixels[0].size)
+            moved = place.kernel("hcn_decode")(
+                place.xp.asarray(pixels), place.xp.asarray(order), s, given["w"][0] > 0, 3
+            )
+            found.append([place.to_host(s), moved])
+        out.append(same(f"decode of {shape}", *found))
+    numbers = args.seed, "hcn sweep", 3, np.array([0, 7, 2**40]), 40 if args.quick else 2880
+    orders = [[p.to_host(p.kernel("hcn_shuffled")(*numbers))] for p in (host, backend)]
+    out.append(same("orders", *orders))
+    learner, state, blocks = job(3, 2 if args.quick else BATCHES, args)
+    out.append(same("a step of chains", *([step(learner, state, blocks, p)] for p in (host, backend))))
+    fits = [[model_of(device, 2, args).fit(letters(60, args)).beliefs_[0]] for device in ("cpu", "gpu")]
+    out.append(same("a fit", *fits))
+    return out
+
+
+def same(name: str, want: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Any]:
+    """A line of the result."""
+    return {"name": name, "passed": all(bool(np.array_equal(a, b)) for a, b in zip(want, found, strict=True))}
+
+
+# -- the job ----------------------------------------------------------------------------------------------
+
+
+def layer_of(args: argparse.Namespace) -> FeatureLayer:
+    """Of 26 letters."""
+    if args.quick:
+        return FeatureLayer((1, 9, 8), 3, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
+    return FeatureLayer((1, 24, 24), 32, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
+
+
+def letters(n: int, args: argparse.Namespace) -> np.ndarray:
+    """Images."""
+    size = layer_of(args).image[1:]
+    count = 1 if args.quick else 5
+    return image_set("letters", size=size, count=count, noise=0.03, seed=args.seed).rows(0, n)[0]
+
+
+def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[EvidenceLearner, Any, list[Block]]:
+    """A learner after a short while, and a step of so many chains of minibatches."""
+    size = 2 if args.quick else IMAGES
+    learner, host = EvidenceLearner(layer_of(args), 0.98, size, args.seed), make_backend("cpu")
+    x = letters(chains * batches * size, args).reshape(chains * batches * size, -1)
+    rows = np.arange(len(x)).reshape(chains, -1)
+    blocks = [Block(x[part], None, None, 0, part, 0, k) for k, part in enumerate(rows)]
+    state = learner.start()
+    for a in range(0, min(len(x), 40 * size), size):
+        block = Block(x[a : a + size], None, None, 0, np.arange(a, a + size), 0)
+        state = advance(learner, state, run_chains(learner, state, [block], host), size)
+    return learner, state, blocks
+
+
+def step(learner: EvidenceLearner, state: Any, blocks: list[Block], backend: Any) -> np.ndarray:
+    """Beliefs after a step."""
+    rows = sum(len(block.x) for block in blocks)
+    return advance(learner, state, run_chains(learner, state, blocks, backend), rows).beliefs
+
+
+def model_of(device: str, chains: int, args: argparse.Namespace) -> sl.HierarchicalCompositionalNetwork:
+    """The model of the job."""
+    layer, batches = layer_of(args), 2 if args.quick else BATCHES
+    return sl.HierarchicalCompositionalNetwork(
+        layers=[(layer.n_features, layer.window)], p01=1e-3, p10=1e-3, p_weight=0.3, p_sparsity=1e-4,
+        forgetting=0.98, batch_size=5, n_epochs=1, n_chains=chains, chain_batches=batches,
+        warmup_rows=10 if args.quick else None, device=device, n_jobs=1, random_state=args.seed,
+    )  # fmt: skip
+
+
+# -- rates ------------------------------------------------------------------------------------------------
+
+
+def rates(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Pairs a second by the number of chains, beside one core."""
+    out, host, layer = [], make_backend("cpu"), layer_of(args)
+    learner, state, blocks = job(2 if args.quick else 264, 1, args)
+    pairs = layer.pairs * len(blocks[0].x)
+    one: dict[str, float] = {}
+    for chains in [1, 2] if args.quick else [1, 8, 32, 128, 264]:
+        evidence = np.stack([layer.evidence_in(block) for block in blocks[:chains]])
+        w = np.stack([np.rint(state.beliefs * 256).astype("i4")] * chains)
+        s = np.stack([layer.no_places(len(blocks[0].x))] * chains)
+        order = shuffled(args.seed, "benchmark", 0, np.arange(chains), evidence[0].size)
+        room = message_room(layer.image[1:], layer.window, layer.n_features)
+        kept = [np.zeros((*evidence.shape[:3], room), "i2") for _ in range(2)]
+        kept.append(np.zeros((*evidence.shape[:3], layer.n_pixels, layer.window[0]), "u1"))
+        found: dict[str, Any] = {"chains": chains}
+        if chains == 1:
+            one = {name: pairs / seconds for name, seconds in cores(host, evidence, order, s, w, kept, args)}
+            found["one core"] = one
+        arrays = [backend.xp.asarray(a) for a in (evidence, order, s, w, *kept)]
+        for name in ("sweep", "sweep_messages"):
+            some = arrays[:4] if name == "sweep" else [*arrays, 1.0]
+            kernel = backend.kernel(f"hcn_{name}")
+            seconds = device_seconds(backend, lambda _, k=kernel, a=some: k(*a), args.repeats)
+            found[name] = chains * pairs / seconds
+            found[f"{name}, times one core"] = found[name] / one[name]
+        seconds = host_seconds(
+            lambda c=chains: step(learner, state, blocks[:c], backend), max(1, args.repeats // 2)
+        )
+        found["a step of one minibatch"] = chains * pairs / seconds
+        out.append(found)
+        print(json.dumps(found), flush=True)
+    learner, state, blocks = job(2 if args.quick else 128, 2 if args.quick else BATCHES, args)
+    n = sum(len(block.x) for block in blocks)
+    both = [host_seconds(lambda p=p: step(learner, state, blocks, p), 1) for p in (host, backend)]
+    seconds_of = dict(zip(("one core", "the card"), both, strict=True))
+    found = {"a step of minibatches": len(blocks), **{k: n * layer.pairs / v for k, v in seconds_of.items()}}
+    found["times one core"] = both[0] / both[1]
+    print(json.dumps(found), flush=True)
+    return [*out, found]
+
+
+def cores(host: Any, evidence: Any, order: Any, s: Any, w: Any, kept: Any, args: argparse.Namespace) -> Any:
+    """Seconds of the sweeps of a chain on one core."""
+    for name in ("sweep", "sweep_messages"):
+        arrays = [a.copy() for a in (evidence, order, s, w, *(kept if name != "sweep" else ()))]
+        more = (1.0,) if name != "sweep" else ()
+        call, given = host.kernel(f"hcn_{name}"), [*arrays, *more]
+        yield name, host_seconds(lambda call=call, given=given: call(*given), args.repeats)
+
+
+def learned(args: argparse.Namespace) -> dict[str, Any]:
+    """A fit by many chains: letters found, seconds, pairs a second."""
+    n = 60 if args.quick else args.rows
+    model, x = model_of("gpu", 2 if args.quick else 128, args), letters(n, args)
+    begin = time.perf_counter()
+    model.fit(x)
+    seconds = time.perf_counter() - begin
+    kinds = image_set("letters").features.astype(bool)
+    found = {
+        "images": n,
+        "seconds": seconds,
+        "pairs_per_second": n * layer_of(args).pairs / seconds,
+        "letters found": n_found(model.weights_[0], kinds),
+        "compression": model.compression_,
+    }
+    print(json.dumps(found), flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""Compositional networks against other ways to do the same: python benchmarks/hcn_peers.py
+
+Twenty letter images of 14 x 14 (T, L, X; two an image, 3 % noise), five features of 8 x 6: one AND of each
+pair of a place and a weight, one OR a pixel. 100 iterations from the same beliefs of W, half of each message
+new.
+
+ours         Algorithm 1 as it is here: trees one after another, two leaves of ten images, a thread each
+ours online  minibatches of five images in one chain, no message kept: as many epochs, one thread
+numpy        all trees at once from the messages before, in whole arrays: one thread
+PGMax        all factors at once, temperature 0, two threads (--pgmax PYTHON, an interpreter that has pgmax
+             and jax; a minute to build and compile, then some seconds a seed)
+
+Of each, over the seeds: letters found (intersection over union of .9), compression of the images with the
+features that pay. --timings adds pairs a second of all iterations: of a machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import numpy as np
+from common import parser, write
+from hcn_common import n_found
+
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.chains import advance, run_chains
+from scalelatent.generators.images import ImageSet, image_set
+from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
+from scalelatent.models.hcn.model.batch import LeafMessages, start_leaf, visit
+from scalelatent.models.hcn.model.compression import DescriptionLength, compression, paying
+from scalelatent.models.hcn.model.decode import Decoder
+from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, log_odds, to_features
+from scalelatent.models.hcn.model.online import EvidenceLearner
+
+ROWS, SEEDS, ITERATIONS, DAMPING = 20, 5, 100, 0.5
+LAYER = FeatureLayer((1, 14, 14), 5, (8, 6), 1e-2, 1e-2, 0.3, 1e-3)
+PAIRS = ROWS * LAYER.pairs
+PGMAX = """
+import importlib.metadata, json, os, sys, time
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+import jax, jax.lib
+if not hasattr(jax.lib, "xla_bridge"):
+    import types
+    jax.lib.xla_bridge = types.SimpleNamespace(get_backend=lambda *a: jax.devices()[0].client)
+    sys.modules["jax.lib.xla_bridge"] = jax.lib.xla_bridge
+import numpy as np
+from pgmax import fgraph, fgroup, infer, vgroup
+given, out, iterations, damping = *sys.argv[1:3], int(sys.argv[3]), float(sys.argv[4])
+x, first, prior = (np.load(given)[name] for name in ("x", "first", "prior"))
+(seeds, rows, height, width), (h, w, features) = x.shape, first.shape[1:]
+high, wide = height - h + 1, width - w + 1
+s = vgroup.NDVarArray(num_states=2, shape=(rows, high, wide, features))
+weights = vgroup.NDVarArray(num_states=2, shape=(h, w, features))
+pixels = vgroup.NDVarArray(num_states=2, shape=x.shape[1:])
+trees = [
+    [
+        ((n, r, c, f), (i - r, j - c, f))
+        for r in range(max(0, i - h + 1), min(high - 1, i) + 1)
+        for c in range(max(0, j - w + 1), min(wide - 1, j) + 1)
+        for f in range(features)
+    ]
+    for n, i, j in np.ndindex(x.shape[1:])
+]
+pairs = sum(map(len, trees))
+both = vgroup.NDVarArray(num_states=2, shape=(pairs,))
+graph, numbers, ands, ors = fgraph.FactorGraph([s, weights, pixels, both]), iter(range(pairs)), [], []
+for pixel, tree in zip(np.ndindex(x.shape[1:]), trees):
+    outputs = [both[next(numbers)] for _ in tree]
+    ands += [[s[of_s], weights[of_w], t] for (of_s, of_w), t in zip(tree, outputs)]
+    ors.append([*outputs, pixels[pixel]])
+graph.add_factors([fgroup.ANDFactorGroup(ands), fgroup.ORFactorGroup(ors)])
+bp = infer.build_inferer(graph.bp_state, backend="bp")
+run = jax.jit(lambda a: bp.run(a, num_iters=iterations, damping=damping, temperature=0.0))
+def evidence(a):
+    return np.stack([np.zeros_like(a), a], axis=-1)
+seconds, found = [], []
+for k in range(seeds):
+    told = {s: np.full(s.shape, prior), pixels: x[k], weights: first[k]}
+    arrays = bp.init(evidence_updates={group: evidence(a) for group, a in told.items()})
+    if not k:
+        jax.block_until_ready(run(arrays))
+    begin = time.perf_counter()
+    ends = jax.block_until_ready(run(arrays))
+    seconds.append(time.perf_counter() - begin)
+    beliefs = bp.get_beliefs(ends)[weights]
+    found.append(np.asarray(beliefs[..., 1] - beliefs[..., 0]))
+np.save(out, np.stack(found))
+versions = {name: importlib.metadata.version(name) for name in ("pgmax", "jax")}
+print(json.dumps({"seconds": seconds, "pairs": pairs, "versions": versions}))
+"""
+
+
+def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
+    """Beliefs of W, and the sweeps that were done before nothing moved."""
+    backend, beliefs, half = make_backend("cpu"), to_grid(first), ROWS // 2
+    leaves = [start_leaf(LAYER, half) for _ in range(2)]
+
+    def sweep(k: int) -> tuple[LeafMessages, np.ndarray]:
+        rows = evidence[half * k : half * (k + 1)]
+        return visit(LAYER, leaves[k], rows, beliefs, half * k, seed, 1, DAMPING, backend)
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(ITERATIONS):
+            visits = list(pool.map(sweep, range(2)))
+            leaves = [leaf for leaf, _ in visits]
+            beliefs = beliefs + visits[0][1] + visits[1][1]
+            if not any(leaf.moved for leaf in leaves):
+                break
+    return from_grid(beliefs), leaves[0].sweeps
+
+
+def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
+    """Beliefs of W after as many epochs, in one chain of minibatches of five images."""
+    backend, learner = make_backend("cpu"), EvidenceLearner(LAYER, 0.95, 5, seed)
+    state = learner.start(seed)
+    for epoch in range(ITERATIONS):
+        order = np.random.default_rng((seed, epoch)).permutation(ROWS)
+        for a in range(0, ROWS, 5):
+            rows = order[a : a + 5]
+            block = Block(x[rows], None, None, 0, rows, epoch)
+            state = advance(learner, state, run_chains(learner, state, [block], backend), 5)
+    return state.beliefs, ITERATIONS
+
+
+class AllAtOnce:
+    """The graph as arrays of pairs, tree after tree."""
+
+    def __init__(self) -> None:
+        (_, height, width), (h, w), (high, wide, features) = LAYER.image, LAYER.window, LAYER.places
+        s, weights, sizes = [], [], []
+        of_s = np.arange(high * wide * features).reshape(high, wide, features)
+        of_w = np.arange(h * w * features).reshape(h, w, features)
+        for y, x in np.ndindex(height, width):
+            r, c = (
+                np.arange(max(0, at - side + 1), min(places - 1, at) + 1)
+                for at, side, places in ((y, h, high), (x, w, wide))
+            )
+            s.append(of_s[np.ix_(r, c)].ravel())
+            weights.append(of_w[np.ix_(y - r, x - c)].ravel())
+            sizes.append(len(s[-1]))
+        n = of_s.size
+        self.s = np.concatenate([k * n + part for k in range(ROWS) for part in s])
+        self.w = np.tile(np.concatenate(weights), ROWS)
+        self.sizes = np.tile(sizes, ROWS)
+        self.begins = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
+        self.n = ROWS * n
+
+    def __call__(self, evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
+        """Beliefs of W in the layout of the kernels."""
+        prior, zero = np.float32(log_odds(LAYER.p_sparsity)), np.float32(0)
+        first = first[0, ::-1, ::-1].astype(np.float32)
+        b = np.repeat(from_grid(evidence).astype(np.float32).ravel(), self.sizes)
+        s, w = np.full(self.n, prior), first.ravel()
+        to_s, to_w = np.zeros_like(b), np.zeros_like(b)
+        for _ in range(ITERATIONS):
+            in_s, in_w = s[self.s] - to_s, w[self.w] - to_w
+            t = np.minimum(in_s + in_w, np.minimum(in_s, in_w))
+            positive = np.maximum(t, zero)
+            total, top = np.add.reduceat(positive, self.begins), np.maximum.reduceat(t, self.begins)
+            largest = t == np.repeat(top, self.sizes)
+            others = np.maximum.reduceat(np.where(largest, np.float32(-np.inf), t), self.begins)
+            second = np.where(np.add.reduceat(largest.astype(np.int32), self.begins) > 1, top, others)
+            best = np.where(largest, *(np.repeat(x, self.sizes) for x in (second, top)))
+            g = np.minimum(b + np.repeat(total, self.sizes) - positive, np.maximum(zero, -best))
+            to_s += np.float32(DAMPING) * (np.maximum(zero, in_w + g) - np.maximum(zero, in_w) - to_s)
+            to_w += np.float32(DAMPING) * (np.maximum(zero, in_s + g) - np.maximum(zero, in_s) - to_w)
+            s = prior + np.bincount(self.s, to_s, self.n).astype(np.float32)
+            w = first.ravel() + np.bincount(self.w, to_w, first.size).astype(np.float32)
+        return np.ascontiguousarray(w.reshape(first.shape)[None, ::-1, ::-1]), ITERATIONS
+
+
+def reached(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, float]:
+    """Letters found, and compression of the images with the features that pay."""
+    weights, backend = beliefs > 0, make_backend("cpu")
+    for _ in range(2):
+        reduction = DescriptionLength(Decoder(LAYER, weights))
+        stats = Stats.zeros(reduction.layout())
+        reduction.accumulate(reduction.prepare(None, backend), Block(x, None, None, 0), stats)
+        found = compression(LAYER, weights, stats)
+        weights = weights & paying(LAYER, weights, stats)
+    return {"letters": n_found(to_features(weights), letters.features), "compression": round(found, 3)}
+
+
+def pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Beliefs of W of all seeds, seconds and versions; or why it did not run."""
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "given.npz", **given)
+        files = [str(Path(folder) / name) for name in ("given.npz", "found.npy")]
+        command = [python, "-c", PGMAX, *files, str(ITERATIONS), str(DAMPING)]
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=900, env=environment, check=False
+        )
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            return {"failed": lines[-1] if lines else done.returncode}
+        return {"beliefs": np.load(files[1]), **json.loads(done.stdout.splitlines()[-1])}
+
+
+def rate(seconds: list[float], iterations: list[int]) -> float:
+    """Pairs a second of the fastest seed."""
+    return float(f"{max(PAIRS * n / t for t, n in zip(seconds, iterations, strict=True)):.3g}")
+
+
+def main() -> None:
+    arguments = parser(__doc__, "hcn_peers")
+    arguments.add_argument("--pgmax", metavar="PYTHON", help="interpreter with pgmax and jax")
+    arguments.add_argument("--timings", action="store_true", help="rates too: of a quiet machine")
+    args = arguments.parse_args()
+    sets = [
+        image_set("letters", alphabet="TLX", count=2, size=(14, 14), noise=0.03, seed=args.seed + k)
+        for k in range(SEEDS)
+    ]
+    images = [letters.rows(0, ROWS)[0].reshape(ROWS, -1) for letters in sets]
+    evidence = [LAYER.evidence(x) for x in images]
+    first = [LAYER.first_beliefs(args.seed + k) for k in range(SEEDS)]
+    graph = AllAtOnce()
+    assert len(graph.s) == PAIRS
+    ways: dict[str, Callable[[int], tuple[np.ndarray, int]]] = {
+        "ours, two threads": lambda k: ours(evidence[k], first[k], args.seed + k),
+        "ours online, one thread": lambda k: online(images[k], first[k], args.seed + k),
+        "numpy, one thread": lambda k: graph(evidence[k], first[k], args.seed + k),
+    }
+    results: dict[str, Any] = {"pairs of an iteration": PAIRS, "ways": {}}
+    rates = {}
+    for name, way in ways.items():
+        way(0)  # compiles
+        told, seconds, iterations = [], [], []
+        for k in range(SEEDS):
+            begin = time.perf_counter()
+            beliefs, done = way(k)
+            seconds.append(time.perf_counter() - begin)
+            iterations.append(done)
+            told.append(reached(beliefs, images[k], sets[k]) | {"iterations": done})
+        results["ways"][name], rates[name] = told, rate(seconds, iterations)
+        print(name, told, flush=True)
+    if args.pgmax:
+        given = {
+            "x": np.stack([from_grid(b)[:, 0] for b in evidence]),
+            "first": np.stack([b[0, ::-1, ::-1] for b in first]),
+            "prior": np.float64(from_grid(LAYER.prior)),
+        }
+        name, found = "PGMax, two threads", pgmax(args.pgmax, given)
+        if "failed" in found:
+            results["pgmax"] = found
+        else:
+            assert found["pairs"] == PAIRS
+            results["ways"][name] = told = [
+                reached(from_features(np.moveaxis(b, -1, 0)[:, None]), x, letters)
+                | {"iterations": ITERATIONS}
+                for b, x, letters in zip(found["beliefs"], images, sets, strict=True)
+            ]
+            results["versions"] = found["versions"]
+            rates[name] = rate(found["seconds"], [ITERATIONS] * SEEDS)
+            print(name, told, flush=True)
+    if args.timings:
+        results["pairs_per_second"] = rates
+        for other in (name for name in rates if not name.startswith("ours")):
+            results[f"times faster than {other}"] = {
+                name: round(rates[name] / rates[other], 1) for name in rates if name.startswith("ours")
+            }
+    print(json.dumps(results, indent=1))
+    write(args.out, args.seed, results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
