@@ -293,12 +293,13 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     basis_ : ndarray of float64, shape (features, p), or None
         What rows are multiplied by first, where there is a projection or smoothing.
     temperature_ : float
-        Of class probabilities: the least log-loss of validation, else of training rows, whose errors are too
-        small: give validation rows where probabilities matter.
+        Of class probabilities: the least log-loss of validation rows, else of training rows (at most about
+        20,000), each by the mean and directions of its sub-class without it.
     n_iter_ : int
         Passes.
     history_ : list of dict
-        One record a pass: objective (mean score of a row, or nats), phase, starved, refilled, dropped, …
+        One record a pass: objective (mean score of a row, or nats), phase ("k-means", "settle", "em",
+        "finish"), sub-classes starved, refilled and dropped, directions ``cut`` for want of rows, …
     seed_ : int
     n_features_in_ : int
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
@@ -44,9 +45,11 @@ from scalelatent.models.linear_mixture.model.em import (
     MixtureState,
     initial_state,
 )
+from scalelatent.models.linear_mixture.model.held_out import FittedRows
 from scalelatent.models.linear_mixture.model.online import StepwiseMixture, StepwiseState, stepwise_state
-from scalelatent.models.linear_mixture.model.pancakes import Pancakes
+from scalelatent.models.linear_mixture.model.pancakes import Pancakes, cut_directions, directions_cut
 from scalelatent.models.linear_mixture.model.recognise import (
+    HELD_OUT_ROWS,
     TEMPERATURES,
     TemperaturePass,
     choose_temperature,
@@ -66,6 +69,8 @@ if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
 
     AnyMixture: TypeAlias = LinearMixture | LinearMixtureClassifier
+
+_log = logging.getLogger("scalelatent")
 
 COUNT_ROWS = 2**20
 # Directions beside those of the model, at least; images have a multiple of so many.
@@ -367,7 +372,7 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
         train_rows = {"train": rows["train"]}
         epochs = int(model.n_epochs)
         result = yield LearnOnline("stepwise", learner, begun, train_rows, classes, order, epochs)
-        end, history = _finished(result.state), result.history
+        end, history = _finished(result.state, float(counts.sum())), result.history
         if mixture.frame is not None:
             first_of_few = replace(end, phase=FINISH, held=end.now)
             few = replace(em, finish_passes=TANGENT_PASSES)
@@ -378,6 +383,7 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     if n_classes > 1:
         temperature = yield from temperature_steps(model, fitted, rows, classes, end)
         fitted = replace(fitted, temperature=temperature)
+    tell_cut_directions(fitted)
     model._keep(replace(fitted, basis=basis), end.iteration, history, classes)
 
 
@@ -427,9 +433,10 @@ def _mass(state: MixtureState) -> np.ndarray:
     return state.counts if state.counts.any() else state.now.weights
 
 
-def _finished(state: StepwiseState) -> MixtureState:
-    """Of the last step; the rows of sub-classes are their running shares."""
-    return replace(state.now, counts=state.mass, objective=state.objective, iteration=state.epoch)
+def _finished(state: StepwiseState, rows: float) -> MixtureState:
+    """Of the last step; the rows of sub-classes are their running shares of all."""
+    counts = state.mass * (rows / max(float(state.mass.sum()), LEAST_FLOOR))
+    return replace(state.now, counts=counts, objective=state.objective, iteration=state.epoch)
 
 
 def most_passes(model: AnyMixture) -> int:
@@ -515,6 +522,7 @@ def smoothing_matrix(shape: tuple[int, int], smoothing: float) -> np.ndarray:
 def fitted_of(mixture: Mixture, state: MixtureState, basis: np.ndarray | None, frame: Frame | None) -> Fitted:
     """What predictions of a state come from, without sub-classes that were dropped."""
     alive = state.now.weights > 0
+    now = cut_directions(state.now, state.counts, mixture.likelihood)
     per_class = np.add.reduceat(state.counts, mixture.starts[:-1])
     priors = per_class / max(float(per_class.sum()), LEAST_FLOOR)
     likelihood = mixture.likelihood if state.phase >= MAIN else "error"
@@ -522,7 +530,7 @@ def fitted_of(mixture: Mixture, state: MixtureState, basis: np.ndarray | None, f
     temperature = 1.0 if likelihood in DENSE else scale
     counts = np.maximum(state.counts[alive], LEAST_FLOOR)
     return Fitted(
-        state.now.part(alive),
+        now.part(alive),
         mixture.classes[alive],
         priors,
         likelihood,
@@ -532,6 +540,21 @@ def fitted_of(mixture: Mixture, state: MixtureState, basis: np.ndarray | None, f
         counts,
         mixture.floor,
     )
+
+
+def tell_cut_directions(fitted: Fitted) -> None:
+    """Say once of a fit that some sub-classes have fewer directions than others."""
+    h = fitted.pancakes.n_dims
+    few = np.flatnonzero(directions_cut(fitted.counts, h))
+    if len(few):
+        _log.warning(
+            "%d of %d sub-classes have too few rows for n_dims=%d (the smallest has %.0f): what their rows "
+            "do not span was cut; lower n_components or n_dims",
+            len(few),
+            len(fitted.counts),
+            h,
+            float(fitted.counts[few].min()),
+        )
 
 
 def temperature_steps(
@@ -547,8 +570,13 @@ def temperature_steps(
     p = fitted.pancakes.means.shape[1]
     scale = float(p) if dense else max(float(noise.mean()) * p, LEAST_FLOOR)
     temperatures = scale * TEMPERATURES
-    tried = TemperaturePass(fitted.recogniser(getattr(model, "n_candidates", 10)), temperatures)
+    rows_of_fit, every = None, 1
     held = "validation" if "validation" in rows else "train"
+    if held == "train":
+        rows_of_fit = FittedRows(fitted.pancakes, fitted.counts, fitted.likelihood)
+        every = max(1, len(rows[held].dataset) // HELD_OUT_ROWS)
+    recogniser = fitted.recogniser(getattr(model, "n_candidates", 10))
+    tried = TemperaturePass(recogniser, temperatures, rows_of_fit, every)
     stats: Stats = yield Collect(f"temperature-{state.iteration}", tried, rows[held], classes)
     return choose_temperature(temperatures, np.array(stats["loss"]))
 

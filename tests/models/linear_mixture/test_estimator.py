@@ -240,20 +240,6 @@ def test_warm_start(digits):
     np.testing.assert_array_equal(m.fit(digits.x[:900], digits.y[:900]).basis_, basis)
 
 
-@pytest.mark.cluster
-def test_a_cluster_gives_the_same_bits(digits, tmp_path):
-    from distributed import Client, LocalCluster
-
-    # Threads of this process, which know of the kinds.
-    cluster = LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=50
-    )
-    with cluster, Client(cluster, set_as_default=False) as client:
-        rows = Dataset.from_arrays(digits.x, digits.y).save(tmp_path / "rows.zarr")
-        m = classifier().fit(rows, client=client, engine=ENGINE)
-    same(m, classifier(n_jobs=1).fit(digits.x, digits.y, engine=ENGINE))
-
-
 # -- conventions -------------------------------------------------------------------------------------------
 
 

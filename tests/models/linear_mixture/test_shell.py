@@ -17,6 +17,8 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError
 from scalelatent.evaluation.scoring import score_dataset, scorer_of
 from scalelatent.models.linear_mixture.evidence import collect_classes, collect_density, phases_of
+from scalelatent.models.linear_mixture.model.held_out import FittedRows
+from scalelatent.models.linear_mixture.model.pancakes import Pancakes
 from tests.helpers import InterruptAt, Log
 
 SMALL: dict[str, Any] = {"n_dims": 3, "max_iter": 3, "random_state": 0, "n_jobs": 1}
@@ -230,3 +232,62 @@ def test_the_sample_is_gone_after_the_fit_and_resumes_have_it(digits, tmp_path, 
     np.testing.assert_array_equal(resumed.bases_, clone(m).fit(digits.x).bases_)
     again = clone(m).fit(digits.x, resume=True, **how)  # of a run that was done
     np.testing.assert_array_equal(again.bases_, resumed.bases_)
+
+
+# -- probabilities, sub-classes of few rows ----------------------------------------------------------------
+
+
+def test_scores_without_the_row_are_those_of_a_fit_without_it():
+    """In all directions the downdate is exact: principal components and mean of the other rows."""
+    x = np.random.default_rng(0).normal(size=(12, 5)) * [4.0, 3.0, 2.0, 1.0, 0.5]
+    h, mean = 2, x.mean(axis=0)
+    values, vectors = np.linalg.eigh(np.cov(x.T, bias=True))
+    bases, values = vectors[None, :, ::-1], values[None, ::-1]
+    noise = np.array([values[0, h:].mean()])
+    p = Pancakes(mean[None], bases, values, noise, np.ones(1), h)
+    errors = ((x - mean) ** 2).sum(axis=1) - (((x - mean) @ bases[0, :, :h]) ** 2).sum(axis=1)
+    rows = FittedRows(p, np.array([12.0]), "error")
+    found = rows.held_out(x, np.zeros(12, int), errors, errors[:, None], 0, False)
+    for i in range(12):
+        others = np.delete(x, i, axis=0)
+        z = x[i] - others.mean(axis=0)
+        ways = np.linalg.svd(others - others.mean(axis=0))[2][:h]
+        assert found[i] == pytest.approx(z @ z - ((ways @ z) ** 2).sum())
+    assert (found > errors).all()
+    # Another sub-class of the class may be nearer then.
+    both = np.stack([errors, errors + 1e-3], axis=1)
+    np.testing.assert_allclose(rows.held_out(x, np.zeros(12, int), errors, both, 0, False), errors + 1e-3)
+
+
+@pytest.mark.parametrize("likelihood", ["error", "ppca"])
+def test_probabilities_by_training_rows_are_about_right(likelihood):
+    x, y = load_digits(return_X_y=True)
+    held = np.arange(len(x)) % 5 < 2
+    options: dict[str, Any] = {**SMALL, "n_components": 6, "n_dims": 5, "likelihood": likelihood}
+    m = LinearMixtureClassifier(**options).fit(x[~held], y[~held])
+    found = log_loss(y[held], m.predict_proba(x[held]))
+    told = clone(m).fit(x[~held], y[~held], validation=(x[held], y[held]))
+    least = log_loss(y[held], told.predict_proba(x[held]))
+    assert least <= found < 1.2 * least
+    assert m.predict_proba(x[held]).max(axis=1).mean() == pytest.approx(m.score(x[held], y[held]), abs=0.03)
+
+
+def test_sub_classes_of_few_rows_have_fewer_directions(caplog):
+    """Three rows span two directions; what is cut is counted, and told once."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(63, 9)), np.repeat([0, 1], [60, 3])
+    for likelihood in ("error", "ppca"):
+        caplog.clear()
+        m = LinearMixtureClassifier(n_components=1, **{**SMALL, "n_dims": 4}, likelihood=likelihood)
+        m.fit(x, y)
+        assert (np.linalg.norm(m.bases_, axis=1) > 0.5).sum(axis=1).tolist() == [4, 2]
+        assert m.history_[-1]["cut"] == 2
+        told = [record.message for record in caplog.records if "too few rows for n_dims=4" in record.message]
+        assert len(told) == 1
+        assert "1 of 2 sub-classes" in told[0]
+        assert np.isfinite(m.predict_proba(x)).all()
+        # Directions that nobody spans reconstruct nothing of other rows.
+        span = x[60:] - x[60:].mean(axis=0)
+        far = rng.normal(size=(1, 9)) @ (np.eye(9) - np.linalg.pinv(span) @ span)
+        row = far + x[60:].mean(axis=0)
+        np.testing.assert_allclose(m.reconstruct(row, label=1)[0], x[60:].mean(axis=0), atol=1e-4)

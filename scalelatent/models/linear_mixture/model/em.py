@@ -27,7 +27,7 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 )
 from scalelatent.reductions.moments import NonFiniteError
 
-from .pancakes import Pancakes, image_bases, scores_of
+from .pancakes import Pancakes, directions_cut, image_bases, scores_of
 from .steps import TINY, centre_images, factor_step, leading, power_step, ppca_fit, ppca_step
 
 LEAST_RESPONSIBILITY = 1e-6
@@ -406,6 +406,7 @@ class MixtureEM:
             "starved": state.starved,
             "refilled": state.refilled,
             "dropped": state.dropped,
+            "cut": int(directions_cut(state.counts, state.now.n_dims)[state.now.weights > 0].sum()),
         }
 
     def update(self, state: MixtureState, stats: Mapping[str, Stats]) -> MixtureState:

@@ -62,6 +62,27 @@ class Pancakes:
         return Pancakes(means, bases, values, noise, weights, self.n_dims)
 
 
+def directions_cut(counts: np.ndarray, n_dims: int) -> np.ndarray:
+    """How many directions (K,) sub-classes have less than the others: n rows span n - 1."""
+    # Weights of rows that nearly sum to a whole number are it.
+    return np.clip(n_dims - np.maximum(np.floor(counts + 1e-6) - 1, 0), 0, n_dims).astype(np.int64)
+
+
+def cut_directions(pancakes: Pancakes, counts: np.ndarray, likelihood: str) -> Pancakes:
+    """The same with 0 for directions that the rows of a sub-class do not span; loadings are as they were."""
+    h = pancakes.n_dims
+    cut = directions_cut(counts, h)
+    if likelihood == "factor-analysis" or not cut.any():
+        return pancakes
+    bases, values = pancakes.bases.copy(), pancakes.values.copy()
+    for q in np.flatnonzero(cut):
+        gone = slice(h - int(cut[q]), h)
+        bases[q, :, gone] = 0.0
+        if likelihood == "ppca":
+            values[q, gone] = pancakes.noise[q]
+    return replace(pancakes, bases=bases, values=values)
+
+
 def shared_noise(pancakes: Pancakes, alive: np.ndarray) -> float:
     """Mean of the noise over all rows."""
     weights = np.where(alive, pancakes.weights, 0.0)

@@ -15,9 +15,13 @@ from scalelatent.contract.wants import Wants
 from scalelatent.models.linear_mixture.kernels.reference import Frame, Scores
 from scalelatent.reductions.moments import NonFiniteError
 
+from .held_out import FittedRows
+
 WHAT = ("scores", "sub-classes")
 # Rows whose scores under all sub-classes lie in memory at a time.
 _ROWS = 1024
+# Rows of the fit by which the temperature is chosen, at most.
+HELD_OUT_ROWS = 20_000
 # Shares of the rows that are rejected, in scores.
 REJECTED = (0.0, 0.01, 0.05, 0.1)
 # Temperatures among which that of probabilities is chosen, as multiples of the mean score.
@@ -135,10 +139,21 @@ def errors_at_rejects(certainty: np.ndarray, wrong: np.ndarray) -> dict[str, flo
 class TemperaturePass:
     """Log-loss of probabilities at each of some temperatures (a reduction): ``loss`` (temperatures,) and
     ``rows``.
+
+    Attributes
+    ----------
+    rows : PancakeRows
+    temperatures : ndarray
+    fitted : FittedRows or None
+        Rows are those of the fit: of each the score of its class is what it would be had it not been there.
+    every : int
+        Of such rows one in so many is looked at.
     """
 
     rows: PancakeRows
     temperatures: np.ndarray
+    fitted: FittedRows | None = None
+    every: int = 1
 
     @property
     def wants(self) -> Wants:
@@ -161,10 +176,32 @@ class TemperaturePass:
     def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
         """Add a block."""
         assert block.y is not None
-        scores = self.rows.apply(prepared, block).astype(np.float64)
+        if place := find_too_large(block) or find_nonfinite(block):
+            raise NonFiniteError(place)
+        x, y, weight = block.x, block.y, block.weight
+        weight = np.ones(len(y)) if weight is None else weight
+        if self.every > 1:
+            some = np.flatnonzero((block.start + np.arange(len(y))) % self.every == 0)
+            if not len(some):
+                return
+            x, y, weight = x[some], y[some], weight[some]
+        x = prepared[0].asarray(x, np.float32, "x")
+        scores, index = self.rows.recognise(prepared, x)
+        scores = np.array(scores, dtype=np.float64)
+        if self.fitted is not None:
+            backend, scorer, _ = prepared
+            for c in np.unique(y):
+                own = np.flatnonzero(y == c)
+                all_own = np.array(
+                    backend.kernel("linear_mixture_all_scores")(scorer, x[own], int(c), int(c) + 1), "f8"
+                )
+                rows = np.asarray(backend.to_host(x[own]), dtype=np.float64)
+                q = np.asarray(index)[own, c]
+                scores[own, c] = self.fitted.held_out(
+                    rows, q, scores[own, c], all_own, int(self.rows.starts[c]), self.rows.frame is not None
+                )
         gap = scores - scores.min(axis=1, keepdims=True)
-        own = gap[np.arange(len(gap)), block.y]
-        weight = np.ones(len(gap)) if block.weight is None else block.weight
+        own = gap[np.arange(len(gap)), y]
         for i, t in enumerate(self.temperatures):
             losses = 0.5 * own / t + np.log(np.exp(-0.5 * gap / t).sum(axis=1))
             stats["loss"][i] += losses @ weight

@@ -1,0 +1,112 @@
+"""Mixtures of linear models on a cluster: the bits of this process, with killed workers and resumes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import Dataset, LinearMixture, LinearMixtureClassifier
+from scalelatent.engine.callbacks import Callback
+from tests.helpers import Log
+
+ENGINE = {"block_rows": 100, "leaf_rows": 200, "checkpoint_passes": 1}
+SMALL: dict[str, Any] = {"n_components": 3, "n_dims": 3, "max_iter": 2, "random_state": 0, "n_jobs": 1}
+FIELDS = ("means_", "bases_", "variances_", "noise_", "weights_")
+
+
+def classifier(**more: Any) -> LinearMixtureClassifier:
+    tangents = {"tangents": ("shift-x", "thickness"), "image_shape": (8, 8)}
+    return LinearMixtureClassifier(**{**SMALL, **tangents, "recognition": "tangent-distance", **more})
+
+
+def same(a: Any, b: Any) -> None:
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+    assert [record["objective"] for record in a.history_] == [record["objective"] for record in b.history_]
+
+
+@pytest.fixture(scope="module")
+def some(rows: Any) -> Dataset:
+    return rows.train[:3000]
+
+
+@pytest.fixture(scope="module")
+def alone(some: Dataset) -> LinearMixtureClassifier:
+    return classifier().fit(some, engine=ENGINE)
+
+
+class Kill(Callback):
+    """Kills a worker at the first sign of each stage."""
+
+    def __init__(self, client: Any, *stages: str) -> None:
+        self.client, self.left = client, set(stages)
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        if info["stage"] in self.left:
+            self.left.remove(info["stage"])
+            os.kill(sorted(self.client.run(os.getpid).values())[0], signal.SIGKILL)
+
+
+class StopWithin(Callback):
+    """Ctrl-C when a pass has begun."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.passes = after, 0
+
+    def on_pass_end(self, info: dict[str, Any]) -> None:
+        self.passes = info["pass"]
+
+    def on_progress(self, info: dict[str, Any]) -> None:
+        if self.passes >= self.after and info["rows_done"] < info["rows_total"]:
+            raise KeyboardInterrupt
+
+
+def test_the_same_bits_and_outputs(client: Any, some: Dataset, alone: Any, tmp_path: Path) -> None:
+    m = classifier().fit(some, client=client, run_dir=tmp_path / "run", engine=ENGINE)
+    same(m, alone)
+    assert m.temperature_ == alone.temperature_
+    out = m.predict(some[:500], out=tmp_path / "out.zarr", client=client)
+    np.testing.assert_array_equal(out.read_y(0, 500), alone.predict(some[:500]))
+    np.testing.assert_array_equal(out.read_x(0, 500), alone.predict_proba(some[:500]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"likelihood": "ppca", "assignment": "soft", "projection": 20, "statistics": "images"},
+        {"algorithm": "stepwise", "n_epochs": 1, "batch_rows": 600},
+    ],
+)
+def test_densities_have_the_same_bits(client: Any, some: Dataset, tmp_path: Path, options: Any) -> None:
+    d = LinearMixture(**{**SMALL, **options})
+    engine = {key: ENGINE[key] for key in ("block_rows", "leaf_rows")}
+    if "algorithm" in options:
+        engine = {"run_rows": 100}
+    same(
+        d.fit(some, client=client, run_dir=tmp_path, engine=engine),
+        LinearMixture(**d.get_params()).fit(some, engine=engine),
+    )
+
+
+def test_killed_workers(mortal: Any, some: Dataset, alone: Any, tmp_path: Path) -> None:
+    kill = Kill(mortal, "linear_mixture_sample", "linear_mixture_em")
+    same(classifier().fit(some, client=mortal, run_dir=tmp_path, engine=ENGINE, callbacks=kill), alone)
+    assert not kill.left
+
+
+def test_a_resume_in_mid_pass(client: Any, some: Dataset, alone: Any, tmp_path: Path) -> None:
+    engine = {**ENGINE, "checkpoint_seconds": 0.0}
+    how: dict[str, Any] = {"client": client, "run_dir": tmp_path, "engine": engine}
+    stop, told = StopWithin(4), Log()
+    with pytest.raises(KeyboardInterrupt):
+        classifier().fit(some, callbacks=stop, **how)
+    assert 4 <= stop.passes < alone.n_iter_
+    m = classifier().fit(some, resume=True, callbacks=told, **how)
+    same(m, alone)
+    assert told.of("pass_end")[0]["pass"] == stop.passes + 1
+    assert not list((tmp_path / "engine" / "sets").glob("*"))
