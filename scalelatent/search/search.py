@@ -65,11 +65,13 @@ def _gives(name: str) -> Callable[[Any], bool]:
 class Search(MetaEstimatorMixin, BaseEstimator):
     """Search over parameters of an estimator, as scikit-learn's `GridSearchCV`, over rows of any number.
 
-    Candidates of :class:`CapsuleRegression` share each pass: reading is what costs where rows lie on disk, so
-    a block is read and decoded once and given to all candidates (and, in cross-validation, all folds that are
-    runs of rows) that still learn; each stops on its own schedule and costs nothing from then on. Candidates
-    of the other kinds, and of folds that are not runs, are fitted one after the other, each by all cores or
-    the whole cluster. A candidate's model has the same bits as a fit of its parameters alone.
+    Candidates of :class:`CapsuleRegression` and of mixtures of linear models share each pass: reading is what
+    costs where rows lie on disk, so a block is read and decoded once and given to all candidates (and, in
+    cross-validation, all folds that are runs of rows) that still learn; each stops on its own schedule and
+    costs nothing from then on. Candidates whose statistics differ much in size may have leaves of another
+    size, for which rows are read once more. Candidates of the other kinds, and of folds that are not runs, are
+    fitted one after the other, each by all cores or the whole cluster. A candidate's model has the same bits
+    as a fit of its parameters alone.
 
     Candidates with different projections learn from different rows: each projection is made once for the
     whole search, and candidates of the same projection share its rows.
