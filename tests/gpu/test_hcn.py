@@ -120,7 +120,8 @@ def test_chains_are_launched_together(emulated_gpu) -> None:
     check_chains("gpu")
     names = [name for name, _ in launched[before:]]
     # Two minibatches of the two chains of four rows, three of the one of five.
-    assert names.count("hcn_sweep") == names.count("hcn_shuffle") == 5
+    assert names.count("hcn_sweep") == 5
+    assert names.count("hcn_shuffle") == 3  # of all minibatches of two images, and those of one
 
 
 def test_chains_that_do_not_fit_go_by_halves(emulated_gpu, monkeypatch) -> None:

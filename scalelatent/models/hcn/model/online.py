@@ -101,8 +101,8 @@ class EvidenceLearner:
     @property
     def wants(self) -> Wants:
         images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
-        # Evidence of all rows of a chain, and what it is made of.
-        each = 16 * self.layer.n_pixels
+        # Evidence and orders of all rows of a chain, and what they are made of.
+        each = 20 * self.layer.n_pixels
         return Wants(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
 
     def layout(self) -> Layout:
@@ -152,17 +152,15 @@ class EvidenceLearner:
     def _chains(self, state: EvidenceState, backend: Any, blocks: Sequence[Block]) -> np.ndarray:
         """Beliefs after the minibatches of chains of equally many rows: (chains, channels, h, w, F)."""
         layer, xp, rows = self.layer, backend.xp, len(blocks[0].x)
-        shuffle, sweep = (backend.kernel(name) for name in ("hcn_shuffled", "hcn_sweep"))
+        sweep, orders = backend.kernel("hcn_sweep"), self._orders(blocks, backend.kernel("hcn_shuffled"))
         # Between the minibatches nothing goes to a device, or comes from it.
         beliefs = backend.asarray(np.stack([state.beliefs] * len(blocks)), np.float64)
         first, worst = backend.asarray(state.first, np.float64), 0
         evidence = xp.asarray(np.stack([layer.evidence_in(block) for block in blocks]))
-        numbers = np.stack([rows_of(block) for block in blocks])
         faded = (1 - self.forgetting) * first
-        for a in range(0, rows, self.batch_rows):
+        for a, order in zip(range(0, rows, self.batch_rows), orders, strict=True):
             part = xp.ascontiguousarray(evidence[:, a : a + self.batch_rows])
             n_images = part.shape[1]
-            order = shuffle(self.seed, "hcn sweep", blocks[0].epoch, numbers[:, a], n_images * layer.n_pixels)
             before = xp.rint(beliefs * GRID).astype(np.int32)
             s = backend.buffer("places", (len(blocks), n_images, *layer.places), np.int32)
             s[...] = int(layer.prior)
@@ -174,6 +172,19 @@ class EvidenceLearner:
         if not layer.is_exact(largest):
             raise self._overflow(largest)
         return backend.to_host(beliefs)
+
+    def _orders(self, blocks: Sequence[Block], shuffle: Any) -> list[Any]:
+        """Orders of the pixels of a minibatch of each chain (chains, pixels), one minibatch after another."""
+        rows, size, out = len(blocks[0].x), self.batch_rows, []
+        firsts = np.stack([rows_of(block)[::size] for block in blocks], axis=1)
+        whole = rows // size
+        for some, n_images in ((firsts[:whole], size), (firsts[whole:], rows % size)):
+            if len(some):
+                n = n_images * self.layer.n_pixels
+                found = shuffle(self.seed, "hcn sweep", blocks[0].epoch, some.ravel(), n)
+                found = found.reshape(*some.shape, n)
+                out += [found[k] for k in range(len(some))]
+        return out
 
     def _overflow(self, largest: np.ndarray) -> DivergenceError:
         feature, limit = int(largest.argmax()), BELIEF_LIMIT / GRID
