@@ -69,7 +69,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     costs where rows lie on disk, so a block is read and decoded once and given to all candidates (and, in
     cross-validation, all folds that are runs of rows) that still learn; each stops on its own schedule and
     costs nothing from then on. Candidates whose statistics differ much in size may have leaves of another
-    size, for which rows are read once more. Candidates of the other kinds, and of folds that are not runs, are
+    size, for which rows are read once more. Candidates of other kinds, and of folds that are not runs, are
     fitted one after the other, each by all cores or the whole cluster. A candidate's model has the same bits
     as a fit of its parameters alone.
 
