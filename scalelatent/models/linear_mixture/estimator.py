@@ -234,6 +234,9 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         small changes of images that leave their class as it is.
     temperature : float or None
         sigma² of soft assignments by the error; None learns it.
+    noise_floor : float, default 1e-6
+        Smallest noise, as a share of the mean variance of a feature. Classes by "ppca" and "factor-analysis"
+        want about 0.3 where some features are constant in some sub-classes.
     tangent_weight, recognition_tangent_weight : float, default 0, 0.3
         Weight of all tangents against the rows, by their traces, in clustering and in the final bases.
     tangent_smoothing, smoothing : float, default 0.6, 0
@@ -335,6 +338,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         likelihood: str = "error",
         tangents: Sequence[str] = (),
         temperature: float | None = None,
+        noise_floor: float = 1e-6,
         tangent_weight: float = 0.0,
         recognition_tangent_weight: float = 0.3,
         tangent_smoothing: float = 0.6,
@@ -365,6 +369,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         self.likelihood = likelihood
         self.tangents = tangents
         self.temperature = temperature
+        self.noise_floor = noise_floor
         self.tangent_weight = tangent_weight
         self.recognition_tangent_weight = recognition_tangent_weight
         self.tangent_smoothing = tangent_smoothing
@@ -607,6 +612,8 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         small changes of images that leave their class as it is.
     temperature : float or None
         sigma² of soft assignments by the error; None learns it.
+    noise_floor : float, default 1e-6
+        Smallest noise, as a share of the mean variance of a feature.
     tangent_weight, recognition_tangent_weight : float, default 0, 0.3
         Weight of all tangents against the rows, by their traces, in clustering and in the final bases.
     tangent_smoothing, smoothing : float, default 0.6, 0
@@ -698,6 +705,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         likelihood: str = "error",
         tangents: Sequence[str] = (),
         temperature: float | None = None,
+        noise_floor: float = 1e-6,
         tangent_weight: float = 0.0,
         recognition_tangent_weight: float = 0.3,
         tangent_smoothing: float = 0.6,
@@ -726,6 +734,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         self.likelihood = likelihood
         self.tangents = tangents
         self.temperature = temperature
+        self.noise_floor = noise_floor
         self.tangent_weight = tangent_weight
         self.recognition_tangent_weight = recognition_tangent_weight
         self.tangent_smoothing = tangent_smoothing

@@ -75,8 +75,8 @@ _log = logging.getLogger("scalelatent")
 COUNT_ROWS = 2**20
 # Directions beside those of the model, at least; images have a multiple of so many.
 SPARE, MULTIPLE = 4, 8
-# Smallest noise, as a share of the mean variance of a feature.
-RELATIVE_FLOOR, LEAST_FLOOR = 1e-6, 1e-12
+# Smallest noise, whatever the rows.
+LEAST_FLOOR = 1e-12
 START_PASSES, SETTLE_PASSES = 10, 5
 # Moments of all sub-classes up to this size are kept whole.
 MOMENT_BYTES = 8e6
@@ -342,7 +342,7 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     sets = yield Gather("sample", ChosenRows(numbers, p), rows["train"], about, kept=False)
     width = width_of(model.n_dims, model.max_dims, p)
     first, variance = yield Derive(start_of, (sets, codes, components, width, model.seed_, model.init))
-    floor = max(RELATIVE_FLOOR * variance, LEAST_FLOOR)
+    floor = max(float(model.noise_floor) * variance, LEAST_FLOOR)
     mixture = make_mixture(model, components, n_classes, p, floor, frame)
     em = make_learner(model, mixture)
     if kept:

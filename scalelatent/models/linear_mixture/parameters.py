@@ -114,6 +114,12 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
             Number("give a number above 0, or None to learn it", above=0, also=(None,)),
             "sigma² of soft assignments",
         ),
+        Parameter(
+            "noise_floor",
+            1e-6,
+            Number("give a number of at least 0", least=0),
+            "smallest noise, as a share of the mean variance of a feature",
+        ),
         Parameter("tangent_weight", 0.0, _NOT_NEGATIVE, "of tangents against rows in clustering"),
         Parameter(
             "recognition_tangent_weight", 0.3, _NOT_NEGATIVE, "of tangents against rows in the final bases"

@@ -375,6 +375,15 @@ def test_rows_that_are_all_equal_and_constant_pixels(likelihood):
     assert m.score(x[:100], y[:100]) == 1
 
 
+@pytest.mark.parametrize("likelihood", ["ppca", "factor-analysis"])
+def test_noise_is_never_below_its_floor(likelihood):
+    """Mutant: the floor that was fixed, 1e-6."""
+    x = made_rows(300, 36, 3, 4).copy()
+    x[:, 5] = 1.0  # a constant feature: the least noise is the floor
+    m = density(likelihood=likelihood, n_dims=8 if likelihood == "ppca" else 2, noise_floor=0.5).fit(x)
+    assert m.noise_.min() == pytest.approx(0.5 * x.var(axis=0, dtype=np.float64).mean(), rel=1e-6)
+
+
 # -- figures -----------------------------------------------------------------------------------------------
 
 
