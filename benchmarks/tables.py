@@ -393,7 +393,7 @@ def mixture_tangents() -> Iterable[Iterable[Any]]:
 
 @shown("rows|way|h|held-out error|test error|p")
 def mixture_ways() -> Iterable[Iterable[Any]]:
-    for what in ("extensions", "dims", "stepwise"):
+    for what in ("extensions", "floors", "dims", "stepwise"):
         for data, found in _mixtures(what).items():
             first, *_ = found["ways"]
             for way, r in found["ways"].items():
