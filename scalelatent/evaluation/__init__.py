@@ -11,6 +11,7 @@ from scalelatent._lazy import attach
 if TYPE_CHECKING:
     from .baselines import lsa, pca
     from .clustering import KMeansScores, clustering_accuracy, kmeans_scores, nmi
+    from .neighbours import Neighbours, nearest_neighbours
     from .output_scores import METRICS, score_clusters, score_output
     from .retrieval import RETRIEVAL_METRICS, RetrievalCurve, retrieval_accuracy, retrieval_levels
     from .structured import OutputErrors, all_error, changed_error, occlusion_errors, output_errors
@@ -19,6 +20,7 @@ __all__ = [
     "METRICS",
     "RETRIEVAL_METRICS",
     "KMeansScores",
+    "Neighbours",
     "OutputErrors",
     "RetrievalCurve",
     "all_error",
@@ -26,6 +28,7 @@ __all__ = [
     "clustering_accuracy",
     "kmeans_scores",
     "lsa",
+    "nearest_neighbours",
     "nmi",
     "occlusion_errors",
     "output_errors",
@@ -40,6 +43,7 @@ _WHERE = {
     "METRICS": ".output_scores",
     "RETRIEVAL_METRICS": ".retrieval",
     "KMeansScores": ".clustering",
+    "Neighbours": ".neighbours",
     "OutputErrors": ".structured",
     "RetrievalCurve": ".retrieval",
     "all_error": ".structured",
@@ -47,6 +51,7 @@ _WHERE = {
     "clustering_accuracy": ".clustering",
     "kmeans_scores": ".clustering",
     "lsa": ".baselines",
+    "nearest_neighbours": ".neighbours",
     "nmi": ".clustering",
     "occlusion_errors": ".structured",
     "output_errors": ".structured",

@@ -1,0 +1,68 @@
+"""Nearest rows by tangent distances against least squares, however the rows are cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalelatent.data import Dataset
+from scalelatent.errors import DataError
+from scalelatent.evaluation import nearest_neighbours, neighbours
+
+RNG = np.random.Generator(np.random.Philox(8))
+P = 12
+TRAIN, X, LABELS = RNG.normal(size=(90, P)), RNG.normal(size=(17, P)), np.arange(90) % 4
+WAYS = RNG.normal(size=(3, P, P))
+
+
+def tangents(rows: np.ndarray) -> np.ndarray:
+    """Three linear ones, of which the last is twice the first of them."""
+    found = np.einsum("np,tpq->ntq", rows, WAYS)
+    found[:, 2] = 2 * found[:, 0]
+    return found
+
+
+def by_least_squares(x: np.ndarray, row: np.ndarray, sides: int) -> float:
+    own, other = tangents(x[None])[0], tangents(row[None])[0]
+    ways = np.concatenate([own, other][:sides]) if sides else np.zeros((1, P))
+    step = np.linalg.lstsq(ways.T, x - row, rcond=1e-9)[0]
+    return float(((x - row - ways.T @ step) ** 2).sum())
+
+
+@pytest.mark.parametrize("sides", [0, 1, 2])
+def test_distances_are_those_of_least_squares(
+    sides: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = np.array([[by_least_squares(x, row, sides) for row in TRAIN] for x in X])
+    train = Dataset.from_arrays(TRAIN, LABELS).save(tmp_path / "rows", chunk_rows=30)
+    for size in (4096, 7):
+        monkeypatch.setattr(neighbours, "BLOCK_ROWS", size)
+        monkeypatch.setattr(neighbours, "ASKED_ROWS", 5 if size == 7 else 256)
+        found = nearest_neighbours(train, X, tangents=tangents, sides=sides, n_candidates=90, damping=0.0)
+        np.testing.assert_allclose(found.distances, wanted.min(axis=1), rtol=1e-6, atol=1e-9)
+        np.testing.assert_array_equal(found.rows, wanted.argmin(axis=1))
+        np.testing.assert_array_equal(found.labels, LABELS[found.rows])
+
+
+def test_fewer_candidates_are_no_nearer_and_damping_holds_apart() -> None:
+    train = Dataset.from_arrays(TRAIN, LABELS)
+    every = nearest_neighbours(train, X, tangents=tangents, sides=2, n_candidates=90)
+    few = nearest_neighbours(train, X, tangents=tangents, sides=2, n_candidates=5)
+    assert (few.distances >= every.distances - 1e-9).all()
+    free = nearest_neighbours(train, X, tangents=tangents, sides=2, n_candidates=90, damping=0.0)
+    assert (every.distances > free.distances).all()
+
+
+def test_of_equal_rows_the_first_and_what_cannot_be() -> None:
+    train = Dataset.from_arrays(np.zeros((6, 2)), np.arange(6))
+    assert nearest_neighbours(train, np.ones((2, 2))).rows.tolist() == [0, 0]
+    with pytest.raises(ValueError, match="give tangents"):
+        nearest_neighbours(train, np.ones((2, 2)), sides=1)
+    with pytest.raises(ValueError, match="sides=3"):
+        nearest_neighbours(train, np.ones((2, 2)), sides=3)
+    with pytest.raises(DataError, match="rows of 2 features; give dense ones of 3"):
+        nearest_neighbours(train, np.ones((2, 3)))
+    with pytest.raises(DataError, match="no labels"):
+        nearest_neighbours(Dataset.from_arrays(np.zeros((6, 2))), np.ones((2, 2)))
