@@ -242,7 +242,7 @@ def recognition(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict
 
 def wide(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
     """Rows of many features."""
-    n = 2000 if quick else 10_000
+    n = 2000 if quick else 30_000
     one = OnePass(n, 3072, 300, False, rng)
     ways: dict[str, Any] = {"pass": one.run} | {f"{b}": partial(one.products, b) for b in BLOCKS[:2]}
     took = fastest(ways, rounds)

@@ -31,6 +31,7 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 )
 
 SCANS = ((130, 10, 12), (650, 50, 12), (1300, 100, 12), (11_000, 1000, 10))
+WIDE = ((3300, 300, 10),)
 
 
 def made(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -155,9 +156,11 @@ def main() -> None:
         if args.part not in (None, part):
             continue
         found = []
-        for p, shape in ((256, (16, 16)), (784, (28, 28))):
+        for p, shape in ((256, (16, 16)), (784, (28, 28)), (3072, (48, 64))):
+            if part != "scan" and p > 784:
+                continue
             if part == "scan":
-                found += [scan(p, k, h, rng, args.rounds) for _, k, h in SCANS]
+                found += [scan(p, k, h, rng, args.rounds) for _, k, h in (SCANS if p <= 784 else WIDE)]
             elif part == "moments":
                 found += [moments(p, each, rng, args.rounds) for each in (64, 300)]
             elif part == "images":

@@ -18,7 +18,12 @@ from scalelatent.models.linear_mixture.kernels.reference import Frame, group_row
 def _found() -> list[np.ndarray]:
     rng = np.random.Generator(np.random.Philox(3))
     out: list[np.ndarray] = []
-    for n, k, h, shape in ((300, 30, 11, (9, 7)), (140, 5, 3, (16, 16)), (20, 3, 20, (7, 7))):
+    for n, k, h, shape in (
+        (300, 30, 11, (9, 7)),
+        (140, 5, 3, (16, 16)),
+        (20, 3, 20, (7, 7)),
+        (9, 6, 2, (35, 40)),
+    ):
         p = shape[0] * shape[1]
         means, bases = rng.normal(size=(k, p)), rng.normal(size=(k, p, h)) / np.sqrt(p)
         x = rng.normal(size=(n, p)).astype("f4")

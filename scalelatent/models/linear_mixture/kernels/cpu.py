@@ -33,6 +33,9 @@ STRIP = 128
 # Those of a scan: the more, the fewer times are the columns read.
 SCAN_ROWS = 256
 _COLUMN_BYTES, _MOST_COLUMNS = 600_000, 384
+# Longer rows are scanned piece by piece, of at most so many features and whole vectors, so that a panel and a
+# strip stay in the cache.
+_WHOLE, _PIECE = 1024, 768
 # Lanes of a sum over features, on every machine.
 _SIDE = 16
 
@@ -86,6 +89,8 @@ class Scorer:
     centre : ndarray of float32, shape (p,)
     width : int
         Columns of a sub-class.
+    piece : int
+        Features that are multiplied at once; panels of a group's pieces lie one after the other.
     """
 
     packed: np.ndarray
@@ -97,11 +102,17 @@ class Scorer:
     c: np.ndarray
     centre: np.ndarray
     width: int
+    piece: int
+
+
+def piece_size(p: int) -> int:
+    """Features of a piece of a row."""
+    return p if p <= _WHOLE else -(-p // (-(-p // _PIECE) * _SIDE)) * _SIDE
 
 
 def group_size(width: int, p: int) -> int:
     """Sub-classes of so many columns each in a group: few columns are filled up to whole vectors."""
-    most = max(min(_MOST_COLUMNS, _COLUMN_BYTES // (BYTES * p)) // width, 1)
+    most = max(min(_MOST_COLUMNS, _COLUMN_BYTES // (BYTES * piece_size(p))) // width, 1)
     waste = [(-(-g * width // _SIDE) * _SIDE / (g * width), -g) for g in range(max(most // 2, 1), most + 1)]
     return -min(waste)[1]
 
@@ -123,8 +134,9 @@ def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
         runs.append(len(groups))
     table = np.array(groups, dtype=np.int64).reshape(-1, 4)
     packed, packed_d = np.empty(at, dtype=np.float32), np.empty(at_d, dtype=np.float32)
-    d = scores.d.astype(np.float32)
-    _pack_groups(columns.reshape(-1, p), table, h + 1, d if own else np.zeros((0, p), "f4"), packed, packed_d)
+    d, piece = scores.d.astype(np.float32), piece_size(p)
+    wide_d = d if own else np.zeros((0, p), "f4")
+    _pack_groups(columns.reshape(-1, p), table, h + 1, piece, wide_d, packed, packed_d)
     return Scorer(
         packed,
         packed_d,
@@ -135,18 +147,59 @@ def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
         scores.c.astype(np.float32),
         scores.centre.astype(np.float32),
         h + 1,
+        piece,
     )
 
 
-@entry(given("f4", 2), given("i8", 2), types.int64, given("f4", 2), filled("f4", 1), filled("f4", 1))
-def _pack_groups(columns, groups, width, d, packed, packed_d):  # type: ignore[no-untyped-def]
+@entry(
+    given("f4", 2),
+    given("i8", 2),
+    types.int64,
+    types.int64,
+    given("f4", 2),
+    filled("f4", 1),
+    filled("f4", 1),
+)
+def _pack_groups(columns, groups, width, piece, d, packed, packed_d):  # type: ignore[no-untyped-def]
     for g in range(len(groups)):
         first, count, at, at_d = groups[g]
-        panels = pack(columns[first * width : (first + count) * width])
-        packed[at : at + len(panels)] = panels
+        _pack_pieces(columns[first * width : (first + count) * width], piece, packed[at:])
         if len(d):
-            panels = pack(d[first : first + count])
-            packed_d[at_d : at_d + len(panels)] = panels
+            _pack_pieces(d[first : first + count], piece, packed_d[at_d:])
+
+
+@part
+def _pack_pieces(rows, piece, to):  # type: ignore[no-untyped-def]
+    """Panels of each piece of the features, one after the other."""
+    n, p = rows.shape
+    at = 0
+    for begin in range(0, p, piece):
+        some = np.empty((n, min(piece, p - begin)), dtype=np.float32)
+        for i in range(n):
+            for f in range(some.shape[1]):
+                some[i, f] = rows[i, begin + f]
+        panels = pack(some)
+        for i in range(len(panels)):
+            to[at + i] = panels[i]
+        at += len(panels)
+
+
+@part
+def _product(panels, strip, rows, p, piece, part, out):  # type: ignore[no-untyped-def]
+    """H of a strip whose pieces (rows, piece) lie one after the other; ``part`` holds that of one."""
+    columns = len(out)
+    for begin in range(0, p, piece):
+        size = min(piece, p - begin)
+        own = panels[begin * columns : (begin + size) * columns]
+        some = strip[begin * SCAN_ROWS : begin * SCAN_ROWS + rows * size].reshape(rows, size)
+        if begin == 0:
+            latents(own, some, out)
+        else:
+            latents(own, some, part[:columns])
+            for j in range(columns):
+                to, more = out[j], part[j]
+                for i in range(SCAN_ROWS):
+                    to[i] += more[i]
 
 
 @part
@@ -180,19 +233,24 @@ def _fold(h, col, width, start, e):  # type: ignore[no-untyped-def]
     types.int64,
     types.int64,
     types.int64,
+    types.int64,
     filled("f4", 2),
     filled("i4", 2),
     filled("f4", 2),
 )
-def _scan(x, packed, packed_d, groups, runs, d, c, centre, width, run, stop, best, index, scores):  # type: ignore[no-untyped-def]
+def _scan(  # type: ignore[no-untyped-def]
+    x, packed, packed_d, groups, runs, d, c, centre, width, piece, run, stop, best, index, scores
+):  # fmt: skip
     """The best of each run into ``best`` and ``index``, or all into ``scores``, whichever has columns."""
     n, p = x.shape
     most, wide = 0, 0
     for g in range(runs[run], runs[stop]):
         most, wide = max(most, groups[g, 1] * width), max(wide, groups[g, 1])
-    strip = np.empty((SCAN_ROWS, p), dtype=np.float32)
-    squares = np.empty((SCAN_ROWS if len(packed_d) else 0, p), dtype=np.float32)
+    strip = np.empty(SCAN_ROWS * p, dtype=np.float32)
+    squares = np.empty(len(strip) if len(packed_d) else 0, dtype=np.float32)
     products = np.zeros((padded(most), SCAN_ROWS), dtype=np.float32)
+    pieces = np.zeros((padded(max(most, wide)) if piece < p else 0, SCAN_ROWS), dtype=np.float32)
+    some = np.zeros(SCAN_ROWS, dtype=np.float32)
     own = np.zeros((padded(wide) if len(packed_d) else 0, SCAN_ROWS), dtype=np.float32)
     lengths, e = np.zeros(SCAN_ROWS, dtype=np.float32), np.empty(SCAN_ROWS, dtype=np.float32)
     start, top = np.empty(SCAN_ROWS, dtype=np.float32), np.empty(SCAN_ROWS, dtype=np.float32)
@@ -200,18 +258,22 @@ def _scan(x, packed, packed_d, groups, runs, d, c, centre, width, run, stop, bes
     begin = groups[runs[run], 0] if runs[stop] > runs[run] else 0
     for a in range(0, n, SCAN_ROWS):
         rows = min(SCAN_ROWS, n - a)
-        for i in range(rows):
-            _centre(
-                x.ctypes.data + (a + i) * p * BYTES,
-                centre.ctypes.data,
-                strip.ctypes.data + i * p * BYTES,
-                p,
-                lengths.ctypes.data + i * BYTES,
-            )
-        for i in range(rows if len(packed_d) else 0):
-            z, zz = strip[i], squares[i]
-            for f in range(p):
-                zz[f] = z[f] * z[f]
+        for i in range(SCAN_ROWS):
+            lengths[i] = np.float32(0.0)
+        for at in range(0, p, piece):
+            size = min(piece, p - at)
+            for i in range(rows):
+                _centre(
+                    x.ctypes.data + ((a + i) * p + at) * BYTES,
+                    centre.ctypes.data + at * BYTES,
+                    strip.ctypes.data + (at * SCAN_ROWS + i * size) * BYTES,
+                    size,
+                    some.ctypes.data + i * BYTES,
+                )
+            for i in range(SCAN_ROWS):
+                lengths[i] += some[i]
+        for i in range(len(squares)):
+            squares[i] = strip[i] * strip[i]
         for s in range(run, stop):
             for i in range(SCAN_ROWS):
                 top[i] = np.float32(np.inf)
@@ -220,11 +282,11 @@ def _scan(x, packed, packed_d, groups, runs, d, c, centre, width, run, stop, bes
                 first, count = groups[g, 0], groups[g, 1]
                 columns = padded(count * width)
                 panels = packed[groups[g, 2] : groups[g, 2] + columns * p]
-                latents(panels, strip[:rows], products[:columns])
+                _product(panels, strip, rows, p, piece, pieces, products[:columns])
                 if len(packed_d):
                     columns = padded(count)
                     panels = packed_d[groups[g, 3] : groups[g, 3] + columns * p]
-                    latents(panels, squares[:rows], own[:columns])
+                    _product(panels, squares, rows, p, piece, pieces, own[:columns])
                 for j in range(count):
                     q = first + j
                     if len(packed_d):
@@ -265,6 +327,7 @@ def _run_scan(scorer: Scorer, x: np.ndarray, run: int, stop: int, columns: int, 
         s.c,
         s.centre,
         s.width,
+        s.piece,
         run,
         stop,
         best,
