@@ -52,11 +52,13 @@ def check_sweep(gpu, shape) -> None:
         assert_array_equal(a.get(), b)
 
 
-def check_messages(gpu, shape, damping: float) -> None:
+def check_messages(gpu, shape, damping: float, kept: str = "i2") -> None:
     evidence, order, s, w = draw_sweep(2, *shape)
-    want = [s.copy(), w.copy(), *no_messages(evidence, w)]
+    to_s, to_w, held = no_messages(evidence, w)
+    want = [s.copy(), w.copy(), to_s.astype(kept), to_w.astype(kept), held]
     found = [gpu.cupy.asarray(a.copy()) for a in want]
     for _ in range(2):
+        evidence = np.roll(evidence, 1, axis=4)  # messages are taken back where there is none any more
         wanted = reference.sweep_messages(evidence, order, *want, damping)
         moved = gpu.sweep_messages(gpu.cupy.asarray(evidence), gpu.cupy.asarray(order), *found, damping)
         assert_array_equal(moved, wanted)
@@ -103,6 +105,7 @@ def test_sweep_emulated(emulated_gpu, shape) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_messages_emulated(emulated_gpu, shape) -> None:
     check_messages(emulated_gpu, shape, 0.8)
+    check_messages(emulated_gpu, shape, 1.0, "i4")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -144,6 +147,7 @@ def test_on_a_device(real_gpu, shape) -> None:
     check_sweep(real_gpu, shape)
     check_messages(real_gpu, shape, 1.0)
     check_messages(real_gpu, shape, 0.8)
+    check_messages(real_gpu, shape, 1.0, "i4")
     check_decode(real_gpu, shape)
 
 

@@ -81,10 +81,10 @@ __device__ __forceinline__ int message(int other, int g) {
     return larger(0, other + g) - larger(0, other);
 }
 
-// Messages to a thread's pairs of a tree. KEPT of a pair are stored; where it is one, weights are fixed. Returns
-// whether a stored message has changed; of each run held says whether its weights have messages.
-template <int KEPT>
-__device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, short* to_s, short* to_w,
+// Messages to a thread's pairs of a tree. KEPT of a pair are stored, as M; where it is one, weights are fixed.
+// Returns whether a stored message has changed; of each run held says whether its weights have messages.
+template <int KEPT, class M>
+__device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, M* to_s, M* to_w,
                                        unsigned char* held, float damping) {
     const int pairs = tree.rows * tree.run;
     if (KEPT == 2)  // set again after the sum, which has a barrier
@@ -95,14 +95,14 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
         const int in_s = s[tree.s + row * tree.s_step + at] - (KEPT ? to_s[k] : 0);
         const int in_w = w[tree.w + row * tree.w_step + at] - (KEPT == 2 ? to_w[k] : 0);
         const int t = smaller(in_s + in_w, smaller(in_s, in_w));
-        if (b < 0) {
+        if (b <= 0) {
             total += smaller(larger(t, 0), -b);
         } else {
             second = larger(second, smaller(first, t));
             first = larger(first, t);
         }
     }
-    if (b < 0)
+    if (b <= 0)
         total = add_up(smaller(total, -2 * b));  // beyond that nothing changes: sums stay within int
     else
         largest_two(first, second);
@@ -115,19 +115,19 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
         const int old_s = KEPT ? to_s[k] : 0, old_w = KEPT == 2 ? to_w[k] : 0;
         const int in_s = place - old_s, in_w = weight - old_w;
         const int t = smaller(in_s + in_w, smaller(in_s, in_w));
-        const int g = b < 0 ? smaller(0, b + total - smaller(larger(t, 0), -b)) : t == first ? top : rest;
+        const int g = b <= 0 ? smaller(0, b + total - smaller(larger(t, 0), -b)) : t == first ? top : rest;
         int change = message(in_w, g) - old_s;
         if (KEPT == 2) change = static_cast<int>(rintf(damping * static_cast<float>(change)));
         if (change) place += change;
         if (KEPT) {
-            to_s[k] = static_cast<short>(old_s + change);
+            to_s[k] = static_cast<M>(old_s + change);
             changed |= change != 0;
         }
         if (KEPT == 1) continue;
         change = message(in_s, g) - old_w;
         if (KEPT == 2) {
             change = static_cast<int>(rintf(damping * static_cast<float>(change)));
-            to_w[k] = static_cast<short>(old_w + change);
+            to_w[k] = static_cast<M>(old_w + change);
             changed |= change != 0;
             if (old_w + change) held[row] = 1;
         }
@@ -137,20 +137,20 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
 }
 
 // Trees of the images of one thread block, in order; how many of them moved.
-template <int KEPT>
+template <int KEPT, class M>
 __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, const int* order, int pixels, int* s,
-                                    int* w, short* to_s, short* to_w, unsigned char* held, int room, const int* begins,
+                                    int* w, M* to_s, M* to_w, unsigned char* held, int room, const int* begins,
                                     float damping) {
     const int plane = shape.height * shape.width, places = shape.high * shape.wide * shape.features;
     int moved = 0;
     for (int p = 0; p < pixels; ++p) {
         const int index = order[p], pixel = index % plane, layer = index / plane;  // image and channel
         const int b = evidence[index];
-        if (b == 0) continue;
+        if (b == 0 && KEPT != 2) continue;  // what is kept may come from other evidence
         const int image = layer / shape.channels, channel = layer % shape.channels;
         const Tree tree = tree_of(shape, channel, pixel / shape.width, pixel % shape.width);
         const size_t kept = KEPT ? static_cast<size_t>(layer) * room + begins[pixel] : 0;
-        const bool changed = update<KEPT>(tree, b, s + static_cast<size_t>(image) * places, w, to_s + kept,
+        const bool changed = update<KEPT, M>(tree, b, s + static_cast<size_t>(image) * places, w, to_s + kept,
                                           to_w + (KEPT == 2 ? kept : 0),
                                           held + (KEPT == 2 ? static_cast<size_t>(index) * shape.h : 0), damping);
         if (KEPT)
@@ -166,22 +166,39 @@ extern "C" __global__ void __launch_bounds__(THREADS)
               int h, int w, int features, int* s, int* weights) {
     const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
     const size_t chain = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
-    walk<0>(shape, evidence + chain * pixels, order + chain * pixels, pixels, s + chain * images * places,
+    walk<0, short>(shape, evidence + chain * pixels, order + chain * pixels, pixels, s + chain * images * places,
             weights + chain * channels * h * w * features, nullptr, nullptr, nullptr, 0, nullptr, 1.0f);
+}
+
+// Sweeps whose messages are M.
+template <class M>
+__device__ __forceinline__ void sweep_messages(const int* evidence, const int* order, int pixels, int images,
+                                               int channels, int height, int width, int h, int w, int features,
+                                               int* s, int* weights, M* to_s, M* to_w, unsigned char* held,
+                                               int room, const int* begins, float damping, int* moved) {
+    const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
+    const size_t chain = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
+    const size_t messages = chain * images * channels * room;
+    const int count = walk<2, M>(shape, evidence + chain * pixels, order + chain * pixels, pixels,
+                                 s + chain * images * places, weights + chain * channels * h * w * features,
+                                 to_s + messages, to_w + messages, held + chain * pixels * h, room, begins, damping);
+    if (threadIdx.x == 0) moved[chain] = count;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     hcn_sweep_messages(const int* evidence, const int* order, int pixels, int images, int channels, int height,
-                       int width, int h, int w, int features, int* s, int* weights, short* to_s, short* to_w,
-                       unsigned char* held, int room, const int* begins, float damping, int* moved) {
-    const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
-    const size_t chain = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
-    const size_t messages = chain * images * channels * room;
-    const int count =
-        walk<2>(shape, evidence + chain * pixels, order + chain * pixels, pixels, s + chain * images * places,
-                weights + chain * channels * h * w * features, to_s + messages, to_w + messages,
-                held + chain * pixels * h, room, begins, damping);
-    if (threadIdx.x == 0) moved[chain] = count;
+                            int width, int h, int w, int features, int* s, int* weights, short* to_s, short* to_w,
+                            unsigned char* held, int room, const int* begins, float damping, int* moved) {
+    sweep_messages(evidence, order, pixels, images, channels, height, width, h, w, features, s, weights, to_s, to_w,
+                   held, room, begins, damping, moved);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    hcn_sweep_wide_messages(const int* evidence, const int* order, int pixels, int images, int channels, int height,
+                            int width, int h, int w, int features, int* s, int* weights, int* to_s, int* to_w,
+                            unsigned char* held, int room, const int* begins, float damping, int* moved) {
+    sweep_messages(evidence, order, pixels, images, channels, height, width, h, w, features, s, weights, to_s, to_w,
+                   held, room, begins, damping, moved);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -191,8 +208,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const size_t row = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
     int count = 0;
     for (int sweep = 0; sweep < sweeps; ++sweep) {
-        count = walk<1>(shape, evidence + row * pixels, order + row * pixels, pixels, s + row * places, weights,
-                        to_s + row * channels * room, nullptr, nullptr, room, begins, 1.0f);
+        count = walk<1, short>(shape, evidence + row * pixels, order + row * pixels, pixels, s + row * places,
+                               weights, to_s + row * channels * room, nullptr, nullptr, room, begins, 1.0f);
         if (count == 0) break;
     }
     if (threadIdx.x == 0) moved[row] = count;

@@ -48,12 +48,13 @@ def sweep(evidence: Any, order: Any, s: Any, w: Any) -> None:
 def sweep_messages(
     evidence: Any, order: Any, s: Any, w: Any, to_s: Any, to_w: Any, held: Any, damping: float
 ) -> np.ndarray:
-    """See :func:`..reference.sweep_messages`; int32, int16 and uint8, on the device."""
+    """See :func:`..reference.sweep_messages`; int32, uint8, and messages of int16 or int32, on the device."""
     sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[2:])
     begins, _ = _begins(evidence.shape[3:], w.shape[2:4], w.shape[4])
     moved = cupy.empty(len(order), dtype=np.int32)
     kept = (to_s, to_w, held, np.int32(to_s.shape[3]), begins, np.float32(damping))
-    _launch("hcn_sweep_messages", (len(order),), evidence, order, *sizes, s, w, *kept, moved)
+    name = "hcn_sweep_messages" if to_s.dtype == np.int16 else "hcn_sweep_wide_messages"
+    _launch(name, (len(order),), evidence, order, *sizes, s, w, *kept, moved)
     return moved.get().astype(np.int64)
 
 
