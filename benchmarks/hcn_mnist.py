@@ -6,9 +6,9 @@
 MNIST, pixels above 127 on. FEATURESxSIZE: so many features of that size a side, one epoch of the training
 images (--rows of them; more than 60,000: infinite digits from MNIST rows 0:50000, made in FOLDER once). Told:
 compression of the first --test-rows test images, and test errors of logistic regression on S, of which each
-feature's largest in each of 4 x 4 cells is taken, beside one on the pixels, both on the first --labelled
-training images, their penalty chosen on the images after. Draws results/hcn_mnist_FEATURESxSIZE.png. Needs
-SCALELATENT_DATA.
+feature's largest within three places of each third one is taken, beside one on the pixels, both on the first
+--labelled training images, their penalty chosen on the images after. Draws
+results/hcn_mnist_FEATURESxSIZE.png. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression, count
 
 THRESHOLD = 127
-PENALTIES = (0.01, 0.1, 1.0)
+PENALTIES = (0.01, 0.1)
 
 
-def pooled(s: np.ndarray, cells: int = 4) -> np.ndarray:
-    """The largest of each feature in each of cells x cells parts of the image, (rows, cells * cells * F)."""
-    high, wide = (np.linspace(0, n, cells + 1).astype(int) for n in s.shape[1:3])
+def pooled(s: np.ndarray, reach: int = 3, step: int = 3) -> np.ndarray:
+    """The largest of each feature within ``reach`` places of each third one: (rows, spots * F)."""
+    wide = np.pad(s, ((0, 0), (reach, reach), (reach, reach), (0, 0)))
     parts = [
-        s[:, high[i] : high[i + 1], wide[j] : wide[j + 1]].max(axis=(1, 2))
-        for i in range(cells)
-        for j in range(cells)
+        wide[:, i : i + 2 * reach + 1, j : j + 2 * reach + 1].max(axis=(1, 2))
+        for i in range(0, s.shape[1], step)
+        for j in range(0, s.shape[2], step)
     ]
     return np.concatenate(parts, axis=1)
 
@@ -47,7 +47,7 @@ def errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> float
     """Test error of logistic regression; the penalty is chosen on the validation rows."""
     fits = []
     for penalty in PENALTIES:
-        model = LogisticRegression(C=penalty, max_iter=300).fit(given["train"], labels["train"])
+        model = LogisticRegression(C=penalty, max_iter=200).fit(given["train"], labels["train"])
         fits.append((model.score(given["validation"], labels["validation"]), model))
     _, best = max(fits, key=lambda fit: fit[0])
     return round(float(1 - best.score(given["test"], labels["test"])), 4)

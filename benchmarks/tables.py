@@ -438,6 +438,21 @@ def letters_online() -> Iterable[Iterable[Any]]:
         yield name, letters, f"{r['seeds_with_all']} of {len(r['fits'])}", f"{r['over_truth']:.2f}"
 
 
+@shown("features|that pay|compression of test images|put in an image|error from places|from pixels")
+def digit_parts() -> Iterable[Iterable[Any]]:
+    for r in read("hcn_mnist").values():
+        n, size = r["features"]
+        told = f"{n} of {size} x {size}, {r['images']:,} images"
+        errors = (percent(r[f"error_from_{what}"]) for what in ("places", "pixels"))
+        yield (
+            told,
+            r["features_used"],
+            percent(r["compression_test"], 1),
+            r["placed_in_a_test_image"],
+            *errors,
+        )
+
+
 @shown("way|letters found of three, five seeds|compression|iterations")
 def parts_peers() -> Iterable[Iterable[Any]]:
     found = read("hcn_peers")
