@@ -1,7 +1,7 @@
 """Sweeps of compositional networks, one thread: python benchmarks/hcn_kernels.py
 
 rates    pairs a second (a pair is a place and a weight that meet in a pixel of the image) of sweeps without
-         messages, with (weights 1 and .8 of the new one; the first sweep, and after 30), and of decoding:
+         messages, with (weights 1 and .8 of the new one; the first sweep, five after 30), and of decoding:
          five letter images of 24 x 24, 32 features of 8 x 6 (1,536 pairs a tree), and of 14 x 14, 5 of 6 x 6
          (180), beliefs half-way through learning; two threads against one; beside them a bare loop: the
          arithmetic of a pair by the general rule, over arrays of one tree in the first-level cache, compiled
@@ -38,6 +38,7 @@ from scalelatent.models.hcn.kernels.windows import message_room
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 IMAGES, WARM, DECODE_SWEEPS = 5, 40, 2  # no image is at rest so early
+VISIT = 5  # sweeps with messages that follow each other, as in a fit
 SIZES = {
     "24 x 24, 32 features of 8 x 6": (24, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", 5, 32, (8, 6)),
     "14 x 14, 5 features of 6 x 6": (14, "TLX", 2, 5, (6, 6)),
@@ -100,6 +101,10 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
             a[...] = b
         sweeps.sweep_messages(evidence, order, *begun, 1.0)
 
+    def visit(damping: float) -> None:
+        for _ in range(VISIT):
+            sweeps.sweep_messages(evidence, order, *kept[damping], damping)
+
     def decode() -> None:
         sweeps.decode(evidence[0], each, layer.no_places(IMAGES), w[0] > 0, DECODE_SWEEPS)
 
@@ -110,8 +115,8 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
         "bare": lambda: bare(*flat, np.int32(-1300), rounds),
         "without messages": lambda: online((s, beliefs)),
         "first sweep with messages": first_sweep,
-        "with messages": lambda: sweeps.sweep_messages(evidence, order, *kept[1.0], 1.0),
-        "with messages, damped": lambda: sweeps.sweep_messages(evidence, order, *kept[0.8], 0.8),
+        "with messages": lambda: visit(1.0),
+        "with messages, damped": lambda: visit(0.8),
         "reading messages to places": lambda: kept[1.0][2].max(),
         "decoding": decode,
         "two threads, without messages": lambda: list(pool.map(online, states)),
@@ -126,6 +131,8 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
         "bare": rounds * tree,
         "two threads, without messages": 2 * pairs,
         "decoding": DECODE_SWEEPS * pairs,
+        "with messages": VISIT * pairs,
+        "with messages, damped": VISIT * pairs,
     }
     found = {name: float(f"{done.get(name, pairs) / seconds[name]:.3g}") for name in ways}
     return {
