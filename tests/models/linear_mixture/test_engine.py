@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +32,7 @@ from scalelatent.models.linear_mixture.model.em import (
 from scalelatent.models.linear_mixture.model.pancakes import scores_of
 from scalelatent.models.linear_mixture.model.recognise import PancakeRows
 from scalelatent.models.linear_mixture.model.start import seed_centres, start_pancakes
-from tests.models.linear_mixture.cases import made_rows
+from tests.models.linear_mixture.cases import made_rows, main_em, passes
 
 
 def fit(
@@ -98,6 +102,46 @@ def test_many_rows_have_blocks_as_wished():
     grid = grid_of(1_000_000, 784, 100, 10)
     assert grid.block_rows == 8192
     assert 16 <= grid.n_leaves <= 1024
+
+
+@pytest.mark.parametrize("likelihood", ["error", "ppca", "factor-analysis"])
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+def test_images_need_no_matrix_of_all_features(likelihood, backend):
+    p = 2000
+    x = made_rows(60, p, 2, 3)
+    soft = "hard" if likelihood == "error" else "soft"
+    em, state = main_em(x, 2, 3, likelihood, soft, q=8)
+    passes(em, state, x, n=1, backend=backend)  # what is compiled and imported stays
+    tracemalloc.start()
+    state = passes(em, state, x, n=2, backend=backend)[-1]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert state.iteration == 2
+    assert peak < 4 * p * p
+
+
+FIT = """
+import json, sys
+import scalelatent as sl
+from scalelatent.deploy.probes import peak_bytes
+ds = sl.open_dataset(sys.argv[1])
+options = {"n_components": 10, "n_dims": 10, "max_iter": 3, "statistics": "images", "random_state": 0}
+model = sl.LinearMixtureClassifier(n_jobs=2, **options)
+plan = model.plan(ds)["peak_bytes_per_worker"]
+model.fit(ds)
+print(json.dumps({"peak": peak_bytes(), "plan": plan}))
+"""
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_fit_stays_under_its_plan_and_near_it(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = rng.random((40_000, 400), dtype=np.float32)
+    Dataset.from_arrays(rows, np.arange(40_000) % 10).save(tmp_path / "rows.zarr")
+    command = [sys.executable, "-c", FIT, str(tmp_path / "rows.zarr")]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
+    told = json.loads(out.stdout.splitlines()[-1])
+    assert told["peak"] <= told["plan"] <= 1.5 * told["peak"], told
 
 
 def usps(root: Path) -> tuple[np.ndarray, ...]:
