@@ -12,10 +12,12 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.metrics import log_loss, normalized_mutual_info_score
 
-from scalelatent import Dataset, LinearMixture, LinearMixtureClassifier, Search, open_dataset
+from scalelatent import Dataset, LinearMixture, LinearMixtureClassifier, Search, load_model, open_dataset
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError
 from scalelatent.evaluation.scoring import score_dataset, scorer_of
+from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.runner import run_new_job
 from scalelatent.models.linear_mixture.evidence import collect_classes, collect_density, phases_of
 from scalelatent.models.linear_mixture.model.held_out import FittedRows
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes
@@ -291,3 +293,39 @@ def test_sub_classes_of_few_rows_have_fewer_directions(caplog):
         far = rng.normal(size=(1, 9)) @ (np.eye(9) - np.linalg.pinv(span) @ span)
         row = far + x[60:].mean(axis=0)
         np.testing.assert_allclose(m.reconstruct(row, label=1)[0], x[60:].mean(axis=0), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear_mixture", "linear_density"])
+def test_jobs_fit_score_and_report(digits, tmp_path, kind):
+    Dataset.from_arrays(digits.x[:300], digits.y[:300]).save(tmp_path / "train.zarr")
+    digits.test.save(tmp_path / "test.zarr")
+    text = f"""
+[job]
+out = "{tmp_path}/run"
+seed = 0
+[data]
+train = "{tmp_path}/train.zarr"
+test = "{tmp_path}/test.zarr"
+[model]
+kind = "{kind}"
+n_components = 2
+n_dims = 3
+max_iter = 2
+n_jobs = 1
+"""
+    (tmp_path / "job.toml").write_text(text)
+    result = run_new_job(load_job(tmp_path / "job.toml"))
+    assert not result.warnings
+    model = load_model(result.folder.model_url)
+    wanted = (
+        {"test_error": 1 - model.score(digits.test)}
+        if kind == "linear_mixture"
+        else {"test_log_likelihood": model.score(digits.test)}
+    )
+    told = result.folder.read_state()
+    for name, value in wanted.items():
+        assert told[name] == pytest.approx(value)
+    assert told["pass"] == model.n_iter_
+    assert told["objective"] is not None
+    assert (tmp_path / "run" / "report" / "means.png").exists()
+    assert not list((tmp_path / "run" / "engine" / "sets").glob("*"))
