@@ -180,7 +180,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
             ds = weighed(X, y, sample_weight)
         elif is_plain(X):
             shape = image_rows(X) if self._takes_images else None
-            X = X if shape is None else np.asarray(X).reshape(shape[0], -1)
+            if shape is not None:  # what is masked stays so
+                X = np.asanyarray(X).reshape(shape[0], int(np.prod(shape[1:])))
             X = validated(self, X, reset=reset, ensure_min_samples=least_rows, **CHECKS)
             X = self._checked_values(X, what)
             X = X if shape is None else X.reshape(shape)

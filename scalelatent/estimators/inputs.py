@@ -48,7 +48,7 @@ def image_rows(x: Any) -> tuple[int, ...] | None:
     if depth + (getattr(first, "ndim", None) or 0) not in (3, 4):
         return None
     shape = np.shape(x)
-    return shape if len(shape) in (3, 4) and 0 not in shape else None
+    return shape if len(shape) in (3, 4) else None
 
 
 def validated(estimator: BaseEstimator, *arrays: Any, **checks: Any) -> Any:

@@ -29,6 +29,8 @@ from scalelatent.errors import ScalelatentError
 from scalelatent.storage.disk import LocalLocation
 from tests.helpers import InterruptAt
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*labels y are not learned from")
+
 MODELS: dict[str, Callable[[], Any]] = {
     "capsule": lambda: sl.CapsuleRegression(capsule_dim=2, max_iter=4, random_state=0, n_jobs=1),
     "capsule stepwise": lambda: sl.CapsuleRegression(
@@ -38,15 +40,29 @@ MODELS: dict[str, Callable[[], Any]] = {
         n_clusterings=4, k1=20, n_components=2, random_state=0, n_jobs=1
     ),
     "crbm": lambda: sl.ConditionalRBM(n_hidden=3, n_epochs=3, batch_size=50, random_state=0, n_jobs=1),
+    "hcn": lambda: sl.HierarchicalCompositionalNetwork(
+        [(3, (1, 12))],
+        p01=0.1,
+        p10=0.1,
+        p_weight=0.4,
+        p_sparsity=0.3,
+        online=False,
+        n_epochs=6,
+        random_state=0,
+        n_jobs=1,
+    ),
 }
+# Of kept messages each leaf leaves records.
+ENGINE: dict[str, dict[str, Any]] = {"hcn": {"leaf_rows": 50}}
 # A Ctrl-C there leaves something behind it, and something before it.
 STOPS = {
     "capsule": ("pass_end", 2),
     "capsule stepwise": ("pass_end", 1),
     "mbn": ("stage", 3),
     "crbm": ("pass_end", 1),
+    "hcn": ("pass_end", 1),
 }
-OUTPUTS = {"capsule": "transform", "capsule stepwise": "transform", "mbn": "transform", "crbm": "predict"}
+OUTPUTS = {model: "predict" if model == "crbm" else "transform" for model in MODELS}
 
 
 class Place(SimpleNamespace):
@@ -213,7 +229,8 @@ def _save(model: str, place: Place, rows: tuple[np.ndarray, np.ndarray]) -> None
 def _fit(model: str, place: Place, rows: tuple[np.ndarray, np.ndarray], **options: Any) -> Any:
     if not place.data.exists() and not options.get("resume"):
         _save(model, place, rows)
-    return MODELS[model]().fit(sl.open_dataset(place.data), **options)
+    engine = {**ENGINE.get(model, {}), **options.pop("engine", {})}
+    return MODELS[model]().fit(sl.open_dataset(place.data), engine=engine, **options)
 
 
 def _outputs(model: str, fitted: Any, rows: tuple[np.ndarray, np.ndarray]) -> Any:

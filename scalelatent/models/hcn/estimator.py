@@ -215,14 +215,32 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
-        if not reset and what == "X" and is_plain(X) and (shape := image_rows(X)) is not None:
-            self._check_image(shape[1:], what)
+        if is_plain(X):
+            X = self._plain_images(X, what, reset)
         how: dict[str, Any] = {"what": what, "reset": reset, "least_rows": least_rows}
         ds = super()._given_rows(X, None, sample_weight, **how)
         check_plain(ds, what)
         if not reset and hasattr(self, "_beliefs") and len(ds.feature_shape) > 1 and what == "X":
             self._check_image(ds.feature_shape, ds.url or "X")
         return ds
+
+    def _plain_images(self, X: Any, what: str, reset: bool) -> Any:
+        """Rows in memory whose shape is that of images; refuses one image alone, and images of images."""
+        if (n := getattr(X, "ndim", 0)) > 4:
+            raise DataError(f"{what} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
+        if reset:
+            return X
+        shape = image_rows(X)
+        if what != "X":  # learned from with others: their shape is compared with that of those
+            images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
+            return Dataset.from_arrays(self._checked_values(X, what)) if images else X
+        own = self._layer.image if hasattr(self, "_beliefs") else ()
+        if shape is not None:
+            if own:
+                self._check_image(shape[1:], what)
+        elif own and np.shape(X) == own[1:] != (own[1], self.n_features_in_):
+            raise DataError(f"{what} is one image, {own[1]} x {own[2]}: give {what}[None], which is a row")
+        return X
 
     def _checked_values(self, X: Any, what: str) -> Any:
         X = self._lazy_values(X)
@@ -321,7 +339,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         first = not hasattr(self, "_beliefs")
         ds = self._training_rows(X, y, None, reset=first)
         if first:
-            check_rows(self, ds, None)
+            check_rows(self, ds, None, streamed=True)
             self.seed_ = resolve_seed(self.random_state)
             layer = make_layer(self, image_shape(self, ds, "X"))
         else:

@@ -123,8 +123,14 @@ def check_plain(ds: Dataset, what: str) -> None:
         )
 
 
-def check_rows(model: HierarchicalCompositionalNetwork, train: Dataset, held: Dataset | None) -> None:
-    """Refuse rows that the learner cannot use, before any work."""
+def check_rows(
+    model: HierarchicalCompositionalNetwork,
+    train: Dataset,
+    held: Dataset | None,
+    *,
+    streamed: bool = False,
+) -> None:
+    """Refuse rows that the learner cannot use, before any work; of a stream there are more to come."""
     check_plain(train, "X")
     image, where = image_shape(model, train, "X"), train.url or "X"
     _, (h, w) = model.layers[0]
@@ -141,11 +147,13 @@ def check_rows(model: HierarchicalCompositionalNetwork, train: Dataset, held: Da
             raise DataError(
                 f"{held.url or 'validation'}: images are {other}, but those to learn from {image}"
             )
-    elif model.patience is not None:
+    elif model.patience is not None and not streamed:
         raise ValueError(
             f"patience={model.patience} waits for better compression, but there are no validation rows: pass "
             "validation (in a job [data] validation), or leave patience out"
         )
+    if streamed:
+        return
     n = len(train)
     rows = step_rows(model, n)
     if model.online and rows > n:
@@ -190,6 +198,8 @@ def packed(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
     """A mask of pixels as bits, uint8 (rows, bytes); refuses one that is not of these rows."""
     if is_plain(known) and not isinstance(known, Dataset):
         known = np.asarray(known)
+        if known.ndim < 2:
+            raise DataError(f"known is {known!r:.40}: give a bool for each pixel, {(n_rows, *layer.image)}")
     ds = known if isinstance(known, Dataset) else Dataset.from_arrays(known)
     shapes = {(layer.n_pixels,), layer.image, layer.image[layer.image[0] == 1 :]}
     if len(ds) != n_rows or tuple(ds.feature_shape) not in shapes or ds.dtype.kind not in "bui":

@@ -197,6 +197,20 @@ def test_a_fit_goes_on_in_the_midst_of_a_visit(monkeypatch: pytest.MonkeyPatch, 
     same(network(**params).fit(X, engine={"leaf_rows": 20}), resumed)
 
 
+def test_features_that_do_not_pay_together_go() -> None:
+    """Each alone costs more than the others leave to save."""
+    rng = np.random.default_rng(3)
+    parts, kind = rng.uniform(0, 1, (3, 12)), np.arange(200) % 3
+    x = (parts[kind] + rng.normal(0, 0.2, (200, 12)) > 0.5).astype(np.uint8)
+    m = network(
+        layers=[(3, (1, 8))], p01=0.1, p10=0.1, p_weight=0.4, p_sparsity=0.3, online=False, n_epochs=6
+    )
+    m.set_params(random_state=0).fit(x, engine={"leaf_rows": 50})
+    assert m.weights_[0].any()
+    assert not m.used_[0].any()
+    assert m.compression_ == 1
+
+
 def test_validation_images_end_the_epochs() -> None:
     m = network(n_epochs=30, patience=1).fit(X[:40], validation=X[40:])
     assert m.n_iter_ < 30

@@ -122,6 +122,31 @@ def test_nan_is_a_pixel_that_is_not_known(threshold: float | None, tmp_path: Any
         network(missing=np.nan, threshold=1).fit(np.where(unknown, np.inf, levels))
 
 
+REFUSED = [
+    (lambda m: network().fit(np.zeros((5, 1, 1, 7, 6))), "has 5 dimensions: give images"),
+    (lambda m: network().fit(X[:0]), r"0 sample\(s\)"),
+    (lambda m: network().fit(np.ma.masked_equal(X, 1)), "row 0, feature 3"),
+    (lambda m: network().fit(X[:40], validation=X[40:] * 3), "pixel [0-9]+ is 3: images are of 0 and 1"),
+    (lambda m: network().fit(X[:40], validation=X[40:, :5]), "validation has 30 features"),
+    (lambda m: network().fit(X[:40], validation=X[40:].transpose(0, 2, 1)), "but those to learn from"),
+    (lambda m: m.transform(X[0]), r"X is one image, 7 x 6: give X\[None\]"),
+    (lambda m: m.transform(np.stack([X, X], 1)), "was fitted on"),
+    (lambda m: m.inpaint(X, True), "known is .*: give a bool for each pixel"),
+    (lambda m: m.sample(0), "n_samples=0: give a whole number"),
+]
+
+
+@pytest.mark.parametrize(("use", "says"), REFUSED, ids=[says for _, says in REFUSED])
+def test_what_is_no_image_of_this_kind(use: Any, says: str) -> None:
+    with pytest.raises((DataError, ValueError), match=says):
+        use(fitted())
+
+
+def test_a_stream_begins_with_one_image() -> None:
+    m = network().partial_fit(X[:1]).partial_fit(X[1:5])
+    assert m.transform(X).shape == (60, 5, 5, 3)
+
+
 def test_missing_everywhere() -> None:
     with pytest.raises(DataError, match="all pixels are unknown"):
         network(missing=0).fit(np.zeros_like(X))

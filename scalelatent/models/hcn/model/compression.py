@@ -161,4 +161,5 @@ def paying(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> np.ndarray
         if least >= best:
             break
         best, used[f] = least, False
-    return used
+    # One alone may not go where all together may.
+    return used if best < length(layer, weights, stats, np.zeros_like(used)) else np.zeros_like(used)
