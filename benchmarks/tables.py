@@ -465,6 +465,12 @@ def parts_peers() -> Iterable[Iterable[Any]]:
         yield name, ", ".join(map(str, letters)), ", ".join(f"{c:.2f}" for c in lengths), n
 
 
+@shown("way, clusters|NMI|accuracy")
+def mixture_clusters() -> Iterable[Iterable[Any]]:
+    for way, r in read("linear_mixture_density")["clusters"].items():
+        yield way, _mean(r["nmi"]), _mean(r["accuracy"])
+
+
 @shown("job|told|took|told / took|told peak|peak|told / peak")
 def plans() -> Iterable[Iterable[Any]]:
     for name, r in read("plan_accuracy")["jobs"].items():
