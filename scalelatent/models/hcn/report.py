@@ -67,7 +67,9 @@ class PartsEvidence:
         Of the images that are drawn.
     places : ndarray of uint8, shape (n, HS, WS, F)
     halves, given, filled : ndarray of bool, shape (m, channels, height, width)
-        Images of which a half was hidden, which of their pixels were given, and what was made of these.
+        Images of which a part was hidden, which of their pixels were given, and what was made of these.
+    hidden : str
+        What was hidden.
     """
 
     n_rows: int
@@ -79,6 +81,7 @@ class PartsEvidence:
     halves: np.ndarray
     given: np.ndarray
     filled: np.ndarray
+    hidden: str
 
     @property
     def sampled(self) -> int:
@@ -118,8 +121,9 @@ def collect_parts(
         places = decoder.places(evidence, numbers[some], backend)
         half = np.linspace(0, len(x) - 1, min(FILLED, len(x))).astype(int)
         whole = layer.evidence(x[half])
+        hidden, lines = _hidden_lines(layer.image[1], layer.window[0])
         given = np.ones(whole.shape, bool)
-        given[:, :, layer.image[1] // 2 :] = False
+        given[:, :, lines] = False
         filled = reconstruct(decoder, np.where(given, whole, 0), numbers[half], backend, fills=True)
     return PartsEvidence(
         len(data),
@@ -131,7 +135,16 @@ def collect_parts(
         whole > 0,
         given | (whole == 0),
         filled > 0,
+        hidden,
     )
+
+
+def _hidden_lines(height: int, window: int) -> tuple[str, np.ndarray]:
+    """Which lines of an image are hidden, in words and by a mask; of a large one so that parts are cut."""
+    if height <= 4 * window:
+        return "the lower half was hidden", np.arange(height) >= height // 2
+    band = -(-window // 2)
+    return f"every other band of {count(band, 'line')} was hidden", np.arange(height) // band % 2 == 1
 
 
 def _rows_worth(pairs: int) -> int:
@@ -235,7 +248,7 @@ def parts_pictures(run: RunFiles, model: Any, evidence: PartsEvidence | None, ro
     if evidence is not None:
         found.append(_parts(model, evidence, rows))
     found.append(_features(model, evidence))
-    if history := _learning(run):
+    if len(history := _learning(run)) > 1:
         found.append(_evidence(history, _warmed(run)))
     if evidence is not None:
         if (~evidence.given).any():
@@ -294,9 +307,9 @@ def _filled(evidence: PartsEvidence, rows: str) -> Picture:
     shown = min(_shown(evidence.images.shape[1:]), len(evidence.halves))  # type: ignore[arg-type]
     some = np.linspace(0, len(evidence.halves) - 1, shown).astype(int)
     words = (
-        f"{rows.capitalize()} images of which the lower half was hidden, and what the features make of the "
+        f"{rows.capitalize()} images of which {evidence.hidden}, and what the features make of the "
         f"rest. Of {count(len(evidence.halves), 'image')} {percent(wrong)} of the hidden pixels are wrong; "
-        f"{percent(base)} were they all 0. A part that lies wholly in the hidden half cannot be known."
+        f"{percent(base)} were they all 0. A part that is hidden as a whole cannot be known."
     )
     alt = f"{count(len(some), 'image')} in three lines; {percent(wrong)} of the hidden pixels are wrong."
     figure = plot_filled(evidence.halves[some], evidence.given[some], evidence.filled[some])
@@ -308,8 +321,8 @@ def _bits(model: Any, evidence: PartsEvidence, rows: str) -> Picture:
     whole = float(bits(evidence.stats["ones"], evidence.stats["known"]))
     parts = {"places": places, "features, once": features, "pixels not explained": errors}
     words = (
-        f"What {count(evidence.sampled, f'{rows} image')} take to tell: pixel by pixel, and by features. The "
-        "features are told once, so that their part shrinks with more images."
+        f"What it takes to tell {count(evidence.sampled, f'{rows} image')}: pixel by pixel, and by features. "
+        "Features are told once, so that their part shrinks with more images."
     )
     told = [f"{name} {percent(number / whole)}" for name, number in parts.items()]
     return Picture(
