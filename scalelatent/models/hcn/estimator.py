@@ -238,7 +238,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if shape is not None:
             if own:
                 self._check_image(shape[1:], what)
-        elif own and np.shape(X) == own[1:] != (own[1], self.n_features_in_):
+        elif own and getattr(X, "shape", ()) == own[1:] != (own[1], self.n_features_in_):
             raise DataError(f"{what} is one image, {own[1]} x {own[2]}: give {what}[None], which is a row")
         return X
 
