@@ -465,6 +465,14 @@ def parts_peers() -> Iterable[Iterable[Any]]:
         yield name, ", ".join(map(str, letters)), ", ".join(f"{c:.2f}" for c in lengths), n
 
 
+@shown("rows|likelihood|components|h|training rows|test rows, nats a row")
+def mixture_likelihood() -> Iterable[Iterable[Any]]:
+    for part, found in read("linear_mixture_density").items():
+        for r in found if part.startswith("likelihood") else ():
+            sizes = r["likelihood"], r["n_components"], r["n_dims"]
+            yield _ROWS["mnist" + part[-2:]], *sizes, f"{r['train']:.1f}", f"{r['test']:.1f}"
+
+
 @shown("way, clusters|NMI|accuracy")
 def mixture_clusters() -> Iterable[Iterable[Any]]:
     for way, r in read("linear_mixture_density")["clusters"].items():
