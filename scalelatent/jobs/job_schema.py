@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelatent.contract.kinds import Kind, known_kinds, own_kinds
-from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Whole
+from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Where, Whole
 
 from .spec import SECTIONS
 
@@ -85,8 +85,8 @@ def _default(value: Any) -> str:
         return f'`"{NONE}"`'
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if isinstance(value, str):
-        return f'`"{value}"`'
+    if isinstance(value, (str, list, tuple)):
+        return f"`{json.dumps(value)}`"
     return "" if type(value).__name__ == "PydanticUndefinedType" else f"`{value}`"
 
 
@@ -104,6 +104,8 @@ def _allowed_text(allowed: Allowed) -> str:
         return "`true`, `false`"
     if isinstance(allowed, Items):
         return ("number or " if allowed.one else "") + "list"
+    if isinstance(allowed, Where):
+        return allowed.give.removeprefix("give ").replace("None", f'"{NONE}"').replace("|", "or")
     if not isinstance(allowed, (Number, Whole)):
         return ""
     whole = isinstance(allowed, Whole)
