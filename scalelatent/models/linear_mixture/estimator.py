@@ -239,6 +239,9 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         want about 0.3 where some features are constant in some sub-classes.
     tangent_weight, recognition_tangent_weight : float, default 0, 0.3
         Weight of all tangents against the rows, by their traces, in clustering and in the final bases.
+    tangent_assignment : bool, default False
+        Rows belong to sub-classes by the error of their tangents too, as ``tangent_weight`` weighs them; the
+        weights then stay those of the first pass, and no pass raises the error.
     tangent_smoothing, smoothing : float, default 0.6, 0
         Standard deviation in pixels of the smoothing before derivatives, and of the rows themselves.
     projection : int or None
@@ -340,6 +343,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         temperature: float | None = None,
         noise_floor: float = 1e-6,
         tangent_weight: float = 0.0,
+        tangent_assignment: bool = False,
         recognition_tangent_weight: float = 0.3,
         tangent_smoothing: float = 0.6,
         smoothing: float = 0.0,
@@ -371,6 +375,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         self.temperature = temperature
         self.noise_floor = noise_floor
         self.tangent_weight = tangent_weight
+        self.tangent_assignment = tangent_assignment
         self.recognition_tangent_weight = recognition_tangent_weight
         self.tangent_smoothing = tangent_smoothing
         self.smoothing = smoothing
@@ -616,6 +621,9 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         Smallest noise, as a share of the mean variance of a feature.
     tangent_weight, recognition_tangent_weight : float, default 0, 0.3
         Weight of all tangents against the rows, by their traces, in clustering and in the final bases.
+    tangent_assignment : bool, default False
+        Rows belong to sub-classes by the error of their tangents too, as ``tangent_weight`` weighs them; the
+        weights then stay those of the first pass, and no pass raises the error.
     tangent_smoothing, smoothing : float, default 0.6, 0
         Standard deviation in pixels of the smoothing before derivatives, and of the rows themselves.
     projection : int or None
@@ -707,6 +715,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         temperature: float | None = None,
         noise_floor: float = 1e-6,
         tangent_weight: float = 0.0,
+        tangent_assignment: bool = False,
         recognition_tangent_weight: float = 0.3,
         tangent_smoothing: float = 0.6,
         smoothing: float = 0.0,
@@ -736,6 +745,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         self.temperature = temperature
         self.noise_floor = noise_floor
         self.tangent_weight = tangent_weight
+        self.tangent_assignment = tangent_assignment
         self.recognition_tangent_weight = recognition_tangent_weight
         self.tangent_smoothing = tangent_smoothing
         self.smoothing = smoothing

@@ -203,6 +203,7 @@ def make_mixture(
         frame=frame if heavy or light else None,
         tangent_weight=heavy,
         finish_weight=light,
+        tangent_assignment=bool(model.tangent_assignment),
     )
 
 

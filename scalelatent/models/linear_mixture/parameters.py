@@ -10,6 +10,7 @@ from scalelatent.contract.parameters import (
     RANDOM_STATE,
     WARM_START,
     Choice,
+    Flag,
     Items,
     Number,
     Parameter,
@@ -55,6 +56,11 @@ def _check_tangents(model: Any) -> None:
         raise ValueError(
             f"likelihood={model.likelihood!r}: tangents are fitted with the reconstruction error; choose "
             "'error' or 'code-cost', or leave tangents out"
+        )
+    if model.tangent_assignment and not (len(model.tangents) and model.tangent_weight):
+        raise ValueError(
+            "tangent_assignment=True counts the error of tangents as tangent_weight weighs them: give "
+            "tangents and a tangent_weight above 0, such as 0.3"
         )
 
 
@@ -121,6 +127,9 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
             "smallest noise, as a share of the mean variance of a feature",
         ),
         Parameter("tangent_weight", 0.0, _NOT_NEGATIVE, "of tangents against rows in clustering"),
+        Parameter(
+            "tangent_assignment", False, Flag(), "rows belong to sub-classes by their tangents' error too"
+        ),
         Parameter(
             "recognition_tangent_weight", 0.3, _NOT_NEGATIVE, "of tangents against rows in the final bases"
         ),

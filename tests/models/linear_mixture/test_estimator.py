@@ -325,6 +325,7 @@ def test_plan(digits):
         ({"tangents": ("shift-x",), "projection": 10}, "projected rows are no images"),
         ({"tangents": ("shift-x",), "likelihood": "ppca"}, "fitted with the reconstruction error"),
         ({"recognition": "tangent-distance"}, "needs tangents"),
+        ({"tangent_assignment": True}, "give tangents and a tangent_weight above 0"),
         ({"projection": 65}, "above the 64 features"),
         ({"n_components": [1, 2]}, "has 2 numbers, and there are 10 classes"),
         ({"n_components": 150}, "fewer than its 150 sub-classes"),

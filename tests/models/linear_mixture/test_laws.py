@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from sklearn.cluster import KMeans
+from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA, FactorAnalysis
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
@@ -53,6 +54,51 @@ def test_spare_directions_do_not_make_the_error_rise(statistics):
     em, state = main_em(x, 5, 3, statistics=statistics, q=8)
     told = [s.objective for s in passes(em, state, x, n=25)]
     assert (np.diff(told) <= 1e-6 * np.abs(told[:-1])).all()
+
+
+def tangent_em(x, k, h, statistics, assigned=True):
+    """EM over images in its main phase, clustering with tangents."""
+    em, state = main_em(x, k, h, statistics=statistics, q=8)
+    frame = reference.Frame(("shift-x", "rotation", "thickness"), (8, 8), 0.6)
+    more = {"frame": frame, "tangent_weight": 1.0, "tangent_assignment": assigned}
+    mixture = replace(em.mixture, **more)
+    nothing = np.zeros((k, 3))
+    state = replace(state, tangent_weights=nothing, assigning_weights=nothing)
+    return replace(em, mixture=mixture, finish_passes=0), state
+
+
+@pytest.mark.parametrize("statistics", ["images", "moments"])
+def test_no_pass_is_worse_where_tangents_assign_too(statistics):
+    """Without them EM's objective is not what its M-step lowers, and rises."""
+    x = load_digits(return_X_y=True)[0][:500].astype("f4")
+    told = {}
+    for assigned in (True, False):
+        em, state = tangent_em(x, 6, 4, statistics, assigned)
+        # The first pass has no tangents; they weigh by what it has found.
+        told[assigned] = np.array([s.objective for s in passes(em, state, x, n=25)[1:]])
+    fall = np.diff(told[True])
+    assert (fall <= 1e-6 * told[True][:-1]).all(), told[True]
+    assert told[True][-1] < told[True][0]
+    assert (np.diff(told[False]) > 1e-6 * told[False][:-1]).any()
+
+
+def test_tangents_assign_by_their_own_error():
+    x = load_digits(return_X_y=True)[0][:200].astype("f4")
+    em, state = tangent_em(x, 5, 3, "images")
+    state = passes(em, state, x, n=2)[-1]
+    stats, now, frame = one_pass(em, state, x), state.now, em.mixture.frame
+    rows = reference.tangent_rows(x, frame.shape, frame.names, frame.smoothing)
+    scores = np.empty((len(x), 5))
+    for q in range(5):
+        basis = now.bases[q][:, :3]
+        left = [x - now.means[q], *(rows[:, i] for i in range(3))]
+        errors = [((r - r @ basis @ basis.T) ** 2).sum(axis=1) for r in left]
+        scores[:, q] = errors[0] + sum(
+            w * e for w, e in zip(state.assigning_weights[q], errors[1:], strict=True)
+        )
+    assert (state.assigning_weights > 0).all()
+    np.testing.assert_allclose(stats["count"], np.bincount(scores.argmin(axis=1), minlength=5))
+    np.testing.assert_allclose(stats["sums"][0], scores.min(axis=1).sum(), rtol=1e-5)
 
 
 def test_without_dimensions_it_is_lloyds_k_means_label_for_label():

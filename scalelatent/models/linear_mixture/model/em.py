@@ -70,6 +70,8 @@ class Mixture:
         Tangents.
     tangent_weight, finish_weight : float
         Of the tangents of all kinds together in clustering and in the finishing passes, relative to the rows.
+    tangent_assignment : bool
+        Rows are assigned by the error of their tangents too, which weigh the same from pass to pass then.
     """
 
     n_features: int
@@ -83,6 +85,7 @@ class Mixture:
     frame: Frame | None = None
     tangent_weight: float = 0.0
     finish_weight: float = 0.0
+    tangent_assignment: bool = False
 
     @property
     def n_components(self) -> int:
@@ -115,6 +118,8 @@ class MixtureState:
         Rows, and mean score of a row, of the last pass.
     tangent_weights : ndarray, shape (K, tangents)
         Factors of the tangents' squares.
+    assigning_weights : ndarray, shape (K, tangents)
+        Those that rows are assigned by; 0 where they are by their own error alone.
     temperature : float
     objective, previous : float
         Mean score of a row (or -log-likelihood in nats) in the last two passes of a phase.
@@ -130,6 +135,7 @@ class MixtureState:
     counts: np.ndarray
     errors: np.ndarray
     tangent_weights: np.ndarray
+    assigning_weights: np.ndarray
     temperature: float
     objective: float
     previous: float
@@ -150,7 +156,8 @@ def initial_state(mixture: Mixture, now: Pancakes, phase: int = START) -> Mixtur
     nothing = np.zeros(k)
     tangents = np.zeros((k, mixture.n_tangents))
     temperature = mixture.temperature or float(np.mean(now.noise))
-    return MixtureState(now, held, nothing, nothing, tangents, temperature, np.inf, np.inf, phase, 0, 0)
+    none = nothing, nothing, tangents, tangents
+    return MixtureState(now, held, *none, temperature, np.inf, np.inf, phase, 0, 0)
 
 
 def responsibilities(scores: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
@@ -188,11 +195,13 @@ class PreparedMixture:
 
     backend: Any
     scorer: Any
+    tangent_scorer: Any
     bank: Any
     tangent_bank: Any
     assigner: Assigner
     temperature: float
     tangent_weights: np.ndarray
+    assigning_weights: np.ndarray
     means: np.ndarray
 
 
@@ -254,7 +263,11 @@ class MixturePass:
         m, how = self.mixture, assigner(self.mixture, state)
         judge = state.now if state.held is None else state.held
         likelihood = how.likelihood
-        scorer = backend.kernel("linear_mixture_make_scorer")(scores_of(judge, likelihood), m.starts)
+        score = backend.kernel("linear_mixture_make_scorer")
+        scorer, tangent_scorer = score(scores_of(judge, likelihood), m.starts), None
+        if state.assigning_weights.any():
+            centred = replace(judge, means=np.zeros_like(judge.means))
+            tangent_scorer = score(scores_of(centred, "error"), m.starts)
         family = m.likelihood if state.phase == MAIN else "error"
         make, bases = backend.kernel("linear_mixture_make_bank"), image_bases(state.now, family)
         per_feature = m.likelihood == "factor-analysis"
@@ -263,8 +276,9 @@ class MixturePass:
         with_tangents = images and m.frame is not None
         still = make(np.zeros_like(state.now.means), bases, False) if with_tangents else None
         scale = state.temperature if how.soft and likelihood in ("error", "code-cost") else 1.0
+        weights = state.tangent_weights, state.assigning_weights
         return PreparedMixture(
-            backend, scorer, bank, still, how, scale, state.tangent_weights, state.now.means
+            backend, scorer, tangent_scorer, bank, still, how, scale, *weights, state.now.means
         )
 
     def accumulate(self, prepared: PreparedMixture, block: Block, stats: Stats) -> None:
@@ -307,24 +321,56 @@ class MixturePass:
         """Groups of the rows of a class, their weighted scores, and the sum of the objective."""
         backend = prepared.backend
         if not prepared.assigner.soft:
-            best, index = backend.kernel("linear_mixture_nearest")(prepared.scorer, x, run, run + 1)
-            scores = best[:, 0].astype(np.float64) * weight
-            groups = group_rows(index[:, 0], first, stop, weight)
+            if prepared.tangent_scorer is None:
+                found = backend.kernel("linear_mixture_nearest")(prepared.scorer, x, run, run + 1)
+                best, index = (one[:, 0] for one in found)
+            else:
+                best, index = self._nearest_with_tangents(prepared, x, run, first, stop)
+            scores = best.astype(np.float64) * weight
+            groups = group_rows(index, first, stop, weight)
             half = 0.5 if prepared.assigner.likelihood in ("ppca", "factor-analysis") else 1.0
             return groups, scores[groups.rows], half * float(scores.sum())
-        found, total = [], 0.0
+        shared, total = [], 0.0
         for a in range(0, len(x), _SOFT_ROWS):
             part = slice(a, min(a + _SOFT_ROWS, len(x)))
-            scores = backend.kernel("linear_mixture_all_scores")(prepared.scorer, x[part], run, run + 1)
+            scores = self._all_scores(prepared, x[part], run, first, stop)
             r, log_sums = responsibilities(scores, prepared.temperature)
             total -= float(weight[part] @ log_sums)
             rows, members = np.nonzero(r)
             shares = r[rows, members] * weight[part][rows]
-            found.append((rows + a, members + first, shares, shares * scores[rows, members]))
-        rows, members, shares, errors = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            shared.append((rows + a, members + first, shares, shares * scores[rows, members]))
+        rows, members, shares, errors = (np.concatenate(parts) for parts in zip(*shared, strict=True))
         order = np.argsort(members, kind="stable")
         edges = np.searchsorted(members[order], np.arange(first, stop + 1))
         return Groups(first, edges, rows[order], shares[order]), errors[order], total
+
+    def _nearest_with_tangents(
+        self, prepared: PreparedMixture, x: Any, run: int, first: int, stop: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Least score of each row, and its sub-class."""
+        best, index = np.empty(len(x)), np.empty(len(x), dtype=np.int32)
+        for a in range(0, len(x), _SOFT_ROWS):
+            part = slice(a, min(a + _SOFT_ROWS, len(x)))
+            scores = self._all_scores(prepared, x[part], run, first, stop)
+            index[part] = scores.argmin(axis=1) + first
+            best[part] = scores.min(axis=1)
+        return best, index
+
+    def _all_scores(self, prepared: PreparedMixture, x: Any, run: int, first: int, stop: int) -> np.ndarray:
+        """Scores under the sub-classes of a class, with those of the rows' tangents where they count."""
+        score = prepared.backend.kernel("linear_mixture_all_scores")
+        scores: np.ndarray = np.asarray(score(prepared.scorer, x, run, run + 1), dtype=np.float64)
+        if prepared.tangent_scorer is None:
+            return scores
+        frame = self.mixture.frame
+        assert frame is not None
+        make = prepared.backend.kernel("linear_mixture_tangent_rows")
+        tangents = make(x, frame.shape, frame.names, frame.smoothing)
+        for i in range(len(frame.names)):
+            rows = prepared.backend.xp.ascontiguousarray(tangents[:, i], dtype=np.float32)
+            errors = score(prepared.tangent_scorer, rows, run, run + 1)
+            scores += errors * prepared.assigning_weights[first:stop, i]
+        return scores
 
     def _add(self, prepared: PreparedMixture, x: Any, groups: Groups, stats: Stats) -> None:
         m, backend = self.mixture, prepared.backend
@@ -646,13 +692,20 @@ class MixtureEM:
                 now = self._enter(now)
             phase = following
         weight = m.finish_weight if phase == FINISH else m.tangent_weight
+        weights, assigning = _spread_weight(weight, traces), state.assigning_weights
+        begins = ended
+        if m.tangent_assignment and phase == MAIN:
+            # Of one weight from pass to pass: the error that passes lower has to be the same.
+            begins = ended or not assigning.any()
+            assigning = weights = weights if begins else assigning
         return replace(
             state,
             now=now,
             held=held if phase != DONE else None,
             phase=phase,
-            phase_pass=0 if ended else state.phase_pass,
-            tangent_weights=_spread_weight(weight, traces),
+            phase_pass=0 if begins else state.phase_pass,
+            tangent_weights=weights,
+            assigning_weights=assigning,
         )
 
     def _with_dims(self, state: MixtureState) -> Pancakes:
