@@ -62,6 +62,7 @@ STOPS = {
     "crbm": ("pass_end", 1),
     "hcn": ("pass_end", 1),
 }
+STATES = "state-", "result-"  # records that a fit goes on from
 OUTPUTS = {model: "predict" if model == "crbm" else "transform" for model in MODELS}
 
 
@@ -77,7 +78,7 @@ class Place(SimpleNamespace):
 
     @property
     def newest(self) -> Path:
-        records = [p for p in self.run.rglob("*.rec") if p.name.startswith(("state-", "result-"))]
+        records = [p for p in self.run.rglob("*.rec") if p.name.startswith(STATES)]
         return max(records, key=lambda p: p.stat().st_mtime_ns)
 
 
@@ -153,7 +154,7 @@ def fit_and_die(model: str, data: str, run: str, where: str) -> None:
     callbacks, records, replace = [], [], os.replace
 
     def strike(source: Any, place: Any) -> None:
-        if str(place).endswith(".rec"):
+        if Path(place).suffix == ".rec" and Path(place).name.startswith(STATES):
             records.append(place)
             if len(records) == 2:
                 _die()
@@ -163,7 +164,8 @@ def fit_and_die(model: str, data: str, run: str, where: str) -> None:
         callbacks.append(KillAt(count, hook))
     else:
         os.replace = strike  # type: ignore[assignment]
-    MODELS[model]().fit(sl.open_dataset(data), run_dir=run, callbacks=callbacks, engine=OFTEN)
+    engine = OFTEN | ENGINE.get(model, {})
+    MODELS[model]().fit(sl.open_dataset(data), run_dir=run, callbacks=callbacks, engine=engine)
 
 
 Row = tuple[str, str, Callable[[Place], Any], str]

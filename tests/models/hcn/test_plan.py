@@ -36,6 +36,13 @@ print(json.dumps({"peak": peak_bytes(), **told}))
 """
 
 
+@pytest.fixture(scope="module")
+def _warm() -> None:
+    """Kernels compiled ahead: LLVM's memory is none of a fit's."""
+    warm = [sys.executable, "-m", "scalelatent.cli", "warm", "hcn", "data"]
+    subprocess.run(warm, capture_output=True, timeout=120, check=True)
+
+
 def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any]) -> dict[str, int]:
     sl.data.make_images(str(folder / f"{rows}.zarr"), "letters", rows, alphabet="AKSTX")
     paths = [str(folder / f"{rows}.zarr"), str(folder / f"run-{rows}"), json.dumps(how), json.dumps(engine)]
@@ -73,6 +80,7 @@ def test_what_is_probed_is_what_is_run(online: bool, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_warm")
 @pytest.mark.parametrize("way", ["online", "kept"])
 def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"n_epochs": 1, "n_chains": 4}
