@@ -453,6 +453,38 @@ def digit_parts() -> Iterable[Iterable[Any]]:
         )
 
 
+@shown("24 x 24, 32 features of 8 x 6; 14 x 14, 5 of 6 x 6|pairs/s|")
+def parts_sweeps() -> Iterable[Iterable[Any]]:
+    found = read("hcn_kernels")
+    sizes = [r for r in found.values() if isinstance(r, dict) and "pairs_per_second" in r]
+    time, rate, two = (
+        "time without messages over that of the bare loop",
+        "rate with messages over that without",
+        "two threads over one",
+    )
+    told = {
+        "without messages": (time, "of the bare loop's time"),
+        "with messages": (rate, "of the rate without"),
+        "two threads, without messages": (two, "times one thread"),
+    }
+    for name in sizes[0]["pairs_per_second"]:
+        rates = "; ".join(f"{r['pairs_per_second'][name]:.1e}" for r in sizes)
+        key, words = told.get(name, ("", ""))
+        yield name, rates, "; ".join(f"{r[key]:.2f}" for r in sizes) + f" {words}" if key else ""
+
+
+@shown("images, two workers|seconds|over pairs by the rate of two threads|letters found|peak of a worker")
+def letters_million() -> Iterable[Iterable[Any]]:
+    found = read("hcn_million")
+    r, tenth, part = found["fit"], found["memory"], found["chains"]
+    ratio, peak = f"{r['over_pairs_by_rate']:.2f}", f"{r['peak_worker_mib']} MiB"
+    yield f"{r['rows']:,}", f"{r['seconds']:.0f}", ratio, f"{r['letters_found']} of 26", peak
+    yield f"{tenth['rows']:,}", "", "", "", f"{tenth['peak_worker_mib']} MiB"
+    told = f"{part['rate_of_in_process']:.2f} of the rate of this process"
+    chain = f"{part['rows']:,}, chains of {part['seconds_of_a_chain']:.2f} s"
+    yield chain, f"{part['cluster_seconds']:.0f}", told, "", ""
+
+
 @shown("way|letters found of three, five seeds|compression|iterations")
 def parts_peers() -> Iterable[Iterable[Any]]:
     found = read("hcn_peers")
@@ -471,6 +503,84 @@ def mixture_likelihood() -> Iterable[Iterable[Any]]:
         for r in found if part.startswith("likelihood") else ():
             sizes = r["likelihood"], r["n_components"], r["n_dims"]
             yield _ROWS["mnist" + part[-2:]], *sizes, f"{r['train']:.1f}", f"{r['test']:.1f}"
+
+
+@shown("work|size|measured|beside")
+def mixture_kernels() -> Iterable[Iterable[Any]]:
+    found = read("linear_mixture_kernels")
+    for r in found["scan"]:
+        yield (
+            "scan",
+            f"p = {r['p']}, {r['columns']:,} columns",
+            f"{r['GF/s']:.0f} GF/s",
+            f"{r['share']:.2f} of sgemm",
+        )
+    for r in found["moments"]:
+        size = f"p = {r['p']}, {r['rows a group']} rows a group"
+        yield "grouped moments, as 2np²", size, f"{r['GF/s']:.0f} GF/s", f"{r['times sgemm']:.2f} x sgemm"
+    for r in found["images"]:
+        size = f"p = {r['p']}, {r['rows a group']} rows a group"
+        for work in ("images", "six tangents"):
+            yield work, size, "", f"{r[f'{work}, times their products']:.2f} x their products"
+    for r in found["distance"]:
+        size = f"p = {r['p']}, K = {r['K']:,}"
+        yield "tangent distance", size, f"{r['rows/s']:,.0f} rows/s", f"{r['times']:.2f} x without"
+
+
+@shown("fit|size|measured|beside")
+def mixture_fits() -> Iterable[Iterable[Any]]:
+    found = read("linear_mixture_fit")
+    for r in found["pass"]:
+        share = (
+            f"{r['times its products']:.2f} x its products; M-step {r['M-step, share of both']:.2f} of both"
+        )
+        more = f"; six tangents {r['six tangents, times their products']:.2f} x theirs"
+        yield "a pass", f"p = {r['p']}, K = {r['K']:,}", f"{r['rows/s']:,.0f} rows/s", share + more
+    for r in found["threads"]:
+        yield "two threads", f"p = {r['p']}, K = {r['K']:,}", "", f"{r['times']:.2f} x one"
+    for r in found["fits"]:
+        took = f"{r['seconds']:.1f} s, {r['passes']} passes"
+        yield (
+            f"fit of {r['rows']}",
+            f"K = {r['K']:,}",
+            took,
+            f"{r['at the rate of sgemm']:.2f} s at sgemm's rate",
+        )
+    for r in found["recognition"]:
+        rates = f"{r['rows/s, tangent distance']:,.0f} rows/s"
+        yield "prediction by tangent distance", f"K = {r['K']:,}", rates, f"{r['times']:.2f} x without"
+    for r in found["wide"]:
+        share = r["share of its products' rate"]
+        yield (
+            "a pass",
+            f"p = {r['p']:,}, K = {r['K']}",
+            f"{r['rows/s']:,.0f} rows/s",
+            f"{share:.2f} of its products' rate",
+        )
+    for r in found["row"]:
+        size = f"{r['model']}, p = {r['p']}, K = {r['K']}"
+        yield "`partial_fit` of a row", size, f"{r['ms a row']:.2f} ms", ""
+
+
+@shown("beside|rows|times as fast|log-likelihood of a row, or mean square: ours; theirs")
+def mixture_peers() -> Iterable[Iterable[Any]]:
+    found = read("linear_mixture_peers")
+    for p, r in found["gaussian"].items():
+        told = r["log-likelihood of test rows"]
+        name = f"GaussianMixture(10, 'full'), a pass, p = {p}"
+        yield name, f"{r['rows']:,}", f"{r['times']:.0f}", f"{told['ours']:.0f}; {told['theirs']:.0f}"
+    r = found["factors"]
+    for solver in ("randomized", "lapack"):
+        times = r["seconds"][solver] / r["seconds"]["ours"]
+        told = r["log-likelihood"]
+        name = f"FactorAnalysis, {solver}, p = {r['p']}"
+        yield name, f"{r['rows']:,}", f"{times:.1f}", f"{told['ours']:.2f}; {told[solver]:.2f}"
+    r = found["kmeans"]
+    for name, ours in (("KMeans", "n_dims=0"), ("MiniBatchKMeans", "n_dims=0, stepwise")):
+        times, told = r["seconds"][name] / r["seconds"][ours], r["mean square"]
+        yield f"{name}, a fit", f"{r['rows']:,}", f"{times:.1f}", f"{told[ours]:.2f}; {told[name]:.2f}"
+    r = found["numpy"]
+    yield f"plain numpy, a pass, K = {r['K']}", f"{r['rows']:,}", f"{r['times']:.1f}", ""
 
 
 @shown("way, clusters|NMI|accuracy")
