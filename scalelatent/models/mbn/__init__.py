@@ -23,6 +23,7 @@ KINDS = (
         "compressive",
         estimator="scalelatent.models.mbn.compressive:CompressiveMBN",
         parameters="scalelatent.models.mbn.parameters:COMPRESSIVE",
+        scorer="scalelatent.evaluation.scoring:OutputScorer",
         # A job file has no place for the outputs of another model, which it learns.
         python_only=(
             "scalelatent.CompressiveMBN().fit(X, network.transform(X)) learns the output of a network that a "
