@@ -152,14 +152,15 @@ class Hierarchy:
     def _start(self, layer: FeatureLayer, n_rows: int) -> LayerMessages:
         (channels, *image), places = layer.image, (n_rows, *layer.places)
         room = message_room((image[0], image[1]), layer.window, layer.n_features)
+        made = np.zeros((n_rows, channels, *image), np.int32)
         return LayerMessages(
             np.full(places, -POOL_FLOOR, np.int32),
             np.full(places, -POOL_FLOOR, np.int32),
             np.zeros((n_rows, channels, room), np.int32),
             np.zeros((n_rows, channels, room), np.int32),
             np.zeros((n_rows, channels, image[0] * image[1], layer.window[0]), np.uint8),
-            np.zeros((n_rows, channels, *image), np.int32),
-            np.full((n_rows, channels, self.side**2, *image), -POOL_FLOOR, np.int32),
+            made,
+            self._silent(made),
         )
 
     def go_up(

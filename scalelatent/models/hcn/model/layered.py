@@ -17,7 +17,7 @@ from scalelatent.models.hcn.kernels.windows import message_room
 from .compression import NOTHING
 from .hierarchy import Hierarchy, LayerMessages, learn
 from .layer import FLOPS_PER_PAIR, rows_of
-from .online import forget
+from .online import forget, gathered
 
 _PARTS = tuple(field.name for field in fields(LayerMessages))
 
@@ -121,8 +121,8 @@ class LayeredEvidence:
         return Wants(scratch=(48 * self.n_weights + self.batch_rows * row_bytes(self.net), 0))
 
     def layout(self) -> Layout:
-        """Evidence, the minibatches that it comes from, and what they weigh; images that moved."""
-        return Layout((("evidence", (self.n_weights,)), ("minibatches", ()), ("weight", ()), ("moved", ())))
+        """Evidence, the minibatches that it comes from, and what they weigh."""
+        return Layout((("evidence", (self.n_weights,)), ("minibatches", ()), ("weight", ())))
 
     def flops_per_row(self) -> float:
         """Of all pairs of an image in all passes."""
@@ -161,10 +161,8 @@ class LayeredEvidence:
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
         """Add the chains' evidence to what is left of the beliefs."""
-        decay = self.forgetting ** int(stats["minibatches"])
-        scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
-        beliefs = forget(state.beliefs, state.first, decay) + scale * stats["evidence"]
-        return moved_on(state, beliefs, int(stats["moved"]), n_rows)
+        beliefs = gathered(state.beliefs, state.first, self.forgetting, stats)
+        return moved_on(state, beliefs, 0, n_rows)
 
     def end_epoch(self, state: LayeredState) -> LayeredState:
         """Count from 0 again."""
@@ -185,8 +183,8 @@ class LayeredEvidence:
         return replace(state, best=error, stale=-1) if error < state.best else state
 
     def summary(self, state: LayeredState) -> dict[str, Any]:
-        """Weights that are on in each layer, and that changed sign; images that came to another template;
-        the validation error, which is the objective.
+        """Weights that are on in each layer, and that changed sign; the validation error, which is the
+        objective.
         """
         known = None if np.isnan(state.error) else state.error
         on = [int((beliefs > 0).sum()) for beliefs in self.net.split(state.beliefs)]
@@ -195,7 +193,6 @@ class LayeredEvidence:
             "weights_on": sum(on),
             "weights_on_by_layer": on,
             "weights_changed": state.changed if state.rows else state.last_changed,
-            "rows_moved": state.moved if state.rows else max(0, state.last_moved),
             "validation_error": known,
         }
 
@@ -258,6 +255,11 @@ class LayeredMessages(LayeredEvidence):
     def exchange(self, prepared: Any, kept: Any, new: dict[str, Any], stats: Stats) -> None:
         stats["evidence"][...] += from_grid(new["change"])
         stats["moved"][...] += new["moved"]
+
+    def summary(self, state: LayeredState) -> dict[str, Any]:
+        """Images that came to another template, too."""
+        moved = state.moved if state.rows else max(0, state.last_moved)
+        return super().summary(state) | {"rows_moved": moved}
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
         """Add what messages to W have changed."""

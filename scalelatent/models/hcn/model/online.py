@@ -197,9 +197,7 @@ class EvidenceLearner:
     def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> EvidenceState:
         """Add the chains' evidence to what is left of the beliefs."""
         n = int(stats["minibatches"])
-        decay = self.forgetting**n
-        scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
-        beliefs = forget(state.beliefs, state.first, decay) + scale * stats["evidence"]
+        beliefs = gathered(state.beliefs, state.first, self.forgetting, stats)
         changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
         if (state.steps + 1) % max(1, CENTRED // max(1, n)) == 0:
             beliefs = centred(beliefs, state.first)
@@ -249,6 +247,13 @@ class EvidenceLearner:
 def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
     """share beliefs + (1 - share) first, each product rounded: the same on every machine."""
     return share * beliefs + (1 - share) * first
+
+
+def gathered(beliefs: np.ndarray, first: np.ndarray, forgetting: float, stats: Stats) -> np.ndarray:
+    """Beliefs after a step of chains, with what these have found."""
+    decay = forgetting ** int(stats["minibatches"])
+    scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
+    return forget(beliefs, first, decay) + scale * stats["evidence"]
 
 
 def centred(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
