@@ -228,8 +228,15 @@ class MixturePass:
             block *= 2
         # Scores and bases in float64, in float32, and packed; a class's rows beside the block's in float32.
         packed = 16 * k * p * (q + 2) + (16 * k * p * q if m.statistics == "images" else 0)
-        soft = 20 * _SOFT_ROWS * int(np.diff(m.starts).max()) if m.assignment == "soft" else 0
-        return Wants(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + soft, 8 * p + 80))
+        together = 0  # bytes of rows that are scored under all sub-classes of their class
+        if m.assignment == "soft" or m.tangent_assignment:
+            together = 20 * _SOFT_ROWS * int(np.diff(m.starts).max())
+        if (
+            m.tangent_assignment
+        ):  # the tangents, a copy of one kind, and its scores; packed bases of the scorer
+            together += _SOFT_ROWS * (4 * p * (m.n_tangents + 1) + 4 * int(np.diff(m.starts).max()))
+            packed += 8 * k * p * (q + 2)
+        return Wants(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + together, 8 * p + 80))
 
     def layout(self) -> Layout:
         """Fields of the statistic."""
