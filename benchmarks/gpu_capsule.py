@@ -14,14 +14,11 @@ a fit. Its yardstick is the two matrix products alone, same shapes, same run.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 # Host timings are of one thread; the BLAS reads these when numpy loads it.
@@ -35,16 +32,16 @@ from gpu_common import (
     device_seconds,
     for_bytes,
     host_seconds,
-    machine,
     make_rows,
     run_pass,
+    run_script,
+    script_parser,
     split,
     start,
     threaded_pass,
 )
 
 from scalelatent.engine.backend import CupyBackend, HostBackend
-from scalelatent.errors import RunError
 from scalelatent.models.capsule.kernels import reference
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.models.capsule.model.em import CapsulePass
@@ -58,43 +55,30 @@ EDGE_ROWS = 3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser = script_parser(__doc__)
     parser.add_argument("--rows", type=int, default=2**20)
     parser.add_argument("--features", type=int, default=196)
     parser.add_argument("--block-rows", type=int, default=2**16)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing"
-    )
     args = parser.parse_args()
     if args.quick:
         args.rows, args.block_rows, args.repeats, args.features = 200, 128, 1, 24
-    try:
-        card = Card()
-    except RunError as error:
-        print(f"no GPU checks were made: {error}", file=sys.stderr)
-        return 3
-    begin = time.perf_counter()
-    result: dict[str, Any] = {"machine": machine(card.float32.xp)}
-    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
-    result["checks"] = [*check_kernels(card, args), *check_passes(card, args), *check_fits(card, args)]
-    failed = [check["name"] for check in result["checks"] if not check["passed"]]
-    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
-    result["ceilings"] = ceilings(card, args)
+    return run_script(args, Card, checks, measures)
+
+
+def checks(card: Card, args: argparse.Namespace) -> list[dict[str, Any]]:
+    return [*check_kernels(card, args), *check_passes(card, args), *check_fits(card, args)]
+
+
+def measures(card: Card, args: argparse.Namespace) -> dict[str, Any]:
+    limits = ceilings(card, args)
     data = make_rows(args.rows, args.features, args.seed)
     resident = card.float32.asarray(data["float32"], np.float32)
-    result["passes"] = []
+    lines = []
     for capsule_dim in CAPSULE_DIMS[: 1 if args.quick else None]:
         for line in measure_dimension(card, data, resident, capsule_dim, args):
-            result["passes"].append(line)
+            lines.append(line)
             print_line(line)
-    result["seconds"] = time.perf_counter() - begin
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"{args.out}: {result['seconds']:.0f} s")
-    return 1 if failed else 0
+    return {"ceilings": limits, "passes": lines}
 
 
 class Card:
@@ -103,6 +87,7 @@ class Card:
     def __init__(self) -> None:
         self.float32, self.tf32, self.timed = CupyBackend(), CupyBackend(tf32=True), TimedBackend()
         self.threads = [CupyBackend() for _ in range(4)]
+        self.xp = self.float32.xp
 
 
 # -- checks -----------------------------------------------------------------------------------------------

@@ -1,13 +1,18 @@
-"""What gpu_capsule.py measures with: timers, rows, passes and EM without the engine, facts of the machine."""
+"""What the gpu_*.py scripts share: their course, timers, rows, passes without the engine, the machine."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import json
 import platform
 import statistics
+import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +20,58 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import CupyBackend
+from scalelatent.errors import RunError
 from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
 from scalelatent.models.capsule.model.members import Members
 from scalelatent.models.capsule.model.start import schedule_arrays, subspace_start
 from scalelatent.reductions.moments import SecondMoments
 
 CLASSES = 10
+
+
+def script_parser(doc: str) -> argparse.ArgumentParser:
+    """The options of all scripts."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing"
+    )
+    return parser
+
+
+def card_stream() -> CupyBackend:
+    """A backend whose stream is this thread's."""
+    backend = CupyBackend()
+    backend.stream.use()
+    return backend
+
+
+def run_script(
+    args: argparse.Namespace,
+    make: Callable[[], Any],
+    check: Callable[[Any, argparse.Namespace], list[dict[str, Any]]],
+    measure: Callable[[Any, argparse.Namespace], dict[str, Any]],
+) -> int:
+    """Checks, then measurements, then the file; the exit status: 1 where a check fails, 3 without a GPU."""
+    try:
+        card = make()
+    except RunError as error:
+        print(f"no GPU checks were made: {error}", file=sys.stderr)
+        return 3
+    begin = time.perf_counter()
+    result: dict[str, Any] = {"machine": machine(card.xp)}
+    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
+    result["checks"] = check(card, args)
+    failed = [check["name"] for check in result["checks"] if not check["passed"]]
+    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
+    result |= measure(card, args)
+    result["seconds"] = time.perf_counter() - begin
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{args.out}: {result['seconds']:.0f} s")
+    return 1 if failed else 0
 
 
 def machine(cupy: Any) -> dict[str, Any]:

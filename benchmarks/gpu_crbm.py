@@ -20,16 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_common import device_seconds, machine
+from gpu_common import card_stream, device_seconds, run_script, script_parser
 
 import scalelatent as sl
 from scalelatent.engine.backend import CupyBackend, find_kernel
-from scalelatent.errors import RunError
 from scalelatent.models.crbm.kernels import reference
 from scalelatent.models.crbm.kernels.reference import sigmoid
 
@@ -40,36 +37,21 @@ DIVISIONS_A_CLOCK = 16  # of the special-function units of a multiprocessor
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
-    args = parser.parse_args()
-    try:
-        backend = CupyBackend()
-    except RunError as error:
-        print(f"no GPU checks were made: {error}", file=sys.stderr)
-        return 3
-    backend.stream.use()
-    begin = time.perf_counter()
-    result: dict[str, Any] = {"machine": machine(backend.xp)}
-    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
-    result["checks"] = [*check_all(backend, args), check_fit(args)]
-    failed = [check["name"] for check in result["checks"] if not check["passed"]]
-    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
+    return run_script(script_parser(__doc__).parse_args(), card_stream, checks, measures)
+
+
+def checks(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
+    return [*check_all(backend, args), check_fit(args)]
+
+
+def measures(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
     shapes = (
         [(20, 10, 5)]
         if args.quick
         else [(784, 256, 20), (784, 256, 160), (784, 256, 1280), (10_000, 2000, 4)]
     )
-    result["rates"] = [rate(backend, *shape, pairs, args) for shape in shapes for pairs in (False, True)]
-    result["steps"] = [steps(*sizes, args) for sizes in ([(20, 10, 2)] if args.quick else [(784, 256, 64)])]
-    result["seconds"] = time.perf_counter() - begin
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"{args.out}: {result['seconds']:.0f} s")
-    return 1 if failed else 0
+    rates = [rate(backend, *shape, pairs, args) for shape in shapes for pairs in (False, True)]
+    return {"rates": rates, "steps": [steps(*((20, 10, 2) if args.quick else (784, 256, 64)), args)]}
 
 
 def draw(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:

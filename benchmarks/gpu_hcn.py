@@ -20,18 +20,16 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_common import device_seconds, host_seconds, machine
+from gpu_common import card_stream, device_seconds, host_seconds, run_script, script_parser
 from hcn_common import n_found
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import CupyBackend, make_backend
 from scalelatent.engine.chains import advance, run_chains
-from scalelatent.errors import RunError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.order import shuffled
 from scalelatent.models.hcn.kernels.windows import message_room
@@ -44,32 +42,13 @@ IMAGES, BATCHES = 5, 10
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser = script_parser(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="images of the fit")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
-    args = parser.parse_args()
-    try:
-        backend = CupyBackend()
-    except RunError as error:
-        print(f"no GPU checks were made: {error}", file=sys.stderr)
-        return 3
-    backend.stream.use()
-    begin = time.perf_counter()
-    result: dict[str, Any] = {"machine": machine(backend.xp)}
-    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
-    result["checks"] = check_all(backend, args)
-    failed = [check["name"] for check in result["checks"] if not check["passed"]]
-    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
-    result["rates"] = rates(backend, args)
-    result["learned"] = learned(args)
-    result["seconds"] = time.perf_counter() - begin
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"{args.out}: {result['seconds']:.0f} s")
-    return 1 if failed else 0
+    return run_script(parser.parse_args(), card_stream, check_all, measures)
+
+
+def measures(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
+    return {"rates": rates(backend, args), "learned": learned(args)}
 
 
 # -- checks -----------------------------------------------------------------------------------------------

@@ -18,18 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_common import device_seconds, host_seconds, machine
+from gpu_common import card_stream, device_seconds, host_seconds, run_script, script_parser
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import CupyBackend, find_kernel
-from scalelatent.errors import RunError
 from scalelatent.models.linear_mixture.kernels import reference
 from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame, group_rows
 from scalelatent.models.linear_mixture.model.em import MAIN, Mixture, MixtureEM, initial_state
@@ -39,33 +36,17 @@ CLASSES, DIMS, WIDTH = 10, 10, 16
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
-    args = parser.parse_args()
-    try:
-        backend = CupyBackend()
-    except RunError as error:
-        print(f"no GPU checks were made: {error}", file=sys.stderr)
-        return 3
-    backend.stream.use()
-    begin = time.perf_counter()
-    result: dict[str, Any] = {"machine": machine(backend.xp)}
-    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
-    result["checks"] = [*check_all(args), check_fit(args)]
-    failed = [check["name"] for check in result["checks"] if not check["passed"]]
-    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
+    return run_script(script_parser(__doc__).parse_args(), card_stream, checks, measures)
+
+
+def checks(_: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
+    return [*check_all(args), check_fit(args)]
+
+
+def measures(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
     sizes = [(60, 16, 20)] if args.quick else [(65_536, p, k) for p in (256, 784) for k in (100, 500, 1000)]
-    result["scan"] = [scan(backend, *size, args) for size in sizes]
-    result["images"] = [images(backend, *size, args) for size in sizes]
-    result["passes"] = [passes(backend, *size, args) for size in sizes]
-    result["seconds"] = time.perf_counter() - begin
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"{args.out}: {result['seconds']:.0f} s")
-    return 1 if failed else 0
+    parts = {"scan": scan, "images": images, "passes": passes}
+    return {name: [measure(backend, *size, args) for size in sizes] for name, measure in parts.items()}
 
 
 def kernel(name: str) -> Any:

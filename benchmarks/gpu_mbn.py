@@ -13,11 +13,8 @@ rows is the matrix product alone: same shapes, same tiles, same run.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 # Codes to compare with are computed by one thread; the BLAS reads these when numpy loads it.
@@ -25,10 +22,9 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 import numpy as np
-from gpu_common import device_seconds, host_seconds, machine
+from gpu_common import device_seconds, host_seconds, run_script, script_parser
 
 from scalelatent.engine.backend import CupyBackend, find_kernel
-from scalelatent.errors import RunError
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.kernels.reference import METRICS
 
@@ -36,39 +32,23 @@ FEATURES = 784
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser = script_parser(__doc__)
     parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--clusterings", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing"
-    )
     args = parser.parse_args()
     if args.quick:
         args.rows, args.clusterings, args.repeats = 60, 20, 1
-    try:
-        backend = CupyBackend()
-    except RunError as error:
-        print(f"no GPU checks were made: {error}", file=sys.stderr)
-        return 3
-    begin = time.perf_counter()
-    result: dict[str, Any] = {"machine": machine(backend.xp)}
-    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
-    result["checks"] = check_all(backend, args)
-    failed = [check["name"] for check in result["checks"] if not check["passed"]]
-    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
+    return run_script(args, CupyBackend, check_all, measures)
+
+
+def measures(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
     sizes = (30, 12) if args.quick else (500, 2000, 8000)
-    result["dense"] = [dense_rate(backend, k, args) for k in sizes]
     layers = (16, 8) if args.quick else (8000, 4000, 2000, 1000, 500, 250, 125, 62)
-    result["codes"] = [code_rate(backend, below, args) for below in layers]
-    result["sparse"] = [sparse_rate(backend, k, args) for k in sizes[:2]]
-    result["seconds"] = time.perf_counter() - begin
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"{args.out}: {result['seconds']:.0f} s")
-    return 1 if failed else 0
+    return {
+        "dense": [dense_rate(backend, k, args) for k in sizes],
+        "codes": [code_rate(backend, below, args) for below in layers],
+        "sparse": [sparse_rate(backend, k, args) for k in sizes[:2]],
+    }
 
 
 # -- checks -----------------------------------------------------------------------------------------------
