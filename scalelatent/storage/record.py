@@ -147,14 +147,13 @@ def _build(head: Any, arrays: Any) -> Any:
     except (ImportError, AttributeError):
         cls = None
     fields = {k: _build(v, arrays) for k, v in head["fields"].items()}
-    known = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    known = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
     # Records of earlier versions lack fields that came later, which have defaults.
-    lacking = [f for name, f in known.items() if name not in fields]
+    lacking = [f for name, f in (known or {}).items() if name not in fields]
     defaults = all(f.default is not dataclasses.MISSING for f in lacking)
-    if not isinstance(cls, type) or not known or not set(fields) <= set(known) or not defaults:
+    if not isinstance(cls, type) or known is None or not set(fields) <= set(known) or not defaults:
         raise RunError(
             f"the record holds {head['!type']!r} with the fields {', '.join(fields)}, which this version "
-            "of scalelatent "
-            "does not know: resume with the version that wrote it, or start again"
+            "of scalelatent does not know: resume with the version that wrote it, or start again"
         )
     return cls(**fields)

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from scalelatent.contract.parameters import Anything
 from scalelatent.engine.grid import RowGrid
 from scalelatent.errors import RunError
 from scalelatent.models.capsule.model.em import CapsuleState, initial_state
@@ -77,6 +78,7 @@ def test_dataclasses_of_the_package() -> None:
     assert isinstance(got["state"], CapsuleState)
     for name, value in vars(state).items():
         assert _same(getattr(got["state"], name), value)
+    assert loads(dumps(Anything())) == Anything()  # which has no fields
     assert _same(got["members"].labels, members.labels)
     assert got["grid"] == RowGrid(10, 2, 2)
 
