@@ -261,6 +261,7 @@ COMPUTING = {
     "data make documents a.zarr --rows 10 --base b.zarr": "data.make_documents",
     "data make bars a.zarr --rows 10": "data.make_images",
     "data make noisy-digits a.zarr --rows 10": "data.make_corrupted",
+    "data make cluttered-digits a.zarr --rows 10": "data.make_corrupted",
 }
 
 
@@ -279,6 +280,28 @@ def test_every_verb_that_computes_says_once_that_kernels_are_compiled(
     assert COMPILING not in told.out
     assert told.err.splitlines().count(COMPILING) == 1
     assert "enough" in told.err.splitlines()[-1]
+
+
+CORRUPTIONS = {
+    "bordered-digits --width 2": {"width": 2},
+    "patched-digits --patch 3x4 --grey": {"patch": [3, 4], "threshold": None},
+    "gridded-digits --pitch 5 --threshold 99": {"pitch": 5, "threshold": 99},
+    "cluttered-digits --lines 2 --base-rows 5:30": {"lines": 2, "base_rows": [5, 30]},
+    "deleted-digits --share 0.2 --lines 1 --rows 10 --seed 4": {"share": 0.2, "lines": 1, "seed": 4},
+}
+
+
+@pytest.mark.parametrize("line", CORRUPTIONS)
+def test_options_of_corrupted_digits_are_in_their_provenance(scalelatent, line):
+    kind, *options = line.split()
+    told = scalelatent("data", "make", kind, "x.zarr", *options, "--clean", "c.zarr", "--json").json()
+    assert CORRUPTIONS[line].items() <= told["provenance"].items()
+    assert (
+        told["rows"]
+        == told["target"]["rows"]
+        == {"cluttered": 25, "deleted": 10}.get(line.split("-")[0], 1797)
+    )
+    assert told["target"]["url"].endswith("c.zarr")
 
 
 def test_doctor(scalelatent):

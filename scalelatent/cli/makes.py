@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from scalelatent.errors import JobError
 
 from .data import describe, tell
-from .show import Jobs, Json, Overwrite, emit, kernels_told, pixels_of, progress_bar, run_of, verb
+from .show import (
+    Jobs,
+    Json,
+    Overwrite,
+    emit,
+    kernels_told,
+    pixels_of,
+    progress_bar,
+    run_of,
+    verb,
+    with_options,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Make datasets of any size.")
 
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where a broken-off command stopped.")]
 BaseRows = Annotated[
     str | None, typer.Option(metavar="START:STOP", help="The rows of the base that are used; all by default.")
 ]
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example digits.zarr.")]
 
 
+class Making(NamedTuple):
+    """How rows are made, whatever they are."""
+
+    n_jobs: Jobs = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a broken-off command stopped.")] = (
+        False
+    )
+    overwrite: Overwrite = False
+    json: Json = False
+
+    def options(self) -> dict[str, Any]:
+        """Of functions that make datasets."""
+        return {"n_jobs": self.n_jobs, "resume": self.resume, "overwrite": self.overwrite}
+
+
+making_rows = with_options("making", Making)
+
+
 @app.command("digits")
 @verb
+@making_rows
 @kernels_told()
 def make_digits(
     out: Out,
@@ -37,10 +66,8 @@ def make_digits(
     alpha: Annotated[float, typer.Option(help="Strength of the deformation.")] = 1.0,
     beta: Annotated[float, typer.Option(help="Strength of the thickening.")] = 0.0,
     shift: Annotated[bool, typer.Option("--shift", help="Also shift by up to one pixel.")] = False,
-    jobs: Jobs = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    *,
+    making: Making,
 ) -> None:
     """Make digits without end.
 
@@ -53,13 +80,14 @@ def make_digits(
     with progress_bar("making digits") as progress:
         dataset = run(
             out, rows, base=base, base_rows=used, start=start, **how,
-            n_jobs=jobs, resume=resume, overwrite=overwrite, progress=progress,
+            progress=progress, **making.options(),
         )  # fmt: skip
-    tell(dataset, json)
+    tell(dataset, making.json)
 
 
 @app.command("documents")
 @verb
+@making_rows
 @kernels_told()
 def make_documents(
     out: Out,
@@ -68,10 +96,8 @@ def make_documents(
     base_rows: BaseRows = None,
     start: Annotated[int, typer.Option(min=0, help="Index of the first document.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
-    jobs: Jobs = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    *,
+    making: Making,
 ) -> None:
     """Make documents without end.
 
@@ -84,9 +110,9 @@ def make_documents(
     with progress_bar("making documents") as progress:
         dataset = run(
             out, rows, base=base, base_rows=used, start=start, seed=seed,
-            n_jobs=jobs, resume=resume, overwrite=overwrite, progress=progress,
+            progress=progress, **making.options(),
         )  # fmt: skip
-    tell(dataset, json)
+    tell(dataset, making.json)
 
 
 def _pair(rows: str | None) -> tuple[int, int] | None:
@@ -106,6 +132,7 @@ Size = Annotated[str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of an im
 
 @app.command("bars")
 @verb
+@making_rows
 @kernels_told()
 def make_bars(
     out: Out,
@@ -114,18 +141,17 @@ def make_bars(
     length: Annotated[int | None, typer.Option(min=1, help="Of a bar, in pixels; 5.")] = None,
     noise: Noise = None,
     seed: Seed = 0,
-    jobs: Jobs = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    *,
+    making: Making,
 ) -> None:
     """Make images of two bars that cross in all ways."""
-    _make_images("bars", out, rows, seed, jobs, resume, overwrite, json,
+    _make_images("bars", out, rows, seed, making,
                  noise=noise, crosses=crosses, length=length)  # fmt: skip
 
 
 @app.command("symbols")
 @verb
+@making_rows
 @kernels_told()
 def make_symbols(
     out: Out,
@@ -134,18 +160,17 @@ def make_symbols(
     size: Size = None,
     noise: Noise = None,
     seed: Seed = 0,
-    jobs: Jobs = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    *,
+    making: Making,
 ) -> None:
     """Make images of eight symbols at random places, 64x64 pixels by default."""
-    _make_images("symbols", out, rows, seed, jobs, resume, overwrite, json,
+    _make_images("symbols", out, rows, seed, making,
                  noise=noise, count=count, size=pixels_of(size, "--size"))  # fmt: skip
 
 
 @app.command("letters")
 @verb
+@making_rows
 @kernels_told()
 def make_letters(
     out: Out,
@@ -155,18 +180,17 @@ def make_letters(
     size: Size = None,
     noise: Noise = None,
     seed: Seed = 0,
-    jobs: Jobs = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    *,
+    making: Making,
 ) -> None:
     """Make images of letters at random places, 24x24 pixels by default."""
-    _make_images("letters", out, rows, seed, jobs, resume, overwrite, json,
+    _make_images("letters", out, rows, seed, making,
                  noise=noise, count=count, alphabet=alphabet, size=pixels_of(size, "--size"))  # fmt: skip
 
 
 @app.command("text")
 @verb
+@making_rows
 @kernels_told()
 def make_text(
     out: Out,
@@ -174,18 +198,17 @@ def make_text(
     size: Size = None,
     noise: Noise = None,
     seed: Seed = 0,
-    jobs: Jobs = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    *,
+    making: Making,
 ) -> None:
     """Make pages of text, 72x128 pixels by default."""
-    _make_images("text", out, rows, seed, jobs, resume, overwrite, json,
+    _make_images("text", out, rows, seed, making,
                  noise=noise, size=pixels_of(size, "--size"))  # fmt: skip
 
 
 @app.command("traits")
 @verb
+@making_rows
 @kernels_told()
 def make_traits(
     out: Out,
@@ -194,97 +217,172 @@ def make_traits(
     together: Annotated[bool, typer.Option("--together", help="Both traits on one place: harder.")] = False,
     size: Annotated[int | None, typer.Option(min=5, help="Pixels of a trait, up and across; 13.")] = None,
     gap: Annotated[int | None, typer.Option(min=0, help="Pixels between the traits; 2.")] = None,
+    blur: Annotated[
+        int | None, typer.Option(min=0, help="Grey images, so often blurred over 3 x 3 pixels; 0.")
+    ] = None,
+    grain: Annotated[
+        int | None, typer.Option(min=0, max=255, help="Grey images: values change by up to so much; 0.")
+    ] = None,
     noise: Noise = None,
     seed: Seed = 0,
-    jobs: Jobs = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    *,
+    making: Making,
 ) -> None:
     """Make images of two traits: square or circle, and one of two diagonals."""
-    _make_images("traits", out, rows, seed, jobs, resume, overwrite, json,
-                 noise=noise, labels=labels, together=together, size=size, gap=gap)  # fmt: skip
+    _make_images("traits", out, rows, seed, making, noise=noise, labels=labels, together=together,
+                 size=size, gap=gap, blur=blur, grain=grain)  # fmt: skip
 
 
-def _make_images(
-    kind: str, out: str, rows: int, seed: int, jobs: int | None, resume: bool, overwrite: bool, json: bool,
-    **options: Any,
-) -> None:  # fmt: skip
+def _make_images(kind: str, out: str, rows: int, seed: int, making: Making, **options: Any) -> None:
     from scalelatent.data import make_images
 
-    how: dict[str, Any] = {"seed": seed, "n_jobs": jobs, "resume": resume, "overwrite": overwrite}
     with progress_bar(f"making {kind}") as progress:
-        dataset = make_images(out, kind, rows, progress=progress, **how, **options)
-    tell(dataset, json)
+        dataset = make_images(out, kind, rows, seed=seed, progress=progress, **making.options(), **options)
+    tell(dataset, making.json)
 
 
-Base = Annotated[str, typer.Option(help="A dataset of grey images, such as MNIST; or scikit-learn's digits.")]
-SomeImages = Annotated[int | None, typer.Option(min=1, help="How many images; one of each base by default.")]
-Clean = Annotated[
-    str | None, typer.Option(help="Where the clean images go; by default OUT with .clean in its name.")
-]
-Threshold = Annotated[int, typer.Option(min=0, max=255, help="A grey value above it is 1.")]
+class Corrupting(NamedTuple):
+    """Which images are corrupted, and where the clean ones go."""
+
+    base: Annotated[
+        str, typer.Option(help="A dataset of grey images, such as MNIST; or scikit-learn's digits.")
+    ] = "digits"
+    base_rows: BaseRows = None
+    rows: Annotated[int | None, typer.Option(min=1, help="How many images; one of each base by default.")] = (
+        None
+    )
+    clean: Annotated[
+        str | None, typer.Option(help="Where the clean images go; by default OUT with .clean in its name.")
+    ] = None
+    threshold: Annotated[int, typer.Option(min=0, max=255, help="A grey value above it is 1.")] = 127
+    grey: Annotated[bool, typer.Option("--grey", help="Keep grey values; 255 is what is drawn.")] = False
+    seed: Seed = 0
+
+    def options(self) -> dict[str, Any]:
+        """Of `make_corrupted`."""
+        values = {**self._asdict(), "base_rows": _pair(self.base_rows)}
+        return {**values, "threshold": None} if values.pop("grey") else values
+
+
+corrupting_rows = with_options("corrupting", Corrupting)
+Pixels = Annotated[str, typer.Option(metavar="HEIGHTxWIDTH", help="Of the patch, in pixels.")]
 
 
 @app.command("noisy-digits")
 @verb
+@corrupting_rows
+@making_rows
 @kernels_told()
 def make_noisy_digits(
     out: Out,
-    base: Base = "digits",
-    base_rows: BaseRows = None,
-    rows: SomeImages = None,
     share: Annotated[float, typer.Option(min=0, max=1, help="Share of the pixels that are flipped.")] = 0.1,
-    clean: Clean = None,
-    threshold: Threshold = 127,
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    *,
+    corrupting: Corrupting,
+    making: Making,
 ) -> None:
     """Make binary images with flipped pixels, and the clean ones as a second dataset."""
-    _make_corrupted("noisy-digits", out, base, base_rows, rows, clean, threshold, seed, jobs, resume,
-                    overwrite, json, share=share)  # fmt: skip
+    _make_corrupted("noisy-digits", out, corrupting, making, share=share)
 
 
 @app.command("occluded-digits")
 @verb
+@corrupting_rows
+@making_rows
 @kernels_told()
 def make_occluded_digits(
     out: Out,
-    base: Base = "digits",
-    base_rows: BaseRows = None,
-    rows: SomeImages = None,
-    patch: Annotated[str, typer.Option(metavar="HEIGHTxWIDTH", help="Of the patch, in pixels.")] = "8x8",
+    patch: Pixels = "8x8",
     value: Annotated[int, typer.Option(min=0, max=1, help="What the patch is set to.")] = 0,
-    clean: Clean = None,
-    threshold: Threshold = 127,
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    *,
+    corrupting: Corrupting,
+    making: Making,
 ) -> None:
     """Make binary images of which a patch is gone, and the whole ones as a second dataset."""
-    _make_corrupted("occluded-digits", out, base, base_rows, rows, clean, threshold, seed, jobs, resume,
-                    overwrite, json, patch=pixels_of(patch, "--patch"), value=value)  # fmt: skip
+    size = pixels_of(patch, "--patch")
+    _make_corrupted("occluded-digits", out, corrupting, making, patch=size, value=value)
 
 
-def _make_corrupted(
-    kind: str, out: str, base: str, base_rows: str | None, rows: int | None, clean: str | None,
-    threshold: int, seed: int, jobs: int | None, resume: bool, overwrite: bool, json: bool, **options: Any,
-) -> None:  # fmt: skip
+@app.command("bordered-digits")
+@verb
+@corrupting_rows
+@making_rows
+@kernels_told()
+def make_bordered_digits(
+    out: Out,
+    width: Annotated[int, typer.Option(min=1, help="Of the border, at most: each side draws its own.")] = 3,
+    *,
+    corrupting: Corrupting,
+    making: Making,
+) -> None:
+    """Make images in a border, and the clean ones as a second dataset."""
+    _make_corrupted("bordered-digits", out, corrupting, making, width=width)
+
+
+@app.command("patched-digits")
+@verb
+@corrupting_rows
+@making_rows
+@kernels_told()
+def make_patched_digits(out: Out, patch: Pixels = "8x8", *, corrupting: Corrupting, making: Making) -> None:
+    """Make images with a patch of random pixels, and the clean ones as a second dataset."""
+    _make_corrupted("patched-digits", out, corrupting, making, patch=pixels_of(patch, "--patch"))
+
+
+@app.command("gridded-digits")
+@verb
+@corrupting_rows
+@making_rows
+@kernels_told()
+def make_gridded_digits(
+    out: Out,
+    pitch: Annotated[int, typer.Option(min=2, help="Pixels from a line to the next.")] = 7,
+    *,
+    corrupting: Corrupting,
+    making: Making,
+) -> None:
+    """Make images below a grid of lines, and the clean ones as a second dataset."""
+    _make_corrupted("gridded-digits", out, corrupting, making, pitch=pitch)
+
+
+Lines = Annotated[int, typer.Option(min=0, help="How many lines.")]
+
+
+@app.command("cluttered-digits")
+@verb
+@corrupting_rows
+@making_rows
+@kernels_told()
+def make_cluttered_digits(out: Out, lines: Lines = 3, *, corrupting: Corrupting, making: Making) -> None:
+    """Make images with lines across them, and the clean ones as a second dataset."""
+    _make_corrupted("cluttered-digits", out, corrupting, making, lines=lines)
+
+
+@app.command("deleted-digits")
+@verb
+@corrupting_rows
+@making_rows
+@kernels_told()
+def make_deleted_digits(
+    out: Out,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Share of the pixels that are off.")] = 0.1,
+    lines: Lines = 3,
+    *,
+    corrupting: Corrupting,
+    making: Making,
+) -> None:
+    """Make images with rows, columns and pixels turned off, and the whole ones as a second dataset."""
+    _make_corrupted("deleted-digits", out, corrupting, making, share=share, lines=lines)
+
+
+def _make_corrupted(kind: str, out: str, corrupting: Corrupting, making: Making, **options: Any) -> None:
     from scalelatent.data import make_corrupted
 
-    how: dict[str, Any] = {"seed": seed, "n_jobs": jobs, "resume": resume, "overwrite": overwrite}
     with progress_bar(f"making {kind}") as progress:
         corrupted, whole = make_corrupted(
-            out, kind, base=base, base_rows=_pair(base_rows), rows=rows, clean=clean, threshold=threshold,
-            progress=progress, **how, **options,
-        )  # fmt: skip
-    if json:
+            out, kind, progress=progress, **corrupting.options(), **making.options(), **options
+        )
+    if making.json:
         emit({**describe(corrupted), "target": describe(whole)})
     else:
-        tell(corrupted, json)
-        tell(whole, json)
+        tell(corrupted, False)
+        tell(whole, False)

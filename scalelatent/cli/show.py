@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
 
@@ -41,9 +41,11 @@ Settings = Annotated[
 class TlsFiles(NamedTuple):
     """The certificates that a command line names."""
 
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
+    ca: Annotated[
+        Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (PEM).")
+    ] = None
+    cert: Annotated[Path | None, typer.Option("--tls-cert", help="Your certificate (PEM).")] = None
+    key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None
 
     def security(self) -> Security | None:
         """What to show a scheduler: these, or those of Dask's configuration."""
@@ -56,37 +58,41 @@ class TlsFiles(NamedTuple):
         return [f'cluster.tls_{name}="{file}"' for name, file in self._asdict().items() if file is not None]
 
 
-_TLS = {
-    "ca": ("--tls-ca-file", "Certificate of the cluster's authority (PEM)."),
-    "cert": ("--tls-cert", "Your certificate (PEM)."),
-    "key": ("--tls-key", "Its private key (PEM)."),
-}
+def with_options(name: str, values: type[Any], prefix: str = "") -> Callable[[Function], Function]:
+    """Decorator that gives a verb the options that are the fields of ``values`` (a NamedTuple), in place of
+    its parameter ``name``, which holds them.
+    """
+    options = {prefix + field: hint for field, hint in get_type_hints(values, include_extras=True).items()}
+    defaults = dict(zip(options, inspect.signature(values).parameters.values(), strict=True))
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in signature.parameters.values():
+            if parameter.name != name:
+                parameters.append(parameter)
+                continue
+            parameters += [
+                inspect.Parameter(
+                    option, parameter.kind, default=defaults[option].default, annotation=options[option]
+                )
+                for option in options
+            ]
+
+        @functools.wraps(function)
+        def command(**kwargs: Any) -> Any:
+            given = values(*(kwargs.pop(option) for option in options))
+            return function(**kwargs, **{name: given})
+
+        kept = {key: hint for key, hint in function.__annotations__.items() if key != name}
+        command.__annotations__ = kept | options
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command  # type: ignore[return-value]
+
+    return decorate
 
 
-def with_tls(function: Function) -> Function:
-    """Give a verb the options of TLS in place of its parameter ``tls_files``, which holds their values."""
-    options = {
-        f"tls_{name}": Annotated[Path | None, typer.Option(flag, help=text)]
-        for name, (flag, text) in _TLS.items()
-    }
-    signature = inspect.signature(function, eval_str=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        if parameter.name != "tls_files":
-            parameters.append(parameter)
-            continue
-        for name, kind in options.items():
-            parameters.append(inspect.Parameter(name, parameter.kind, default=None, annotation=kind))
-
-    @functools.wraps(function)
-    def command(**kwargs: Any) -> Any:
-        files = TlsFiles(*(kwargs.pop(name) for name in options))
-        return function(**kwargs, tls_files=files)
-
-    kept = {name: hint for name, hint in function.__annotations__.items() if name != "tls_files"}
-    command.__annotations__ = kept | options
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return command  # type: ignore[return-value]
+with_tls = with_options("tls_files", TlsFiles, prefix="tls_")
 
 
 def verb(function: Function) -> Function:

@@ -23,5 +23,10 @@ GENERATORS: dict[str, str] = {
     "clean-digits": _CORRUPTED,
     "noisy-digits": _CORRUPTED,
     "occluded-digits": _CORRUPTED,
+    "bordered-digits": _CORRUPTED,
+    "patched-digits": _CORRUPTED,
+    "gridded-digits": _CORRUPTED,
+    "cluttered-digits": _CORRUPTED,
+    "deleted-digits": _CORRUPTED,
 }
 """Name of a set -> module:function(provenance, url) that makes its generator."""

@@ -1,17 +1,25 @@
-"""Corrupted images and their clean targets, for conditional RBMs, as datasets (see corruption.py).
+"""Corrupted images and their clean targets as datasets.
 
-Images are made binary by a threshold of 127. Row `i` comes from base `i` (modulo their number) and is a
-function of (seed, i) besides.
+Noisy and occluded images are those of conditional RBMs (see corruption.py). Borders, patches of random
+pixels, grids, lines across and deleted lines are, with flips, the six corruptions of Figure 12 in
+Lázaro-Gredilla, Liu, Phoenix and George, "Hierarchical compositional feature learning" (2016); the paper does
+not give their sizes, those here are ours. Images are made binary by a threshold of 127, or keep their grey
+values. Row `i` comes from base `i` (modulo their number) and is a function of (seed, i) besides.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from scalelatent.errors import DataError
+from scalelatent.kernels import corruption_compiled as compiled
+from scalelatent.kernels.corruption import check_corruption, draws_of
+from scalelatent.kernels.random_words import check_seed
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -20,12 +28,75 @@ if TYPE_CHECKING:
 
 __all__ = ["CorruptedImages", "clean_url", "from_provenance", "make_corrupted"]
 
-KINDS = {"noisy-digits": "flip", "occluded-digits": "occlude"}
 _ROWS = 1024  # corrupted at a time, which bounds the random words in memory
 
 
+class Corruption(NamedTuple):
+    """A way to corrupt images uint8 (n, h, w) of 0 and ``on``, in place."""
+
+    options: tuple[str, ...]
+    n_draws: Callable[[dict[str, Any], int], int]
+    """Of an image, from the options and its pixels."""
+    apply: Callable[[np.ndarray, dict[str, Any], int, np.ndarray], None]
+    """From the draws, the options, ``on`` and the images."""
+
+
+def _chosen(draws: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """1 at as many different pixels of an image as there are draws, 0 elsewhere."""
+    chosen = np.zeros((len(images), images[0].size), np.uint8)
+    compiled.flip_exactly(np.ascontiguousarray(draws), chosen)
+    return chosen.reshape(images.shape)
+
+
+def _flip(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
+    images ^= _chosen(draws, images) * np.uint8(on)
+
+
+def _occlude(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
+    compiled.occlude(draws, np.array([*p["patch"], p["value"] * on]), images)
+
+
+def _border(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
+    compiled.draw_border(draws, np.array([p["width"], on]), images)
+
+
+def _scatter(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
+    compiled.scatter(draws, np.array([*p["patch"], on]), images)
+
+
+def _grid(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
+    compiled.draw_grid(draws, np.array([p["pitch"], on]), images)
+
+
+def _clutter(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
+    compiled.draw_lines(draws, np.array([on]), images)
+
+
+def _delete(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
+    lines = 2 * p["lines"]
+    compiled.erase_lines(np.ascontiguousarray(draws[:, :lines]), images)
+    images *= 1 - _chosen(draws[:, lines:], images)
+
+
+def _share_of(p: dict[str, Any], pixels: int) -> int:
+    return round(p["share"] * pixels)
+
+
+KINDS = {
+    "noisy-digits": Corruption(("share",), _share_of, _flip),
+    "occluded-digits": Corruption(("patch", "value"), lambda p, pixels: 2, _occlude),
+    "bordered-digits": Corruption(("width",), lambda p, pixels: 4, _border),
+    "patched-digits": Corruption(("patch",), lambda p, pixels: 2 + -(-math.prod(p["patch"]) // 32), _scatter),
+    "gridded-digits": Corruption(("pitch",), lambda p, pixels: 2, _grid),
+    "cluttered-digits": Corruption(("lines",), lambda p, pixels: 3 * p["lines"], _clutter),
+    "deleted-digits": Corruption(
+        ("share", "lines"), lambda p, pixels: 2 * p["lines"] + _share_of(p, pixels), _delete
+    ),
+}
+
+
 class CorruptedImages:
-    """Binary images of a base set, corrupted or clean; see `make.Generator`."""
+    """Images of a base set, corrupted or clean; see `make.Generator`."""
 
     def __init__(self, base: Dataset, parameters: dict[str, Any]) -> None:
         self._base, self._p = base, parameters
@@ -37,7 +108,7 @@ class CorruptedImages:
             self.columns["y_dtype"] = base.read_y(0, 1).dtype
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Images of the rows `start:stop`, uint8 (stop - start, h, w) of 0 and 1, and the bases' labels."""
+        """Images of the rows `start:stop`, uint8 (stop - start, h, w), and the bases' labels."""
         shape = self._base.feature_shape
         out = np.empty((stop - start, *shape), np.uint8)
         labels = np.empty(stop - start, self.columns["y_dtype"]) if self._base.has_y else None
@@ -48,7 +119,10 @@ class CorruptedImages:
             for a, b in self._base.pieces(base, base + count):  # each chunk of the base is decoded once
                 part = slice(row - start, row - start + b - a)
                 images = self._base.read_x(a, b).reshape(b - a, *shape)
-                np.greater(images, self._p["threshold"], out=out[part].view(np.bool_))
+                if self._p["threshold"] is None:
+                    out[part] = images
+                else:
+                    np.greater(images, self._p["threshold"], out=out[part].view(np.bool_))
                 if labels is not None:
                     labels[part] = self._base.read_y(a, b)
                 row += b - a
@@ -57,13 +131,11 @@ class CorruptedImages:
         return out, labels
 
     def _corrupt(self, start: int, images: np.ndarray) -> None:
-        from scalelatent.kernels.corruption import corrupt_in_place
-
-        if self._kind in KINDS:  # else these are the clean ones
-            rows, how = np.arange(start, start + len(images)), _how(self._p, images.shape[1:])
-            corrupt_in_place(
-                images.reshape(len(images), -1), rows, **how, stage=self._kind, seed=self._p["seed"]
-            )
+        if self._kind not in KINDS:
+            return  # these are the clean ones
+        kind, p, on = KINDS[self._kind], self._p, 255 if self._p["threshold"] is None else 1
+        rows = np.arange(start, start + len(images))
+        kind.apply(draws_of(rows, kind.n_draws(p, images[0].size), p["seed"], self._kind), p, on, images)
 
 
 def make_corrupted(
@@ -77,7 +149,10 @@ def make_corrupted(
     share: float = 0.1,
     patch: tuple[int, int] = (8, 8),
     value: int = 0,
-    threshold: int = 127,
+    width: int = 3,
+    pitch: int = 7,
+    lines: int = 3,
+    threshold: int | None = 127,
     seed: int = 0,
     n_jobs: int | None = None,
     resume: bool = False,
@@ -91,8 +166,10 @@ def make_corrupted(
     ----------
     url : str
         Where the corrupted images go.
-    kind : {'noisy-digits', 'occluded-digits'}
-        Flip pixels, or set a patch to one value.
+    kind : str
+        'noisy-digits': flip pixels. 'occluded-digits': set a patch to one value. 'bordered-digits': draw a
+        border. 'patched-digits': draw a patch of random pixels. 'gridded-digits': draw a grid of lines.
+        'cluttered-digits': draw lines from edge to edge. 'deleted-digits': turn rows, columns and pixels off.
     base : str
         'digits' (scikit-learn's) or the url of a dataset of uint8 images; labels are taken over.
     base_rows : (int, int), optional
@@ -103,13 +180,19 @@ def make_corrupted(
         Where the clean images go; by default beside `url`, with `.clean` in its name. A dataset there that
         holds just these images is kept, also with `overwrite`, so several corruptions may share it.
     share : float
-        Of noisy images: share of the pixels that are flipped, in each image exactly so many.
+        Of noisy and deleted images: share of the pixels that are flipped or off, exact in each image.
     patch : (int, int)
-        Of occluded images: height and width of the patch, which lies whole within the image.
+        Of occluded and patched images: height and width of the patch, which lies whole within the image.
     value : {0, 1}
         Of occluded images: what the patch is set to.
-    threshold : int
-        A pixel above it is 1.
+    width : int
+        Of bordered images: greatest width of the border, in pixels; each side of an image draws its own.
+    pitch : int
+        Of gridded images: pixels from a line to the next; an image draws where the first ones lie.
+    lines : int
+        Of cluttered images: lines across. Of deleted ones: rows and columns of pixels that are off.
+    threshold : int, optional
+        A pixel above it is 1. None: grey values stay; what is drawn is 255, a flipped pixel 255 - v.
     seed : int
         Of the corruption, at least 0.
     n_jobs, resume, overwrite, progress, shard_rows
@@ -146,9 +229,17 @@ def make_corrupted(
     ds = open_base(base_name(base, place), place)
     open_base(base_name(base, target), target)  # the base is none of the two outputs
     first, last = check_base_rows(base_rows, ds.n_rows)
-    options: dict[str, Any] = {"share": share}
-    if kind == "occluded-digits":
-        options = {"patch": [int(p) for p in patch], "value": int(value)}
+    if kind not in KINDS:
+        raise DataError(f"there is no corruption {kind!r}; there are {', '.join(KINDS)}")
+    given: dict[str, Any] = {
+        "share": share,
+        "patch": [int(p) for p in patch],
+        "value": int(value),
+        "width": int(width),
+        "pitch": int(pitch),
+        "lines": int(lines),
+    }
+    options = {name: given[name] for name in KINDS[kind].options}
     _check(kind, options, threshold, seed, ds.feature_shape)
 
     def parameters(name: str, at: str) -> dict[str, Any]:
@@ -196,22 +287,27 @@ def _holds(url: str, n_rows: int, parameters: dict[str, Any]) -> bool:
     return ds.n_rows == n_rows and provenance == parameters
 
 
-def _how(parameters: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
-    """The arguments of `corrupt` that parameters of a dataset stand for."""
-    kind = KINDS[parameters["importer"]]
-    if kind == "flip":
-        return {"kind": kind, "rate": parameters["share"]}
-    return {"kind": kind, "size": tuple(parameters["patch"]), "shape": shape, "value": parameters["value"]}
-
-
-def _check(kind: str, options: dict[str, Any], threshold: int, seed: int, shape: tuple[int, ...]) -> None:
-    from scalelatent.kernels.corruption import check_corruption
-    from scalelatent.kernels.random_words import check_seed
-
-    if kind not in KINDS:
-        raise DataError(f"there is no corruption {kind!r}; there are {', '.join(KINDS)}")
-    check_corruption(n_features=int(np.prod(shape)), **_how({"importer": kind, **options}, shape))
-    if not 0 <= threshold <= 255:
+def _check(
+    kind: str, options: dict[str, Any], threshold: int | None, seed: int, shape: tuple[int, ...]
+) -> None:
+    least, most = int(kind == "cluttered-digits"), max(shape)
+    if kind == "noisy-digits":
+        check_corruption("flip", math.prod(shape), rate=options["share"])
+    elif not 0 <= options.get("share", 0) <= 1:
+        raise DataError(f"share is {options['share']}, but the share of pixels that are off lies in 0 to 1")
+    if "patch" in options:
+        value = options.get("value", 0)
+        check_corruption("occlude", math.prod(shape), size=options["patch"], shape=shape, value=value)
+    if "width" in options and not 1 <= options["width"] <= min(shape) // 2:
+        raise DataError(
+            f"width is {options['width']}, but a border of images of {shape[0]} x {shape[1]} pixels is 1 to "
+            f"{min(shape) // 2} wide"
+        )
+    if "pitch" in options and not 2 <= options["pitch"] <= most:
+        raise DataError(f"pitch is {options['pitch']}, but lines lie 2 to {most} pixels apart")
+    if "lines" in options and not least <= options["lines"] <= most:
+        raise DataError(f"lines is {options['lines']}, but {kind} have {least} to {most} of them")
+    if threshold is not None and not 0 <= threshold <= 255:
         raise DataError(f"threshold is {threshold}, but grey values are 0 to 255")
     check_seed(seed)
 

@@ -12,7 +12,7 @@ import numpy as np
 from scalelatent.kernels.jit import entry, filled, given
 from scalelatent.kernels.philox import below
 
-__all__ = ["draw_features", "flip", "jitter_pixels", "typeset"]
+__all__ = ["draw_features", "flip", "jitter_pixels", "make_grey", "typeset"]
 
 
 @entry(given("i2", 3), given("u1", 3), filled("u1", 3))
@@ -56,6 +56,31 @@ def jitter_pixels(draws: Any, images: Any, out: Any) -> None:
                     v, u = y + way // 3 - 1, x + way % 3 - 1
                     if 0 <= v < height and 0 <= u < width:
                         out[i, v, u] = 1
+
+
+@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+def make_grey(draws: Any, how: Any, out: Any) -> None:
+    """Images of 0 and 1 made grey in place: 255, mixed ``how[0]`` times with the pixels around, each changed
+    by up to ``how[1]``; draws (rows, pixels).
+    """
+    height, width = out.shape[1], out.shape[2]
+    # Of rows and columns in turn: 1 2 1, beyond the border 0.
+    now, then = np.zeros((height + 2, width + 2), np.int64), np.zeros((height + 2, width + 2), np.int64)
+    for i in range(out.shape[0]):
+        for y in range(height):
+            for x in range(width):
+                now[y + 1, x + 1] = 255 * np.int64(out[i, y, x])
+        for _ in range(how[0]):
+            for y in range(1, height + 1):
+                for x in range(1, width + 1):
+                    then[y, x] = now[y, x - 1] + 2 * now[y, x] + now[y, x + 1]
+            for y in range(1, height + 1):
+                for x in range(1, width + 1):
+                    now[y, x] = (then[y - 1, x] + 2 * then[y, x] + then[y + 1, x] + 8) // 16
+        for y in range(height):
+            for x in range(width):
+                grain = below(draws[i, y * width + x], 2 * how[1] + 1) - how[1]
+                out[i, y, x] = np.uint8(min(255, max(0, now[y + 1, x + 1] + grain)))
 
 
 @entry(

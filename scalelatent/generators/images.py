@@ -45,6 +45,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "traits": {"noise": 0.001, "size": 13, "gap": 2, "together": False, "labels": "category"},
 }
 """Options of each set; also its kinds."""
+GREY = ("blur", "grain")
+"""Options of traits, 0 unless given, that make images grey."""
 LEAST_TRAIT = 5  # pixels: a smaller square has no four holes
 
 _WORDS = """
@@ -66,9 +68,10 @@ def parameters_of(kind: str, seed: int, options: dict[str, Any]) -> dict[str, An
     if kind not in DEFAULTS:
         raise DataError(f"there is no image set {kind!r}; there are {', '.join(DEFAULTS)}")
     given = {k: v for k, v in options.items() if v is not None}
-    unknown = sorted(set(given) - set(DEFAULTS[kind]))
+    known = [*DEFAULTS[kind], *(GREY if kind == "traits" else ())]
+    unknown = sorted(set(given) - set(known))
     if unknown:
-        raise DataError(f"{kind} has no option {unknown[0]!r}; it has {', '.join(DEFAULTS[kind])}")
+        raise DataError(f"{kind} has no option {unknown[0]!r}; it has {', '.join(known)}")
     p: dict[str, Any] = {"importer": kind, "seed": int(seed), **DEFAULTS[kind], **given}
     check_seed(seed)
     if not 0 <= p["noise"] <= 1:
@@ -80,6 +83,14 @@ def parameters_of(kind: str, seed: int, options: dict[str, Any]) -> dict[str, An
         p["size"] = int(p["size"])
         if not LEAST_TRAIT <= p["size"] <= 1000:
             raise DataError(f"size is {p['size']}, but traits are {LEAST_TRAIT} to 1000 pixels wide")
+        grey = {name: int(p.pop(name, 0)) for name in GREY}
+        if not (0 <= grey["blur"] <= 100 and 0 <= grey["grain"] <= 255):
+            raise DataError(
+                f"blur is {grey['blur']} and grain {grey['grain']}, but images are blurred 0 to 100 times, "
+                "and their grey values change by 0 to 255"
+            )
+        if any(grey.values()):
+            p |= grey
     elif "size" in p:
         p["size"] = [int(s) for s in p["size"]]
     return {**p, "features": _features(kind, p)}
@@ -278,7 +289,10 @@ class Pages(ImageSet):
 
 
 class Traits(ImageSet):
-    """A square or a circle, and a forward or a backward diagonal: a sample of a network of two layers."""
+    """A square or a circle, and a forward or a backward diagonal: a sample of a network of two layers.
+
+    Grey images (appendix B of the paper) are the binary ones, blurred, with grain.
+    """
 
     _CLASSES = ("category", "pattern")
 
@@ -291,6 +305,18 @@ class Traits(ImageSet):
         if parameters["labels"] not in self._CLASSES:
             raise DataError(f"labels is {parameters['labels']!r}, but it has to be one of {self._CLASSES}")
         self._n_draws = 4 + self.n_pixels
+        self._grey = [int(parameters.get(name, 0)) for name in GREY]
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Images of the rows `start:stop`, uint8 (stop - start, h, w) of 0 and 1, or grey, and labels."""
+        from .image_kernels import make_grey
+
+        out, labels = super().rows(start, stop)
+        if any(self._grey):
+            for a, b in _spans(start, stop):
+                draws = uniform(self.seed, "grain of traits", a, b, self.n_pixels)
+                make_grey(draws, np.array(self._grey), out[a - start : b - start])
+        return out, labels
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -338,7 +364,7 @@ def make_images(
     shard_rows: int | None = None,
     **options: Any,
 ) -> Dataset:
-    """Write a binary image set to a dataset: uint8 images of 0 and 1; only traits have labels.
+    """Write a binary image set to a dataset: uint8 images of 0 and 1, or grey traits; only these have labels.
 
     Parameters
     ----------
@@ -397,7 +423,8 @@ def image_set(kind: str, *, seed: int = 0, **options: Any) -> ImageSet:
         Of the set, see `options.DEFAULTS`. For all: `noise`, the chance of a flipped pixel. bars: `crosses` a
         side, `length`. symbols, letters: `size` (height, width), `count` in an image; letters: `alphabet`.
         text: `size`. traits: `size` of a trait, `gap` between them, `together` (on one place), `labels`
-        'category' or 'pattern'.
+        'category' or 'pattern'; for grey images of 0 to 255 `blur`, how often each pixel is mixed with those
+        around it, and `grain`, the most that a grey value changes by.
 
     Raises
     ------

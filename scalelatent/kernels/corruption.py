@@ -15,7 +15,7 @@ from scalelatent.errors import DataError
 
 from .random_words import stage_word
 
-__all__ = ["KINDS", "check_corruption", "corrupt", "corrupt_in_place"]
+__all__ = ["KINDS", "check_corruption", "corrupt", "corrupt_in_place", "draws_of"]
 
 KINDS = ("flip", "occlude")
 
@@ -71,13 +71,20 @@ def corrupt_in_place(
 ) -> None:
     """What `corrupt` does, to `out` itself, which is C-contiguous."""
     from .corruption_compiled import flip_exactly, occlude
-    from .philox import row_draws
 
     n, p = out.shape
-    draws = np.empty((n, 2 if kind == "occlude" else round(rate * p)), np.uint32)
-    key = np.array([seed % 2**64, stage_word(stage), epoch], np.uint64)
-    row_draws(key, np.ascontiguousarray(rows, np.int64), draws)
+    draws = draws_of(rows, 2 if kind == "occlude" else round(rate * p), seed, stage, epoch)
     if kind == "flip":
         flip_exactly(draws, out)
     else:
         occlude(draws, np.array([*size, value], np.int64), out.reshape(n, *shape))
+
+
+def draws_of(rows: np.ndarray, count: int, seed: int, stage: str, epoch: int = 0) -> np.ndarray:
+    """Uniform draws of each of some rows, uint32 (rows, count)."""
+    from .philox import row_draws
+
+    draws = np.empty((len(rows), count), np.uint32)
+    key = np.array([seed % 2**64, stage_word(stage), epoch], np.uint64)
+    row_draws(key, np.ascontiguousarray(rows, np.int64), draws)
+    return draws

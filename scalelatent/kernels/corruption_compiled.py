@@ -1,4 +1,4 @@
-"""Flipped bits and occluded patches, in place; integers only, so that every machine makes the same rows.
+"""Flipped bits, and what is drawn over images, in place; integers only: every machine makes the same rows.
 
 All randomness comes in as `draws` (rows, k) of :func:`.philox.row_draws`.
 """
@@ -39,3 +39,75 @@ def occlude(draws: Any, patch: Any, out: Any) -> None:
         for y in range(top, top + patch[0]):
             for x in range(left, left + patch[1]):
                 out[i, y, x] = patch[2]
+
+
+@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+def draw_border(draws: Any, border: Any, out: Any) -> None:
+    """A border, in place; draws: top, bottom, left, right; border: its greatest width, its value."""
+    for i in range(out.shape[0]):
+        height, width = out.shape[1], out.shape[2]
+        top, bottom = 1 + below(draws[i, 0], border[0]), height - 1 - below(draws[i, 1], border[0])
+        left, right = 1 + below(draws[i, 2], border[0]), width - 1 - below(draws[i, 3], border[0])
+        for y in range(height):
+            for x in range(width):
+                if y < top or y >= bottom or x < left or x >= right:
+                    out[i, y, x] = border[1]
+
+
+@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+def scatter(draws: Any, patch: Any, out: Any) -> None:
+    """A patch of random pixels, in place; draws: top, left, 32 pixels each; patch: height, width, value."""
+    for i in range(out.shape[0]):
+        top = below(draws[i, 0], out.shape[1] - patch[0] + 1)
+        left = below(draws[i, 1], out.shape[2] - patch[1] + 1)
+        for k in range(patch[0] * patch[1]):
+            bit = (np.int64(draws[i, 2 + k // 32]) >> (k % 32)) & 1
+            out[i, top + k // patch[1], left + k % patch[1]] = bit * patch[2]
+
+
+@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+def draw_grid(draws: Any, grid: Any, out: Any) -> None:
+    """Lines at equal distances, in place; draws: the first row and column; grid: distance, value."""
+    for i in range(out.shape[0]):
+        first_row, first_column = below(draws[i, 0], grid[0]), below(draws[i, 1], grid[0])
+        for y in range(out.shape[1]):
+            for x in range(out.shape[2]):
+                if y % grid[0] == first_row or x % grid[0] == first_column:
+                    out[i, y, x] = grid[1]
+
+
+@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+def draw_lines(draws: Any, value: Any, out: Any) -> None:
+    """Straight lines from edge to edge, in place; draws of each line: which way, from where, to where."""
+    for i in range(out.shape[0]):
+        for k in range(draws.shape[1] // 3):
+            down = below(draws[i, 3 * k], 2) == 1
+            length, across = out.shape[2], out.shape[1]
+            if down:
+                length, across = across, length
+            begin, end = below(draws[i, 3 * k + 1], across), below(draws[i, 3 * k + 2], across)
+            steps, before = max(1, length - 1), begin
+            for at in range(length):  # all pixels between the line's height here and at the one before
+                to = (2 * (begin * (steps - at) + end * at) + steps) // (2 * steps)
+                step = np.int64(1) if to >= before else np.int64(-1)
+                reached = to if before == to else before + step
+                while True:
+                    if down:
+                        out[i, at, reached] = value[0]
+                    else:
+                        out[i, reached, at] = value[0]
+                    if reached == to:
+                        break
+                    reached += step
+                before = to
+
+
+@entry(given("u4", 2), filled("u1", 3))
+def erase_lines(draws: Any, out: Any) -> None:
+    """Rows and columns of pixels set to 0, in place; draws of each: which way, where."""
+    for i in range(out.shape[0]):
+        for k in range(draws.shape[1] // 2):
+            if below(draws[i, 2 * k], 2) == 1:
+                out[i, below(draws[i, 2 * k + 1], out.shape[1]), :] = 0
+            else:
+                out[i, :, below(draws[i, 2 * k + 1], out.shape[2])] = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.ndimage
 
 from scalelatent.data import Dataset, make_corrupted, open_dataset
 from scalelatent.errors import DataError
@@ -74,6 +75,105 @@ def test_patches_lie_everywhere_alike() -> None:
     assert np.abs(corner[1] - 12_000 / 9).max() < 200
 
 
+DRAWN = ["bordered-digits", "patched-digits", "gridded-digits", "cluttered-digits", "deleted-digits"]
+
+
+def _changes(tmp_path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What a corruption sets in all images, and what it leaves: from images of 0 and of 1 alone."""
+    made = []
+    for value in (0, 255):
+        place = tmp_path / f"{value}"
+        Dataset.from_arrays(np.full((400, 12, 15), value, np.uint8)).save(place, overwrite=True)
+        made.append(_x(make_corrupted(tmp_path / "x", kind, base=place, overwrite=True, **options)[0]))
+    return made[0], made[1]
+
+
+def test_borders(tmp_path: Path) -> None:
+    drawn, whole = _changes(tmp_path, "bordered-digits", width=3)
+    assert (whole == 1).all()
+    widths = set()
+    for image in drawn:
+        inside = np.argwhere(image == 0)
+        (top, left), (bottom, right) = inside.min(axis=0), inside.max(axis=0)
+        assert image[top : bottom + 1, left : right + 1].sum() == 0
+        widths.add((top, 11 - bottom, left, 14 - right))
+    assert set(np.ravel(list(widths))) == {1, 2, 3}
+    assert len(widths) > 70  # of 81, in 400 images
+
+
+def test_patches_of_random_pixels(tmp_path: Path) -> None:
+    low, high = _changes(tmp_path, "patched-digits", patch=(6, 7))  # 42 pixels: more than one draw has
+    hidden = low == high
+    seen = np.argwhere(~hidden)  # nothing else changes
+    assert (low[tuple(seen.T)] == 0).all()
+    for image in hidden:
+        rows, columns = np.flatnonzero(image.any(axis=1)), np.flatnonzero(image.any(axis=0))
+        assert (len(rows), len(columns), image.sum()) == (6, 7, 42)
+    assert abs(low[hidden].mean() - 0.5) < 0.02
+
+
+def test_grids(tmp_path: Path) -> None:
+    drawn, whole = _changes(tmp_path, "gridded-digits", pitch=4)
+    assert (whole == 1).all()
+    for image in drawn:
+        rows, columns = np.flatnonzero(image.all(axis=1)), np.flatnonzero(image.all(axis=0))
+        assert set(np.diff(rows)) == set(np.diff(columns)) == {4}
+        assert image.sum() == 180 - (12 - len(rows)) * (15 - len(columns))
+    assert len({image.tobytes() for image in drawn}) == 16
+
+
+@pytest.mark.parametrize("lines", [1, 2])
+def test_lines_across(tmp_path: Path, lines: int) -> None:
+    drawn, whole = _changes(tmp_path, "cluttered-digits", lines=lines)
+    assert (whole == 1).all()
+    for image in drawn:
+        assert image.any(axis=1).all() or image.any(axis=0).all()
+        assert image.sum() <= lines * (12 + 15)
+    if lines == 1:  # without gaps
+        assert all(scipy.ndimage.label(image, np.ones((3, 3)))[1] == 1 for image in drawn)
+    assert (drawn.mean(axis=0) > 0).all()
+
+
+def test_deleted_rows_columns_and_pixels(tmp_path: Path) -> None:
+    low, high = _changes(tmp_path, "deleted-digits", share=0, lines=1)
+    assert not low.any()
+    gone = {(tuple(np.flatnonzero(~i.any(axis=1))), tuple(np.flatnonzero(~i.any(axis=0)))) for i in high}
+    assert gone == {((row,), ()) for row in range(12)} | {((), (column,)) for column in range(15)}
+    assert set((1 - high).sum(axis=(1, 2))) == {12, 15}
+    _, high = _changes(tmp_path, "deleted-digits", share=0.2, lines=0)
+    assert set((1 - high).sum(axis=(1, 2))) == {36}
+
+
+@pytest.mark.parametrize("kind", ["noisy-digits", "occluded-digits", *DRAWN])
+def test_grey_values_are_kept(tmp_path: Path, kind: str) -> None:
+    Dataset.from_arrays(IMAGES[:300], LABELS[:300]).save(tmp_path / "base")
+    from_grey, clean = make_corrupted(
+        tmp_path / "g", kind, base=tmp_path / "base", threshold=None, patch=(3, 4)
+    )
+    np.testing.assert_array_equal(_x(clean), IMAGES[:300])
+    binary, _ = make_corrupted(tmp_path / "b", kind, base=tmp_path / "base", patch=(3, 4))
+    grey, at = _x(from_grey), _x(from_grey) == IMAGES[:300]
+    assert 0 < at.mean() < 1
+    flipped = grey[~at] == 255 - IMAGES[:300][~at]
+    assert (flipped if kind == "noisy-digits" else np.isin(grey[~at], (0, 255))).all()
+    np.testing.assert_array_equal((grey > 127)[~at], _x(binary)[~at])  # the same pixels, at one seed
+    np.testing.assert_array_equal(_x(binary)[at], BITS[:300][at])
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_a_row_is_a_function_of_its_number(tmp_path: Path, kind: str) -> None:
+    many, _ = make_corrupted(
+        tmp_path / "m", kind, base_rows=(0, 100), rows=3000, patch=(3, 3), shard_rows=700
+    )
+    few, _ = make_corrupted(
+        tmp_path / "f", kind, base_rows=(0, 100), rows=1500, patch=(3, 3), shard_rows=1500
+    )
+    np.testing.assert_array_equal(_x(many)[:1500], _x(few))
+    assert not np.array_equal(_x(many)[:100], _x(many)[100:200])
+    other, _ = make_corrupted(tmp_path / "o", kind, base_rows=(0, 100), patch=(3, 3), seed=1)
+    assert not np.array_equal(_x(other), _x(many)[:100])
+
+
 def test_rows_beyond_the_bases_are_corrupted_anew(tmp_path: Path) -> None:
     noisy, clean = make_corrupted(
         tmp_path / "n", "noisy-digits", base_rows=(100, 400), rows=1000, seed=5, shard_rows=256
@@ -135,6 +235,12 @@ def test_bases_without_labels(tmp_path: Path) -> None:
             "patch is 9 x 2, but it has to lie in images of 8 x 8",
         ),
         ({"kind": "occluded-digits", "value": 2}, "value is 2"),
+        ({"kind": "patched-digits", "patch": (2, 9)}, "patch is 2 x 9, but"),
+        ({"kind": "bordered-digits", "width": 5}, "width is 5, but a border of images of 8 x 8 .* is 1 to 4"),
+        ({"kind": "gridded-digits", "pitch": 1}, "pitch is 1, but lines lie 2 to 8 pixels apart"),
+        ({"kind": "cluttered-digits", "lines": 0}, "lines is 0, but cluttered-digits have 1 to 8"),
+        ({"kind": "deleted-digits", "lines": -1}, "lines is -1, but deleted-digits have 0 to 8"),
+        ({"kind": "deleted-digits", "share": 1.1}, "share is 1.1, but the share of pixels that are off"),
         ({"threshold": 256}, "threshold is 256"),
         ({"seed": -1}, "seed is -1"),
         ({"base_rows": (5, 2000)}, "base rows 5:2000 do not lie in 0:1797"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.ndimage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +134,24 @@ def test_text_is_made_of_words_that_fit() -> None:
     assert len(counts) > 100
 
 
+def test_grey_traits_are_the_binary_ones_blurred() -> None:
+    binary, labels = image_set("traits", seed=3).rows(0, 2000)
+    grey, same = image_set("traits", seed=3, blur=1).rows(0, 2000)
+    np.testing.assert_array_equal(same, labels)
+    side = np.array([1, 2, 1]) / 4
+    mixed = scipy.ndimage.convolve(255.0 * binary, np.multiply.outer(side, side)[None], mode="constant")
+    assert np.abs(grey - mixed).max() <= 0.5
+    twice = scipy.ndimage.convolve(np.float64(grey), np.multiply.outer(side, side)[None], mode="constant")
+    assert np.abs(image_set("traits", seed=3, blur=2).rows(0, 2000)[0] - twice).max() <= 0.5
+    grains = image_set("traits", seed=3, blur=1, grain=20).rows(0, 2000)[0].astype(int) - grey
+    inside = (grey > 20) & (grey < 235)
+    assert set(grains[inside]) == set(range(-20, 21))
+    assert abs(grains[inside].mean()) < 0.2
+    np.testing.assert_array_equal(image_set("traits", seed=3, grain=0).rows(7, 9)[0], binary[7:9])
+    np.testing.assert_array_equal(image_set("traits", seed=3, blur=1).rows(1500, 1507)[0], grey[1500:1507])
+    assert image_set("traits", blur=0).parameters == image_set("traits").parameters
+
+
 def test_traits_follow_their_network() -> None:
     images = image_set("traits", noise=0.0, labels="pattern")
     n = 4000
@@ -245,6 +264,8 @@ def test_shards_in_any_order_from_provenance_alone(tmp_path: Path) -> None:
         ("letters", {"noise": 1.5}, "noise is 1.5"),
         ("letters", {"seed": -1}, "seed is -1"),
         ("traits", {"labels": "colour"}, "labels is 'colour'"),
+        ("traits", {"blur": 101}, "blur is 101 and grain 0, but images are blurred 0 to 100 times"),
+        ("traits", {"grain": 256}, "grain 256, but"),
         ("traits", {"size": 4}, "size is 4, but traits are 5 to 1000 pixels wide"),
         ("letters", {"rows": 0}, "0 rows"),
     ],
