@@ -24,7 +24,7 @@ from .reading import AHEAD
 from .threads import resolve_jobs
 
 # Resident size of a process, and of a worker, that has imported everything and loaded its kernels.
-PROCESS_BYTES, WORKER_BYTES = 280 * 2**20, 240 * 2**20
+PROCESS_BYTES, WORKER_BYTES = 304 * 2**20, 240 * 2**20
 # Freed memory that the allocator keeps for each thread, in workers so set (dask/worker_side.py).
 KEPT_BYTES = 2**25
 ALLOWED_SHARE = 0.6
