@@ -285,6 +285,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _answer(error: BaseException) -> tuple[int | None, str]:
     """(HTTP status, code word) of what the store answered, where it did."""
     for e in _chain(error):
+        if type(e).__name__ in _TRANSIENT_NAMES:
+            break  # no whole answer came: a status below is what the client calls an answer that was cut
         response = getattr(e, "response", None)
         if isinstance(response, dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -25,6 +25,8 @@ class Door:
     ----------
     share : float
         How many requests of a hundred percent are answered 503, chosen by a seeded generator.
+    cut : float
+        How many answers break off in their middle.
     denied : callable or None
         (method, path) -> whether to answer 403.
     requests : list of (method, path, range)
@@ -33,10 +35,10 @@ class Door:
     def __init__(self, application: Any, seed: int = 0) -> None:
         self._application = application
         self._random, self._lock = random.Random(seed), threading.Lock()
-        self.share = 0.0
+        self.share = self.cut = 0.0
         self.denied: Callable[[str, str], bool] | None = None
         self.requests: list[tuple[str, str, str | None]] = []
-        self.turned_away = 0
+        self.turned_away = self.broken_off = 0
         self.in_flight = self.most_in_flight = 0
         self.gate: threading.Barrier | None = None
 
@@ -44,6 +46,7 @@ class Door:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         with self._lock:
             away = self._random.random() < self.share
+            cut = self.cut > 0 and self._random.random() < self.cut
             self.turned_away += away
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -56,7 +59,11 @@ class Door:
                 return _answer(environ, start, "403 Forbidden", DENIED)
             if self.gate is not None and "HTTP_RANGE" in environ:
                 self.gate.wait(timeout=20)
-            return list(self._application(environ, start))
+            body = b"".join(self._application(environ, start))
+            if cut and len(body) > 1:
+                self.broken_off += 1
+                body = body[: len(body) // 2]
+            return [body]
         finally:
             with self._lock:
                 self.in_flight -= 1
@@ -69,6 +76,15 @@ class Door:
             yield
         finally:
             self.share = 0.0
+
+    @contextmanager
+    def breaking_off(self, share: float) -> Iterator[None]:
+        """Send half of a share of the answers, and close."""
+        self.cut = share
+        try:
+            yield
+        finally:
+            self.cut = 0.0
 
     @contextmanager
     def denying(self, which: Callable[[str, str], bool]) -> Iterator[None]:

@@ -99,6 +99,15 @@ def test_reading_and_writing_through_503(s3: S3) -> None:
     assert s3.door.turned_away > 5
 
 
+def test_answers_that_break_off_are_asked_for_again(s3: S3) -> None:
+    with s3.door.breaking_off(0.15):
+        ds = save(s3.at("a.zarr"))
+        np.testing.assert_array_equal(ds.read_x(0, 600), X)
+        np.testing.assert_array_equal(open_dataset(s3.at("a.zarr")).read_x(33, 458), X[33:458])
+        assert len(locate(s3.at("a.zarr")).keys("x/c")) == 6
+    assert s3.door.broken_off > 5
+
+
 def test_a_missing_and_a_damaged_object_in_the_middle_of_a_pass(s3: S3) -> None:
     ds = save(s3.at("a.zarr"))
     place = locate(s3.at("a.zarr"))

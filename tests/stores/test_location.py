@@ -171,6 +171,21 @@ def test_503_is_waited_out_and_told_when_it_lasts(s3: S3, monkeypatch: pytest.Mo
     assert "503" in str(error.value)
 
 
+def test_answers_that_always_break_off_are_told(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = locate(s3.at("place"))
+    place.write("a", b"0123456789")
+    monkeypatch.setattr("scalelatent.storage.objects.RETRY_SECONDS", 0.2)
+    with (
+        s3.door.breaking_off(1.0),
+        pytest.raises(
+            StoreError, match=r"place/a: the store did not answer .* in \d+ attempts.* \(the last: "
+        ),
+    ):
+        place.read("a")
+    assert s3.door.broken_off > 2
+    assert place.read("a") == b"0123456789"
+
+
 def test_a_server_that_is_down(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.storage import objects
 
