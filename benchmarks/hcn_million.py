@@ -1,6 +1,6 @@
 """One epoch of letter images out of core on a local cluster, against the rate of two threads:
 
-    python benchmarks/hcn_million.py FOLDER [--rows 1000000] [--parts fit,memory,chains,killed]
+    python benchmarks/hcn_million.py FOLDER [--rows 1000000] [--parts fit,memory,flat,chains,killed]
 
 Images of 24 x 24 with five of 26 letters, 3 % of the pixels flipped; 32 features of 8 x 6, forgetting .98:
 496,128 pairs an image. Chains of --chain-batches minibatches of 5, eight a step, after a warm-up of 4,000
@@ -9,6 +9,8 @@ images, by as many workers of one thread as there are --workers; images are made
 fit      seconds, over pairs / rate: the rate of as many threads of this process, sweeping over images in
          memory, measured before and after (the faster counts); letters found; peaks
 memory   peak of a worker at a tenth of the images
+flat     peaks at a tenth, three tenths and all of them with buffers of 512 rows to be shuffled, and no rows
+         kept that were read
 chains   --part images in this process and on the cluster, both with chains of --chain-batches: rates
 killed   --part images with a worker killed on the way, against a fit in this process: the same bits
 """
@@ -38,6 +40,7 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 from scalelatent.models.hcn.model.online import EvidenceLearner
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
+SMALL = {"run_rows": 128, "buffer_runs": 4, "cache": 0}
 FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
 
 
@@ -123,6 +126,18 @@ def memory(ds: Dataset, args: Any) -> dict[str, Any]:
     return {"rows": rows, **on_cluster(letters(args.folder, rows, args.seed), args)[2]}
 
 
+def flat(ds: Dataset, args: Any) -> dict[str, Any]:
+    peaks = {}
+    for rows in (len(ds) // 10, 3 * len(ds) // 10, len(ds)):
+        images = letters(args.folder, rows, args.seed)
+        peaks[rows] = on_cluster(images, args, engine=SMALL)[2]["peak_worker_mib"]
+    return {
+        "engine": SMALL,
+        "peak_worker_mib": peaks,
+        "largest_over_least": round(max(peaks.values()) / min(peaks.values()), 3),
+    }
+
+
 def chains(ds: Dataset, args: Any) -> dict[str, Any]:
     part = ds[: args.part]
     model = estimator(args, n_jobs=args.workers)
@@ -168,12 +183,15 @@ def killed(ds: Dataset, args: Any) -> dict[str, Any]:
     return {"rows": len(part), "killed": took, "same_bits": same}
 
 
+PARTS = {"fit": fit, "memory": memory, "flat": flat, "chains": chains, "killed": killed}
+
+
 def main() -> None:
     """Each part by itself."""
     arguments = parser(__doc__, "hcn_million")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=1_000_000)
-    arguments.add_argument("--parts", default="fit,memory,chains,killed")
+    arguments.add_argument("--parts", default=",".join(PARTS))
     arguments.add_argument("--part", type=int, default=50_000, help="images of chains and killed")
     arguments.add_argument("--chain-batches", type=int, default=40)
     arguments.add_argument("--workers", type=int, default=2)
@@ -182,7 +200,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     ds = letters(args.folder, args.rows, args.seed)
     for name in args.parts.split(","):
-        found = {"fit": fit, "memory": memory, "chains": chains, "killed": killed}[name](ds, args)
+        found = PARTS[name](ds, args)
         print(name, found, flush=True)
         write_part(args.out, name, args.seed, found)
 

@@ -483,6 +483,9 @@ def letters_million() -> Iterable[Iterable[Any]]:
     told = f"{part['rate_of_in_process']:.2f} of the rate of this process"
     chain = f"{part['rows']:,}, chains of {part['seconds_of_a_chain']:.2f} s"
     yield chain, f"{part['cluster_seconds']:.0f}", told, "", ""
+    peaks = found["flat"]["peak_worker_mib"]
+    sizes = "; ".join(f"{int(rows):,}" for rows in peaks)
+    yield f"{sizes}, small buffers", "", "", "", "; ".join(map(str, peaks.values())) + " MiB"
 
 
 @shown("way|letters found of three, five seeds|compression|iterations")
