@@ -255,6 +255,7 @@ COMPUTING = {
     "transform run a.zarr --out b.zarr": "jobs.runs.load_run",
     "score run a.zarr": "jobs.datasets.open_rows",
     "report run": "jobs.reporting.write_report",
+    "report run a.zarr": "jobs.datasets.open_rows",
     "data import svmlight a.txt a.zarr": "data.import_svmlight",
     "data import rcv1 a.zarr": "data.fetch_named",
     "data make digits a.zarr --rows 10": "data.make_digits",

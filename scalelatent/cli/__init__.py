@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from scalelatent.errors import JobError
+
 from . import cluster, data, imports, jobs, makes, run
 from .exits import INTERRUPTED, ended_in_one_line, is_usage, tell_usage
 from .show import (
@@ -67,6 +69,7 @@ Run = Annotated[
 Data = Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")]
 OutData = Annotated[str, typer.Option("--out", metavar="OUT.zarr", help="The dataset to write.")]
 RowsOption = Annotated[str | None, typer.Option("--rows", metavar="START:STOP", help="Only these rows.")]
+Target = Annotated[str | None, typer.Option("--target", help="Dataset of the binary outputs, row by row.")]
 
 
 def _version(wanted: bool) -> None:
@@ -165,9 +168,7 @@ def score(
         ),
     ] = None,
     rows: RowsOption = None,
-    target: Annotated[
-        str | None, typer.Option("--target", help="Dataset of the binary outputs, row by row.")
-    ] = None,
+    target: Target = None,
     json: Json = False,
 ) -> None:
     """Score a run on a dataset with labels, or with binary outputs."""
@@ -191,13 +192,22 @@ def score(
 @kernels_told()
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
+    data: Annotated[
+        str | None, typer.Argument(metavar="[DATA]", help="A dataset to show; that of the job by default.")
+    ] = None,
+    rows: RowsOption = None,
+    target: Target = None,
     json: Json = False,
 ) -> None:
-    """Write the report of a run again."""
+    """Write the report of a run again, on the rows of its job or on others."""
+    from scalelatent.jobs.datasets import open_rows
     from scalelatent.jobs.reporting import write_report
 
+    if data is None and (rows is not None or target is not None):
+        raise JobError("--rows and --target are of DATA: scalelatent report RUN DATA --rows START:STOP")
+    shown = None if data is None else open_rows(data, rows, target=target)
     with progress_bar("report") as progress:
-        path = write_report(run, tell=say, progress=progress)
+        path = write_report(run, data=shown, tell=say, progress=progress)
     if json:
         emit({"report": str(path)})
     else:

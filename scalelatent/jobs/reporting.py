@@ -1,4 +1,4 @@
-"""Write a run's report again, from its folder alone."""
+"""Write a run's report again, from its folder alone or on rows that are given."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ __all__ = ["report_model", "write_report"]
 def write_report(
     run: str | os.PathLike[str],
     *,
+    data: Dataset | None = None,
     tell: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Build the report of a finished run."""
+    """Build the report of a finished run, on the rows of its job or on those given."""
     from scalelatent.report import build_report
+    from scalelatent.report.sampled import check_width
 
     estimator, folder = load_run(run)
     if folder is None:
         raise JobError(f"{run} is a saved model; a report needs the run folder it came from")
-    data = _job_rows(folder, tell)
-    return build_report(folder.url, model=estimator, data=data, progress=progress)
+    if data is not None:
+        check_width(data, estimator.n_features_in_)
+        return build_report(folder.url, model=estimator, data=data, role="given", progress=progress)
+    return build_report(folder.url, model=estimator, data=_job_rows(folder, tell), progress=progress)
 
 
 def report_model(model: Any, folder: str | os.PathLike[str], data: Any = None) -> str:
