@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.contract.idle import lend
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import ShardError
 
@@ -82,7 +83,8 @@ class InProcessExecutor:
     def step(self, stage: Stage, iteration: int, handle: Any, on_rows: OnRows) -> StepResult:
         """One pass and its M-step."""
         stats, rows, nbytes = self._reduce(stage, iteration, handle, on_rows)
-        state = stage.batch.update(handle, stats)
+        with lend(self.workers):
+            state = stage.batch.update(handle, stats)
         if self.store is not None:
             self.store.drop_nodes()
         return StepResult(stage.batch.summary(state), stage.batch.is_done(state), rows, nbytes, state)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.contract.idle import lend
 from scalelatent.contract.learners import Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
@@ -33,7 +34,7 @@ from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stag
 from scalelatent.engine.quarantine import Quarantine, check_choice
 from scalelatent.engine.resume_identity import same_form
 from scalelatent.engine.rowsets import StoredSets, places_within, start_sets
-from scalelatent.engine.threads import single_threaded
+from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.streams import resolve_seed
 from scalelatent.storage.disk import Location, locate
@@ -253,7 +254,8 @@ class FitSession:
 
     def _serve(self, step: Step) -> Any:
         if isinstance(step, Derive):
-            return step.value()
+            with lend(resolve_jobs(self.n_jobs) if self.client is None else 1):
+                return step.value()
         if isinstance(step, Map):
             return self.mapped(step.name, step)
         if isinstance(step, Collect):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalelatent.models.linear_mixture.kernels import reference
-from scalelatent.models.linear_mixture.kernels.reference import Frame, group_rows
+from scalelatent.models.linear_mixture.kernels.reference import Frame, group_rows, sorted_runs
 
 KERNELS = {
     "lm_centre",
@@ -59,6 +59,11 @@ def test_scan(gpu, emulated, monkeypatch, n, k, h, own):
         least, where = reference.nearest(theirs, x, run, stop)
         np.testing.assert_allclose(best, least, rtol=1e-4, atol=1e-3)
         np.testing.assert_array_equal(index, where)
+    runs = sorted_runs(np.arange(n) % 2, 2)
+    best, index = gpu.nearest_own(ours, x, *runs)
+    least, where = reference.nearest_own(theirs, x, *runs)
+    np.testing.assert_allclose(best, least, rtol=1e-4, atol=1e-3)
+    np.testing.assert_array_equal(index, where)
 
 
 def test_dropped_sub_classes_are_never_chosen(gpu, emulated):

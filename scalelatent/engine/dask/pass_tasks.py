@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.idle import lend
 from scalelatent.contract.stats import merge_vectors
 from scalelatent.engine.backend import Backend, make_backend
 from scalelatent.engine.cache import shared_cache
@@ -42,6 +43,7 @@ from .worker_side import (
     tell,
     tell_cut,
     tell_of_kernels,
+    worker_threads,
 )
 
 
@@ -271,7 +273,8 @@ def task_mstep(
         stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
     settle_process()
-    following = stage.batch.update(params.state, stats)
+    with lend(worker_threads()):  # which wait for this
+        following = stage.batch.update(params.state, stats)
     open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
     done = stage.batch.is_done(following)
     info = {"summary": stage.batch.summary(following), "done": done, "rows": rows, "bytes_read": nbytes}

@@ -16,7 +16,7 @@ from scalelatent.engine.plan import KEPT_BYTES
 from scalelatent.engine.reading import StopEvent
 from scalelatent.kernels.jit import observe
 
-from .hooks import call_later, task_wanted
+from .hooks import call_later, task_wanted, worker_settings
 from .scheduler_listener import KERNELS, TOPIC
 
 # (topic, token of the pass, token of the driver): by which a driver knows the news of its own tasks.
@@ -39,6 +39,12 @@ def _worker() -> Any:
         return get_worker()
     except ValueError:
         return None
+
+
+def worker_threads() -> int:
+    """Threads of the worker whose task runs in this thread; 1 where there is none."""
+    worker = _worker()
+    return 1 if worker is None else int(worker_settings(worker)["threads"])
 
 
 class TaskStop(StopEvent):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from scalelatent.contract.idle import in_parts
 from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_list
 from scalelatent.contract.stats import Stats
@@ -303,13 +304,14 @@ def start_of(
     """First pancakes, and the mean variance of a feature."""
     x, codes = sampled(sets, codes)
     variance = float(x.var(axis=0, dtype=np.float64).mean())
-    centres = []
-    for c, k in enumerate(components):
-        own, rng = x[codes == c], stream(seed, "linear-mixture-start", c)
+
+    def centres_of(c: int) -> np.ndarray:
+        own, k, rng = x[codes == c], int(components[c]), stream(seed, "linear-mixture-start", c)
         if init == "random":
-            centres.append(own[np.sort(rng.choice(len(own), int(k), replace=False))].astype(np.float64))
-        else:
-            centres.append(seed_centres(own, int(k), rng))
+            return own[np.sort(rng.choice(len(own), k, replace=False))].astype(np.float64)
+        return seed_centres(own, k, rng)
+
+    centres = in_parts(centres_of, range(len(components)))
     return start_pancakes(np.concatenate(centres), width, seed), variance
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelatent.models.linear_mixture.kernels import cpu, reference
-from scalelatent.models.linear_mixture.kernels.reference import Frame, Groups, group_rows
+from scalelatent.models.linear_mixture.kernels.reference import Frame, Groups, group_rows, sorted_runs
 from scalelatent.models.linear_mixture.kernels.steps import eigenvectors
 from scalelatent.models.linear_mixture.model.steps import orthonormal
 from tests.models.linear_mixture.cases import draw
@@ -77,6 +77,25 @@ def test_dropped_sub_classes_are_never_chosen_and_ties_go_to_the_first():
     best, index = cpu.nearest(cpu.make_scorer(scores, starts), x, 0, 1)
     assert (best == np.inf).all()
     assert not index.any()
+
+
+@pytest.mark.parametrize("kind", ["error", "factors"])
+@pytest.mark.parametrize(("n", "p", "h", "k", "classes"), SHAPES)
+def test_rows_under_the_sub_classes_of_their_own_run(n, p, h, k, classes, kind):
+    scores, starts = make_scores(p, h, k, kind), np.linspace(0, k, classes + 1).astype(int)
+    scores.c[: starts[1]] = np.inf  # all of the first are dropped
+    x = (0.7 * draw(9, n, p)).astype("f4")
+    codes = np.random.default_rng(5).integers(0, classes, n)
+    rows, edges = sorted_runs(codes, classes)
+    for body in (cpu, reference):
+        scorer = body.make_scorer(scores, starts)
+        best, index = body.nearest_own(scorer, x, rows, edges)
+        all_best, all_index = body.nearest(scorer, x, 0, classes)
+        # BLAS may sum fewer rows in another order.
+        rtol = 0.0 if body is cpu else 1e-10
+        np.testing.assert_allclose(best, all_best[np.arange(n), codes], rtol=rtol)
+        np.testing.assert_array_equal(index, all_index[np.arange(n), codes])
+        assert index.dtype == np.int32
 
 
 @pytest.mark.parametrize("kind", ["error", "factors"])

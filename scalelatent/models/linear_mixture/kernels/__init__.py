@@ -9,6 +9,7 @@ KERNELS = {
         "make_scorer",
         "all_scores",
         "nearest",
+        "nearest_own",
         "make_bank",
         "add_images",
         "add_moments",

@@ -232,19 +232,22 @@ def _fold(h, col, width, start, e):  # type: ignore[no-untyped-def]
     given("f4", 1),
     types.int64,
     types.int64,
-    types.int64,
-    types.int64,
+    given("i8", 1),
+    given("i8", 2),
     filled("f4", 2),
     filled("i4", 2),
     filled("f4", 2),
 )
 def _scan(  # type: ignore[no-untyped-def]
-    x, packed, packed_d, groups, runs, d, c, centre, width, piece, run, stop, best, index, scores
+    x, packed, packed_d, groups, runs, d, c, centre, width, piece, rows_of, parts, best, index, scores
 ):  # fmt: skip
-    """The best of each run into ``best`` and ``index``, or all into ``scores``, whichever has columns."""
-    n, p = x.shape
+    """The best of each run into ``best`` and ``index``, or all into ``scores``, whichever has columns.
+
+    ``parts`` (n, 4): rows [a, b) of the list ``rows_of`` meet the runs [run, stop).
+    """
+    p = x.shape[1]
     most, wide = 0, 0
-    for g in range(runs[run], runs[stop]):
+    for g in range(len(groups)):
         most, wide = max(most, groups[g, 1] * width), max(wide, groups[g, 1])
     strip = np.empty(SCAN_ROWS * p, dtype=np.float32)
     squares = np.empty(len(strip) if len(packed_d) else 0, dtype=np.float32)
@@ -255,64 +258,69 @@ def _scan(  # type: ignore[no-untyped-def]
     lengths, e = np.zeros(SCAN_ROWS, dtype=np.float32), np.empty(SCAN_ROWS, dtype=np.float32)
     start, top = np.empty(SCAN_ROWS, dtype=np.float32), np.empty(SCAN_ROWS, dtype=np.float32)
     which = np.empty(SCAN_ROWS, dtype=np.int32)
-    begin = groups[runs[run], 0] if runs[stop] > runs[run] else 0
-    for a in range(0, n, SCAN_ROWS):
-        rows = min(SCAN_ROWS, n - a)
-        for i in range(SCAN_ROWS):
-            lengths[i] = np.float32(0.0)
-        for at in range(0, p, piece):
-            size = min(piece, p - at)
-            for i in range(rows):
-                _centre(
-                    x.ctypes.data + ((a + i) * p + at) * BYTES,
-                    centre.ctypes.data + at * BYTES,
-                    strip.ctypes.data + (at * SCAN_ROWS + i * size) * BYTES,
-                    size,
-                    some.ctypes.data + i * BYTES,
-                )
+    for number in range(len(parts)):
+        start_row, stop_row, run, stop = parts[number]
+        begin = groups[runs[run], 0] if runs[stop] > runs[run] else 0
+        for a in range(start_row, stop_row, SCAN_ROWS):
+            own_rows = rows_of[a : min(a + SCAN_ROWS, stop_row)]
+            rows = len(own_rows)
             for i in range(SCAN_ROWS):
-                lengths[i] += some[i]
-        for i in range(len(squares)):
-            squares[i] = strip[i] * strip[i]
-        for s in range(run, stop):
-            for i in range(SCAN_ROWS):
-                top[i] = np.float32(np.inf)
-                which[i] = -1
-            for g in range(runs[s], runs[s + 1]):
-                first, count = groups[g, 0], groups[g, 1]
-                columns = padded(count * width)
-                panels = packed[groups[g, 2] : groups[g, 2] + columns * p]
-                _product(panels, strip, rows, p, piece, pieces, products[:columns])
-                if len(packed_d):
-                    columns = padded(count)
-                    panels = packed_d[groups[g, 3] : groups[g, 3] + columns * p]
-                    _product(panels, squares, rows, p, piece, pieces, own[:columns])
-                for j in range(count):
-                    q = first + j
-                    if len(packed_d):
-                        row = own[j]
-                        for i in range(SCAN_ROWS):
-                            start[i] = row[i] + c[q]
-                    else:
-                        for i in range(SCAN_ROWS):
-                            start[i] = lengths[i] * d[q] + c[q]
-                    _fold(products, j * width, width, start, e)
-                    if scores.shape[1]:
-                        for i in range(rows):
-                            scores[a + i, q - begin] = e[i]
-                    else:
-                        number = np.int32(q)
-                        for i in range(SCAN_ROWS):
-                            wins = e[i] < top[i]
-                            top[i] = e[i] if wins else top[i]
-                            which[i] = number if wins else which[i]
-            if best.shape[1]:
+                lengths[i] = np.float32(0.0)
+            for at in range(0, p, piece):
+                size = min(piece, p - at)
                 for i in range(rows):
-                    best[a + i, s - run] = top[i]
-                    index[a + i, s - run] = which[i]
+                    _centre(
+                        x.ctypes.data + (own_rows[i] * p + at) * BYTES,
+                        centre.ctypes.data + at * BYTES,
+                        strip.ctypes.data + (at * SCAN_ROWS + i * size) * BYTES,
+                        size,
+                        some.ctypes.data + i * BYTES,
+                    )
+                for i in range(SCAN_ROWS):
+                    lengths[i] += some[i]
+            for i in range(len(squares)):
+                squares[i] = strip[i] * strip[i]
+            for s in range(run, stop):
+                for i in range(SCAN_ROWS):
+                    top[i] = np.float32(np.inf)
+                    which[i] = -1
+                for g in range(runs[s], runs[s + 1]):
+                    first, count = groups[g, 0], groups[g, 1]
+                    columns = padded(count * width)
+                    panels = packed[groups[g, 2] : groups[g, 2] + columns * p]
+                    _product(panels, strip, rows, p, piece, pieces, products[:columns])
+                    if len(packed_d):
+                        columns = padded(count)
+                        panels = packed_d[groups[g, 3] : groups[g, 3] + columns * p]
+                        _product(panels, squares, rows, p, piece, pieces, own[:columns])
+                    for j in range(count):
+                        q = first + j
+                        if len(packed_d):
+                            row = own[j]
+                            for i in range(SCAN_ROWS):
+                                start[i] = row[i] + c[q]
+                        else:
+                            for i in range(SCAN_ROWS):
+                                start[i] = lengths[i] * d[q] + c[q]
+                        _fold(products, j * width, width, start, e)
+                        if scores.shape[1]:
+                            for i in range(rows):
+                                scores[own_rows[i], q - begin] = e[i]
+                        else:
+                            name = np.int32(q)
+                            for i in range(SCAN_ROWS):
+                                wins = e[i] < top[i]
+                                top[i] = e[i] if wins else top[i]
+                                which[i] = name if wins else which[i]
+                if best.shape[1]:
+                    for i in range(rows):
+                        best[own_rows[i], s - run] = top[i]
+                        index[own_rows[i], s - run] = which[i]
 
 
-def _run_scan(scorer: Scorer, x: np.ndarray, run: int, stop: int, columns: int, all_: int) -> Any:
+def _run_scan(
+    scorer: Scorer, x: np.ndarray, rows: np.ndarray, parts: np.ndarray, columns: int, all_: int
+) -> Any:
     n = len(x)
     best, index = np.empty((n, columns), dtype=np.float32), np.empty((n, columns), dtype=np.int32)
     scores = np.empty((n, all_), dtype=np.float32)
@@ -328,8 +336,8 @@ def _run_scan(scorer: Scorer, x: np.ndarray, run: int, stop: int, columns: int, 
         s.centre,
         s.width,
         s.piece,
-        run,
-        stop,
+        rows,
+        parts,
         best,
         index,
         scores,
@@ -337,16 +345,36 @@ def _run_scan(scorer: Scorer, x: np.ndarray, run: int, stop: int, columns: int, 
     return best, index, scores
 
 
+def _all_rows(x: np.ndarray, run: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(len(x)), np.array([[0, len(x), run, stop]])
+
+
 def all_scores(scorer: Scorer, x: np.ndarray, run: int, stop: int) -> np.ndarray:
     """See :func:`..reference.all_scores`; float32."""
-    return _run_scan(scorer, x, run, stop, 0, int(scorer.starts[stop] - scorer.starts[run]))[2]
+    return _run_scan(scorer, x, *_all_rows(x, run, stop), 0, int(scorer.starts[stop] - scorer.starts[run]))[2]
 
 
 def nearest(scorer: Scorer, x: np.ndarray, run: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """See :func:`..reference.nearest`; float32. No score is stored."""
-    best, index, _ = _run_scan(scorer, x, run, stop, stop - run, 0)
+    best, index, _ = _run_scan(scorer, x, *_all_rows(x, run, stop), stop - run, 0)
     # Where no score is below infinity: all were dropped, or there are none.
     return best, np.where(index < 0, scorer.starts[run:stop].astype(np.int32), index)
+
+
+def nearest_own(
+    scorer: Scorer, x: np.ndarray, rows: np.ndarray, edges: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """See :func:`..reference.nearest_own`; float32."""
+    runs = np.arange(len(edges) - 1)
+    parts = np.stack([edges[:-1], edges[1:], runs, runs + 1], axis=1)
+    best, index, _ = _run_scan(scorer, x, rows, parts, 1, 0)
+    best, index = best[:, 0], index[:, 0]
+    lost = index < 0
+    if lost.any():
+        first = np.empty(len(x), dtype=np.int32)
+        first[rows] = np.repeat(scorer.starts[:-1], np.diff(edges))
+        index[lost] = first[lost]
+    return best, index
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import cupy
@@ -114,6 +115,16 @@ def nearest(scorer: Scorer, x: Any, run: int, stop: int) -> tuple[np.ndarray, np
         _launch("lm_best", (n, runs), scores, np.int32(end - first), starts, np.int32(first), found, where)
         best[part], index[part] = cupy.asnumpy(found), cupy.asnumpy(where)
     best[best >= np.finfo(np.float32).max] = np.inf
+    return best, index
+
+
+def nearest_own(scorer: Scorer, x: Any, rows: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """See :func:`..reference.nearest_own`; float32."""
+    x, best, index = _rows(x), np.empty(len(x), dtype=np.float32), np.empty(len(x), dtype=np.int32)
+    for i, (first, stop) in enumerate(pairwise(edges)):
+        own = rows[first:stop]
+        found, where = nearest(scorer, x[cupy.asarray(own)] if len(own) < len(x) else x, i, i + 1)
+        best[own], index[own] = found[:, 0], where[:, 0]
     return best, index
 
 

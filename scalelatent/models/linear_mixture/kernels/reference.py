@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.linalg import slogdet
@@ -150,6 +151,20 @@ def nearest(scorer: Scorer, x: np.ndarray, run: int, stop: int) -> tuple[np.ndar
             found = all_scores(scorer, x, i, i + 1)
             index[:, i - run] += found.argmin(axis=1).astype(np.int32)
             best[:, i - run] = found.min(axis=1)
+    return best, index
+
+
+def nearest_own(
+    scorer: Scorer, x: np.ndarray, rows: np.ndarray, edges: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Smallest score of each row under the sub-classes of its own run, and its sub-class, two arrays (n,);
+    ``rows[edges[i]:edges[i + 1]]`` are those of run i.
+    """
+    best, index = np.full(len(x), np.inf), np.zeros(len(x), dtype=np.int32)
+    for i, (first, stop) in enumerate(pairwise(edges)):
+        own = rows[first:stop]
+        found, where = nearest(scorer, x[own], i, i + 1)
+        best[own], index[own] = found[:, 0], where[:, 0]
     return best, index
 
 

@@ -5,13 +5,15 @@ G. Hinton, M. Revow, P. Dayan, "Recognizing handwritten digits using mixtures of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
+from scalelatent.contract.idle import in_parts
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
@@ -226,17 +228,23 @@ class MixturePass:
         block = _LEAST_BLOCK
         while block < _ROWS_OF_A_GROUP * k and 2 * block <= most:
             block *= 2
-        # Scores and bases in float64, in float32, and packed; a class's rows beside the block's in float32.
+        # Scores and bases in float64, in float32, and packed; rows in float32.
         packed = 16 * k * p * (q + 2) + (16 * k * p * q if m.statistics == "images" else 0)
         together = 0  # bytes of rows that are scored under all sub-classes of their class
         if m.assignment == "soft" or m.tangent_assignment:
-            together = 20 * _SOFT_ROWS * int(np.diff(m.starts).max())
-        if (
-            m.tangent_assignment
-        ):  # the tangents, a copy of one kind, and its scores; packed bases of the scorer
+            together = _SOFT_ROWS * (4 * p + 20 * int(np.diff(m.starts).max()))
+        if m.tangent_assignment:
+            # The tangents, a copy of one kind, and its scores; packed bases of the scorer.
             together += _SOFT_ROWS * (4 * p * (m.n_tangents + 1) + 4 * int(np.diff(m.starts).max()))
             packed += 8 * k * p * (q + 2)
-        return Wants(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + together, 8 * p + 80))
+        each = 4 * p * (1 + self._made_thickness) + 80
+        return Wants(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + together, each))
+
+    @property
+    def _made_thickness(self) -> bool:
+        """Whether one kind of tangent of all rows of a block lies in memory: moments take no other."""
+        m = self.mixture
+        return m.statistics == "moments" and m.frame is not None and "thickness" in m.frame.names
 
     def layout(self) -> Layout:
         """Fields of the statistic."""
@@ -249,7 +257,7 @@ class MixturePass:
         ]
         if m.statistics == "moments":
             fields.append(("moment", (k, packed_size(p))))
-            if m.frame is not None and "thickness" in m.frame.names:
+            if self._made_thickness:
                 fields.append(("thickness", (k, packed_size(p))))
         else:
             fields.append(("square", (k, p) if m.likelihood == "factor-analysis" else (k,)))
@@ -289,14 +297,14 @@ class MixturePass:
         )
 
     def accumulate(self, prepared: PreparedMixture, block: Block, stats: Stats) -> None:
-        """Add a block, class by class.
+        """Add a block; a row meets the sub-classes of its own class.
 
         Raises
         ------
         NonFiniteError
             Naming the row and the feature.
         """
-        backend, starts = prepared.backend, self.mixture.starts
+        backend, classes = prepared.backend, max(self.mixture.n_classes, 1)
         with np.errstate(over="ignore"):  # what is beyond float32 is told below, by row and feature
             x = backend.asarray(block.x, np.float32, "x")
         if place := find_too_large(block):
@@ -304,79 +312,81 @@ class MixturePass:
         weight = np.ones(len(block.x)) if block.weight is None else block.weight
         codes = block.y if self.mixture.n_classes else np.zeros(len(block.x), dtype=np.int32)
         assert codes is not None
-        order, edges = sorted_runs(codes, len(starts) - 1)
-        for c in range(len(starts) - 1):
-            rows = order[edges[c] : edges[c + 1]]
-            if not len(rows):
-                continue
-            part = x if len(rows) == len(x) else backend.take(x, rows, "class")
-            first, stop = int(starts[c]), int(starts[c + 1])
-            groups, score, total = self._assign(prepared, part, weight[rows], c, first, stop)
-            if not np.isfinite(total):
-                raise NonFiniteError(find_nonfinite(block) or f"scores of rows {block.start} and on overflow")
-            stats["sums"][...] += total, len(rows), weight[rows].sum()
-            counts = np.add.reduceat(np.append(groups.weights, 0.0), groups.starts[:-1])
-            filled = np.diff(groups.starts) > 0
-            stats["count"][first:stop] += np.where(filled, counts, 0.0)
-            errors = np.add.reduceat(np.append(score, 0.0), groups.starts[:-1])
-            stats["error"][first:stop] += np.where(filled, errors, 0.0)
-            self._add(prepared, part, groups, stats)
+        order, edges = sorted_runs(codes, classes)
+        groups, score, total = self._assign(prepared, x, weight, order, edges)
+        if not np.isfinite(total):
+            raise NonFiniteError(find_nonfinite(block) or f"scores of rows {block.start} and on overflow")
+        stats["sums"][...] += total, len(x), weight.sum()
+        filled = np.diff(groups.starts) > 0
+        for name, shares in (("count", groups.weights), ("error", score)):
+            sums = np.add.reduceat(np.append(shares, 0.0), groups.starts[:-1])
+            stats[name][...] += np.where(filled, sums, 0.0)
+        self._add(prepared, x, groups, stats)
 
     def _assign(
-        self, prepared: PreparedMixture, x: Any, weight: np.ndarray, run: int, first: int, stop: int
+        self, prepared: PreparedMixture, x: Any, weight: np.ndarray, order: np.ndarray, edges: np.ndarray
     ) -> tuple[Groups, np.ndarray, float]:
-        """Groups of the rows of a class, their weighted scores, and the sum of the objective."""
-        backend = prepared.backend
-        if not prepared.assigner.soft:
-            if prepared.tangent_scorer is None:
-                found = backend.kernel("linear_mixture_nearest")(prepared.scorer, x, run, run + 1)
-                best, index = (one[:, 0] for one in found)
-            else:
-                best, index = self._nearest_with_tangents(prepared, x, run, first, stop)
-            scores = best.astype(np.float64) * weight
-            groups = group_rows(index, first, stop, weight)
-            half = 0.5 if prepared.assigner.likelihood in ("ppca", "factor-analysis") else 1.0
-            return groups, scores[groups.rows], half * float(scores.sum())
-        shared, total = [], 0.0
-        for a in range(0, len(x), _SOFT_ROWS):
-            part = slice(a, min(a + _SOFT_ROWS, len(x)))
-            scores = self._all_scores(prepared, x[part], run, first, stop)
+        """Groups of the rows, which ``order`` and ``edges`` name by class, their weighted scores, and the sum
+        of the objective.
+        """
+        if prepared.assigner.soft:
+            return self._assign_softly(prepared, x, weight, order, edges)
+        if prepared.tangent_scorer is None:
+            find = prepared.backend.kernel("linear_mixture_nearest_own")
+            best, index = find(prepared.scorer, x, order, edges)
+        else:
+            best, index = np.empty(len(x)), np.empty(len(x), dtype=np.int32)
+            for c, rows in self._pieces(order, edges):
+                scores = self._all_scores(prepared, x, rows, c)
+                index[rows] = scores.argmin(axis=1) + self.mixture.starts[c]
+                best[rows] = scores.min(axis=1)
+        scores = best.astype(np.float64) * weight
+        groups = group_rows(index, 0, self.mixture.n_components, weight)
+        half = 0.5 if prepared.assigner.likelihood in ("ppca", "factor-analysis") else 1.0
+        return groups, scores[groups.rows], half * float(scores.sum())
+
+    def _assign_softly(
+        self, prepared: PreparedMixture, x: Any, weight: np.ndarray, order: np.ndarray, edges: np.ndarray
+    ) -> tuple[Groups, np.ndarray, float]:
+        """As :meth:`_assign`: rows with all sub-classes of which they are to a part."""
+        nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
+        shared, total = [nothing], 0.0
+        for c, own in self._pieces(order, edges):
+            scores = self._all_scores(prepared, x, own, c)
             r, log_sums = responsibilities(scores, prepared.temperature)
-            total -= float(weight[part] @ log_sums)
+            total -= float(weight[own] @ log_sums)
             rows, members = np.nonzero(r)
-            shares = r[rows, members] * weight[part][rows]
-            shared.append((rows + a, members + first, shares, shares * scores[rows, members]))
+            shares = r[rows, members] * weight[own[rows]]
+            shared.append(
+                (own[rows], members + self.mixture.starts[c], shares, shares * scores[rows, members])
+            )
         rows, members, shares, errors = (np.concatenate(parts) for parts in zip(*shared, strict=True))
-        order = np.argsort(members, kind="stable")
-        edges = np.searchsorted(members[order], np.arange(first, stop + 1))
-        return Groups(first, edges, rows[order], shares[order]), errors[order], total
+        by_member, starts = sorted_runs(members, self.mixture.n_components)
+        return Groups(0, starts, rows[by_member], shares[by_member]), errors[by_member], total
 
-    def _nearest_with_tangents(
-        self, prepared: PreparedMixture, x: Any, run: int, first: int, stop: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Least score of each row, and its sub-class."""
-        best, index = np.empty(len(x)), np.empty(len(x), dtype=np.int32)
-        for a in range(0, len(x), _SOFT_ROWS):
-            part = slice(a, min(a + _SOFT_ROWS, len(x)))
-            scores = self._all_scores(prepared, x[part], run, first, stop)
-            index[part] = scores.argmin(axis=1) + first
-            best[part] = scores.min(axis=1)
-        return best, index
+    def _pieces(self, order: np.ndarray, edges: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """(class, some of its rows): so many as have all their scores in memory."""
+        for c, (first, stop) in enumerate(pairwise(edges)):
+            for a in range(first, stop, _SOFT_ROWS):
+                yield c, order[a : min(a + _SOFT_ROWS, stop)]
 
-    def _all_scores(self, prepared: PreparedMixture, x: Any, run: int, first: int, stop: int) -> np.ndarray:
-        """Scores under the sub-classes of a class, with those of the rows' tangents where they count."""
-        score = prepared.backend.kernel("linear_mixture_all_scores")
-        scores: np.ndarray = np.asarray(score(prepared.scorer, x, run, run + 1), dtype=np.float64)
+    def _all_scores(self, prepared: PreparedMixture, x: Any, rows: np.ndarray, run: int) -> np.ndarray:
+        """Scores of some rows of a class by its sub-classes, and where they count those of their tangents."""
+        backend, starts = prepared.backend, self.mixture.starts
+        part = x if len(rows) == len(x) else backend.take(x, rows, "class")
+        score = backend.kernel("linear_mixture_all_scores")
+        scores: np.ndarray = np.asarray(score(prepared.scorer, part, run, run + 1), dtype=np.float64)
         if prepared.tangent_scorer is None:
             return scores
         frame = self.mixture.frame
         assert frame is not None
-        make = prepared.backend.kernel("linear_mixture_tangent_rows")
-        tangents = make(x, frame.shape, frame.names, frame.smoothing)
+        tangents = backend.kernel("linear_mixture_tangent_rows")(
+            part, frame.shape, frame.names, frame.smoothing
+        )
         for i in range(len(frame.names)):
-            rows = prepared.backend.xp.ascontiguousarray(tangents[:, i], dtype=np.float32)
-            errors = score(prepared.tangent_scorer, rows, run, run + 1)
-            scores += errors * prepared.assigning_weights[first:stop, i]
+            of_one = backend.xp.ascontiguousarray(tangents[:, i], dtype=np.float32)
+            errors = score(prepared.tangent_scorer, of_one, run, run + 1)
+            scores += errors * prepared.assigning_weights[starts[run] : starts[run + 1], i]
         return scores
 
     def _add(self, prepared: PreparedMixture, x: Any, groups: Groups, stats: Stats) -> None:
@@ -384,7 +394,8 @@ class MixturePass:
         if m.statistics == "moments":
             add = backend.kernel("linear_mixture_add_moments")
             add(prepared.means, x, groups, stats["total"], stats["moment"])
-            if "thickness" in stats.layout.slices and m.frame is not None:
+            if self._made_thickness:
+                assert m.frame is not None
                 rows = backend.kernel("linear_mixture_tangent_rows")
                 tangents = rows(x, m.frame.shape, ("thickness",), m.frame.smoothing)[:, 0]
                 nothing = np.zeros_like(prepared.means)
@@ -524,14 +535,17 @@ class MixtureEM:
         else:
             # Sub-classes whose matrices stay in the second-level cache, at a time.
             some = max(_CACHE_BYTES // (8 * now.bases[:1].size), 1)
-            found = []
-            for a in range(0, len(count), some):
-                part = slice(a, a + some)
+
+            noise_shape = now.means.shape if family == "factor-analysis" else count.shape
+            shapes = now.means.shape, now.bases.shape, now.values.shape, noise_shape
+            found = [np.empty(shape) for shape in (*shapes, (len(count), 1 + m.n_tangents))]
+
+            def fill(part: slice) -> None:
                 new = self._maximise_images(now.part(part), family, train, part, last)
-                if not found:
-                    found = [np.empty((len(count), *array.shape[1:])) for array in new]
                 for to, array in zip(found, new, strict=True):
                     to[part] = array
+
+            in_parts(fill, [slice(a, a + some) for a in range(0, len(count), some)])
         means, bases, values, noise, traces = found
         for new, old in ((means, now.means), (bases, now.bases), (values, now.values), (noise, now.noise)):
             if new.ndim == old.ndim and not there.all():
