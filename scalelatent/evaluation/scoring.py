@@ -84,35 +84,49 @@ class Scorer:
     ----------
     metrics : tuple of str
         What ``score`` knows.
+    default : tuple of str
+        What it tells where none is asked for.
     headline : tuple of str
         Test scores that the state of a run tells; its event ``scored`` has all.
+    what : str
+        What the model does, for the refusal of a metric that others have.
     """
 
     metrics: tuple[str, ...] = ()
+    default: tuple[str, ...] = ()
     headline: tuple[str, ...] = ("error", "accuracy", "nmi")
+    what: str = ""
 
     def score(
         self,
         model: Any,
         dataset: Dataset,
-        metrics: Sequence[str] | None,
+        metrics: Sequence[str] | None = None,
         *,
-        batch_rows: int,
-        progress: Progress | None,
+        batch_rows: int = 16384,
+        progress: Progress | None = None,
     ) -> dict[str, Any]:
         """The metrics by name; those that the kind tells by default where None are given."""
+        metrics = self.defaults(model) if metrics is None else metrics
+        for name in metrics:
+            if name not in self.metrics:
+                of = f" of {type(model).__name__}, which {self.what}" if self.what else ""
+                raise JobError(f"unknown metric {name!r}{of}; {nearest(name, self.metrics)}")
+        return self.measure(model, dataset, metrics, batch_rows, progress)
+
+    def defaults(self, model: Any) -> Sequence[str]:
+        """What is told of a model where nothing is asked for."""
+        return self.default
+
+    def measure(
+        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
+    ) -> dict[str, Any]:
+        """Metrics that it knows, by name, with so many rows in memory at a time."""
         raise NotImplementedError
 
     def test_scores(self, model: Any, dataset: Dataset, progress: Told) -> dict[str, Any]:
         """What a run tells of its test rows; empty where these are rows to look at in the report."""
         raise NotImplementedError
-
-
-def refuse_unknown(metrics: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse a metric that a scorer does not have, naming the nearest."""
-    for name in metrics:
-        if name not in known:
-            raise JobError(f"unknown metric {name!r}; {nearest(name, known)}")
 
 
 class RowsTold(Callback):
@@ -138,18 +152,11 @@ class ClassScorer(_Predicted):
     """Of a classifier: ``classes_`` and ``predict_proba`` (``predict`` suffices without ``log_loss``)."""
 
     metrics = (*CONFUSION_METRICS, "log_loss")
+    default = ("accuracy", "error")
 
-    def score(
-        self,
-        model: Any,
-        dataset: Dataset,
-        metrics: Sequence[str] | None = None,
-        *,
-        batch_rows: int = 16384,
-        progress: Progress | None = None,
+    def measure(
+        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
     ) -> dict[str, Any]:
-        metrics = ("accuracy", "error") if metrics is None else metrics
-        refuse_unknown(metrics, self.metrics)
         where = dataset.url or "the data"
         _check(model, dataset, where)
         classes = np.asarray(model.classes_)
@@ -178,19 +185,12 @@ class ClassScorer(_Predicted):
 class TargetScorer(_Predicted):
     """Of a model of binary outputs: shares of wrong ones, of all and of those that x has otherwise."""
 
-    metrics = ("all", "changed")
+    metrics = default = ("all", "changed")
+    what = "predicts binary outputs"
 
-    def score(
-        self,
-        model: Any,
-        dataset: Dataset,
-        metrics: Sequence[str] | None = None,
-        *,
-        batch_rows: int = 16384,
-        progress: Progress | None = None,
+    def measure(
+        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
     ) -> dict[str, Any]:
-        metrics = self.metrics if metrics is None else metrics
-        _check_names(model, metrics, self.metrics, "predicts binary outputs")
         errors = model.errors(dataset)
         return {name: errors[name] for name in metrics}
 
@@ -199,20 +199,15 @@ class OutputScorer(Scorer):
     """Of a model without classes: what its ``transform`` is worth, see :func:`.score_output`."""
 
     metrics = METRICS
+    what = "predicts no classes"
 
-    def score(
-        self,
-        model: Any,
-        dataset: Dataset,
-        metrics: Sequence[str] | None = None,
-        *,
-        batch_rows: int = 16384,
-        progress: Progress | None = None,
+    def defaults(self, model: Any) -> Sequence[str]:
+        return ("retrieval",) if model._output_metric == "overlap" else OF_CLUSTERS
+
+    def measure(
+        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
     ) -> dict[str, Any]:
         metric = model._output_metric
-        if metrics is None:
-            metrics = ("retrieval",) if metric == "overlap" else ("nmi", "accuracy")
-        _check_names(model, metrics, self.metrics, "predicts no classes")
         # Before the rows are transformed, which may take long.
         check_clusters(metrics, metric)
         _check(model, dataset, dataset.url or "the data")
@@ -229,14 +224,6 @@ class OutputScorer(Scorer):
         if not dataset.has_y or dataset.y_kind != "labels" or model._output_metric == "overlap":
             return {}
         return self.score(model, dataset, OF_CLUSTERS, progress=progress)
-
-
-def _check_names(model: Any, metrics: Sequence[str], known: Sequence[str], what: str) -> None:
-    for name in metrics:
-        if name not in known:
-            raise JobError(
-                f"unknown metric {name!r} of {type(model).__name__}, which {what}; {nearest(name, known)}"
-            )
 
 
 def _check(model: Any, dataset: Dataset, where: str) -> None:

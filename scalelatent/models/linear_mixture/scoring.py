@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.evaluation.clustering import Progress, clustering_accuracy, labels_of, nmi
-from scalelatent.evaluation.scoring import ClassScorer, Scorer, Told, refuse_unknown
+from scalelatent.evaluation.scoring import ClassScorer, Scorer, Told
 
 from .model.recognise import errors_at_rejects, probabilities
 
@@ -22,21 +22,13 @@ class RejectScorer(ClassScorer):
 
     metrics = (*ClassScorer.metrics, "reject")
 
-    def score(
-        self,
-        model: Any,
-        dataset: Dataset,
-        metrics: Sequence[str] | None = None,
-        *,
-        batch_rows: int = 16384,
-        progress: Progress | None = None,
+    def measure(
+        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
     ) -> dict[str, Any]:
-        metrics = ("accuracy", "error") if metrics is None else metrics
-        refuse_unknown(metrics, self.metrics)
         if "reject" not in metrics:
-            return super().score(model, dataset, metrics, batch_rows=batch_rows, progress=progress)
+            return super().measure(model, dataset, metrics, batch_rows, progress)
         asked, others = _Asked(model), [name for name in metrics if name != "reject"]
-        found = super().score(asked, dataset, others, batch_rows=batch_rows, progress=progress)
+        found = super().measure(asked, dataset, others, batch_rows, progress)
         guess = asked.classes_[np.concatenate(asked.guesses)]
         wrong = guess != dataset.read_y(0, len(dataset))
         found["reject"] = errors_at_rejects(np.concatenate(asked.certain), wrong)
@@ -72,19 +64,12 @@ class DensityScorer(Scorer):
     """
 
     metrics = ("log_likelihood", *_OF_CLASSES)
+    default = ("log_likelihood",)
     headline = ("log_likelihood", "nmi")
 
-    def score(
-        self,
-        model: Any,
-        dataset: Dataset,
-        metrics: Sequence[str] | None = None,
-        *,
-        batch_rows: int = 16384,
-        progress: Progress | None = None,
+    def measure(
+        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
     ) -> dict[str, Any]:
-        metrics = ("log_likelihood",) if metrics is None else metrics
-        refuse_unknown(metrics, self.metrics)
         rows = model._given_rows(dataset)
         wants_classes = any(name in _OF_CLASSES for name in metrics)
         labels = labels_of(rows) if wants_classes else None

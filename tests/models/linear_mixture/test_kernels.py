@@ -111,6 +111,15 @@ def test_a_row_has_the_same_bits_in_any_block(kind):
     np.testing.assert_array_equal(whole[0][:, 1], scored[:, 25:].min(axis=1))
 
 
+@pytest.mark.parametrize(("n", "k", "few"), [(0, 5, 2), (3, 1, 10), (7, 10, 10), (40, 33, 1), (60, 300, 10)])
+def test_the_few_best_are_the_first_of_a_stable_sort(n, k, few):
+    scores = np.random.default_rng(k).integers(0, 40, (n, k)).astype("f4")  # with equals
+    scores[:, k // 2 :: 3] = np.inf
+    found = cpu.few_best(scores, few)
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, reference.few_best(scores, few))
+
+
 def make_groups(n: int, k: int, seed: int, soft: bool = True) -> Groups:
     rng = np.random.default_rng(seed)
     index = rng.integers(0, k, n)

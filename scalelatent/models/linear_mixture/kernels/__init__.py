@@ -10,6 +10,7 @@ KERNELS = {
         "all_scores",
         "nearest",
         "nearest_own",
+        "few_best",
         "make_bank",
         "add_images",
         "add_moments",

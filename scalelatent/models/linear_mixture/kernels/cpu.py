@@ -377,6 +377,30 @@ def nearest_own(
     return best, index
 
 
+def few_best(scores: np.ndarray, few: int) -> np.ndarray:
+    """See :func:`..reference.few_best`; of float32."""
+    out = np.empty((len(scores), min(few, scores.shape[1])), dtype=np.int32)
+    if out.size:
+        _few_best(scores, out)
+    return out
+
+
+@entry(given("f4", 2), filled("i4", 2))
+def _few_best(scores, out):  # type: ignore[no-untyped-def]
+    few = out.shape[1]
+    for i in range(len(scores)):
+        row, best = scores[i], out[i]
+        for q in range(len(row)):
+            k = min(q, few)
+            if k == few and not row[q] < row[best[few - 1]]:
+                continue
+            k = min(k, few - 1)
+            while k > 0 and row[q] < row[best[k - 1]]:
+                best[k] = best[k - 1]
+                k -= 1
+            best[k] = q
+
+
 @dataclass(frozen=True)
 class Bank:
     """Means and bases in float32, each basis packed."""

@@ -16,6 +16,7 @@ import numpy as np
 from scalelatent.kernels.cuda import Kernels
 
 from .reference import GAMMA, PIVOT, Frame, Groups, Scores, gradients, velocity
+from .reference import few_best as few_best  # of scores that are on the host
 
 _kernels = Kernels(__package__)
 _launch, THREADS = _kernels.launch, _kernels.threads

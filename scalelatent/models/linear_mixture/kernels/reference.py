@@ -168,6 +168,11 @@ def nearest_own(
     return best, index
 
 
+def few_best(scores: np.ndarray, few: int) -> np.ndarray:
+    """Columns of the smallest scores of each row, int32 (n, few), in rising order; of equals the first."""
+    return np.argsort(scores, axis=1, kind="stable")[:, :few].astype(np.int32)
+
+
 @dataclass(frozen=True)
 class Frame:
     """How rows become tangents: ``names`` of them, the shape of an image, smoothing in pixels."""

@@ -91,8 +91,7 @@ class PancakeRows:
         frame, starts = self.frame, self.starts
         assert frame is not None
         scores = backend.kernel("linear_mixture_all_scores")(scorer, x, 0, len(starts) - 1)
-        few = min(self.n_candidates, scores.shape[1])
-        nearest = np.argpartition(scores, few - 1, axis=1)[:, :few].astype(np.int32)
+        nearest = backend.kernel("linear_mixture_few_best")(scores, self.n_candidates)
         tangents = backend.kernel("linear_mixture_tangent_rows")(x, frame.shape, frame.names, frame.smoothing)
         distances = backend.kernel("linear_mixture_tangent_distance")(planes, x, tangents, nearest)
         rows = np.arange(len(x))[:, None]
