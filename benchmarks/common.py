@@ -167,13 +167,11 @@ def mnist16(part: str = "train") -> tuple[Any, Any]:
 
 def averaged(x: Any) -> Any:
     """Images (n, 784) without their border of 2, averaged to 16 x 16: (n, 256) float32."""
-    import numpy as np
+    from scalelatent.data import Dataset, convert_dataset
 
-    # Halves of a pixel: two to an old one, three to a new one.
-    average = (
-        np.repeat(np.eye(24, dtype="f4"), 2, axis=0).T @ np.repeat(np.eye(16, dtype="f4"), 3, axis=0) / 3
-    )
-    return np.ascontiguousarray((average.T @ x.reshape(-1, 28, 28)[:, 2:26, 2:26] @ average).reshape(-1, 256))
+    images = Dataset.from_arrays(x.reshape(-1, 28, 28))
+    small = convert_dataset(images, "memory://digits16", crop=2, resize=(16, 16), overwrite=True)
+    return small.read_x(0, len(small)).reshape(-1, 256)
 
 
 def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:

@@ -29,7 +29,9 @@ import numpy as np
 from common import mnist, mnist16, parser, usps, write_part
 
 import scalelatent as sl
+from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
+from scalelatent.evaluation.neighbours import nearest_neighbours
 from scalelatent.models.linear_mixture.fit import smoothing_matrix
 from scalelatent.models.linear_mixture.kernels.reference import GAMMA, Frame
 from scalelatent.models.linear_mixture.model.recognise import confidence, reject_curve
@@ -282,76 +284,36 @@ def larger(settings: dict[str, Any]) -> dict[str, Any]:
 # -- nearest neighbours --------------------------------------------------------------------------------------
 
 
-class Neighbours:
-    """Distances from the training rows of each class, by tangent planes of one side or both."""
+SIDES = {"Euclidean": 0, "one-sided": 1, "two-sided": 2}
 
-    def __init__(self, name: str, settings: dict[str, Any], x: np.ndarray, y: np.ndarray) -> None:
-        self.shape, self.settings = shape_of(name), settings
-        self.x, self.y = self._smooth(x), y
-        self.square = (self.x * self.x).sum(axis=1)
-        pieces = range(0, len(x), 4096)
-        self.planes = np.concatenate([self._planes(self.x[a : a + 4096]) for a in pieces])
 
-    def _smooth(self, x: np.ndarray) -> np.ndarray:
-        if not self.settings["smoothing"]:
-            return x
-        return x @ smoothing_matrix(self.shape, self.settings["smoothing"]).astype(np.float32)
+def neighbour_scores(
+    name: str, settings: dict[str, Any], x: np.ndarray, y: np.ndarray, asked: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Distances (n, classes) to the nearest training row of each class: Euclidean; from the row's plane;
+    between planes, of the eight nearest rows of each class by the second.
+    """
+    shape, kernel = shape_of(name), make_backend("cpu").kernel("linear_mixture_tangent_rows")
+    if settings["smoothing"]:
+        map_ = smoothing_matrix(shape, settings["smoothing"]).astype(np.float32)
+        x, asked = x @ map_, asked @ map_
 
-    def _planes(self, x: np.ndarray) -> np.ndarray:
-        """Orthonormal tangents of rows, (n, tangents, p); those of no length are 0."""
-        s = self.settings
-        t = make_backend("cpu").kernel("linear_mixture_tangent_rows")(
-            np.ascontiguousarray(x), self.shape, s["tangents"], s["tangent_smoothing"]
-        )
-        _, length, vt = np.linalg.svd(np.asarray(t, dtype=np.float32), full_matrices=False)
-        return np.asarray(vt * (length > 1e-4 * length[:, :1])[:, :, None])
+    def tangents(rows: np.ndarray) -> Any:
+        return kernel(rows.astype(np.float32), shape, settings["tangents"], settings["tangent_smoothing"])
 
-    def scores(self, x: np.ndarray, of_class: int = 8, rows: int = 64) -> dict[str, np.ndarray]:
-        """Smallest distances to each class (n, classes): Euclidean; from the row's plane; between planes, of
-        the ``of_class`` nearest rows of each class by the second.
-        """
-        x, classes = self._smooth(x), np.unique(self.y)
-        own = [np.flatnonzero(self.y == c) for c in classes]
-        found: dict[str, list[np.ndarray]] = {"Euclidean": [], "one-sided": [], "two-sided": []}
-        for a in range(0, len(x), rows):
-            z = x[a : a + rows]
-            plane = self._planes(z)
-            plain = (z * z).sum(axis=1)[:, None] - 2 * z @ self.x.T + self.square
-            codes = np.einsum("ntp,np->nt", plane, z)[:, :, None] - (
-                plane.reshape(-1, z.shape[1]) @ self.x.T
-            ).reshape(len(z), plane.shape[1], -1)
-            one = plain - (codes * codes).sum(axis=1)
-            found["Euclidean"].append(np.stack([plain[:, some].min(axis=1) for some in own], axis=1))
-            found["one-sided"].append(np.stack([one[:, some].min(axis=1) for some in own], axis=1))
-            near = np.stack(
-                [
-                    some[np.argpartition(one[:, some], min(of_class, len(some) - 1), axis=1)[:, :of_class]]
-                    for some in own
-                ],
-                axis=1,
-            )
-            found["two-sided"].append(self._two_sided(z, plane, near))
-        return {way: np.maximum(np.concatenate(parts), 0) for way, parts in found.items()}
-
-    def _two_sided(self, z: np.ndarray, plane: np.ndarray, near: np.ndarray) -> np.ndarray:
-        n, classes, few = near.shape
-        t = plane.shape[1]
-        theirs = self.planes[near.reshape(n, -1)]  # (n, candidates, t, p)
-        gap = z[:, None] - self.x[near.reshape(n, -1)]
-        cross = np.einsum("nsp,nctp->ncst", plane, theirs, optimize=True)
-        both = np.zeros((*cross.shape[:2], 2 * t, 2 * t))
-        both[..., :t, t:], both[..., t:, :t] = cross, np.swapaxes(cross, 2, 3)
-        both += (1 + GAMMA) * np.eye(2 * t)
-        right = np.concatenate(
+    classes = [Dataset.from_arrays(x[y == c], y[y == c]) for c in np.unique(y)]
+    return {
+        way: np.stack(
             [
-                np.einsum("nsp,ncp->ncs", plane, gap, optimize=True),
-                np.einsum("nctp,ncp->nct", theirs, gap, optimize=True),
+                nearest_neighbours(
+                    rows, asked, tangents=tangents, sides=sides, n_candidates=8, damping=GAMMA
+                ).distances
+                for rows in classes
             ],
-            axis=2,
+            axis=1,
         )
-        left = np.linalg.solve(both, right[..., None])[..., 0]
-        found = (gap * gap).sum(axis=2) - (left * right).sum(axis=2)
-        return np.asarray(found.reshape(n, classes, few).min(axis=2))
+        for way, sides in SIDES.items()
+    }
 
 
 def neighbours(name: str, args: Any) -> dict[str, Any]:
@@ -365,11 +327,11 @@ def neighbours(name: str, args: Any) -> dict[str, Any]:
     tried = grid(smoothing=(0.0, 0.5), tangents=sets, tangent_smoothing=(0.6,))
     errors: dict[str, list[float]] = {}
     for settings in tried:
-        for way, one in Neighbours(name, settings, x[some], y[some]).scores(x[held]).items():
+        for way, one in neighbour_scores(name, settings, x[some], y[some], x[held]).items():
             errors.setdefault(way, []).append(float((one.argmin(axis=1) != y[held]).mean()))
         print(name, settings, {way: of[-1] for way, of in errors.items()}, flush=True)
     best = {way: int(np.argmin(of)) for way, of in errors.items()}
-    tested = {i: Neighbours(name, tried[i], x, y).scores(test_x) for i in sorted(set(best.values()))}
+    tested = {i: neighbour_scores(name, tried[i], x, y, test_x) for i in sorted(set(best.values()))}
     out = {}
     for way, i in best.items():
         settings, found = tried[i], tested[i][way]
