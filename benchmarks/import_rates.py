@@ -123,6 +123,34 @@ def make_svmlight(path: Path, n: int) -> None:
     dump_svmlight_file(sparse_rows(n), np.arange(n) % 2, str(path))
 
 
+def tables(n: int, lists: bool) -> Any:
+    """A table of digits: a column a pixel, or one of lists."""
+    import pyarrow as pa
+
+    rows = digit_rows(n).reshape(n, -1)
+    if lists:
+        return pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])})
+    return pa.table({f"p{i}": np.ascontiguousarray(rows[:, i]) for i in range(rows.shape[1])})
+
+
+def make_parquet(path: Path, n: int, lists: bool) -> None:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(tables(n, lists), path, row_group_size=16_384)
+
+
+def make_arrow(path: Path, n: int) -> None:
+    import pyarrow.feather
+
+    pyarrow.feather.write_feather(tables(n, True), str(path), compression="lz4", chunksize=16_384)
+
+
+def make_csv(path: Path, n: int) -> None:
+    import pyarrow.csv
+
+    pyarrow.csv.write_csv(tables(n, False), path)
+
+
 # Reading them alone: each yields arrays, a few MB at a time where the format allows -------------------------
 
 
@@ -180,6 +208,35 @@ def read_svmlight(path: Path) -> Any:
 
     x = load_svmlight_file(str(path), dtype=np.float32)[0]
     yield from (x.data, x.indices)
+
+
+def read_batches(batches: Any) -> Any:
+    """Columns of record batches as they are: Arrow arrays, one a column."""
+    for batch in batches:
+        for column in batch.columns:
+            flat = column.flatten() if hasattr(column, "flatten") else column
+            yield flat.to_numpy(zero_copy_only=False)
+
+
+def read_parquet(path: Path) -> Any:
+    import pyarrow.parquet
+
+    yield from read_batches(pyarrow.parquet.ParquetFile(path).iter_batches(4096, use_threads=False))
+
+
+def read_arrow(path: Path) -> Any:
+    import pyarrow as pa
+
+    with pa.ipc.open_file(str(path)) as file:
+        yield from read_batches(file.get_batch(i) for i in range(file.num_record_batches))
+
+
+def read_csv(path: Path) -> Any:
+    import pyarrow.csv
+
+    yield from read_batches(
+        pyarrow.csv.open_csv(path, read_options=pyarrow.csv.ReadOptions(use_threads=False))
+    )
 
 
 @dataclass(frozen=True)
@@ -241,6 +298,14 @@ KINDS = {
     ),
     "csr": Kind(".npz", make_csr, read_csr, _import("import_csr"), 76 * 8),
     "svmlight": Kind(".svm", make_svmlight, read_svmlight, _import("import_svmlight"), 76 * 8, 0.25),
+    "parquet wide": Kind(
+        ".parquet", lambda p, n: make_parquet(p, n, False), read_parquet, _import("import_parquet")
+    ),
+    "parquet lists": Kind(
+        ".parquet", lambda p, n: make_parquet(p, n, True), read_parquet, _import("import_parquet")
+    ),
+    "arrow": Kind(".arrow", make_arrow, read_arrow, _import("import_arrow")),
+    "csv": Kind(".csv", make_csv, read_csv, _import("import_csv"), 8 * SIDE**2),
 }
 WHERE = {"csr": "import_csr", "svmlight": "import_svmlight"}
 
@@ -259,7 +324,7 @@ def pack(parts: Any, floats: bool) -> None:
 
 def rates(kind: Kind, name: str, path: Path, out: str, rows: int, rounds: int) -> dict[str, float]:
     """MB/s of reading, of reading, hashing and packing, and of importing."""
-    floats = "float" in name or name in WHERE
+    floats = "float" in name or name in WHERE or name == "csv"
     seconds = fastest(
         {
             "read": lambda: [None for _ in kind.read(path)],

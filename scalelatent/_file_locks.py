@@ -1,4 +1,9 @@
-"""The system's lock on an open file, which ends with its process however that ends."""
+"""The system's lock on an open file, which ends with its process however that ends.
+
+Of our own, not filelock's: a lock is taken on a descriptor that is open already (its record is read and
+written under the lock, and it is compared with the file of that name), shared by who only asks for the
+holder, and a file system without locks (None) is told from a lock that is held.
+"""
 
 from __future__ import annotations
 

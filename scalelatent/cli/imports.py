@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from scalelatent.errors import DataError
+from scalelatent.storage.addresses import file_name
 
 from .data import KeyOfLabels, KeyOfRows, tell
 from .show import Json, Overwrite, kernels_told, pixels_of, progress_bar, say, verb
@@ -15,7 +16,25 @@ from .show import Json, Overwrite, kernels_told, pixels_of, progress_bar, say, v
 app = typer.Typer(no_args_is_help=True, help="Import rows from files into a dataset, block by block.")
 
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example mnist.zarr.")]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to read.")]
+File = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE", help="The file to read: a path, s3://bucket/key, gs://bucket/key, https://…#sha256=…"
+    ),
+]
+Table = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|FOLDER|GLOB",
+        help="A file, a folder of them or a pattern with *; also s3://…, gs://…",
+    ),
+]
+Label = Annotated[str | None, typer.Option("--label", metavar="COL", help="Column of labels.")]
+Weight = Annotated[str | None, typer.Option("--weight", metavar="COL", help="Column of row weights.")]
+Features = Annotated[
+    str | None,
+    typer.Option("--features", metavar="A,B,…", help="Columns of a row; by default all others."),
+]
 Shuffle = Annotated[
     int | None,
     typer.Option("--shuffle", metavar="SEED", min=0, help="Shuffle all rows; the seed decides the order."),
@@ -38,8 +57,8 @@ Mirror = Annotated[
 @app.command("idx")
 @verb
 def import_idx(
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="IDX file of images, .gz or plain.")],
-    labels: Annotated[Path, typer.Argument(metavar="LABELS", help="IDX file of labels, .gz or plain.")],
+    images: Annotated[str, typer.Argument(metavar="IMAGES", help="IDX file of images, .gz or plain.")],
+    labels: Annotated[str, typer.Argument(metavar="LABELS", help="IDX file of labels, .gz or plain.")],
     out: Out,
     shuffle: Shuffle = None,
     overwrite: Overwrite = False,
@@ -48,7 +67,7 @@ def import_idx(
     """Import a pair of IDX files, the format of MNIST."""
     from scalelatent.data import import_idx as run
 
-    with progress_bar(f"importing {images.name}") as progress:
+    with progress_bar(f"importing {file_name(images)}") as progress:
         dataset = run(images, labels, out, progress=progress, shuffle=shuffle, overwrite=overwrite)
     tell(dataset, json)
 
@@ -67,7 +86,7 @@ def import_npz(
     """Import arrays of a NumPy .npz file."""
     from scalelatent.data import import_npz as run
 
-    with progress_bar(f"importing {file.name}") as progress:
+    with progress_bar(f"importing {file_name(file)}") as progress:
         dataset = run(file, out, x=x, y=y, progress=progress, shuffle=shuffle, overwrite=overwrite)
     tell(dataset, json)
 
@@ -98,7 +117,7 @@ def import_csr(
     from scalelatent.data import import_csr as run
 
     how: dict[str, Any] = {"csr_prefix": csr_prefix, "values": values, "y": y}
-    with progress_bar(f"importing {file.name}") as progress:
+    with progress_bar(f"importing {file_name(file)}") as progress:
         dataset = run(file, out, **how, progress=progress, shuffle=shuffle, overwrite=overwrite)
     tell(dataset, json)
 
@@ -129,7 +148,7 @@ def import_svmlight(
     from scalelatent.data import import_svmlight as run
 
     based: bool | str = "auto" if zero_based is None else zero_based
-    with progress_bar(f"importing {file.name}") as progress:
+    with progress_bar(f"importing {file_name(file)}") as progress:
         dataset = run(
             file, out, zero_based=based, n_features=features, multilabel=multilabel, dtype=dtype,
             progress=progress, shuffle=shuffle, overwrite=overwrite,
@@ -142,7 +161,7 @@ def import_svmlight(
 def import_npy(
     file: File,
     out: Out,
-    y: Annotated[Path | None, typer.Option("--y", metavar="FILE", help="A .npy file of labels.")] = None,
+    y: Annotated[str | None, typer.Option("--y", metavar="FILE", help="A .npy file of labels.")] = None,
     shuffle: Shuffle = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -150,7 +169,7 @@ def import_npy(
     """Import a NumPy .npy file of rows, and perhaps one of labels."""
     from scalelatent.data import import_npy as run
 
-    with progress_bar(f"importing {file.name}") as progress:
+    with progress_bar(f"importing {file_name(file)}") as progress:
         dataset = run(file, out, y=y, progress=progress, shuffle=shuffle, overwrite=overwrite)
     tell(dataset, json)
 
@@ -179,7 +198,7 @@ def import_hdf5(
     from scalelatent.data import import_hdf5 as run
 
     how: dict[str, Any] = {"allow_external": allow_external, "shuffle": shuffle, "overwrite": overwrite}
-    with progress_bar(f"importing {file.name}") as progress:
+    with progress_bar(f"importing {file_name(file)}") as progress:
         dataset = run(file, out, x=x, y=y, progress=progress, **how)
     tell(dataset, json)
 
@@ -205,8 +224,83 @@ def import_mat(
     from scalelatent.data import import_mat as run
 
     how: dict[str, Any] = {"rows_last": rows_last, "shuffle": shuffle, "overwrite": overwrite}
-    with progress_bar(f"importing {file.name}") as progress:
+    with progress_bar(f"importing {file_name(file)}") as progress:
         dataset = run(file, out, x=x, y=y, progress=progress, **how)
+    tell(dataset, json)
+
+
+@app.command("parquet")
+@verb
+def import_parquet(
+    file: Table,
+    out: Out,
+    label: Label = None,
+    weight: Weight = None,
+    features: Features = None,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import columns of Parquet files."""
+    _import_table("parquet", file, out, label, weight, features, shuffle, overwrite, json)
+
+
+@app.command("csv")
+@verb
+def import_csv(
+    file: Table,
+    out: Out,
+    label: Label = None,
+    weight: Weight = None,
+    features: Features = None,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import columns of CSV files with a line of names, plain or compressed.
+
+    Features are read as float64.
+    """
+    _import_table("csv", file, out, label, weight, features, shuffle, overwrite, json)
+
+
+@app.command("arrow")
+@verb
+def import_arrow(
+    file: Table,
+    out: Out,
+    label: Label = None,
+    weight: Weight = None,
+    features: Features = None,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import columns of Arrow (Feather) files."""
+    _import_table("arrow", file, out, label, weight, features, shuffle, overwrite, json)
+
+
+@app.command("zarr")
+@verb
+def import_zarr(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="ZARR|REFS", help="A zarr array or group, or references to parts of files (.json, .parq)."
+        ),
+    ],
+    out: Out,
+    x: KeyOfRows = None,
+    y: KeyOfLabels = None,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import zarr arrays made elsewhere, also virtual ones (kerchunk)."""
+    from scalelatent.data import import_zarr as run
+
+    with progress_bar(f"importing {file_name(file)}") as progress:
+        dataset = run(file, out, x=x, y=y, progress=progress, shuffle=shuffle, overwrite=overwrite)
     tell(dataset, json)
 
 
@@ -358,6 +452,29 @@ def _noted(dataset: Any, what: str) -> Any:
     """What the importer noted in the provenance, of shuffled rows in that of the rows before; or None."""
     told = dataset.attrs["provenance"]
     return told.get(what, told.get("of", {}).get(what))
+
+
+def _import_table(
+    kind: str,
+    file: str,
+    out: str,
+    label: str | None,
+    weight: str | None,
+    features: str | None,
+    shuffle: int | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    import scalelatent.data as data
+
+    run = {"parquet": data.import_parquet, "csv": data.import_csv, "arrow": data.import_arrow}[kind]
+    chosen = None if features is None else [name.strip() for name in features.split(",")]
+    with progress_bar(f"importing {file_name(file)}") as progress:
+        dataset = run(
+            file, out, label=label, weight=weight, features=chosen,
+            progress=progress, shuffle=shuffle, overwrite=overwrite,
+        )  # fmt: skip
+    tell(dataset, as_json)
 
 
 def _import_named(

@@ -117,6 +117,7 @@ def write_crcs(
     crcs = np.concatenate(list(parts.values()))
     size = max(1, len(crcs))
     how: dict[str, Any] = {"compressors": None, "fill_value": 0, "config": {"write_empty_chunks": True}}
+    how["dimension_names"] = ("chunk",)
     table = group.create_array("crc", shape=(size,), dtype="<u4", chunks=(size,), overwrite=True, **how)
     table[: len(crcs)] = crcs
     columns = {name: [len(part), packing[name]] for name, part in parts.items()}

@@ -11,6 +11,7 @@ import numpy as np
 from scalelatent.errors import DataError, ShardError
 
 from . import csr, schema
+from .read.containers import SlicedRows, opened
 from .read.sources import ArrayRows, CsrSource, RowSource, as_source, is_dask, is_zarr
 
 if TYPE_CHECKING:
@@ -204,8 +205,8 @@ def label_source(y: Any) -> RowSource:
     """The row source of labels (n,), targets (n, v) or sparse multi-labels (n, v)."""
     if csr.is_sparse(y):
         return CsrSource(y, "y")
-    lazy = is_dask(y) or is_zarr(y)
-    schema.refuse_masked(y, "y")
+    y = opened(y, "y")
+    lazy = is_dask(y) or is_zarr(y) or isinstance(y, SlicedRows)
     schema.refuse_mixed(y, "y")
     array = y if lazy or isinstance(y, np.ndarray) else np.asarray(y)
     if len(array.shape) == 1 and not lazy:

@@ -15,14 +15,21 @@ from scalelatent.storage.disk import locate
 from . import schema
 from .columns import Columns, PairedRows, Shifted, as_binary, label_source
 from .csr import index_dtype, parts_of
+from .outlets import as_dask, as_xarray
 from .preview import as_html
+from .read.containers import frame_parts
 from .read.segments import earlier_columns
 from .read.sources import ArrayRows, DaskRows, as_source
 from .read.stored import open_columns
 from .write.create import copy_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    import dask.array as da
+    import xarray
+
+    from .torch_rows import TorchRows
 
 __all__ = ["Dataset", "open_dataset"]
 
@@ -61,8 +68,9 @@ class Dataset:
         Parameters
         ----------
         x : array-like (n, ...) or scipy sparse (n, p)
-            Rows: numpy array, memmap, zarr array, dask array, anything that slices. Real numbers. Sparse
-            rows are kept as CSR: unsorted columns are sorted, entries of the same place added.
+            Rows: numpy array, memmap, zarr array, dask array, xarray.DataArray, polars lazy frame, Arrow
+            table, torch tensor, anything that slices. Real numbers. Sparse rows are kept as CSR: unsorted
+            columns are sorted, entries of the same place added.
         y : array-like (n,) or (n, v), or scipy sparse (n, v), optional
             Labels (n,): numbers or strings. Targets (n, v): numbers. Multi-labels: sparse (n, v).
         sample_weight : array-like (n,), optional
@@ -97,6 +105,53 @@ class Dataset:
             None if sample_weight is None else schema.check_weight(sample_weight, n_rows, "sample_weight")
         )
         return cls(Columns(source, given, None if weight is None else ArrayRows(weight)))
+
+    @classmethod
+    def from_dataframe(
+        cls,
+        frame: Any,
+        *,
+        label: str | None = None,
+        weight: str | None = None,
+        features: Sequence[str] | None = None,
+    ) -> Dataset:
+        """A dataset over the columns of a data frame; rows are put together when they are read.
+
+        Parameters
+        ----------
+        frame : pandas.DataFrame, polars.DataFrame, polars.LazyFrame, pyarrow.Table
+            Or any frame with Arrow's interface (``__arrow_c_stream__``). A lazy frame is run for the rows of
+            each read: where that costs much, write it to Parquet and import that. Needs pyarrow:
+            ``pip install 'scalelatent[arrow]'``.
+        label : str, optional
+            Column of labels: numbers or strings, also of a dictionary (categories).
+        weight : str, optional
+            Column of row weights, finite and >= 0.
+        features : sequence of str, optional
+            Columns of a row, in this order; by default all others. Numbers, or lists of numbers of a fixed
+            size. Rows have the common type of all of them.
+
+        Returns
+        -------
+        Dataset
+            Rows (n, features), in memory or lazy as the frame is.
+
+        Raises
+        ------
+        DataError
+            No such column, one that holds no numbers, a null (the message names row and column); a Dask
+            DataFrame, which does not know its number of rows.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"w": [1.0, 2.0, 3.0], "h": [4, 5, 6], "kind": ["a", "b", "a"]})
+        >>> ds = Dataset.from_dataframe(frame, label="kind")
+        >>> ds, ds.read_x(1, 3).tolist()
+        (<Dataset 3 rows x (2,) float64, labels>, [[2.0, 5.0], [3.0, 6.0]])
+        """
+        x, y, weights = frame_parts(frame, label, weight, features)
+        return cls.from_arrays(x, y, sample_weight=weights)
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Dataset:
@@ -471,6 +526,101 @@ class Dataset:
         """
         copy_rows(self, url, overwrite=overwrite, progress=progress, **layout)
         return open_dataset(url)
+
+    def to_dask(self) -> tuple[da.Array, da.Array | None, da.Array | None]:
+        """The columns as dask arrays; nothing is read before they are computed.
+
+        Returns
+        -------
+        x : dask.array.Array (n, ...)
+            Rows, a chunk of the rows on disk a block. Tasks of a stored dataset open it where they run.
+        y : dask.array.Array (n,) or (n, v), or None
+            Labels or targets.
+        weight : dask.array.Array (n,) or None
+            Weights, float64.
+
+        Raises
+        ------
+        DataError
+            CSR columns.
+
+        Examples
+        --------
+        >>> x, y, _ = Dataset.from_arrays(np.eye(4), [0, 1, 0, 1]).to_dask()
+        >>> x.mean(axis=0).compute().tolist(), y.compute().tolist()
+        ([0.25, 0.25, 0.25, 0.25], [0, 1, 0, 1])
+        """
+        return as_dask(self)
+
+    def to_xarray(self) -> xarray.Dataset:
+        """The columns with named dimensions, over the arrays of `to_dask`.
+
+        A stored dataset of dense rows is opened by ``xarray.open_zarr(url, consolidated=False)``, too.
+
+        Returns
+        -------
+        xarray.Dataset
+            ``x`` (row, feature_0, …), and ``y`` (row) or (row, target_0) and ``weight`` (row) where they are.
+
+        Raises
+        ------
+        DataError
+            CSR columns; xarray is not installed.
+
+        Examples
+        --------
+        >>> Dataset.from_arrays(np.zeros((4, 2, 3)), [0, 1, 0, 1]).to_xarray().x.dims
+        ('row', 'feature_0', 'feature_1')
+        """
+        return as_xarray(self)
+
+    def to_torch(
+        self, *, seed: int | None = None, batch_size: int | None = None, piece_rows: int = 4096
+    ) -> TorchRows:
+        """An ``IterableDataset`` for PyTorch's ``DataLoader``, also with workers.
+
+        Pieces of rows are shuffled, and the rows of each: the order is a function of seed and epoch
+        (``set_epoch``), and of the number of workers, which take every n-th piece. Rows that lie together
+        stay near each other: shuffle the dataset once before (`shuffle_dataset`).
+
+        Parameters
+        ----------
+        seed : int, optional
+            Of the order; by default rows come as they lie.
+        batch_size : int, optional
+            Give batches of this size (the last of a piece may be smaller), for ``DataLoader(…,
+            batch_size=None)``. By default rows, which the loader puts together one by one: much slower.
+        piece_rows : int
+            Rows read and shuffled at a time, at most.
+
+        Returns
+        -------
+        TorchRows
+            Of tensors x, or tuples (x, y), (x, y, weight): y are codes of ``classes``, int64, or targets.
+            CSR rows are unfolded.
+
+        Raises
+        ------
+        DataError
+            PyTorch is not installed: ``pip install 'scalelatent[torch]'``.
+
+        Examples
+        --------
+        ::
+
+            rows = ds.to_torch(seed=0, batch_size=256)
+            for epoch in range(10):
+                rows.set_epoch(epoch)
+                for x, y in DataLoader(rows, batch_size=None, num_workers=2):
+                    ...
+        """
+        try:
+            from .torch_rows import TorchRows
+        except ImportError as error:
+            raise DataError(
+                "to_torch needs PyTorch, which is not installed here: pip install 'scalelatent[torch]'"
+            ) from error
+        return TorchRows(self, seed, batch_size, piece_rows)
 
     def __repr__(self) -> str:
         y = f", {found}" if (found := self._outputs()) else ""

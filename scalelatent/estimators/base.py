@@ -20,6 +20,8 @@ from scalelatent._above import ask
 from scalelatent.contract.learners import RowMap
 from scalelatent.contract.parameters import Parameters
 from scalelatent.data import Dataset
+from scalelatent.data.read.containers import opened
+from scalelatent.data.read.sources import is_dask
 from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.cache import memory_limit as process_memory
@@ -36,7 +38,6 @@ from .inputs import (
     CHECKS,
     check_finite,
     image_rows,
-    is_dask_array,
     is_plain,
     rows_and_labels,
     validated,
@@ -176,6 +177,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         least_rows: int = 1,
     ) -> Dataset:
         """A dataset of whatever was given; with ``reset`` its width is the fit's, else that is checked."""
+        X = opened(X, what)
         if isinstance(X, Dataset):
             ds = weighed(X, y, sample_weight)
         elif is_plain(X):
@@ -249,7 +251,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-            numpy, memmap, zarr and dask arrays, scipy sparse rows, lists.
+            numpy, memmap, zarr and dask arrays, ``xarray.DataArray``, torch tensors, scipy sparse rows, data
+            frames, lists. What is lazy is read in blocks as the fit comes to them.
         y : array-like, shape (n,) or (n, outputs), or Dataset, or None
             Labels or outputs, where the model learns from such; a Dataset ``X`` brings its own.
         validation : Dataset or (X, y) or None
@@ -461,7 +464,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
     ) -> Any:
         """Rows through ``_row_map(what)``: an array, a lazy dask array, or a Dataset at ``out``."""
         check_is_fitted(self)
-        if is_dask_array(X):
+        X = opened(X, "X")
+        if is_dask(X):
             return self._map_dask(X, what)
         return self._map_rows(self._given_rows(X), self._row_map(what), out, client, overwrite, callbacks)
 

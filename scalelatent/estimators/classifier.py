@@ -11,6 +11,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
+from scalelatent.data.read.containers import opened
 from scalelatent.data.schema import refuse_masked, refuse_mixed
 from scalelatent.deploy.clusters import current_client
 from scalelatent.engine.batch_loop import Progress
@@ -61,6 +62,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
     fit.__doc__ = StreamedEstimator.fit.__doc__
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+        X, y = opened(X, "X"), opened(y, "y")
         if is_plain(X):
             if y is None:
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")

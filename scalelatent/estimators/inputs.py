@@ -11,6 +11,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from scalelatent.data import Dataset
+from scalelatent.data.read.containers import is_lazy, opened
+from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import refuse_masked, refuse_mixed
 from scalelatent.errors import DataError
 
@@ -24,16 +26,12 @@ CHECKS: dict[str, Any] = {
 }
 
 
-def is_dask_array(x: Any) -> bool:
-    """Whether ``x`` is a dask array, without importing dask."""
-    return type(x).__module__.split(".")[0] == "dask" and hasattr(x, "dask")
-
-
 def is_plain(x: Any) -> bool:
     """Arrays and lists that scikit-learn validates; everything else is read in blocks."""
     lazy = (
         isinstance(x, (Dataset, np.memmap))
-        or is_dask_array(x)
+        or is_dask(x)
+        or is_lazy(x)
         or type(x).__module__.split(".")[0] in ("zarr", "h5py")
     )
     return not lazy
@@ -115,6 +113,7 @@ def check_labels(y: Any) -> None:
 
 def one_column(values: Any) -> Any:
     """One label or weight a row; what is read in pieces (zarr, dask, memmap) stays what it is."""
+    values = opened(values, "y")
     if values is None or not is_plain(values):
         return values
     refuse_mixed(values, "y")

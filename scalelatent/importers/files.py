@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, cast
 
 from scalelatent.errors import DataError
+from scalelatent.storage.addresses import file_name, is_https
+from scalelatent.storage.disk import is_local, locate
+from scalelatent.storage.object_file import open_object
+from scalelatent.storage.objects import ObjectLocation
 from scalelatent.storage.plain_files import open_plain
 
 __all__ = [
+    "cache_folder",
+    "file_size",
     "find_key",
     "find_keys",
     "is_packed",
+    "local_copy",
     "open_file",
     "open_maybe_gzip",
 ]
@@ -60,9 +69,58 @@ def _list(arrays: Sequence[str] | Mapping[str, str]) -> str:
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
-    """Open a file to read, or say what is wrong with it."""
+_CHECKSUM = re.compile(r"(md5|sha1|sha256|sha512)=([0-9a-f]+)")
+_DOWNLOAD_SECONDS = 60
+
+
+def file_size(file: IO[bytes]) -> int:
+    """Bytes of an open file, which stays where it is."""
+    at = file.tell()
+    size = file.seek(0, os.SEEK_END)
+    file.seek(at)
+    return size
+
+
+def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """Where downloads are kept."""
+    import pooch
+
+    return Path(given or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"))
+
+
+def local_copy(address: str | os.PathLike[str], what: str) -> Path:
+    """A file of a web server in the cache, downloaded if it is not there; the address has its checksum."""
+    import pooch
+
+    url, _, fragment = os.fspath(address).partition("#")
+    given = _CHECKSUM.fullmatch(fragment.lower())
+    if given is None:
+        raise DataError(
+            f"{what} {url}: a download needs a checksum, so that the rows are the same each "
+            f"time; write it behind the address, {url}#sha256=…"
+        )
+    downloader = pooch.HTTPDownloader(timeout=_DOWNLOAD_SECONDS)
+    checksum = f"{given[1]}:{given[2]}"
+    name = f"{given[2][:16]}-{file_name(url)}"
     try:
+        return Path(pooch.retrieve(url, checksum, name, cache_folder() / "downloads", downloader=downloader))
+    except (OSError, ValueError) as error:  # of the network (requests); of the checksum
+        raise DataError(
+            f"{what} {url} could not be downloaded as the file with {checksum}: {error}; check "
+            "address and checksum, or download it elsewhere and import the file"
+        ) from error
+
+
+def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
+    """Open a file to read, on a disk, in an object store or of a web server, or say what is wrong with it."""
+    if is_https(path):
+        path = local_copy(path, what)
+    try:
+        if not is_local(path):
+            folder, _, key = os.fspath(path).rpartition("/")
+            place = locate(folder)
+            assert isinstance(place, ObjectLocation)
+            return open_object(place, key)
         return open(path, "rb", opener=lambda name, _: open_plain(name))
     except FileNotFoundError as error:
         raise DataError(f"{what} {os.fspath(path)} does not exist; check the path") from error

@@ -9,6 +9,7 @@ import numpy as np
 
 from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
+from scalelatent.storage.disk import is_local
 
 from .files import find_keys, open_file
 from .stream import Progress, import_rows
@@ -210,7 +211,7 @@ def import_hdf5(
 
 def open_h5(path: str | os.PathLike[str], what: str) -> h5py.File:
     """Open an HDF5 file to read, or say what is wrong with it."""
-    open_file(path, what).close()  # its messages say more than HDF5's
+    raw = open_file(path, what)  # its messages say more than HDF5's
     where = f"{what} {os.fspath(path)}"
     try:
         import h5py
@@ -219,8 +220,12 @@ def open_h5(path: str | os.PathLike[str], what: str) -> h5py.File:
             f"{where} cannot be read without h5py: install it with pip install 'scalelatent[hdf5]'"
         ) from error
     try:
-        return h5py.File(path, "r")
+        if is_local(path):  # by its name, which virtual datasets are relative to
+            raw.close()
+            return h5py.File(path, "r")
+        return h5py.File(raw, "r")
     except OSError as error:
+        raw.close()
         raise DataError(
             f"{where} is no HDF5 file, or is truncated: {error}; download or copy it again, or use another "
             "importer"

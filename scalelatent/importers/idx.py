@@ -15,7 +15,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-from .files import is_packed, open_maybe_gzip
+from .files import file_size, is_packed, open_maybe_gzip
 from .stream import Progress, RowStream, write_rows
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def open_idx(path: str | os.PathLike[str], what: str) -> RowStream:
         shape, dtype, offset = _read_header(file, name)
         stream = RowStream(file, name, shape, dtype, offset)
         if not is_packed(file):
-            stream.check_size(os.fstat(file.fileno()).st_size)
+            stream.check_size(file_size(file))
         return stream
     except BaseException:
         file.close()

@@ -14,6 +14,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
+from .files import cache_folder
 from .idx import open_idx
 from .rcv1 import import_rcv1
 from .stream import ArrayStream, Progress, RowReader, write_rows
@@ -218,13 +219,11 @@ def fetch_named(
     Traceback (most recent call last):
     scalelatent.errors.DataError: no dataset 'mnits' is known by name; ... digits, mnist, fashion-mnist, rcv1
     """
-    import pooch
-
     if name not in ORIGINS:
         raise DataError(f"no dataset {name!r} is known by name; the known ones are {', '.join(NAMES)}")
     if part not in PARTS:
         raise DataError(f"{name} has no part {part!r}; the parts are {', '.join(PARTS)}")
-    folder = Path(cache or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"), name)
+    folder = cache_folder(cache) / name
     parts = [ORIGINS[name][p] for p in (("train", "test") if part == "all" else (part,))]
     files = list(dict.fromkeys(file for files in parts for file in files))
     with _quiet_pooch():

@@ -12,8 +12,10 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.errors import DataError
+from scalelatent.storage.addresses import is_https
+from scalelatent.storage.disk import is_local
 
-from .files import find_keys, open_file
+from .files import file_size, find_keys, local_copy, open_file
 from .stream import ArrayStream, Progress, RowStream, import_rows
 
 if TYPE_CHECKING:
@@ -182,9 +184,16 @@ def open_npy(path: str | os.PathLike[str], what: str) -> Any:
     try:
         shape, fortran, dtype = read_header(raw, name)
         stream = RowStream(raw, name, shape, dtype, raw.tell())
-        stream.check_size(os.fstat(raw.fileno()).st_size)
+        stream.check_size(file_size(raw))
         if fortran and len(shape) > 1:
             raw.close()
+            if is_https(path):
+                path = local_copy(path, f"npy file of {what}")
+            elif not is_local(path):
+                raise DataError(
+                    f"{name} is stored column by column (Fortran order), which is read through a memory "
+                    "map; copy it to a disk first"
+                )
             # Rows of columns, through a memory map: slow, but bounded.
             return ArrayStream(np.load(path, mmap_mode="r", allow_pickle=False), name)
         return stream

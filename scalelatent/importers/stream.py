@@ -8,8 +8,7 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from scalelatent.data.schema import (
 )
 from scalelatent.data.write.batches import MAX_THREADS, RowBatch, write_shards
 from scalelatent.errors import DataError
+from scalelatent.storage.addresses import file_name
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import scratch
 
@@ -72,6 +72,14 @@ class RowReader(Protocol):
 
     def close(self) -> None:
         """Close the file."""
+
+
+class Streams(NamedTuple):
+    """What a dataset is written from."""
+
+    x: RowReader
+    y: RowReader | None
+    weight: RowReader | None
 
 
 class RowStream:
@@ -238,6 +246,7 @@ def write_rows(
     x: RowReader,
     y: RowReader | None,
     *,
+    weight: RowReader | None = None,
     importer: str,
     sources: list[str | os.PathLike[str]],
     classes: np.ndarray | None = None,
@@ -247,19 +256,20 @@ def write_rows(
     shuffle: int | None = None,
     **layout: Any,
 ) -> Dataset:
-    """Write the rows of a stream `x`, and labels of a stream `y` or None, to a dataset."""
+    """Write the rows of a stream `x`, labels of a stream `y` and weights, or None, to a dataset."""
     if y is not None and y.n_rows != x.n_rows:
         raise DataError(
             f"{x.name} holds {x.n_rows} rows, but {y.name} holds {y.n_rows} labels; give the two files (or "
             f"arrays) that belong together"
         )
     # Names only: the folders of the machine that imported do not belong in a dataset.
-    provenance = {"importer": importer, "source": [Path(s).name for s in sources], **(options or {})}
+    provenance = {"importer": importer, "source": [file_name(s) for s in sources], **(options or {})}
     columns = {"dtype": x.dtype.newbyteorder("="), "nnz": getattr(x, "nnz", None), "provenance": provenance}
-    columns |= _y_options(y, classes)
+    columns |= _y_options(y, classes) | {"weighted": weight is not None}
+    streams = Streams(x, y, weight)
     if shuffle is None:
-        return _write(locate(url), x, y, columns | layout, overwrite, progress)
-    return _write_shuffled(locate(url), shuffle, x, y, columns, layout, overwrite, progress)
+        return _write(locate(url), streams, columns | layout, overwrite, progress)
+    return _write_shuffled(locate(url), shuffle, streams, columns, layout, overwrite, progress)
 
 
 def _y_options(y: RowReader | None, classes: np.ndarray | None) -> dict[str, Any]:
@@ -277,8 +287,7 @@ def _y_options(y: RowReader | None, classes: np.ndarray | None) -> dict[str, Any
 def _write_shuffled(
     location: Location,
     seed: int,
-    x: RowReader,
-    y: RowReader | None,
+    streams: Streams,
     columns: dict[str, Any],
     layout: dict[str, Any],
     overwrite: bool,
@@ -295,10 +304,11 @@ def _write_shuffled(
     # Now, not after the rows were read: what they are shuffled from lies beside them until the end.
     check_room(location, overwrite, resumable=False)
     packed = {"compressor": layout["compressor"]} if "compressor" in layout else {}
+    x = streams.x
     check_rows_fit(location, x.n_rows, x.shape[1:], x.dtype, columns["nnz"], copies=2, **packed)
     aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
     with scratch(aside):
-        ordered = _write(aside, x, y, columns | layout, False, half(0))
+        ordered = _write(aside, streams, columns | layout, False, half(0))
         return data.shuffle_dataset(
             ordered, location.url, seed=seed, overwrite=overwrite, progress=half(1), **layout
         )
@@ -306,8 +316,7 @@ def _write_shuffled(
 
 def _write(
     location: Location,
-    x: RowReader,
-    y: RowReader | None,
+    streams: Streams,
     arguments: dict[str, Any],
     overwrite: bool,
     progress: Progress | None,
@@ -317,10 +326,11 @@ def _write(
     from scalelatent.data.write.writer import create_dataset
 
     check_room(location, overwrite, resumable=False)
+    x = streams.x
     writer = create_dataset(location.url, x.n_rows, x.shape[1:], overwrite=overwrite, **arguments)
     with removed_on_failure(writer):
-        _copy(writer, x, y, progress)
-        for stream in (x, y):
+        _copy(writer, streams, progress)
+        for stream in streams:
             if stream is not None:
                 stream.finish()
                 writer.note(getattr(stream, "notes", {}))
@@ -335,22 +345,22 @@ def _row_bytes(x: RowReader) -> int:
     return max(1, nnz * (x.dtype.itemsize + 4) // x.n_rows)
 
 
-def _copy(writer: DatasetWriter, x: RowReader, y: RowReader | None, progress: Progress | None) -> None:
+def _copy(writer: DatasetWriter, streams: Streams, progress: Progress | None) -> None:
     """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
-    shard_bytes = writer.shard_rows * _row_bytes(x)
+    shard_bytes = writer.shard_rows * _row_bytes(streams.x)
     from dask.system import cpu_count
 
     threads = min(cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
     # One shard more than cores waits to be written, so that no core waits for one to be read.
-    write_shards(writer, _shards(writer, x, y), progress, threads=threads + 1)
+    write_shards(writer, _shards(writer, streams), progress, threads=threads + 1)
 
 
-def _shards(writer: DatasetWriter, x: RowReader, y: RowReader | None) -> Iterator[RowBatch]:
+def _shards(writer: DatasetWriter, streams: Streams) -> Iterator[RowBatch]:
     """The rows of each shard; fewer than promised where the source left some out."""
     i = 0
     while i < writer.n_shards:
         a, b = writer.shard_bounds(i)
-        batch = [_next_rows(x, y, a, b, writer.attrs.y_kind)]
+        batch = [_next_rows(streams, a, b, writer.attrs.y_kind)]
         if len(batch[0]) < b - a:
             writer.shrink(a + len(batch[0]))
             if not len(batch[0]):
@@ -359,12 +369,15 @@ def _shards(writer: DatasetWriter, x: RowReader, y: RowReader | None) -> Iterato
         i += 1
 
 
-def _next_rows(x: RowReader, y: RowReader | None, start: int, stop: int, y_kind: str | None) -> RowBatch:
+def _next_rows(streams: Streams, start: int, stop: int, y_kind: str | None) -> RowBatch:
     """The next rows and as many labels, checked; `start` is the number of the first."""
+    x, y, weight = streams
     rows = x.read(stop - start)
     (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, start, x.name)
     n = rows.shape[0]
-    if y is None or n == 0:
+    if n == 0:
         return RowBatch(rows)
-    labels = y.read(n)
-    return RowBatch(rows, labels.reshape(n) if y_kind == "labels" else labels)
+    labels = None if y is None else y.read(n)
+    if labels is not None and y_kind == "labels":
+        labels = labels.reshape(n)
+    return RowBatch(rows, labels, None if weight is None else weight.read(n))

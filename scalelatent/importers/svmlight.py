@@ -2,6 +2,9 @@
 
 The first pass looks at every line: how many rows and entries there are, which columns, what kind of labels.
 So a file that cannot be read is refused before anything is written. The second reads the numbers.
+
+scikit-learn's `load_svmlight_file` reads blocks of plain files by offset, but it counts no rows first, takes
+no block of gzip, keeps labels as floats, and of a line that is wrong it does not tell the number.
 """
 
 from __future__ import annotations

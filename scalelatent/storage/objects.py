@@ -71,6 +71,11 @@ class ObjectLocation(Location):
         self.shared = self.protocol != "memory"
         self.reads_at_once = READS_AT_ONCE if self.shared else 1
 
+    @property
+    def filesystem(self) -> tuple[Any, str]:
+        """fsspec's file system and the path in it, for libraries that read files by themselves."""
+        return self._fs, self._root
+
     def at(self, key: str) -> ObjectLocation:
         return ObjectLocation(f"{self.url}/{key}")
 

@@ -13,6 +13,8 @@ from scalelatent.data import csr
 from scalelatent.data.schema import refuse_masked
 from scalelatent.errors import DataError
 
+from .containers import opened
+
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
@@ -261,6 +263,7 @@ def is_zarr(x: Any) -> bool:
 
 def as_source(x: Any, what: str = "x") -> RowSource:
     """The row source for an array-like."""
+    x = opened(x, what)
     if is_dask(x):
         return DaskRows(x, what)
     if is_zarr(x):

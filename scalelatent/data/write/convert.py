@@ -17,6 +17,7 @@ from scalelatent.data.read.sources import RowSource, WrappedRows
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import REMOVED, locate
 from scalelatent.storage.guard import format_of, refuse_onto
+from scalelatent.storage.references import reference_store
 
 from .create import copy_rows, derived_from
 from .resized import ResizedRows
@@ -24,9 +25,11 @@ from .resized import ResizedRows
 if TYPE_CHECKING:
     from scalelatent.data.layout import ChunkLayout
 
-__all__ = ["CastRows", "DenseRows", "SparseRows", "cast", "convert_dataset", "open_source"]
+__all__ = ["CastRows", "DenseRows", "SparseRows", "cast", "convert_dataset", "open_arrays", "open_source"]
 
 Progress = Callable[[int, int], None]
+_REFERENCES = (".json", ".parq", ".parquet")
+"""Names of files, or folders, of references to parts of other files."""
 
 
 def convert_dataset(
@@ -55,7 +58,8 @@ def convert_dataset(
     Parameters
     ----------
     source : Dataset or url
-        A dataset; a zarr array (format 2 or 3) of rows; or a zarr group with arrays of rows and labels.
+        A dataset; a zarr array (format 2 or 3) of rows; a zarr group with arrays of rows and labels; or
+        references to such (``.json``, ``.parq``), as `import_zarr` takes them.
     out_url : str
         Where to.
     rows : (int, int), optional
@@ -313,10 +317,20 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
         if x is not None or y is not None:
             raise DataError(f"{location.url} is a dataset: it has its own x and y; leave out --x and --y")
         return open_dataset(url)
+    return Dataset.from_arrays(*open_arrays(url, x=x, y=y))
+
+
+def open_arrays(
+    url: str | os.PathLike[str], *, x: str | None = None, y: str | None = None
+) -> tuple[Any, Any]:
+    """Rows and labels (None where there are none) of zarr arrays, also of those that a file refers to."""
     import zarr
 
+    location = locate(url)
     try:
-        found = zarr.open(location.zarr_store(read_only=True), mode="r")
+        virtual = location.url.endswith(_REFERENCES)
+        store = reference_store(location) if virtual else location.zarr_store(read_only=True)
+        found = zarr.open(store, mode="r")
     except Exception as error:  # zarr has errors of several kinds
         raise DataError(
             f"{location.url} is neither a dataset nor anything else that zarr can open ({error}); give a "
@@ -325,12 +339,12 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
     if isinstance(found, zarr.Array):
         if x is not None or y is not None:
             raise DataError(f"{location.url} is a single zarr array, in which there is no array {x or y!r}")
-        return Dataset.from_arrays(found)
+        return found, None
     rows = _member(found, location.url, "x", x)
     labels = _member(found, location.url, "y", y)
     if labels is not None and labels.dtype.kind not in "buif":
         labels = np.asarray(labels[...]).astype(str)  # strings, of which zarr has several kinds
-    return Dataset.from_arrays(rows, labels)
+    return rows, labels
 
 
 def _member(group: Any, url: str, role: str, key: str | None) -> Any:

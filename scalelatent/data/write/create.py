@@ -143,7 +143,14 @@ def begin_dataset(
         group = zarr.create_group(location.zarr_store(read_only=False), attributes=attrs.to_json())
         _create_arrays(group, n_rows, attrs, kind, y_type, weighted, layout)
         n_shards = layout.n_shards(n_rows) * layout.n_tiles(schema.n_features(attrs.feature_shape))
-        group.create_array("digest", shape=(n_shards, 16), dtype="u1", chunks=(n_shards, 16), fill_value=0)
+        group.create_array(
+            "digest",
+            shape=(n_shards, 16),
+            dtype="u1",
+            chunks=(n_shards, 16),
+            fill_value=0,
+            dimension_names=("shard", "digest_byte"),
+        )
     return location
 
 

@@ -14,6 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from scalelatent.contract.learners import Block
 from scalelatent.contract.wants import Targets
 from scalelatent.data import Dataset
+from scalelatent.data.read.containers import opened
+from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import refuse_masked
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import map_to_array
@@ -21,7 +23,7 @@ from scalelatent.engine.plan import Resources
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
-from scalelatent.estimators.inputs import check_finite, is_dask_array, is_plain
+from scalelatent.estimators.inputs import check_finite, is_plain
 from scalelatent.estimators.learned import IN_PLACE, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows, Steps
@@ -297,6 +299,7 @@ class ConditionalRBM(StreamedEstimator):
     def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:
         """Rows that are outputs themselves."""
         if not isinstance(v, Dataset):
+            v = opened(v, what)
             if is_plain(v):
                 refuse_masked(v, what)
                 v = np.asarray(v) if not hasattr(v, "tocsr") else v
@@ -774,7 +777,7 @@ class ConditionalRBM(StreamedEstimator):
         check_is_fitted(self)
         if self._source != "plain":
             return self._mapped(X, what, n_sweeps, out, client, overwrite, callbacks)
-        if isinstance(X, Dataset) or out is not None or is_dask_array(X):
+        if isinstance(X, Dataset) or out is not None or is_dask(X):
             raise DataError(
                 "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs; leave "
                 "X out (transform takes rows v)"
@@ -796,7 +799,8 @@ class ConditionalRBM(StreamedEstimator):
         callbacks: CallbackList,
     ) -> Any:
         """Rows through a map, with a warning where they did not meet the tolerance."""
-        if self.tol is None or self.inference_ == "independent" or is_dask_array(X):
+        X = opened(X, "X")
+        if self.tol is None or self.inference_ == "independent" or is_dask(X):
             return self._map(X, (what, n_sweeps), out, client, overwrite, callbacks)
         ds, watched = self._given_rows(X), self._watched_map(what, n_sweeps)
         if out is None:
@@ -871,6 +875,7 @@ def _check_counts(n_rows: int, y: Any) -> None:
 
 def _target_rows(y: Any, n_rows: int) -> Dataset:
     """Outputs that are arrays, as a dataset."""
+    y = opened(y, "y")
     if is_plain(y) and not hasattr(y, "tocsr"):
         refuse_masked(y, "y")
         y = np.asarray(y)

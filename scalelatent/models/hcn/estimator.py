@@ -12,6 +12,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
+from scalelatent.data.read.containers import opened
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.plan import Resources
@@ -215,6 +216,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
+        X = opened(X, what)
         if is_plain(X):
             X = self._plain_images(X, what, reset)
         how: dict[str, Any] = {"what": what, "reset": reset, "least_rows": least_rows}

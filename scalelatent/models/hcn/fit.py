@@ -12,6 +12,7 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
+from scalelatent.data.read.sources import is_dask
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.chains import advance, run_chains
@@ -22,7 +23,7 @@ from scalelatent.engine.rates import cpu_seconds, rates
 from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
-from scalelatent.estimators.inputs import is_dask_array, is_plain
+from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Steps
 from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
 from scalelatent.models.hcn.model.batch import leaf_bytes
@@ -181,7 +182,7 @@ def known_or_not(x: Any) -> Any:
     """Rows with `UNKNOWN` in place of NaN; lazily where they are read in pieces."""
     if np.dtype(x.dtype).kind != "f" or hasattr(x, "tocsr"):
         return x
-    if is_dask_array(x):
+    if is_dask(x):
         return x.map_blocks(_without_nan, dtype=x.dtype)
     if is_plain(x):
         return _without_nan(x)

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.contract.parameters import DEVICES, is_list
 from scalelatent.data import Dataset
+from scalelatent.data.read.containers import opened
 from scalelatent.engine.batch_loop import Progress, tell_unreadable, write_checkpoint
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.callbacks import Callback, Callbacks
@@ -239,6 +240,7 @@ class CompressiveMBN(StreamedEstimator):
             )
         rows = self._given_rows(X, what=what, reset=reset)
         if not isinstance(y, Dataset):
+            y = opened(y, "the output")
             if is_plain(y):
                 y = np.asarray(y)
                 if y.ndim != 2 or y.dtype.kind not in "buif":

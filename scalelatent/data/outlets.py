@@ -1,0 +1,94 @@
+"""Rows of a dataset for other libraries: Dask and xarray, lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+if TYPE_CHECKING:
+    import dask.array as da
+    import xarray
+
+    from .dataset import Dataset
+
+__all__ = ["as_dask", "as_xarray"]
+
+
+def as_dask(ds: Dataset) -> tuple[da.Array, da.Array | None, da.Array | None]:
+    """Rows, labels and weights; see `Dataset.to_dask`."""
+    if ds.is_sparse or ds.y_kind == "multilabel":
+        raise DataError(
+            f"{ds.url or 'the dataset'} has CSR columns, and Dask's arrays are dense; write dense ones with "
+            "`scalelatent data convert --dense` (convert_dataset(ds, out, sparse=False))"
+        )
+    found = ds.lazy(0, len(ds))
+    x = _column(ds, "x", (len(ds), *ds.feature_shape), ds.dtype) if found is None else found[0]
+    y = None
+    if ds.has_y:
+        one = ds.read_y(0, 1)
+        dtype = one.dtype if ds.classes is None else ds.classes.dtype
+        y = _column(ds, "y", (len(ds), *one.shape[1:]), dtype)
+    return x, y, _column(ds, "weight", (len(ds),), np.dtype("f8")) if ds.has_weight else None
+
+
+def as_xarray(ds: Dataset) -> xarray.Dataset:
+    """Named columns; see `Dataset.to_xarray`."""
+    try:
+        import xarray
+    except ImportError as error:
+        raise DataError(
+            "to_xarray needs xarray: install it with pip install 'scalelatent[xarray]'"
+        ) from error
+    columns = zip(("x", "y", "weight"), as_dask(ds), strict=True)
+    named = {name: (_dimensions(name, column.ndim), column) for name, column in columns if column is not None}
+    told = {"url": ds.url} if ds.url else {}
+    return xarray.Dataset(named, attrs=told)
+
+
+def _dimensions(name: str, ndim: int) -> tuple[str, ...]:
+    """Names of a column's dimensions, those of its array on disk."""
+    return "row", *(f"{'feature' if name == 'x' else 'target'}_{i}" for i in range(ndim - 1))
+
+
+class _Column:
+    """A column of a dataset as an array that is read by rows; of a stored one its place alone is sent."""
+
+    def __init__(self, ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self._ds, self._name = ds, name
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if not self._ds.is_stored:
+            return _Column, (self._ds, self._name, self.shape, self.dtype)
+        return _of_spec, (type(self._ds), self._ds.spec(), self._name, self.shape, self.dtype)
+
+    def __getitem__(self, key: tuple[slice, ...]) -> np.ndarray:
+        start, stop, _ = key[0].indices(self.shape[0])
+        read = {"x": self._ds.read_x, "y": self._ds.read_y, "weight": self._ds.read_weight}[self._name]
+        rows = np.asarray(read(start, stop)).reshape(stop - start, *self.shape[1:])
+        return rows.astype(self.dtype, copy=False)[(slice(None), *key[1:])]
+
+
+def _of_spec(kind: type[Dataset], spec: dict[str, Any], *given: Any) -> _Column:
+    return _Column(kind.from_spec(spec), *given)
+
+
+def _column(ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> da.Array:
+    """A column as a dask array, a block a chunk of the rows on disk."""
+    import dask.array as da
+
+    pieces = ds.pieces()
+    rows = tuple(b - a for a, b in pieces) if len(pieces) > 1 else "auto"
+    chunks: Any = (rows, *((side,) for side in shape[1:]))
+    return da.from_array(
+        _Column(ds, name, shape, dtype),
+        chunks=chunks,
+        name=f"{name}-{ds.fingerprint()[:16]}" if ds.is_stored else False,
+        asarray=False,
+        fancy=False,
+        meta=np.empty((0,) * len(shape), dtype),
+    )

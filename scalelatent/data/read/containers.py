@@ -1,0 +1,137 @@
+"""Containers of other libraries as arrays that are read by rows: nothing of what is lazy is computed here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data.schema import refuse_masked
+from scalelatent.errors import DataError
+
+from .frames import FrameColumns, arrow_table
+
+__all__ = ["SlicedRows", "frame_parts", "is_lazy", "opened"]
+
+
+class SlicedRows:
+    """An array of which runs of rows are read, as they are asked for."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], read: Callable[[int, int], np.ndarray]
+    ) -> None:
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self._read = read
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: slice | tuple[slice, ...]) -> np.ndarray:
+        rows, *rest = key if isinstance(key, tuple) else (key,)
+        start, stop, step = rows.indices(len(self))
+        return self._read(start, max(start, stop))[(slice(None, None, step), *rest)]
+
+
+def _is(x: Any, module: str, *names: str) -> bool:
+    """Whether `x` is an instance of a class of a module, without importing it."""
+    found = sys.modules.get(module)
+    return found is not None and isinstance(x, tuple(getattr(found, name) for name in names))
+
+
+def is_lazy(x: Any) -> bool:
+    """Whether `opened` makes of `x` what is read in pieces."""
+    return (
+        isinstance(x, SlicedRows)
+        or _is(x, "xarray", "DataArray")
+        or _is(x, "polars", "LazyFrame")
+        or _is_dask_frame(x)
+    )
+
+
+def _is_dask_frame(x: Any) -> bool:
+    return _is(x, "dask.dataframe", "DataFrame", "Series")
+
+
+def opened(x: Any, what: str = "x") -> Any:
+    """An array for a container of another library, nothing of it computed; anything else is given back."""
+    if isinstance(x, np.ma.MaskedArray):
+        refuse_masked(x, what)
+        return x.data
+    if _is(x, "xarray", "DataArray"):
+        return x.data if x.chunks is not None else _sliced(x)
+    if _is(x, "torch", "Tensor"):
+        return _of_tensor(x, what)
+    if _is(x, "polars", "LazyFrame") or _is(x, "pyarrow", "Table", "RecordBatch"):
+        return frame_rows(x, FrameColumns(_schema(x), what))
+    if _is(x, "pyarrow", "Array", "ChunkedArray"):
+        table = arrow_table({what: x})
+        return FrameColumns(table.schema, what, label=what, features=[]).labels(table)
+    if _is_dask_frame(x):
+        raise DataError(
+            f"{what} is a Dask DataFrame, whose partitions do not tell how many rows they have; pass "
+            f"{what}.to_dask_array(lengths=True), which counts them once"
+        )
+    return x
+
+
+def frame_parts(
+    frame: Any, label: str | None, weight: str | None, features: Sequence[str] | None
+) -> tuple[SlicedRows, np.ndarray | None, np.ndarray | None]:
+    """Rows, labels and weights of a data frame; of a lazy one label and weight alone are collected."""
+    if _is_dask_frame(frame):
+        opened(frame, "the frame")
+    lazy = _is(frame, "polars", "LazyFrame")
+    if not lazy:
+        frame = arrow_table(frame)
+    columns = FrameColumns(_schema(frame), "the frame", label=label, weight=weight, features=features)
+    beside = [name for name in (label, weight) if name is not None]
+    table = arrow_table(frame.select(beside).collect()) if lazy and beside else frame
+    return (
+        frame_rows(frame, columns),
+        None if label is None else columns.labels(table),
+        None if weight is None else columns.weights(table),
+    )
+
+
+def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
+    """The features of an Arrow table, or of a polars lazy frame, which is run for the rows of each read."""
+    lazy = _is(frame, "polars", "LazyFrame")
+    n_rows = _count(frame) if lazy else frame.num_rows
+
+    def read(start: int, stop: int) -> np.ndarray:
+        part = frame.slice(start, stop - start)
+        return columns.rows(arrow_table(part.select(columns.names).collect()) if lazy else part, start)
+
+    return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read)
+
+
+def _schema(frame: Any) -> Any:
+    """The Arrow schema of a table or of a lazy frame, of which no row is made for it."""
+    if not _is(frame, "polars", "LazyFrame"):
+        return frame.schema
+    from polars import DataFrame
+
+    return arrow_table(DataFrame(schema=frame.collect_schema())).schema
+
+
+def _count(frame: Any) -> int:
+    from polars import len as count
+
+    return int(frame.select(count()).collect().item())
+
+
+def _sliced(x: Any) -> SlicedRows:
+    """A DataArray that is not of Dask: in memory, or in a file that is open."""
+    return SlicedRows(tuple(map(int, x.shape)), np.dtype(x.dtype), lambda a, b: np.asarray(x[a:b].values))
+
+
+def _of_tensor(x: Any, what: str) -> np.ndarray:
+    try:
+        return np.asarray(x.detach().cpu().numpy())
+    except TypeError as error:  # bfloat16 and other types that numpy has not
+        raise DataError(
+            f"{what} is a tensor of {x.dtype}, which numpy has not; convert it first, for example with "
+            f"{what}.float()"
+        ) from error

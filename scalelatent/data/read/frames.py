@@ -1,0 +1,197 @@
+"""Columns of tables as rows of numbers, by way of Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["FrameColumns", "arrow", "arrow_table"]
+
+_SHOWN = 20
+
+
+def arrow(doing: str) -> Any:
+    """The module pyarrow, or the refusal of what needs it."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise DataError(f"{doing} needs pyarrow: install it with pip install 'scalelatent[arrow]'") from error
+    return pyarrow
+
+
+def arrow_table(frame: Any) -> pyarrow.Table:
+    """A data frame (pandas, polars or another with Arrow's interface), or a dict of columns, as a table."""
+    pa = arrow("reading a data frame")
+    try:
+        if hasattr(frame, "iloc"):  # pandas: its index is no feature
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        return frame if isinstance(frame, pa.Table) else pa.table(frame)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise DataError(
+            f"a {type(frame).__name__} cannot be read as a table: {error}; pass a frame of pandas or "
+            "polars, or an Arrow table"
+        ) from error
+
+
+class FrameColumns:
+    """Which columns of a table are features, label and weight, and what rows and labels they make.
+
+    Features are columns of numbers, or lists of a fixed size of such (a lone column of nested lists, or of
+    tensors, gives rows of that shape). Their type is the common one of all of them.
+    """
+
+    def __init__(
+        self,
+        schema: pyarrow.Schema,
+        what: str,
+        *,
+        label: str | None = None,
+        weight: str | None = None,
+        features: Sequence[str] | None = None,
+    ) -> None:
+        self.what, self.label, self.weight = what, label, weight
+        beside = [name for name in (label, weight) if name is not None]
+        self.names = [n for n in schema.names if n not in beside] if features is None else list(features)
+        for name in (*beside, *self.names):
+            if schema.names.count(name) != 1:
+                found = ", ".join(schema.names[:_SHOWN]) + (", …" if len(schema.names) > _SHOWN else "")
+                raise DataError(
+                    f"{what} has {schema.names.count(name) or 'no'} column {name!r}; it holds {found}: name "
+                    "columns of it with --label, --weight and --features (label=, weight=, features=)"
+                )
+        found_types = [self._numbers(name, schema.field(name).type) for name in self.names]
+        self._widths = [int(np.prod(shape)) for _, shape in found_types]
+        self.dtype = np.result_type(*(dtype for dtype, _ in found_types)) if found_types else np.dtype("f8")
+        alone = len(found_types) == 1 and found_types[0][1]
+        self.feature_shape: tuple[int, ...] = alone or (sum(self._widths),)
+        self._flat = not any(shape for _, shape in found_types)
+        self.label_type = None if label is None else self._label_type(schema.field(label).type)
+
+    @property
+    def all_names(self) -> list[str]:
+        """Names of all columns that are read."""
+        return list(dict.fromkeys([*self.names, *(n for n in (self.label, self.weight) if n is not None)]))
+
+    def rows(self, table: pyarrow.Table | pyarrow.RecordBatch, first_row: int = 0) -> np.ndarray:
+        """Features of a table (n, *feature_shape); `first_row` is the number of its first one in messages."""
+        out = np.empty((table.num_rows, sum(self._widths)), self.dtype)
+        done = 0
+        for batch in _batches(table, self.names):
+            out[done : done + batch.num_rows] = self._matrix(batch, first_row + done)
+            done += batch.num_rows
+        return out.reshape(-1, *self.feature_shape)
+
+    def labels(self, table: pyarrow.Table | pyarrow.RecordBatch, first_row: int = 0) -> np.ndarray:
+        """Labels of a table, (n,): numbers or strings; those of a dictionary by their values."""
+        assert self.label is not None
+        assert self.label_type is not None
+        parts: list[np.ndarray] = []
+        for batch in _batches(table, [self.label]):
+            column = batch.column(0)
+            self._refuse_nulls(column, self.label, first_row + sum(map(len, parts)))
+            if _is_dictionary(column.type):
+                values = column.dictionary.to_numpy(zero_copy_only=False)[column.indices.to_numpy()]
+            else:
+                values = column.to_numpy(zero_copy_only=False)
+            parts.append(values.astype(str) if self.label_type.kind == "U" else values)
+        return np.concatenate(parts) if parts else np.empty(0, self.label_type)
+
+    def weights(self, table: pyarrow.Table | pyarrow.RecordBatch, first_row: int = 0) -> np.ndarray:
+        """Weights of a table, float64 (n,)."""
+        assert self.weight is not None
+        alone = FrameColumns(table.schema, self.what, features=[self.weight])
+        return alone.rows(table, first_row).reshape(-1).astype(np.float64)
+
+    def _matrix(self, batch: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
+        """Features of a record batch (n, width)."""
+        pa = arrow(self.what)
+        columns = []
+        for name, width in zip(self.names, self._widths, strict=True):
+            values = _storage(batch.column(name))
+            self._refuse_nulls(values, name, first_row)
+            while _is_list(values.type):
+                values = _storage(values.flatten())
+                self._refuse_nulls(values, name, first_row, width)
+            columns.append(values)
+        # Arrow makes no matrix of bits.
+        plain = np.dtype(np.uint8) if self.dtype == bool else self.dtype
+        try:
+            columns = [c.cast(pa.from_numpy_dtype(plain)) for c in columns]
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{self.what}: not all numbers of rows {first_row}:{first_row + batch.num_rows} are exact in "
+                f"{self.dtype}, the common type of the features: {error}; leave columns out (features=, "
+                "--features), or cast them first"
+            ) from error
+        if self._flat:
+            tensor = pa.RecordBatch.from_arrays(columns, names=[str(i) for i in range(len(columns))])
+            return np.asarray(tensor.to_tensor().to_numpy()).astype(self.dtype, copy=False)
+        parts = [c.to_numpy(zero_copy_only=False).reshape(batch.num_rows, -1) for c in columns]
+        return (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(self.dtype, copy=False)
+
+    def _numbers(self, name: str, kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """dtype and shape of the numbers of a column in a row."""
+        types = arrow(self.what).types
+        shape: tuple[int, ...] = tuple(getattr(kind, "shape", None) or ())  # of tensors
+        value = _storage_type(kind)
+        sizes: tuple[int, ...] = ()
+        while types.is_fixed_size_list(value):
+            sizes += (value.list_size,)
+            value = _storage_type(value.value_type)
+        if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
+            held = "lists of any size" if types.is_list(value) or types.is_large_list(value) else str(kind)
+            raise DataError(
+                f"{self.what}: column {name!r} holds {held}, but features are numbers or lists of "
+                "numbers of a fixed size; leave it out with --features (features=), or name it as the label"
+            )
+        return np.dtype(value.to_pandas_dtype()), shape or sizes
+
+    def _label_type(self, kind: Any) -> np.dtype[Any]:
+        types = arrow(self.what).types
+        value = kind.value_type if _is_dictionary(kind) else kind
+        if types.is_integer(value) or types.is_floating(value) or types.is_boolean(value):
+            return np.dtype(value.to_pandas_dtype())
+        if types.is_string(value) or types.is_large_string(value) or str(value) == "string_view":
+            return np.dtype(str)
+        raise DataError(
+            f"{self.what}: column {self.label!r} holds {kind}, but labels are numbers or strings; name "
+            "another with --label (label=)"
+        )
+
+    def _refuse_nulls(self, column: Any, name: str, first_row: int, width: int = 1) -> None:
+        if not column.null_count:
+            return
+        at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(
+            f"{self.what}: row {first_row + at // width}, column {name!r} is null; fill such values, or "
+            "leave those rows out"
+        )
+
+
+def _batches(table: Any, names: list[str]) -> list[Any]:
+    chosen = table.select(names)
+    return chosen.to_batches() if hasattr(chosen, "to_batches") else [chosen]
+
+
+def _storage_type(kind: Any) -> Any:
+    """The type that an extension type (of tensors) is stored as."""
+    return getattr(kind, "storage_type", kind)
+
+
+def _storage(column: Any) -> Any:
+    return getattr(column, "storage", column)
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(arrow("a list column").types.is_fixed_size_list(kind))
+
+
+def _is_dictionary(kind: Any) -> bool:
+    return bool(arrow("a dictionary column").types.is_dictionary(kind))

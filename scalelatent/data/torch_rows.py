@@ -1,0 +1,86 @@
+"""Rows of a dataset for PyTorch's DataLoader, in an order of their own each epoch. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from scalelatent.errors import DataError
+from scalelatent.kernels.streams import stream
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+
+__all__ = ["TorchRows"]
+
+
+class TorchRows(IterableDataset):  # type: ignore[type-arg]
+    """What `Dataset.to_torch` returns: rows, or batches of rows, in the order of (seed, epoch)."""
+
+    def __init__(self, ds: Dataset, seed: int | None, batch_size: int | None, piece_rows: int) -> None:
+        if (batch_size is not None and batch_size < 1) or piece_rows < 1:
+            raise DataError(f"batch_size={batch_size}, piece_rows={piece_rows}: give numbers of at least 1")
+        self._ds, self._seed, self._batch = ds, seed, batch_size
+        cut = (range(a, b, piece_rows) for a, b in ds.pieces())
+        self._pieces = [(u, min(u + piece_rows, part.stop)) for part in cut for u in part]
+        # Shared with workers that live on from epoch to epoch.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if self._ds.is_stored:
+            state["_ds"] = type(self._ds), self._ds.spec()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self._ds, tuple):
+            kind, spec = self._ds
+            self._ds = kind.from_spec(spec)
+
+    def __len__(self) -> int:
+        """Rows, or batches, of an epoch."""
+        if self._batch is None:
+            return len(self._ds)
+        return sum(-(-(b - a) // self._batch) for a, b in self._pieces)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Rows of the next iteration come in the order of this epoch."""
+        self._epoch.fill_(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = int(self._epoch)
+        order = self._shuffled(epoch, 0, len(self._pieces))
+        worker = get_worker_info()
+        own = order if worker is None else order[worker.id :: worker.num_workers]
+        for number in own.tolist():
+            a, b = self._pieces[number]
+            rows = self._shuffled(epoch, 1 + number, b - a)
+            columns = [torch.from_numpy(column[rows]) for column in self._read(a, b)]
+            for i in range(0, b - a, self._batch or 1):
+                parts = [c[i] if self._batch is None else c[i : i + self._batch] for c in columns]
+                yield tuple(parts) if len(parts) > 1 else parts[0]
+
+    def _shuffled(self, epoch: int, what: int, count: int) -> np.ndarray:
+        if self._seed is None:
+            return np.arange(count)
+        return stream(self._seed, "torch-rows", epoch, what).permutation(count)
+
+    def _read(self, start: int, stop: int) -> list[np.ndarray]:
+        """Rows, and codes of labels or targets, and weights, as far as there are."""
+        ds = self._ds
+        rows = ds.read_x(start, stop)
+        dense = rows.toarray() if ds.is_sparse else rows
+        columns = [dense.reshape(stop - start, *ds.feature_shape)]
+        if ds.y_kind == "labels" and ds.classes is not None:
+            columns.append(ds.read_codes(start, stop).astype(np.int64))
+        elif ds.has_y:
+            y = ds.read_y(start, stop)
+            columns.append(y.toarray() if ds.y_kind == "multilabel" else y)
+        if ds.has_weight:
+            columns.append(np.asarray(ds.read_weight(start, stop)))
+        return columns

@@ -1,0 +1,383 @@
+"""Parquet, CSV and Arrow files, streamed as record batches: a few of them are in memory, and a few shards."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data.read.frames import FrameColumns, arrow
+from scalelatent.data.schema import as_classes, n_features
+from scalelatent.errors import DataError
+from scalelatent.storage.addresses import is_https
+from scalelatent.storage.disk import is_local, locate
+from scalelatent.storage.objects import ObjectLocation
+
+from .files import local_copy
+from .stream import Progress, write_rows
+
+if TYPE_CHECKING:
+    import pyarrow.dataset
+
+    from scalelatent.data.dataset import Dataset
+
+__all__ = ["import_arrow", "import_csv", "import_parquet"]
+
+_BATCH_BYTES = 4 << 20
+_MAX_BATCH_ROWS = 65_536
+_CSV_BLOCK_BYTES = 8 << 20
+# Batches that are decoded ahead: each holds _BATCH_BYTES.
+_AHEAD = 2
+
+Source = str | os.PathLike[str]
+
+
+def import_parquet(
+    source: Source,
+    url: str | os.PathLike[str],
+    *,
+    label: str | None = None,
+    weight: str | None = None,
+    features: Sequence[str] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shuffle: int | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Import columns of Parquet files; memory is bounded by a row group's columns and a few shards.
+
+    Parameters
+    ----------
+    source : str or path
+        A file, a folder of files (also those in its folders, by name), or a pattern with ``*``: on a disk, in
+        an object store (``s3://``, ``gs://``), or one file by ``https://…#sha256=…``. Needs pyarrow:
+        ``pip install 'scalelatent[arrow]'``.
+    url : str
+        Where the dataset goes.
+    label : str, optional
+        Column of labels: numbers or strings, also of a dictionary.
+    weight : str, optional
+        Column of row weights, finite and >= 0.
+    features : sequence of str, optional
+        Columns of a row, in this order; by default all others. Numbers, or lists of numbers of a fixed size;
+        a lone column of nested lists or tensors gives rows of that shape. Rows have their common type.
+    overwrite : bool
+        Replace a dataset that lies there.
+    progress : callable, optional
+        Called with (rows done, rows in all).
+    shuffle : int, optional
+        Seed of a shuffle of all rows; by default they keep their order.
+    **layout
+        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+
+    Returns
+    -------
+    Dataset
+        Rows (n, features), labels and weights.
+
+    Raises
+    ------
+    DataError
+        No such file or column, columns that hold no numbers, a null, NaN or infinity (with row and column), a
+        damaged file, an output that exists. No dataset is left behind.
+
+    Examples
+    --------
+    >>> import tempfile, pyarrow as pa, pyarrow.parquet
+    >>> table = pa.table({"w": [1.0, 2.0, 3.0], "h": [4.0, 5.0, 6.0], "kind": ["a", "b", "a"]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pyarrow.parquet.write_table(table, f"{folder}/t.parquet")
+    ...     import_parquet(f"{folder}/*.parquet", "memory://doc-parquet", label="kind", overwrite=True)
+    <Dataset 3 rows x (2,) float64, 2 classes, 'memory://doc-parquet'>
+    """
+    how = {"overwrite": overwrite, "progress": progress, "shuffle": shuffle, **layout}
+    return _import("parquet", source, url, label, weight, features, how)
+
+
+def import_csv(
+    source: Source,
+    url: str | os.PathLike[str],
+    *,
+    label: str | None = None,
+    weight: str | None = None,
+    features: Sequence[str] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shuffle: int | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Import columns of CSV files with a line of names, plain or compressed (``.gz``, ``.bz2``, ``.zst``).
+
+    The text is read twice, to count its rows first. Features are read as float64: `convert_dataset` gives
+    them another type.
+
+    Parameters
+    ----------
+    source, url, label, weight, features, overwrite, progress, shuffle, **layout
+        See `import_parquet`.
+
+    Returns
+    -------
+    Dataset
+        Rows (n, features) float64, labels and weights.
+
+    Raises
+    ------
+    DataError
+        As `import_parquet`; also text where a number should be.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "t.csv")
+    ...     _ = file.write_text("w,h,kind\\n1,2,a\\n3,4.5,b\\n")
+    ...     import_csv(file, "memory://doc-csv", label="kind", overwrite=True).read_x(0, 2).tolist()
+    [[1.0, 2.0], [3.0, 4.5]]
+    """
+    how = {"overwrite": overwrite, "progress": progress, "shuffle": shuffle, **layout}
+    return _import("csv", source, url, label, weight, features, how)
+
+
+def import_arrow(
+    source: Source,
+    url: str | os.PathLike[str],
+    *,
+    label: str | None = None,
+    weight: str | None = None,
+    features: Sequence[str] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shuffle: int | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Import columns of Arrow (Feather) files, whose record batches may be compressed.
+
+    Parameters
+    ----------
+    source, url, label, weight, features, overwrite, progress, shuffle, **layout
+        See `import_parquet`.
+
+    Returns
+    -------
+    Dataset
+        Rows (n, features), labels and weights.
+
+    Raises
+    ------
+    DataError
+        As `import_parquet`.
+
+    Examples
+    --------
+    >>> import tempfile, pyarrow as pa, pyarrow.feather
+    >>> pixels = pa.FixedSizeListArray.from_arrays(pa.array(range(12), pa.uint8()), 4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pyarrow.feather.write_feather(pa.table({"pixels": pixels}), f"{folder}/t.arrow")
+    ...     import_arrow(f"{folder}/t.arrow", "memory://doc-arrow", overwrite=True)
+    <Dataset 3 rows x (4,) uint8, 'memory://doc-arrow'>
+    """
+    how = {"overwrite": overwrite, "progress": progress, "shuffle": shuffle, **layout}
+    return _import("arrow", source, url, label, weight, features, how)
+
+
+def _import(
+    kind: str,
+    source: Source,
+    url: str | os.PathLike[str],
+    label: str | None,
+    weight: str | None,
+    features: Sequence[str] | None,
+    how: dict[str, Any],
+) -> Dataset:
+    what = f"{kind} {os.fspath(source)}"
+    arrow(f"importing {what}")
+    with _explained(what):
+        table = _open(kind, os.fspath(source), what)
+        columns = FrameColumns(table.schema, what, label=label, weight=weight, features=features)
+        if kind == "csv":
+            table = _as_numbers(table, columns)
+            columns = FrameColumns(table.schema, what, label=label, weight=weight, features=features)
+        n_rows, classes = _look_through(table, columns, what)
+        with contextlib.closing(_TableRows(table, columns, n_rows)) as x:
+            y = None if label is None else _Beside(x, columns.label_type or np.dtype(str), "labels")
+            options = {
+                "label": label,
+                "weight": weight,
+                "features": None if features is None else columns.names,
+            }
+            return write_rows(
+                url,
+                x,
+                y,
+                weight=None if weight is None else _Beside(x, np.dtype(np.float64), "weights"),
+                importer=kind,
+                sources=[source],
+                classes=classes,
+                options=options,
+                **how,
+            )
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Errors of Arrow in words that name the file."""
+    pa = arrow(what)
+    try:
+        yield
+    except (pa.ArrowException, FileNotFoundError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise DataError(f"{what} does not exist: {error}; check the path") from error
+        raise DataError(f"{what} cannot be read: {error}; check that it is such a file, and whole") from error
+
+
+def _open(kind: str, source: str, what: str) -> pyarrow.dataset.Dataset:
+    """The files as one table, in the order of their names; nothing but schemas is read."""
+    import pyarrow.dataset as tables
+
+    if is_https(source):
+        source = str(local_copy(source, what))
+    filesystem: Any = None
+    if is_local(source):
+        path = str(locate(source).local_path(""))
+        names = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+    else:
+        place = locate(source)
+        assert isinstance(place, ObjectLocation)
+        filesystem, root = place.filesystem
+        names = sorted(filesystem.glob(root)) if glob.has_magic(root) else [root]
+    if not names:
+        raise DataError(f"{what}: no file is called like that; check the pattern")
+    how: dict[str, Any] = {"format": _format(kind), "filesystem": filesystem}
+    if len(names) == 1:
+        names = sorted(tables.dataset(names[0], **how).files)
+    if not names:
+        raise DataError(f"{what} is a folder without files; nothing to import")
+    return tables.dataset(names, **how)
+
+
+def _format(kind: str, column_types: dict[str, Any] | None = None) -> Any:
+    import pyarrow.csv
+    import pyarrow.dataset as tables
+
+    if kind == "parquet":
+        # Pages as they are needed: else whole row groups are held, several at a time.
+        scan = tables.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False)
+        return tables.ParquetFileFormat(default_fragment_scan_options=scan)
+    if kind == "arrow":
+        return tables.IpcFileFormat()
+    convert = pyarrow.csv.ConvertOptions(column_types=column_types, strings_can_be_null=True)
+    scan = tables.CsvFragmentScanOptions(
+        convert_options=convert, read_options=pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
+    )
+    return tables.CsvFileFormat(default_fragment_scan_options=scan)
+
+
+def _as_numbers(table: Any, columns: FrameColumns) -> Any:
+    """A CSV table whose features and weights are float64, whatever the first lines look like."""
+    import pyarrow as pa
+    import pyarrow.dataset as tables
+
+    names = [*columns.names, *([columns.weight] if columns.weight else [])]
+    types = dict.fromkeys(names, pa.float64())
+    return tables.dataset(table.files, format=_format("csv", types), filesystem=table.filesystem)
+
+
+def _look_through(table: Any, columns: FrameColumns, what: str) -> tuple[int, np.ndarray | None]:
+    """Number of rows, and the distinct labels where they are strings."""
+    found: set[str] = set()
+    n_rows = 0
+    if columns.label_type is not None and columns.label_type.kind == "U":
+        for batch in table.to_batches(columns=[columns.label], batch_readahead=_AHEAD, fragment_readahead=1):
+            found.update(columns.labels(batch, n_rows).tolist())
+            n_rows += batch.num_rows
+            as_classes(np.array(sorted(found)), what)
+    else:
+        n_rows = table.count_rows()
+    if not n_rows:
+        raise DataError(f"{what} holds no rows; nothing to import")
+    return n_rows, np.array(sorted(found)) if found else None
+
+
+class _TableRows:
+    """Features of a table in order, as `RowReader`; labels and weights of the rows read last beside them."""
+
+    def __init__(self, table: Any, columns: FrameColumns, n_rows: int) -> None:
+        self.name, self.dtype = columns.what, columns.dtype
+        self.shape = (n_rows, *columns.feature_shape)
+        self._columns = columns
+        row_bytes = max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
+        self._batches = table.to_batches(
+            columns=columns.all_names,
+            batch_size=max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)),
+            batch_readahead=_AHEAD,
+            fragment_readahead=1,
+        )
+        self._rest: Any = None
+        self._row = 0
+        self.labels, self.weights = np.empty(0), np.empty(0)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.shape[0]
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next rows."""
+        out = np.empty((rows, *self.shape[1:]), self.dtype)
+        columns, labels, weights = self._columns, [], []
+        filled = 0
+        while filled < rows:
+            batch = next(self._batches, None) if self._rest is None else self._rest
+            if batch is None:
+                raise DataError(
+                    f"{self.name} holds {self._row} rows, but {self.n_rows} were counted; it changed"
+                )
+            part = batch.slice(0, rows - filled)
+            self._rest = batch.slice(part.num_rows) if part.num_rows < batch.num_rows else None
+            out[filled : filled + part.num_rows] = columns.rows(part, self._row)
+            if columns.label is not None:
+                labels.append(columns.labels(part, self._row))
+            if columns.weight is not None:
+                weights.append(columns.weights(part, self._row))
+            filled += part.num_rows
+            self._row += part.num_rows
+        self.labels = np.concatenate(labels) if labels else self.labels
+        self.weights = np.concatenate(weights) if weights else self.weights
+        return out
+
+    def finish(self) -> None:
+        """Refuse rows beyond those that were counted."""
+        if self._rest is not None or any(batch.num_rows for batch in self._batches):
+            raise DataError(
+                f"{self.name} holds more than the {self.n_rows} rows that were counted; it changed"
+            )
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._batches, self._rest = iter(()), None
+
+
+class _Beside:
+    """Labels or weights of the rows that were read last, as `RowReader`."""
+
+    def __init__(self, rows: _TableRows, dtype: np.dtype[Any], which: str) -> None:
+        self.name, self.shape, self.dtype = rows.name, rows.shape[:1], dtype
+        self.n_rows = rows.n_rows
+        self._rows, self._which = rows, which
+
+    def read(self, rows: int) -> np.ndarray:
+        """Those of the last rows."""
+        found = self._rows.labels if self._which == "labels" else self._rows.weights
+        assert len(found) == rows
+        return found
+
+    def finish(self) -> None:
+        """Nothing is left to check."""
+
+    def close(self) -> None:
+        """Nothing is open."""

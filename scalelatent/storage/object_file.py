@@ -1,0 +1,50 @@
+"""An object of a store as a file that is read: by ranges, with the retries and messages of its place."""
+
+from __future__ import annotations
+
+import io
+from typing import IO, TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from .objects import ObjectLocation
+
+__all__ = ["open_object"]
+
+_BUFFER_BYTES = 4 << 20
+
+
+def open_object(place: ObjectLocation, key: str) -> IO[bytes]:
+    """Open an object to read; a `FileNotFoundError` where there is none."""
+    found = place.stamp(key)
+    if found is None:
+        raise FileNotFoundError(place.name_of(key))
+    return cast("IO[bytes]", io.BufferedReader(_ObjectFile(place, key, int(found[1])), _BUFFER_BYTES))
+
+
+class _ObjectFile(io.RawIOBase):
+    """Reads a range for each call; what it is wrapped in calls seldom."""
+
+    def __init__(self, place: ObjectLocation, key: str, size: int) -> None:
+        self._place, self._key, self._size, self._at = place, key, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = min(len(buffer), self._size - self._at)
+        if count <= 0:
+            return 0
+        part = self._place.read_range(self._key, self._at, count)
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)

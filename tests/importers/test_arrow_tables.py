@@ -1,0 +1,248 @@
+"""Parquet, CSV and Arrow files: the rows of a table, whatever it lies in."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scalelatent.data as data
+from scalelatent.errors import DataError
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.csv  # noqa: E402
+import pyarrow.feather  # noqa: E402
+import pyarrow.parquet  # noqa: E402
+
+N = 2_000
+ROWS = np.random.default_rng(1).integers(0, 256, (N, 5)).astype("u1")
+NAMES = [f"p{i}" for i in range(5)]
+KINDS = np.array(["ant", "bee", "cat"])[np.arange(N) % 3]
+WEIGHTS = (np.arange(N) % 7 + 1) / 2
+
+
+def _table(**more: Any) -> Any:
+    return pa.table({**dict(zip(NAMES, ROWS.T, strict=True)), **more})
+
+
+def _write(kind: str, table: Any, path: Path) -> Path:
+    write: dict[str, Callable[[], Any]] = {
+        "parquet": lambda: pyarrow.parquet.write_table(table, path, row_group_size=300),
+        "arrow": lambda: pyarrow.feather.write_feather(table, path, compression="lz4", chunksize=300),
+        "csv": lambda: pyarrow.csv.write_csv(table, path),
+    }
+    write[kind]()
+    return path
+
+
+def _run(kind: str, source: Any, out: Any, **how: Any) -> data.Dataset:
+    run: Any = {"parquet": data.import_parquet, "csv": data.import_csv, "arrow": data.import_arrow}[kind]
+    return run(source, out, **how)
+
+
+def _check(ds: data.Dataset, dtype: str) -> None:
+    np.testing.assert_array_equal(ds.read_x(0, N), ROWS)
+    assert ds.dtype == dtype
+    assert ds.classes is not None
+    assert ds.classes.tolist() == ["ant", "bee", "cat"]
+    assert ds.read_y(0, N).tolist() == KINDS.tolist()
+    np.testing.assert_array_equal(ds.read_weight(0, N), WEIGHTS)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
+@pytest.mark.parametrize("where", ["file", "folder", "glob"])
+def test_rows_labels_and_weights(kind: str, where: str, tmp_path: Path) -> None:
+    table = _table(w=WEIGHTS, kind=KINDS)
+    parts = [table] if where == "file" else [table.slice(0, 700), table.slice(700, 1), table.slice(701)]
+    (tmp_path / "in").mkdir()
+    for number, part in enumerate(parts):
+        _write(kind, part, tmp_path / "in" / f"{number}.{kind}")
+    source = tmp_path / "in" / {"file": f"0.{kind}", "folder": "", "glob": f"[0-9].{kind}"}[where]
+    ds = _run(kind, source, tmp_path / "ds", label="kind", weight="w", shard_rows=512)
+    _check(ds, "f8" if kind == "csv" else "u1")
+    assert ds.attrs["provenance"]["label"] == "kind"
+    assert str(tmp_path) not in str(ds.attrs["provenance"])
+
+
+def test_compressed_text_and_columns_by_name(tmp_path: Path) -> None:
+    plain = _write("csv", _table(kind=KINDS), tmp_path / "t.csv").read_bytes()
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(plain))
+    ds = data.import_csv(tmp_path / "t.csv.gz", tmp_path / "ds", label="kind", features=["p3", "p0"])
+    np.testing.assert_array_equal(ds.read_x(0, N), ROWS[:, [3, 0]])
+
+
+def test_numbers_that_look_whole_at_first(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "1,2,0\n" * 5000 + "1.5,2,1\n")
+    ds = data.import_csv(tmp_path / "t.csv", tmp_path / "ds", label="y")
+    assert ds.read_x(5000, 5001).tolist() == [[1.5, 2.0]]
+    assert ds.classes is not None
+    assert ds.classes.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_lists_wide_tables_and_dictionaries(kind: str, tmp_path: Path) -> None:
+    wide = np.random.default_rng(2).normal(size=(60, 1500)).astype("f4")
+    dictionary = pa.array(KINDS[:60]).dictionary_encode()
+    by_column = pa.table({**{f"c{i}": wide[:, i] for i in range(1500)}, "y": dictionary})
+    by_list = pa.table(
+        {"v": pa.FixedSizeListArray.from_arrays(pa.array(wide.ravel()), 1500), "y": dictionary}
+    )
+    for name, table in (("wide", by_column), ("list", by_list)):
+        path = _write(kind, table, tmp_path / f"{name}.{kind}")
+        ds = _run(kind, path, tmp_path / name, label="y")
+        np.testing.assert_array_equal(ds.read_x(0, 60), wide)
+        assert ds.read_y(0, 60).tolist() == KINDS[:60].tolist()
+
+
+def test_shuffled_as_from_any_other_file(tmp_path: Path) -> None:
+    path = _write("parquet", _table(w=WEIGHTS, y=np.arange(N) % 3), tmp_path / "t.parquet")
+    ds = data.import_parquet(path, tmp_path / "ds", label="y", weight="w", shuffle=3)
+    whole = data.Dataset.from_arrays(ROWS, np.arange(N) % 3, sample_weight=WEIGHTS)
+    other = data.shuffle_dataset(whole.save(tmp_path / "whole"), tmp_path / "other", seed=3)
+    np.testing.assert_array_equal(ds.read_x(0, N), other.read_x(0, N))
+    np.testing.assert_array_equal(ds.read_weight(0, N), other.read_weight(0, N))
+
+
+def _with_null(column: str, row: int) -> Any:
+    values: list[Any] = list(range(N))
+    values[row] = None
+    table = _table(y=np.arange(N))
+    return table.set_column(table.schema.names.index(column), column, pa.array(values))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "null": (lambda: _with_null("p2", 1234), {}, r"row 1234, column 'p2' is null"),
+    "null label": (lambda: _with_null("y", 1700), {"label": "y"}, r"row 1700, column 'y' is null"),
+    "no column": (_table, {"label": "q"}, r"no column 'q'; it holds p0, p1, p2, p3, p4"),
+    "text": (lambda: _table(kind=KINDS), {}, r"column 'kind' holds string, but features are numbers"),
+    "negative weight": (lambda: _table(w=-WEIGHTS), {"weight": "w"}, r"weight of row 0 is -0.5"),
+    "nothing": (lambda: _table().slice(0, 0), {}, r"holds no rows; nothing to import"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_leaves_nothing(case: str, tmp_path: Path) -> None:
+    make, how, message = REFUSED[case]
+    path = _write("parquet", make(), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=message):
+        data.import_parquet(path, tmp_path / "ds", **how)
+    assert not (tmp_path / "ds").exists()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
+def test_files_that_are_not_there_or_damaged(kind: str, tmp_path: Path) -> None:
+    for source in ("no", "no*"):
+        with pytest.raises(DataError, match=r"does not exist|no file is called like that"):
+            _run(kind, tmp_path / source, tmp_path / "ds")
+    content = _write(kind, _table(), tmp_path / "t").read_bytes()
+    (tmp_path / "t").write_bytes(content[: len(content) // 2] + (b"x,y" if kind == "csv" else b""))
+    with pytest.raises(DataError, match=rf"{kind} .*cannot be read"):
+        _run(kind, tmp_path / "t", tmp_path / "ds")
+
+
+def test_memory_as_a_place(tmp_path: Path) -> None:
+    """By the way of every store of fsspec."""
+    import fsspec
+
+    path = _write("parquet", _table(w=WEIGHTS, kind=KINDS), tmp_path / "t.parquet")
+    fsspec.filesystem("memory").pipe_file("/tables/a.parquet", path.read_bytes())
+    for source in ("memory://tables/a.parquet", "memory://tables", "memory://tables/*.parquet"):
+        _check(data.import_parquet(source, tmp_path / "ds", label="kind", weight="w", overwrite=True), "u1")
+
+
+def test_importers_read_from_stores(tmp_path: Path) -> None:
+    """Files are opened in one place: npy, npz, idx, HDF5, svmlight of a store as of a disk."""
+    import fsspec
+    import h5py
+
+    store = fsspec.filesystem("memory")
+    np.save(tmp_path / "x.npy", ROWS)
+    np.savez_compressed(tmp_path / "x.npz", x=ROWS, y=KINDS)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = ROWS
+    images = ROWS[:, :4].reshape(N, 2, 2)
+    head = bytes([0, 0, 8, 3]) + b"".join(v.to_bytes(4, "big") for v in (N, 2, 2))
+    (tmp_path / "x.gz").write_bytes(gzip.compress(head + images.tobytes()))
+    (tmp_path / "x.svm").write_text("1 1:2 3:4\n0 2:1\n")
+    for name in ("x.npy", "x.npz", "x.h5", "x.gz", "x.svm"):
+        store.pipe_file(f"/files/{name}", (tmp_path / name).read_bytes())
+    at = "memory://files/x"
+    for ds in (
+        data.import_npy(f"{at}.npy", tmp_path / "a"),
+        data.import_npz(f"{at}.npz", tmp_path / "b"),
+        data.import_hdf5(f"{at}.h5", tmp_path / "c"),
+    ):
+        np.testing.assert_array_equal(ds.read_x(0, N), ROWS)
+    ds = data.import_idx(f"{at}.gz", None, tmp_path / "d")
+    np.testing.assert_array_equal(ds.read_x(0, N), ROWS[:, :4])
+    assert data.import_svmlight(f"{at}.svm", tmp_path / "e").read_x(0, 2).toarray().tolist() == [
+        [2, 0, 4],
+        [0, 1, 0],
+    ]
+    with pytest.raises(DataError, match=r"memory://files/y.npy does not exist"):
+        data.import_npy("memory://files/y.npy", tmp_path / "f")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A web server on loopback that has the files of a folder."""
+    (tmp_path / "web").mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, directory=str(tmp_path / "web"))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as running:
+        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+        thread.join(10)
+
+
+def test_a_web_server_with_a_checksum(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALELATENT_CACHE", str(tmp_path / "cache"))
+    np.save(tmp_path / "web" / "x.npy", ROWS)
+    _write("parquet", _table(w=WEIGHTS, kind=KINDS), tmp_path / "web" / "t.parquet")
+    sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in (tmp_path / "web").iterdir()}
+    table = f"{server}/t.parquet#sha256={sums['t.parquet']}"
+    _check(data.import_parquet(table, tmp_path / "a", label="kind", weight="w"), "u1")
+    ds = data.import_npy(f"{server}/x.npy#sha256={sums['x.npy']}", tmp_path / "b")
+    np.testing.assert_array_equal(ds.read_x(0, N), ROWS)
+    assert ds.attrs["provenance"]["source"] == ["x.npy"]
+    with pytest.raises(DataError, match=r"needs a checksum, .*x.npy#sha256=…"):
+        data.import_npy(f"{server}/x.npy", tmp_path / "c")
+    with pytest.raises(DataError, match=r"could not be downloaded as the file with sha256:0000"):
+        data.import_npy(f"{server}/x.npy#sha256={'0' * 64}", tmp_path / "c")
+    (tmp_path / "web" / "x.npy").unlink()  # what is in the cache is not asked for again
+    data.import_npy(f"{server}/x.npy#sha256={sums['x.npy']}", tmp_path / "d")
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"needs pyarrow: install it with pip install 'scalelatent\[arrow\]'"):
+        data.import_parquet(tmp_path / "t.parquet", tmp_path / "ds")
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from scalelatent.cli import app
+
+    path = _write("parquet", _table(w=WEIGHTS, kind=KINDS), tmp_path / "t.parquet")
+    how = ["--label", "kind", "--weight", "w", "--features", "p0,p4"]
+    done = CliRunner().invoke(app, ["data", "import", "parquet", str(path), str(tmp_path / "ds"), *how])
+    assert done.exit_code == 0, done.output
+    np.testing.assert_array_equal(data.open_dataset(tmp_path / "ds").read_x(0, N), ROWS[:, [0, 4]])
