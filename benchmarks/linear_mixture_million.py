@@ -1,10 +1,14 @@
 """Mixtures of linear models of a million infinite digits, out of core on a local cluster:
 python benchmarks/linear_mixture_million.py FOLDER --components 10,20,50
 
-For each number of sub-classes a fit of the MNIST rows 0:50000 that the digits are made of, in this process,
-and one of the infinite digits on worker processes; errors of both on rows 50000:60000 and on the test set.
-The dataset is made in FOLDER once; an interrupted fit goes on where it stopped. --timings adds seconds, which
-need a machine without other work. Needs SCALELATENT_DATA.
+digits  for each number of sub-classes a fit of the MNIST rows 0:50000 that the digits are made of, in this
+        process, and one of the infinite digits on worker processes; errors of both on rows 50000:60000 and on
+        the test set
+scale   peak memory of the workers in passes over a tenth, three tenths and all of the digits: 100 sub-classes
+        on workers of 2 GB, 500 on workers of 4 GB, beside what `plan` tells
+
+The dataset is made in FOLDER once; an interrupted fit of `digits` goes on where it stopped. --timings adds
+seconds, which need a machine without other work. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import infinite_digits, parser, write_part
@@ -69,20 +74,48 @@ def measure(k: int, train: Any, held: Any, test: Any, args: Any) -> dict[str, An
     return out
 
 
+# Sub-classes of all classes: what a worker may use.
+LIMITS = {100: "2GB", 500: "4GB"}
+
+
+def peaks(k: int, train: Any, args: Any) -> dict[str, Any]:
+    """Largest peak of a worker against the rows of a fit of few passes."""
+    model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=3, tol=0)
+    model.set_params(random_state=args.seed)
+    out: dict[str, Any] = {"rows": [], "peak_worker_mib": [], "planned_mib": [], "passes": []}
+    for rows in (len(train) // 10, 3 * len(train) // 10, len(train)):
+        # Workers of their own each: a peak is that of a whole process.
+        with sl.cluster("local", workers=args.workers, memory_limit=LIMITS[k]) as client:
+            planned = model.plan(train[:rows])["peak_bytes_per_worker"]
+            with TemporaryDirectory(dir=args.folder) as run:
+                model.fit(train[:rows], run_dir=run)
+            peak = max(client.run(peak_bytes).values())
+        found = rows, round(peak / 2**20), round(planned / 2**20), model.n_iter_
+        for name, value in zip(out, found, strict=True):
+            out[name].append(value)
+        print(k, LIMITS[k], dict(zip(out, found, strict=True)), flush=True)
+    return out | {"memory_limit": LIMITS[k], "workers": args.workers, "dims": args.dims}
+
+
 def main() -> None:
     """Each number of sub-classes by itself."""
     arguments = parser(__doc__, "linear_mixture_million")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=1_000_000)
-    arguments.add_argument("--components", default="10,20,50")
+    arguments.add_argument("--parts", default="digits,scale")
+    arguments.add_argument("--components", default="10,20,50", help="a class, of digits")
+    arguments.add_argument("--sub-classes", default="100,500", help="of all classes, of scale")
     arguments.add_argument("--dims", type=int, default=12)
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--memory-limit", default="2GB")
     arguments.add_argument("--timings", action="store_true")
     args = arguments.parse_args()
     train, held, test = infinite_digits(args.folder, args.rows, args.seed)
-    for k in map(int, args.components.split(",")):
+    parts = args.parts.split(",")
+    for k in map(int, args.components.split(",") if "digits" in parts else ()):
         write_part(args.out, f"k = {k}", args.seed, measure(k, train, held, test, args))
+    for k in map(int, args.sub_classes.split(",") if "scale" in parts else ()):
+        write_part(args.out, f"scale, {k}", args.seed, peaks(k, train, args))
 
 
 if __name__ == "__main__":
