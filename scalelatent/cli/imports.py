@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, JobError
 from scalelatent.storage.addresses import file_name
 
 from .data import KeyOfLabels, KeyOfRows, tell
@@ -35,6 +35,12 @@ Features = Annotated[
     str | None,
     typer.Option("--features", metavar="A,B,…", help="Columns of a row; by default all others."),
 ]
+Size = Annotated[
+    str | None, typer.Option("--size", metavar="HxW", help="Resize all to this height and width.")
+]
+Crop = Annotated[bool, typer.Option("--crop", help="With --size: cut the middle out instead of stretching.")]
+Gray = Annotated[bool, typer.Option("--gray", help="Make all gray.")]
+Rgb = Annotated[bool, typer.Option("--rgb", help="Make all coloured.")]
 Shuffle = Annotated[
     int | None,
     typer.Option("--shuffle", metavar="SEED", min=0, help="Shuffle all rows; the seed decides the order."),
@@ -280,6 +286,33 @@ def import_arrow(
     _import_table("arrow", file, out, label, weight, features, shuffle, overwrite, json)
 
 
+@app.command("hf")
+@verb
+def import_hf(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="What save_to_disk wrote.")],
+    out: Out,
+    split: Annotated[str | None, typer.Option(metavar="NAME", help="Which split, for example train.")] = None,
+    label: Label = None,
+    weight: Weight = None,
+    features: Features = None,
+    size: Size = None,
+    crop: Crop = False,
+    gray: Gray = False,
+    rgb: Rgb = False,
+    shuffle: Shuffle = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Import a Hugging Face dataset on disk: columns of numbers, or of images."""
+    from scalelatent.data import import_hf as run
+
+    how: dict[str, Any] = {"split": split, "label": label, "weight": weight, "features": _names(features)}
+    how |= {"size": pixels_of(size, "--size"), "crop": crop, "color": _color(gray, rgb)}
+    with progress_bar(f"importing {file_name(folder)}") as progress:
+        dataset = run(folder, out, **how, progress=progress, shuffle=shuffle, overwrite=overwrite)
+    tell(dataset, json)
+
+
 @app.command("zarr")
 @verb
 def import_zarr(
@@ -311,14 +344,10 @@ def import_images(
         Path, typer.Argument(metavar="FOLDER", help="A folder of image files, or of one folder per class.")
     ],
     out: Out,
-    size: Annotated[
-        str | None, typer.Option("--size", metavar="HxW", help="Resize all to this height and width.")
-    ] = None,
-    crop: Annotated[
-        bool, typer.Option("--crop", help="With --size: cut the middle out instead of stretching.")
-    ] = False,
-    gray: Annotated[bool, typer.Option("--gray", help="Make all gray.")] = False,
-    rgb: Annotated[bool, typer.Option("--rgb", help="Make all coloured.")] = False,
+    size: Size = None,
+    crop: Crop = False,
+    gray: Gray = False,
+    rgb: Rgb = False,
     no_labels: Annotated[
         bool, typer.Option("--no-labels", help="The names of folders are not classes.")
     ] = False,
@@ -331,17 +360,14 @@ def import_images(
 ) -> None:
     """Import a folder of images, labelled by the folders they lie in."""
     from scalelatent.data import import_images as run
-    from scalelatent.errors import JobError
 
-    if gray and rgb:
-        raise JobError("--gray and --rgb exclude each other; give one of them")
     how: dict[str, Any] = {
         "size": pixels_of(size, "--size"),
         "crop": crop,
         "labels": not no_labels,
         "skip_bad": skip_bad,
     }
-    how["color"] = "gray" if gray else "rgb" if rgb else None
+    how["color"] = _color(gray, rgb)
     with progress_bar(f"importing {folder.name}", "images") as progress:
         dataset = run(folder, out, **how, progress=progress, shuffle=shuffle, overwrite=overwrite)
     skipped = _noted(dataset, "skipped")
@@ -448,10 +474,20 @@ def import_rcv1(
     _import_named("rcv1", out, shuffle, overwrite, json, part=part, cache=cache, mirror=mirror)
 
 
+def _color(gray: bool, rgb: bool) -> str | None:
+    if gray and rgb:
+        raise JobError("--gray and --rgb exclude each other; give one of them")
+    return "gray" if gray else "rgb" if rgb else None
+
+
 def _noted(dataset: Any, what: str) -> Any:
     """What the importer noted in the provenance, of shuffled rows in that of the rows before; or None."""
     told = dataset.attrs["provenance"]
     return told.get(what, told.get("of", {}).get(what))
+
+
+def _names(features: str | None) -> list[str] | None:
+    return None if features is None else [name.strip() for name in features.split(",")]
 
 
 def _import_table(
@@ -468,10 +504,9 @@ def _import_table(
     import scalelatent.data as data
 
     run = {"parquet": data.import_parquet, "csv": data.import_csv, "arrow": data.import_arrow}[kind]
-    chosen = None if features is None else [name.strip() for name in features.split(",")]
     with progress_bar(f"importing {file_name(file)}") as progress:
         dataset = run(
-            file, out, label=label, weight=weight, features=chosen,
+            file, out, label=label, weight=weight, features=_names(features),
             progress=progress, shuffle=shuffle, overwrite=overwrite,
         )  # fmt: skip
     tell(dataset, as_json)

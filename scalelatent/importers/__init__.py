@@ -5,6 +5,7 @@ from __future__ import annotations
 from .arrow_tables import import_arrow, import_csv, import_parquet
 from .csr_archive import import_csr
 from .hdf5 import import_hdf5
+from .hugging_face import import_hf
 from .idx import import_idx
 from .image_folder import import_images
 from .mat import import_mat
@@ -20,6 +21,7 @@ __all__ = [
     "import_csr",
     "import_csv",
     "import_hdf5",
+    "import_hf",
     "import_idx",
     "import_images",
     "import_mat",

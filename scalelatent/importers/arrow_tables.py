@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["import_arrow", "import_csv", "import_parquet"]
+__all__ = ["TableRows", "explained", "import_arrow", "import_csv", "import_parquet", "write_table"]
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 65_536
@@ -196,35 +196,37 @@ def _import(
 ) -> Dataset:
     what = f"{kind} {os.fspath(source)}"
     arrow(f"importing {what}")
-    with _explained(what):
+    with explained(what):
         table = _open(kind, os.fspath(source), what)
         columns = FrameColumns(table.schema, what, label=label, weight=weight, features=features)
         if kind == "csv":
             table = _as_numbers(table, columns)
             columns = FrameColumns(table.schema, what, label=label, weight=weight, features=features)
         n_rows, classes = _look_through(table, columns, what)
-        with contextlib.closing(_TableRows(table, columns, n_rows)) as x:
-            y = None if label is None else _Beside(x, columns.label_type or np.dtype(str), "labels")
-            options = {
-                "label": label,
-                "weight": weight,
-                "features": None if features is None else columns.names,
-            }
-            return write_rows(
-                url,
-                x,
-                y,
-                weight=None if weight is None else _Beside(x, np.dtype(np.float64), "weights"),
-                importer=kind,
-                sources=[source],
-                classes=classes,
-                options=options,
-                **how,
-            )
+        chosen = None if features is None else columns.names
+        how |= {"importer": kind, "sources": [source], "classes": classes, "options": {"features": chosen}}
+        return write_table(url, TableRows(_scan(table, columns), columns, n_rows), columns, **how)
+
+
+def write_table(
+    url: str | os.PathLike[str],
+    x: TableRows,
+    columns: FrameColumns,
+    *,
+    options: dict[str, Any],
+    **how: Any,
+) -> Dataset:
+    """Write rows of a table, with the labels and weights beside them."""
+    options = {"label": columns.label, "weight": columns.weight, **options}
+    label_type = None if columns.label is None else x.label_type
+    y = None if label_type is None else _Beside(x, label_type, "labels")
+    weight = None if columns.weight is None else _Beside(x, np.dtype(np.float64), "weights")
+    with contextlib.closing(x):
+        return write_rows(url, x, y, weight=weight, options=options, **how)
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """Errors of Arrow in words that name the file."""
     pa = arrow(what)
     try:
@@ -287,6 +289,17 @@ def _as_numbers(table: Any, columns: FrameColumns) -> Any:
     return tables.dataset(table.files, format=_format("csv", types), filesystem=table.filesystem)
 
 
+def _scan(table: Any, columns: FrameColumns) -> Iterator[Any]:
+    row_bytes = max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
+    batches: Iterator[Any] = table.to_batches(
+        columns=columns.all_names,
+        batch_size=max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)),
+        batch_readahead=_AHEAD,
+        fragment_readahead=1,
+    )
+    return batches
+
+
 def _look_through(table: Any, columns: FrameColumns, what: str) -> tuple[int, np.ndarray | None]:
     """Number of rows, and the distinct labels where they are strings."""
     found: set[str] = set()
@@ -303,20 +316,14 @@ def _look_through(table: Any, columns: FrameColumns, what: str) -> tuple[int, np
     return n_rows, np.array(sorted(found)) if found else None
 
 
-class _TableRows:
+class TableRows:
     """Features of a table in order, as `RowReader`; labels and weights of the rows read last beside them."""
 
-    def __init__(self, table: Any, columns: FrameColumns, n_rows: int) -> None:
+    def __init__(self, batches: Iterator[Any], columns: FrameColumns, n_rows: int) -> None:
         self.name, self.dtype = columns.what, columns.dtype
         self.shape = (n_rows, *columns.feature_shape)
-        self._columns = columns
-        row_bytes = max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
-        self._batches = table.to_batches(
-            columns=columns.all_names,
-            batch_size=max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)),
-            batch_readahead=_AHEAD,
-            fragment_readahead=1,
-        )
+        self.label_type = columns.label_type
+        self._columns, self._batches = columns, batches
         self._rest: Any = None
         self._row = 0
         self.labels, self.weights = np.empty(0), np.empty(0)
@@ -339,9 +346,9 @@ class _TableRows:
                 )
             part = batch.slice(0, rows - filled)
             self._rest = batch.slice(part.num_rows) if part.num_rows < batch.num_rows else None
-            out[filled : filled + part.num_rows] = columns.rows(part, self._row)
+            out[filled : filled + part.num_rows] = self.rows_of(part, self._row)
             if columns.label is not None:
-                labels.append(columns.labels(part, self._row))
+                labels.append(self.labels_of(part, self._row))
             if columns.weight is not None:
                 weights.append(columns.weights(part, self._row))
             filled += part.num_rows
@@ -349,6 +356,14 @@ class _TableRows:
         self.labels = np.concatenate(labels) if labels else self.labels
         self.weights = np.concatenate(weights) if weights else self.weights
         return out
+
+    def rows_of(self, part: Any, first_row: int) -> np.ndarray:
+        """Rows of a part of a table, whose first one has this number."""
+        return self._columns.rows(part, first_row)
+
+    def labels_of(self, part: Any, first_row: int) -> np.ndarray:
+        """Their labels."""
+        return self._columns.labels(part, first_row)
 
     def finish(self) -> None:
         """Refuse rows beyond those that were counted."""
@@ -365,7 +380,7 @@ class _TableRows:
 class _Beside:
     """Labels or weights of the rows that were read last, as `RowReader`."""
 
-    def __init__(self, rows: _TableRows, dtype: np.dtype[Any], which: str) -> None:
+    def __init__(self, rows: TableRows, dtype: np.dtype[Any], which: str) -> None:
         self.name, self.shape, self.dtype = rows.name, rows.shape[:1], dtype
         self.n_rows = rows.n_rows
         self._rows, self._which = rows, which

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS",
+    "ImageDecoder",
     "ImageFolder",
+    "image_decoder",
     "import_images",
     "list_images",
 ]
@@ -231,17 +233,11 @@ def import_images(
     ...     import_images(folder, "memory://doc-images", size=(3, 4), color="gray", overwrite=True)
     <Dataset 2 rows x (3, 4) uint8, 2 classes, 'memory://doc-images'>
     """
-    if color not in (None, "gray", "rgb"):
-        raise DataError(f"color is {color!r}, but it has to be 'gray', 'rgb' or None")
-    if size is not None and (len(size) != 2 or min(size) < 1):
-        raise DataError(f"size is {size!r}, but it has to be (height, width), both at least 1")
-    if crop and size is None:
-        raise DataError("crop needs a size: --size HxW (size=(height, width))")
+    decoder = image_decoder(size, crop, color)
     found = list_images(folder)
     classes = found.classes() if labels else None
     options: dict[str, Any] = {"size": None if size is None else list(size), "crop": crop, "color": color}
     options |= {"files": found.n_files, "other_files": sum(found.other.values())}
-    decoder = _Decoder(size, crop, color)
     x = _Images(found, decoder, skip_bad)
     try:
         return write_rows(
@@ -269,8 +265,19 @@ class _Unlike(_Unusable):
     """An image that is not like the first one; says what it is."""
 
 
+def image_decoder(size: tuple[int, int] | None, crop: bool, color: str | None) -> ImageDecoder:
+    """The decoder of these wishes; refuses those that have no meaning."""
+    if color not in (None, "gray", "rgb"):
+        raise DataError(f"color is {color!r}, but it has to be 'gray', 'rgb' or None")
+    if size is not None and (len(size) != 2 or min(size) < 1):
+        raise DataError(f"size is {size!r}, but it has to be (height, width), both at least 1")
+    if crop and size is None:
+        raise DataError("crop needs a size: --size HxW (size=(height, width))")
+    return ImageDecoder(size, crop, color)
+
+
 @dataclass(frozen=True)
-class _Decoder:
+class ImageDecoder:
     """Makes the array of a row from the bytes of an image file."""
 
     size: tuple[int, int] | None
@@ -325,7 +332,7 @@ class _Decoder:
 class _Images:
     """The images of a folder as `Rows`; like the first one that can be read."""
 
-    def __init__(self, found: ImageFolder, decoder: _Decoder, skip_bad: bool) -> None:
+    def __init__(self, found: ImageFolder, decoder: ImageDecoder, skip_bad: bool) -> None:
         self.name = f"image folder {found.root}"
         self._root, self._decoder, self._skip_bad = found.root, decoder, skip_bad
         self._files = found.files()

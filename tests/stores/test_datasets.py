@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from scalelatent import Dataset
-from scalelatent.data import create_dataset, import_npz, make_digits, open_dataset
+from scalelatent.data import create_dataset, import_npz, import_parquet, make_digits, open_dataset
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
@@ -39,6 +40,28 @@ def test_nothing_is_deleted_where_nothing_lay(s3: S3) -> None:
     assert len(deletes) <= 1, deletes  # the markers of written shards, at the end
     listings = [path for method, path, _ in s3.door.requests if method == "GET" and "list-type" in path]
     assert len(listings) < 10, listings
+
+
+def test_importers_read_their_files_there(s3: S3, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    np.savez_compressed(tmp_path / "a.npz", x=X, y=Y)
+    columns = {f"p{i}": X[:, i] for i in range(8)} | {"y": Y}
+    for part, (a, b) in enumerate([(0, 250), (250, 600)]):
+        pyarrow.parquet.write_table(pa.table(columns).slice(a, b - a), tmp_path / f"{part}.parquet")
+    folder = locate(s3.at("files"))
+    for name in ("a.npz", "0.parquet", "1.parquet"):
+        folder.write(f"{'tables/' * name.endswith('parquet')}{name}", (tmp_path / name).read_bytes())
+    found = [import_npz(f"{folder.url}/a.npz", tmp_path / "npz")]
+    for number, which in enumerate(("", "/*.parquet")):
+        source = f"{folder.url}/tables{which}"
+        found.append(import_parquet(source, tmp_path / f"table-{number}", label="y"))
+    for ds in found:
+        np.testing.assert_array_equal(ds.read_x(0, 600), X)
+        np.testing.assert_array_equal(ds.read_y(0, 600), Y)
+    with pytest.raises(DataError, match=r"files/no.npz does not exist"):
+        import_npz(f"{folder.url}/no.npz", tmp_path / "no")
 
 
 @pytest.mark.parametrize("compressor", ["auto", None, "zstd"])

@@ -37,7 +37,8 @@ class SlicedRows:
 def _is(x: Any, module: str, *names: str) -> bool:
     """Whether `x` is an instance of a class of a module, without importing it."""
     found = sys.modules.get(module)
-    return found is not None and isinstance(x, tuple(getattr(found, name) for name in names))
+    # Another thread may be in the middle of importing it: then x is not of it.
+    return isinstance(x, tuple(kind for name in names if (kind := getattr(found, name, None)) is not None))
 
 
 def is_lazy(x: Any) -> bool:

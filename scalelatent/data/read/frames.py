@@ -123,7 +123,8 @@ class FrameColumns:
         # Arrow makes no matrix of bits.
         plain = np.dtype(np.uint8) if self.dtype == bool else self.dtype
         try:
-            columns = [c.cast(pa.from_numpy_dtype(plain)) for c in columns]
+            kind = pa.from_numpy_dtype(plain)
+            columns = [c if c.type == kind else c.cast(kind) for c in columns]
         except pa.ArrowInvalid as error:
             raise DataError(
                 f"{self.what}: not all numbers of rows {first_row}:{first_row + batch.num_rows} are exact in "
