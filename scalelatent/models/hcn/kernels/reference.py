@@ -412,3 +412,26 @@ def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.nda
         first[part] = np.maximum(first[part], t)
     made = np.where(total > 0, total, first)
     return np.clip(made, -POOL_FLOOR, POOL_FLOOR).astype(np.int32)
+
+
+def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.ndarray) -> None:
+    """Which of some filters answers strongest at a pixel, and enough; beyond the border images are 0.
+
+    Parameters
+    ----------
+    images : ndarray of uint8, shape (images, H, W)
+    weights : ndarray of int32, shape (filters / 2, side, side)
+        The other half are their opposites.
+    least : int
+        Answer below which no filter is on.
+    out : ndarray of uint8, shape (images, filters, H, W)
+        Filled with 0, and 1 where a filter is on; of equal answers the first.
+    """
+    half, side, _ = weights.shape
+    wide = np.pad(images.astype(np.int64), ((0, 0), (side // 2,) * 2, (side // 2,) * 2))
+    views = np.lib.stride_tricks.sliding_window_view(wide, (side, side), axis=(1, 2))
+    answers = np.einsum("nyxij,kij->nkyx", views, weights.astype(np.int64))
+    best = np.abs(answers).argmax(axis=1)[:, None]
+    answer = np.take_along_axis(answers, best, axis=1)
+    on = np.where(answer > 0, best, best + half)
+    out[...] = (np.arange(2 * half)[:, None, None] == on) & (np.abs(answer) >= least)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,8 @@ from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, MESSAGE_LIMIT, to_grid
 from scalelatent.models.hcn.kernels.reference import FLOOR
 from scalelatent.models.hcn.kernels.windows import pairs_of
+
+from .filters import GREY_LEVELS, OrientedFilters
 
 FLOPS_PER_PAIR = 27.0
 """Of a sweep: the general rule's."""
@@ -46,6 +48,8 @@ class FeatureLayer:
         Pixels above it are 1; None: pixels are 0 and 1.
     missing : float or None
         Value of a pixel that is unknown; NaN is `UNKNOWN` too.
+    filters : OrientedFilters or None
+        Rows are grey images, and channels what filters find in them.
     """
 
     image: tuple[int, int, int]
@@ -57,6 +61,12 @@ class FeatureLayer:
     p_sparsity: float
     threshold: float | None = None
     missing: float | None = None
+    filters: OrientedFilters | None = field(default=None, kw_only=True)
+
+    @property
+    def seen(self) -> tuple[int, int, int]:
+        """Shape of the images that rows are."""
+        return self.image if self.filters is None else (1, *self.image[1:])
 
     @property
     def places(self) -> tuple[int, int, int]:
@@ -101,6 +111,9 @@ class FeatureLayer:
     def evidence(self, x: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
         """Messages of pixels in units, 0 where unknown: int32 (rows, channels, height, width)."""
         off, on = self.evidence_of
+        if self.filters is not None:
+            edges = self.filters.edges(np.ascontiguousarray(x, np.uint8).reshape(-1, *self.image[1:]))
+            return np.where(edges, on, off)
         out = np.where(self.is_on(x), on, off)
         for unknown in (self._unknown(x), None if known is None else ~known.astype(bool)):
             if unknown is not None:
@@ -108,9 +121,13 @@ class FeatureLayer:
         return np.ascontiguousarray(out.reshape(len(x), *self.image))
 
     def evidence_in(self, block: Block) -> np.ndarray:
-        """Messages of a block's pixels; raises DataError where one is neither 0 nor 1."""
+        """Messages of a block's pixels; raises DataError where one is neither 0 nor 1, or of filters no grey
+        level.
+        """
         x = block.x
-        if self.threshold is None:
+        if self.filters is not None:
+            self._check_grey(block)
+        elif self.threshold is None:
             odd = (x != 0) & (x != 1)
             if (unknown := self._unknown(x)) is not None:
                 odd &= ~unknown
@@ -121,6 +138,21 @@ class FeatureLayer:
                     "threshold (pixels above it are 1), or missing to the value of unknown pixels"
                 )
         return self.evidence(x)
+
+    def _check_grey(self, block: Block) -> None:
+        x = block.x
+        odd = (x < 0) | (x >= GREY_LEVELS) | (x != np.rint(x))
+        if odd.any():
+            row, pixel = (int(i) for i in np.argwhere(odd)[0])
+            raise DataError(
+                f"row {block.number(row)}, pixel {pixel} is {x[row, pixel]}: filters read grey images of "
+                "whole numbers from 0 to 255; multiply images of 0 to 1 by 255 and round them"
+            )
+        if x.max(initial=0) == 1:
+            raise DataError(
+                f"rows from {block.number(0)} on are of 0 and 1: filters find the edges of grey images; "
+                "leave filters out"
+            )
 
     def is_on(self, x: np.ndarray) -> np.ndarray:
         """Which pixels are 1."""

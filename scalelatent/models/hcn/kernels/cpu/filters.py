@@ -1,0 +1,38 @@
+"""Oriented edges, see the function of the same name in the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from scalelatent.kernels.jit import entry, filled, given
+
+
+@entry(given("u1", 3), given("i4", 3), numba.int32, filled("u1", 4))
+def oriented_edges(images: Any, weights: Any, least: Any, out: Any) -> None:
+    """1 where a filter answers strongest, and enough."""
+    n, height, width = images.shape
+    half, side = weights.shape[0], weights.shape[1]
+    reach = side // 2
+    sums = np.empty((half, width), np.int32)
+    out[:] = np.uint8(0)
+    for i in range(n):
+        for y in range(height):
+            sums[:] = np.int32(0)
+            for k in range(half):
+                row = sums[k]
+                for dy in range(max(-reach, -y), min(reach, height - 1 - y) + 1):
+                    pixels = images[i, y + dy]
+                    for dx in range(-reach, reach + 1):
+                        weight = weights[k, dy + reach, dx + reach]
+                        for x in range(max(0, -dx), min(width, width - dx)):
+                            row[x] += weight * np.int32(pixels[x + dx])
+            for x in range(width):
+                best, strength = 0, np.int32(-1)
+                for k in range(half):
+                    if abs(sums[k, x]) > strength:
+                        best, strength = k, abs(sums[k, x])
+                if strength >= least:
+                    out[i, best if sums[best, x] > 0 else best + half, y, x] = np.uint8(1)

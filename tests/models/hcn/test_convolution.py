@@ -1,0 +1,59 @@
+"""The forward pass of several layers as a convolutional network: the scores that torch comes to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.hcn.model.convolution import convolutional_form
+from scalelatent.models.hcn.model.hierarchy import Hierarchy
+from scalelatent.models.hcn.model.layer import FeatureLayer
+
+BELOW = FeatureLayer((1, 10, 12), 5, (4, 3), 1e-3, 1e-2, 0.25, 1e-3)
+CLASSES = (0, 0, 1, 1, 2, 2)
+
+
+def network(side: int, first: FeatureLayer = BELOW) -> tuple[Hierarchy, np.ndarray]:
+    """Two layers and templates, of which each feature has as many weights: none wins by its size."""
+    high, wide, channels = first.places
+    second = FeatureLayer((channels, high, wide), 4, (3, 5), 1e-3, 1e-2, 0.25, 1e-3)
+    high, wide, channels = second.places
+    top = replace(second, image=(channels, high, wide), n_features=6, window=(high, wide))
+    net = Hierarchy((first, second, top), CLASSES, side, 0.9, seed=3)
+    rng, parts = np.random.default_rng(1), []
+    for layer in net.layers:
+        rank = rng.random((int(np.prod(layer.weights_shape[:3])), layer.n_features)).argsort(axis=0)
+        parts.append(np.where(rank.argsort(axis=0) < 4, 1.0, -1.0).ravel())
+    return net, np.concatenate(parts)
+
+
+@pytest.mark.parametrize("side", [1, 3, 5])
+@pytest.mark.parametrize("noise", [(1e-3, 1e-2), (0.2, 1e-4)])
+def test_torch_comes_to_the_same_scores(side: int, noise: tuple[float, float]) -> None:
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    first = replace(BELOW, p01=noise[0], p10=noise[1])
+    net, beliefs = network(side, first)
+    form = convolutional_form(net, beliefs, np.array(["a", "b", "c"])[list(CLASSES)])
+    assert form.template_classes.tolist() == ["a", "a", "b", "b", "c", "c"]
+    x = (np.random.default_rng(2).random((1000, 1, 10, 12)) < 0.06).astype(np.uint8)
+
+    values = torch.tensor(np.where(x, form.evidence[1], form.evidence[0]).astype(np.float32))
+    for pool, weights in zip(form.pools, form.weights, strict=True):
+        height, width = values.shape[2:]
+        wide = functional.pad(values, (side // 2,) * 4)
+        shifted = [
+            wide[:, :, dy : dy + height, dx : dx + width] + torch.tensor(pool[dy * side + dx])
+            for dy in range(side)
+            for dx in range(side)
+        ]
+        values = functional.conv2d(torch.stack(shifted).amax(dim=0), torch.tensor(weights))
+    found = values[:, :, 0, 0].numpy()
+
+    scores = net.scores([part > 0 for part in net.split(beliefs)], first.evidence(x.reshape(1000, -1)),
+                        make_backend("cpu"))  # fmt: skip
+    assert len(np.unique(scores.argmax(axis=1))) > 1
+    np.testing.assert_array_equal(found * 256, scores)

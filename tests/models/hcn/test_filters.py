@@ -1,0 +1,91 @@
+"""Oriented filters: numba as the reference, directions of edges, what is no grey image."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from scalelatent.contract.learners import Block
+from scalelatent.errors import DataError
+from scalelatent.models.hcn.kernels import reference
+from scalelatent.models.hcn.kernels.cpu import filters as compiled
+from scalelatent.models.hcn.model.filters import EDGE, PARTS, OrientedFilters
+from scalelatent.models.hcn.model.layer import FeatureLayer
+
+
+@pytest.mark.parametrize(("n", "size"), [(16, 3), (16, 7), (8, 5), (2, 1 + 2)])
+@pytest.mark.parametrize("shape", [(5, 9, 12), (1, 1, 1), (2, 2, 40), (3, 28, 28)])
+def test_edges_as_the_reference(n: int, size: int, shape: tuple[int, int, int]) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, shape).astype(np.uint8)
+    images[0] = 255 * (images[0] > 100)  # ties
+    weights = OrientedFilters(n, size).weights
+    for least in (0, EDGE * PARTS, 255 * PARTS):
+        want, found = (np.full((shape[0], n, *shape[1:]), 7, np.uint8) for _ in range(2))
+        reference.oriented_edges(images, weights, least, want)
+        compiled.oriented_edges(images, weights, np.int32(least), found)
+        assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize("direction", range(16))
+def test_the_filter_of_an_edge_is_the_one_that_is_on(size: int, direction: int) -> None:
+    """Half planes in all directions: bright where the filter's direction points to."""
+    angle = 2 * np.pi * direction / 16
+    y, x = np.indices((21, 21)) - 10
+    fine = np.clip((x * np.cos(angle) + y * np.sin(angle)) + 0.5, 0, 1)  # the share of a pixel that is bright
+    edges = OrientedFilters(16, size).edges(np.uint8(np.rint(255 * fine))[None])[0]
+    middle = edges[:, 7:14, 7:14]
+    assert middle.sum(axis=0).max() == 1
+    on = np.bincount(np.nonzero(middle)[0], minlength=16)
+    assert on.argmax() == direction
+    # At the finest size what a pixel covers is coarser than 22.5 degrees.
+    assert on[[(direction - 1) % 16, direction, (direction + 1) % 16]].sum() == on.sum() > 0
+
+
+def test_a_step_is_as_large_as_its_grey_levels() -> None:
+    images = np.zeros((2, 9, 9), np.uint8)
+    images[0, :, 5:], images[1, :, 5:] = EDGE, EDGE - 1
+    found = OrientedFilters(16, 3).edges(images)
+    assert_array_equal(np.argwhere(found[0, :, 4, :7]), [[0, 4], [0, 5]])  # on both sides of the step
+    assert not found[1, :, 1:-1, :7].any()  # nor where the border adds to it
+
+
+def grey_layer() -> FeatureLayer:
+    """On images of 5 x 6 grey levels."""
+    return FeatureLayer((16, 5, 6), 3, (2, 2), 1e-3, 1e-3, 0.25, 1e-3, filters=OrientedFilters(16, 3))
+
+
+def block_of(x: np.ndarray) -> Block:
+    return Block(x.reshape(len(x), -1), None, None, 7)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
+    layer, images = grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
+    assert layer.seen == (1, 5, 6)
+    off, on = layer.evidence_of
+    edges = OrientedFilters(16, 3).edges(images)
+    assert 0 < edges.mean() <= 1 / 16
+    assert_array_equal(layer.evidence_in(block_of(images.astype(dtype))), np.where(edges, on, off))
+    assert (
+        layer.evidence_in(block_of(np.zeros((2, 5, 6), dtype))) == off
+    ).all()  # empty images are grey, too
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0.5, "row 8, pixel 2 is 0.5: filters read grey images of whole numbers from 0 to 255"),
+        (-1, "row 8, pixel 2 is -1"),
+        (256, "row 8, pixel 2 is 256"),
+        (np.nan, "row 8, pixel 2 is nan"),
+        (1, "rows from 7 on are of 0 and 1: filters find the edges of grey images; leave filters out"),
+    ],
+)
+def test_what_is_no_grey_image_is_refused(value: float, message: str) -> None:
+    x = np.zeros((3, 30), np.float32)
+    x[1, 2] = value
+    with pytest.raises(DataError, match=message):
+        grey_layer().evidence_in(block_of(x))
