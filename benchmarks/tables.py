@@ -586,6 +586,15 @@ def mixture_peers() -> Iterable[Iterable[Any]]:
     yield f"plain numpy, a pass, K = {r['K']}", f"{r['rows']:,}", f"{r['times']:.1f}", ""
 
 
+@shown("sub-classes, two workers of|rows|passes|peak of a worker|planned")
+def mixture_peaks() -> Iterable[Iterable[Any]]:
+    for part, r in read("linear_mixture_million").items():
+        if part.startswith("scale"):
+            for i, rows in enumerate(r["rows"]):
+                sizes = (f"{r[name][i]} MiB" for name in ("peak_worker_mib", "planned_mib"))
+                yield f"{part.split()[1]}, {r['memory_limit']}", f"{rows:,}", r["passes"][i], *sizes
+
+
 @shown("way, clusters|NMI|accuracy")
 def mixture_clusters() -> Iterable[Iterable[Any]]:
     for way, r in read("linear_mixture_density")["clusters"].items():
