@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from scalelatent.errors import warn_user
 from scalelatent.kernels.jit import observed
 
 
@@ -30,6 +31,11 @@ class Callback:
 
     shows_progress = False
     """Whether it is a display: then no fit opens another one."""
+
+    def on_run_start(self, info: dict[str, Any]) -> None:
+        """Before a job's fit, of callbacks that the job names. ``info``: run (the run folder), id, name,
+        kind, values (every value of the job by its ``"section.key"``), resumed.
+        """
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Before the first pass. ``info``: rows, features, members, max_iter, seed, resumed_pass (or None),
@@ -79,6 +85,12 @@ class Callback:
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """After the last pass. ``info``: passes, pass_seconds (their sum)."""
 
+    def on_run_end(self, info: dict[str, Any]) -> None:
+        """After a job's run, of callbacks that the job names. ``info``: run, state (``"done"``,
+        ``"failed"``, ``"cancelled"``, or ``"running"`` where the cluster was lost), error, scores, model,
+        report (places, or None).
+        """
+
 
 class Callbacks(Callback):
     """Several callbacks as one.
@@ -103,50 +115,89 @@ class Callbacks(Callback):
             self.tells_cluster |= callback.tells_cluster
             self.shows_progress |= callback.shows_progress
 
+    def _tell(self, hook: str, *given: dict[str, Any]) -> list[Any]:
+        """What all answer."""
+        return [getattr(callback, hook)(*given) for callback in self.callbacks]
+
+    def on_run_start(self, info: dict[str, Any]) -> None:
+        """Pass on."""
+        self._tell("on_run_start", info)
+
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Pass on."""
-        for callback in self.callbacks:
-            callback.on_fit_start(info)
+        self._tell("on_fit_start", info)
 
     def on_stage(self, info: dict[str, Any]) -> None:
         """Pass on."""
-        for callback in self.callbacks:
-            callback.on_stage(info)
+        self._tell("on_stage", info)
 
     def on_progress(self, info: dict[str, Any]) -> None:
         """Pass on."""
-        for callback in self.callbacks:
-            callback.on_progress(info)
+        self._tell("on_progress", info)
 
     def on_wait(self) -> None:
         """Pass on."""
-        for callback in self.callbacks:
-            callback.on_wait()
+        self._tell("on_wait")
 
     def on_pass_end(self, record: dict[str, Any]) -> bool:
         """Pass on; all are asked, any may stop."""
-        answers = [callback.on_pass_end(record) for callback in self.callbacks]
-        return any(answers)
+        return any(self._tell("on_pass_end", record))
 
     def on_report(self, record: dict[str, Any]) -> bool:
         """Pass on; all are asked, any may stop."""
-        answers = [callback.on_report(record) for callback in self.callbacks]
-        return any(answers)
+        return any(self._tell("on_report", record))
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
         """Pass on."""
-        for callback in self.callbacks:
-            callback.on_checkpoint(info)
+        self._tell("on_checkpoint", info)
 
     def on_event(self, info: dict[str, Any]) -> None:
         """Pass on."""
-        for callback in self.callbacks:
-            callback.on_event(info)
+        self._tell("on_event", info)
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """Pass on."""
-        for callback in self.callbacks:
-            callback.on_fit_end(info)
+        self._tell("on_fit_end", info)
+
+    def on_run_end(self, info: dict[str, Any]) -> None:
+        """Pass on."""
+        self._tell("on_run_end", info)
+
+
+class Unfailing(Callbacks):
+    """Several callbacks that cannot end a fit: what one raises is warned of once.
+
+    Examples
+    --------
+    >>> class Broken(Callback):
+    ...     def on_pass_end(self, record):
+    ...         raise OSError("no server")
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as told:
+    ...     warnings.simplefilter("always")
+    ...     broken = Unfailing([Broken()])
+    ...     stops = broken.on_pass_end({}), broken.on_pass_end({})
+    >>> stops, len(told)
+    ((False, False), 1)
+    """
+
+    def __init__(self, callbacks: Iterable[Callback] | Callback = ()) -> None:
+        super().__init__(callbacks)
+        self._warned: set[int] = set()
+
+    def _tell(self, hook: str, *given: dict[str, Any]) -> list[Any]:
+        answers = []
+        for number, callback in enumerate(self.callbacks):
+            try:
+                answers.append(getattr(callback, hook)(*given))
+            except Exception as error:  # noqa: BLE001  whatever another package raises, the fit goes on
+                if number not in self._warned:
+                    self._warned.add(number)
+                    warn_user(
+                        f"callback {type(callback).__name__}: {type(error).__name__}: {error}; the fit goes "
+                        "on, and further errors of this callback are not told"
+                    )
+        return answers
 
 
 COMPILING = "compiling kernels (once for this machine)"

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from scalelatent.contract.kinds import Kind, known_kinds, own_kinds
+from scalelatent.contract.kinds import Kind, known_kinds, load, own_kinds
 from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Where, Whole
 
+from .job_callbacks import KEYS, OWN
 from .spec import SECTIONS
 
 NONE = "none"
 """What a job file writes for None."""
+
+CALLBACKS = {
+    "description": "What is told of the run; `kind` chooses, the other keys are its own.",
+    "type": "array",
+    "items": {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string"}}},
+}
 
 _HEAD = """\
 # Job files
@@ -32,6 +40,12 @@ This page is written by `python -m scalelatent.jobs.job_schema`.
 """
 
 
+CALLBACKS_TEXT = """\
+What is told of the run, by the driver, also of a submitted job; none can end a fit: what one raises is warned
+of once. `kind` chooses; the other keys are its own. Other packages give more by the entry point
+`scalelatent.callbacks`: a subclass of `scalelatent.Callback`."""
+
+
 def job_schema() -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of a job file."""
     sections = {name: section for name, section in SECTIONS.items() if section is not None}
@@ -43,7 +57,7 @@ def job_schema() -> dict[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "required": ["job", "data", "model"],
-        "properties": {name: properties[name] for name in SECTIONS},
+        "properties": {name: properties[name] for name in SECTIONS} | {"callbacks": CALLBACKS},
     }
 
 
@@ -62,6 +76,12 @@ def job_page() -> str:
                 (f"`{key}`", _type(field), _default(section.model_fields[key].default), field["description"])
                 for key, field in fields.items()
             )
+    lines += ["## [[callbacks]]", "", CALLBACKS_TEXT, ""]
+    for callback, place in OWN.items():
+        lines += [f'### kind = "{callback}"', ""]
+        given = inspect.signature(load(place)).parameters.values()
+        told = ((one, *KEYS[callback][one.name]) for one in given)
+        lines += _table((f"`{one.name}`", value, _default(one.default), doc) for one, value, doc in told)
     return "\n".join(lines)
 
 

@@ -22,6 +22,7 @@ from scalelatent.errors import JobError, StoreError, nearest
 from scalelatent.storage.disk import check_address
 from scalelatent.storage.location import FROM_ENVIRONMENT
 
+from .job_callbacks import check_callbacks
 from .spec import SECTIONS, Job
 
 __all__ = ["load_job", "override", "parse_setting", "parse_value", "resolve"]
@@ -78,7 +79,10 @@ def resolve(
 ) -> Job:
     """Settle a job from nested values (as read from TOML), environment and command line."""
     raw: dict[str, dict[str, tuple[Any, str, str]]] = {name: {} for name in SECTIONS}
+    callbacks = _callbacks(stored.get("callbacks", ()), where)
     for section, table in stored.items():
+        if section == "callbacks":
+            continue
         _check_section(section, where)
         if not isinstance(table, Mapping):
             raise JobError(f"{where}: {section!r} must be a section, [{section}], not a single value")
@@ -97,7 +101,7 @@ def resolve(
     if not raw["search"]:
         del raw["search"]
     sections = {name: _section(name, values, where, origins) for name, values in raw.items()}
-    job = Job(kind=kind, params=params, origins=origins, **sections)
+    job = Job(kind=kind, params=params, origins=origins, callbacks=callbacks, **sections)
     _check_agreement(job)
     return job
 
@@ -166,8 +170,9 @@ def _from_environment(environ: Mapping[str, str]) -> Iterable[tuple[str, str, An
 
 def _harmless(section: str, key: str, value: Any, where: str) -> Any:
     """The value, unless it is a credential: job files are copied into run folders, and shown around."""
-    known = SECTIONS[section]
-    if section != "model" and known is not None and key not in known.model_fields and _SECRET.search(key):
+    shape = SECTIONS.get(section)
+    known = () if shape is None else shape.model_fields
+    if section != "model" and key not in known and _SECRET.search(key):
         raise JobError(f"{where}: [{section}] {key} looks like a credential: take it out; {FROM_ENVIRONMENT}")
     for text in value if isinstance(value, list | tuple) else [value]:
         if isinstance(text, str) and "\0" in text:
@@ -180,9 +185,19 @@ def _harmless(section: str, key: str, value: Any, where: str) -> Any:
     return value
 
 
+def _callbacks(given: Any, where: str) -> tuple[dict[str, Any], ...]:
+    """The tables of ``[[callbacks]]``."""
+    tables = check_callbacks(given, where)
+    for table in tables:
+        for key, value in table.items():
+            _harmless("callbacks", key, value, where)
+    return tables
+
+
 def _check_section(section: str, where: str) -> None:
     if section not in SECTIONS:
-        raise JobError(f"{where}: unknown section [{section}]; {nearest(section, SECTIONS)}")
+        known = [*SECTIONS, "callbacks"]
+        raise JobError(f"{where}: unknown section [{section}]; {nearest(section, known)}")
 
 
 def _model(

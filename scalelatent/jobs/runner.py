@@ -17,7 +17,7 @@ from scalelatent.contract.kinds import find_kind
 from scalelatent.deploy.checks import check_versions
 from scalelatent.deploy.clusters import job_named
 from scalelatent.engine.batch_loop import Progress
-from scalelatent.engine.callbacks import Callback, Callbacks, telling_of_kernels
+from scalelatent.engine.callbacks import Callback, Callbacks, Unfailing, telling_of_kernels
 from scalelatent.errors import JobError, LongFitWarning, RunError, ScalelatentError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local
@@ -32,6 +32,7 @@ from .driver_news import (
     warnings_told,
 )
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
+from .job_callbacks import make_callbacks
 from .job_cluster import connect, peak_of_workers
 from .refusals import as_job_error, tell_os_error
 from .runfolder import RunFolder
@@ -105,6 +106,7 @@ def run_held(
     began = time.monotonic()
     request = StopRequest()
     log: RunLog | None = None
+    own = Unfailing()
     with ExitStack() as stack:
         found = client
         state = folder.update_state(state="running", error=None, driver=driver, began=time_text())
@@ -112,6 +114,7 @@ def run_held(
         try:
             told_too = warnings_told(folder, tell)
             with stop_on_signals(request, tell), stop_on_cancel(request, folder), told_too:
+                own = make_callbacks(job.callbacks)
                 found = stack.enter_context(connect(job, client, tell))
                 if client is None and found is not None and job.cluster.scheduler is not None:
                     check_versions(found, job.cluster.allow_mismatch, tell)
@@ -121,13 +124,15 @@ def run_held(
                 news = [ProgressFile(folder), *cluster_log(found, folder, job, state)]
                 seen = DevicesSeen(tell)
                 log = RunLog(folder)
-                everyone = [log, seen, *callbacks, *news, request]
+                everyone = [log, seen, *callbacks, *news, own, request]
+                own.on_run_start(_begun(job, folder, resume))
                 result = _steps(job, folder, Callbacks(everyone), found, resume, request)
         except BaseException as error:
             if log is not None:
                 with suppress(OSError, RunError):
                     log.settle()
             told = _settle(job, folder, found, request, error)
+            own.on_run_end(_ended(folder))
             if told is error:
                 raise
             raise told from error
@@ -137,7 +142,25 @@ def run_held(
         state = folder.update_state(state="done", error=None, **result.scores, **ended)
         folder.event("state", state="done", warnings=result.warnings, **ended)
         announce(found, folder, job, {**state, "report": result.report})
+        with warnings_told(folder, tell):
+            own.on_run_end(_ended(folder, result.scores))
     return result
+
+
+def _begun(job: Job, folder: RunFolder, resumed: bool) -> dict[str, Any]:
+    """What callbacks of a job are told at its start."""
+    told = {"run": folder.url, "id": folder.id, "name": job.job.name or folder.id, "kind": job.kind}
+    return told | {"values": job.values(), "resumed": resumed}
+
+
+def _ended(folder: RunFolder, scores: dict[str, float] | None = None) -> dict[str, Any]:
+    """What callbacks of a job are told at its end."""
+    state = folder.read_state()
+    told = {"run": folder.url, "state": state["state"], "error": state.get("error"), "scores": scores or {}}
+    done = state["state"] == "done"
+    told["model"] = folder.model_url if done else None
+    told["report"] = folder.place.name_of("report") if done and folder.has_report else None
+    return told
 
 
 def run_new_job(

@@ -23,6 +23,9 @@ A job file is TOML with six sections; ``[job] out``, ``[data] train`` and ``[mod
     [cluster]
     workers = 2
 
+    [[callbacks]]                  # optional, any number: what is told of the run
+    kind = "mlflow"
+
 A model with binary outputs takes them from the datasets' own targets, or row by row from datasets of outputs:
 ``target`` goes with ``train``, and with ``validation`` and ``test`` too where these are rows of the same
 dataset; ``validation_target`` and ``test_target`` go with others. ``train_rows`` means rows of both.
@@ -270,12 +273,16 @@ class Job:
     cluster: ClusterSection = field(default_factory=ClusterSection)
     origins: dict[str, str] = field(default_factory=dict)
     search: SearchSection | None = None
+    callbacks: tuple[dict[str, Any], ...] = ()
 
     def values(self) -> dict[str, Any]:
         """Return every value by its ``"section.key"``, in the order of the job file."""
         found = {}
         for name, section in self._sections().items():
             found.update({f"{name}.{key}": value for key, value in section.items()})
+        for table in self.callbacks:
+            kind = table["kind"]
+            found.update({f"callbacks.{kind}.{key}": v for key, v in table.items() if key != "kind"})
         return found
 
     def estimator_params(self) -> dict[str, Any]:
@@ -306,7 +313,9 @@ class Job:
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON-able values, as written to ``job.json`` in the run folder."""
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
-        return head | self._sections() | {"origins": dict(self.origins)}
+        # Only where there are some: jobs of before, and those without, look as they did.
+        told = {"callbacks": [dict(table) for table in self.callbacks]} if self.callbacks else {}
+        return head | self._sections() | told | {"origins": dict(self.origins)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], *, where: str = "job.json") -> Job:
@@ -329,6 +338,7 @@ class Job:
             cluster=ClusterSection.model_validate(stored["cluster"]),
             origins=dict(stored.get("origins", {})),
             search=SearchSection.model_validate(stored["search"]) if "search" in stored else None,
+            callbacks=tuple(stored.get("callbacks", ())),
         )
 
     def _sections(self) -> dict[str, dict[str, Any]]:

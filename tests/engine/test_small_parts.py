@@ -252,7 +252,8 @@ def test_bad_jobs(bad: Any) -> None:
 
 # -- callbacks -----------------------------------------------------------------------------------------------
 
-HOOKS = ("on_fit_start", "on_stage", "on_progress", "on_pass_end", "on_checkpoint", "on_event", "on_fit_end")
+HOOKS = ("on_run_start", "on_fit_start", "on_stage", "on_progress", "on_pass_end", "on_checkpoint")
+HOOKS += ("on_event", "on_fit_end", "on_run_end")
 
 
 class Log(Callback):

@@ -1,0 +1,82 @@
+"""``[[callbacks]]`` of jobs: those of this package, and of others by their entry points."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from scalelatent.contract.kinds import load
+from scalelatent.engine.callbacks import Callback, Unfailing
+from scalelatent.errors import JobError, nearest
+
+__all__ = ["GROUP", "KEYS", "OWN", "check_callbacks", "make_callbacks"]
+
+GROUP = "scalelatent.callbacks"
+OWN = {"mlflow": "scalelatent.monitor.tracking:MlflowTracking"}
+# For the page of job files: what its keys are.
+KEYS = {
+    "mlflow": {
+        "uri": (
+            "text",
+            "Tracking server, or store. By default what `MLFLOW_TRACKING_URI` says, else `mlflow.db` and "
+            "`mlruns` beside the run folder.",
+        ),
+        "experiment": ("text", "Made where there is none."),
+        "model": ("true, false", "Send the model too."),
+    }
+}
+
+
+def check_callbacks(given: Any, where: str) -> tuple[dict[str, Any], ...]:
+    """The tables of ``[[callbacks]]``, refused where a name or a key is not known."""
+    if not isinstance(given, Sequence) or not all(isinstance(table, Mapping) for table in given):
+        raise JobError(f'{where}: write [[callbacks]], with two brackets, and for example kind = "mlflow"')
+    for table in given:
+        name = table.get("kind")
+        if not isinstance(name, str):
+            raise JobError(f'{where}: [[callbacks]] kind is missing; write for example kind = "mlflow"')
+        keys = [key for key in table if key != "kind"]
+        known = inspect.signature(_class_of(name, where)).parameters
+        for key in keys:
+            if key not in known:
+                raise JobError(
+                    f"{where}: unknown key {key!r} in [[callbacks]] (kind {name!r}); {nearest(key, known)}"
+                )
+    return tuple(dict(table) for table in given)
+
+
+def make_callbacks(tables: Sequence[Mapping[str, Any]]) -> Unfailing:
+    """The callbacks of a job: they cannot end its fit."""
+    made = []
+    for table in tables:
+        keys = {key: value for key, value in table.items() if key != "kind"}
+        try:
+            made.append(_class_of(table["kind"], "job")(**keys))
+        except (TypeError, ValueError) as error:
+            raise JobError(f"[[callbacks]] kind {table['kind']!r}: {error}") from error
+    return Unfailing(made)
+
+
+def _class_of(name: str, where: str) -> type[Callback]:
+    if name in OWN:
+        found = load(OWN[name])
+    else:
+        points: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=GROUP)}
+        if name not in points:
+            near = nearest(name, [*OWN, *points])
+            raise JobError(
+                f"{where}: [[callbacks]] kind = {name!r} is not known here; {near}; "
+                f"a package of its own gives one by the entry point {GROUP}"
+            )
+        try:
+            found = points[name].load()
+        except Exception as error:  # whatever another package's code raises
+            raise JobError(
+                f"{where}: [[callbacks]] kind = {name!r} ({points[name].value}) cannot be imported: "
+                f"{type(error).__name__}: {error}; mend or update its package, or leave it out"
+            ) from error
+    if not (isinstance(found, type) and issubclass(found, Callback)):
+        raise JobError(f"{where}: [[callbacks]] kind = {name!r} is not a class of scalelatent.Callback")
+    return found

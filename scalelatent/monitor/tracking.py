@@ -1,0 +1,227 @@
+"""Runs told to MLflow: parameters, metrics by pass, figures, the model."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scalelatent.engine.callbacks import Callback
+from scalelatent.errors import JobError, warn_user
+from scalelatent.storage.disk import is_local, locate
+
+__all__ = ["MlflowTracking"]
+
+RUN_TAG = "scalelatent.run"
+# MLflow's limits.
+PARAMS_AT_ONCE, VALUE_LETTERS = 100, 6000
+# What the end of a run waits for a server that does not answer.
+CLOSE_SECONDS = 60.0
+_STATUS = {"done": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+
+
+class MlflowTracking(Callback):
+    """Tell MLflow of a run: the job's values, metrics by pass, at the end scores, the report and the model.
+
+    All is sent by a thread of its own, in order: a server that is slow, or not there, holds up no pass, and
+    what fails is warned of once. A resumed run goes on in the run of MLflow that it began. In a job file
+    it is ``[[callbacks]]`` with ``kind = "mlflow"``, and the driver sends, wherever it runs.
+
+    Parameters
+    ----------
+    uri : str, optional
+        Tracking server or store, ``http://host:5000`` for example. By default what ``MLFLOW_TRACKING_URI``
+        says, else ``mlflow.db`` with its files in ``mlruns`` in the folder that the run folder lies in (for a
+        fit without a job: in the current folder).
+    experiment : str
+        Made where there is none.
+    model : bool
+        Send the model too.
+
+    Raises
+    ------
+    JobError
+        MLflow is not installed.
+
+    Examples
+    --------
+    >>> import scalelatent as sl
+    >>> from scalelatent.monitor.tracking import MlflowTracking
+    >>> tracking = MlflowTracking("http://head:5000")  # doctest: +SKIP
+    >>> sl.CapsuleRegression().fit(ds, callbacks=[tracking])  # doctest: +SKIP
+    """
+
+    def __init__(self, uri: str | None = None, experiment: str = "scalelatent", model: bool = True) -> None:
+        try:
+            from mlflow import MlflowClient
+            from mlflow.entities import Metric, Param
+        except ImportError as error:
+            raise JobError(
+                f"tracking with MLflow needs a package that is not installed ({error.name or error}): pip "
+                "install 'scalelatent[mlflow]'"
+            ) from error
+        self._make: Any = MlflowClient
+        self._metric, self._param = Metric, Param
+        self.uri, self.experiment, self.model = uri, experiment, model
+        self._client: Any = None
+        self._run_id: str | None = None
+        self._sender: _Sender | None = None
+        self._of_job = False
+        self._passes = 0
+        self._warned = False
+
+    def on_run_start(self, info: dict[str, Any]) -> None:
+        """Begin a run of MLflow with the job's values, or go on with one."""
+        self._of_job = True
+        run = str(info["run"])
+        folder = os.path.dirname(run) if is_local(run) else None
+        self._begin(folder, str(info["name"]), dict(info["values"]), {RUN_TAG: str(info["id"])})
+
+    def on_fit_start(self, info: dict[str, Any]) -> None:
+        """Begin a run where no job has."""
+        if not self._of_job:
+            values = {
+                key: value for key, value in info.items() if isinstance(value, str | int | float | None)
+            }
+            self._begin(os.getcwd(), str(info.get("stage") or "fit"), values, {})
+
+    def on_event(self, info: dict[str, Any]) -> None:
+        """Count on from the passes that were done."""
+        if info.get("event") == "resumed":
+            self._passes = len(info.get("history") or ())
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        """Send the numbers of the pass."""
+        self._passes += 1
+        self._send_metrics({key: value for key, value in record.items() if key != "pass"}, self._passes)
+
+    def on_fit_end(self, info: dict[str, Any]) -> None:
+        """End a run that no job began."""
+        if not self._of_job:
+            self._end("FINISHED")
+
+    def on_run_end(self, info: dict[str, Any]) -> None:
+        """Send scores, report and model, and how it ended."""
+        self._send_metrics(info["scores"], self._passes)
+        for name in ("report", "model"):
+            if info[name] is not None and (name == "report" or self.model):
+                self._put(partial(self._send_files, str(info[name]), name))
+        if info["error"]:
+            self._put(lambda: self._client.set_tag(self._run_id, "scalelatent.error", info["error"][:500]))
+        self._end(_STATUS.get(info["state"]))
+
+    def _begin(self, folder: str | None, name: str, values: dict[str, Any], tags: dict[str, str]) -> None:
+        self._sender, self._run_id = _Sender(), None
+        self._passes, self._warned = 0, False
+        self._put(lambda: self._open(folder, name, values, tags), always=True)
+
+    def _open(self, folder: str | None, name: str, values: dict[str, Any], tags: dict[str, str]) -> None:
+        """On the thread: the experiment, the run, its parameters."""
+        uri, files = self.uri or os.environ.get("MLFLOW_TRACKING_URI"), None
+        if uri is None:
+            if folder is None:
+                raise JobError(
+                    "the run folder lies in an object store, which holds no local store of MLflow: give uri, "
+                    "the address of a tracking server"
+                )
+            uri, files = f"sqlite:///{folder}/mlflow.db", Path(folder, "mlruns").as_uri()
+        self._client = client = self._make(tracking_uri=uri)
+        found = client.get_experiment_by_name(self.experiment)
+        place = client.create_experiment(self.experiment, files) if found is None else found.experiment_id
+        if tags:
+            same = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+            earlier = client.search_runs([place], same)
+            if earlier:
+                self._run_id = earlier[0].info.run_id
+                client.update_run(self._run_id, status="RUNNING")
+                return
+        run_id = client.create_run(place, run_name=name, tags=tags).info.run_id
+        params = [self._param(key, str(value)[:VALUE_LETTERS]) for key, value in values.items()]
+        for a in range(0, len(params), PARAMS_AT_ONCE):
+            client.log_batch(run_id, params=params[a : a + PARAMS_AT_ONCE])
+        self._run_id = run_id
+
+    def _send_metrics(self, values: Mapping[str, Any], step: int) -> None:
+        now = int(time.time() * 1000)
+        metrics = [
+            self._metric(key, float(value), now, step)
+            for key, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ]
+        if metrics:
+            self._put(lambda: self._client.log_batch(self._run_id, metrics=metrics))
+
+    def _send_files(self, url: str, name: str) -> None:
+        """On the thread: the files of a folder; those of an object store by way of this disk."""
+        place = locate(url)
+        if place.local_path("") is not None:
+            self._client.log_artifacts(self._run_id, place.local_path(""), name)
+            return
+        self._client.set_tag(self._run_id, f"scalelatent.{name}", url)
+        if name == "report":
+            with tempfile.TemporaryDirectory() as folder:
+                for key in place.keys(""):
+                    Path(folder, key).write_bytes(place.read(key) or b"")
+                self._client.log_artifacts(self._run_id, folder, name)
+
+    def _end(self, status: str | None) -> None:
+        if self._sender is None:
+            return
+        if status is not None:
+            self._put(lambda: self._client.set_terminated(self._run_id, status))
+        if not self._sender.close(CLOSE_SECONDS):
+            self._warn(f"MLflow did not take all in {CLOSE_SECONDS:.0f} s")
+        self._tell_error()
+        self._sender = None
+
+    def _put(self, call: Callable[[], Any], *, always: bool = False) -> None:
+        if self._sender is None:
+            return
+        self._tell_error()
+        # Without a run there is nothing to add to.
+        self._sender.put(call if always else lambda: self._run_id and call())
+
+    def _tell_error(self) -> None:
+        if self._sender is not None and self._sender.error is not None:
+            self._warn(f"{type(self._sender.error).__name__}: {self._sender.error}")
+
+    def _warn(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warn_user(
+                f"tracking with MLflow ({self.uri or 'local'}): {what}; the fit goes on, and further errors "
+                "are not told"
+            )
+
+
+class _Sender:
+    """Calls in their order, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="scalelatent-tracking", daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[], Any]) -> None:
+        self._calls.put(call)
+
+    def close(self, seconds: float) -> bool:
+        """Whether all calls were done in that time."""
+        self._calls.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001  whatever it raises, the fit goes on
+                self.error = self.error or error

@@ -1,0 +1,287 @@
+"""`[[callbacks]]` of jobs, and what MLflow is told: a stand-in of it, and its own server on loopback."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scalelatent import Callback
+from scalelatent.errors import JobError
+from scalelatent.jobs import job_callbacks
+from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.runner import run_job
+from scalelatent.jobs.spec import Job
+from scalelatent.monitor import tracking
+from tests.helpers import until
+
+
+class FakeServer:
+    """What a tracking server holds: runs by id; `broken` raises instead of taking anything."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.broken: Callable[[], None] = lambda: None
+        self.uris: list[str] = []
+
+    def client(self, tracking_uri: str) -> Any:
+        self.uris.append(tracking_uri)
+        return FakeClient(self)
+
+
+class FakeClient:
+    """The interface of `mlflow.MlflowClient` that is used."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        self._server.broken()
+        return None
+
+    def create_experiment(self, name: str, artifact_location: str | None = None) -> str:
+        return name
+
+    def search_runs(self, experiments: list[str], filter_string: str) -> list[Any]:
+        value = filter_string.split("'")[1]
+        found = [run for run in self._server.runs.values() if value in run["tags"].values()]
+        return [SimpleNamespace(info=SimpleNamespace(run_id=run["id"])) for run in found]
+
+    def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> Any:
+        run_id = f"run-{len(self._server.runs)}"
+        empty: dict[str, Any] = {"metrics": [], "params": {}, "files": {}, "status": "RUNNING"}
+        self._server.runs[run_id] = {"id": run_id, "name": run_name, "tags": dict(tags), **empty}
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_id))
+
+    def update_run(self, run_id: str, status: str) -> None:
+        self._server.runs[run_id]["status"] = status
+
+    def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+        self._server.broken()
+        self._server.runs[run_id]["metrics"] += [(m.key, m.value, m.step) for m in metrics]
+        assert not set(self._server.runs[run_id]["params"]) & {p.key for p in params}  # MLflow refuses these
+        self._server.runs[run_id]["params"] |= {p.key: p.value for p in params}
+
+    def log_artifacts(self, run_id: str, folder: str, place: str) -> None:
+        self._server.runs[run_id]["files"][place] = sorted(file.name for file in Path(folder).iterdir())
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:
+        self._server.runs[run_id]["tags"][key] = value
+
+    def set_terminated(self, run_id: str, status: str) -> None:
+        self._server.runs[run_id]["status"] = status
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
+    """A stand-in in the place of MLflow."""
+    found = FakeServer()
+    package: Any = ModuleType("mlflow")
+    package.entities = entities = ModuleType("mlflow.entities")
+    package.MlflowClient = found.client
+    entities.Metric = lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step)
+    entities.Param = lambda key, value: SimpleNamespace(key=key, value=value)
+    monkeypatch.setitem(sys.modules, "mlflow", package)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return found
+
+
+@pytest.fixture
+def job(workplace: Any, fake: Any) -> Callable[..., Job]:
+    """The job of the folder, with callbacks."""
+
+    def make(text: str = 'kind = "mlflow"') -> Job:
+        with workplace.job.open("a") as file:
+            file.write(f"\n[[callbacks]]\n{text}\n")
+        return load_job(workplace.job)
+
+    return make
+
+
+def run(job: Job, **how: Any) -> tuple[RunFolder, list[str]]:
+    """Run a job; lines that it told."""
+    folder = RunFolder.open(job.job.out) if how else RunFolder.create(job.job.out, job)
+    lines: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        run_job(folder.read_job(), folder, tell=lines.append, **how)
+    return folder, lines
+
+
+def test_a_run_is_told(server: FakeServer, job: Any) -> None:
+    folder, lines = run(job())
+    (told,) = server.runs.values()
+    assert told["status"] == "FINISHED"
+    assert told["params"]["model.capsule_dim"] == "2"
+    assert told["params"]["model.kind"] == "capsule"
+    assert [(value, step) for key, value, step in told["metrics"] if key == "objective"] == [
+        (pytest.approx(1 / step), step) for step in range(1, 6)
+    ]
+    assert ("test_error", 0.25, 5) in told["metrics"]
+    assert told["files"] == {"report": ["index.html"], "model": ["model.json"]}
+    parent = Path(folder.url).parent
+    assert server.uris == [f"sqlite:///{parent}/mlflow.db"]
+    assert not [line for line in lines if "warning" in line]
+    stored = folder.read_job()
+    assert stored.callbacks == ({"kind": "mlflow"},)
+
+
+def test_a_resumed_run_goes_on_in_its_own(server: FakeServer, job: Any, fake: Any) -> None:
+    fake.fail = OSError("no more")
+    made = job()
+    with pytest.raises(OSError, match="no more"):
+        run(made)
+    (told,) = server.runs.values()
+    assert told["status"] == "FAILED"
+    assert "no more" in told["tags"]["scalelatent.error"]
+    fake.fail = None
+    run(made, resume=True)
+    assert len(server.runs) == 1
+    assert told["status"] == "FINISHED"
+
+
+@pytest.mark.parametrize("when", ["never there", "gone"])
+def test_a_server_that_fails_ends_no_fit(server: FakeServer, job: Any, fake: Any, when: str) -> None:
+    def refuse() -> None:
+        raise ConnectionError("refused")
+
+    def gone(number: int) -> None:
+        server.broken = refuse
+
+    if when == "gone":
+        fake.before_pass = gone
+    else:
+        gone(0)
+    folder, lines = run(job())
+    assert folder.read_state()["state"] == "done"
+    (line,) = [line for line in lines if "MLflow" in line]
+    assert "ConnectionError: refused; the fit goes on, and further errors are not told" in line
+
+
+def test_a_server_that_does_not_answer_holds_up_no_fit(
+    server: FakeServer, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    server.broken = lambda: answer.wait(60) or None
+    monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.2)
+    folder, lines = run(job())
+    answer.set()
+    assert folder.read_state()["state"] == "done"
+    assert [line for line in lines if "MLflow did not take all in" in line]
+
+
+def test_a_callback_of_another_package_cannot_end_a_fit(
+    job: Any, monkeypatch: pytest.MonkeyPatch, fake: Any
+) -> None:
+    point = EntryPoint("broken", f"{__name__}:Broken", job_callbacks.GROUP)
+    monkeypatch.setattr(job_callbacks, "entry_points", lambda group: [point])
+    monkeypatch.setattr(EntryPoint, "load", lambda self: Broken)
+    Broken.told = []
+    folder, lines = run(job('kind = "broken"\nword = "x"'))
+    assert folder.read_state()["state"] == "done"
+    assert Broken.told == ["x"] * 5
+    (line,) = [line for line in lines if "callback" in line]
+    assert "callback Broken: OSError: no disk; the fit goes on" in line
+
+
+class Broken(Callback):
+    """One that fails at every pass."""
+
+    told: list[str]
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self.told.append(self.word)
+        raise OSError("no disk")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('kind = "mlfow"', r"kind = 'mlfow' is not known here; did you mean 'mlflow'"),
+        ('kind = "mlflow"\nurl = "x"', r"unknown key 'url' in \[\[callbacks\]\] .* did you mean 'uri'"),
+        ('uri = "x"', r"\[\[callbacks\]\] kind is missing"),
+    ],
+)
+def test_mistakes_are_told_when_the_job_is_read(job: Any, text: str, says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        job(text)
+
+
+def test_a_table_in_the_place_of_a_list(workplace: Any) -> None:
+    with workplace.job.open("a") as file:
+        file.write('\n[callbacks]\nkind = "mlflow"\n')
+    with pytest.raises(JobError, match=r"write \[\[callbacks\]\], with two brackets"):
+        load_job(workplace.job)
+
+
+def test_without_mlflow_the_run_does_not_begin(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(JobError, match=r"pip install 'scalelatent\[mlflow\]'"):
+        run(job())
+
+
+@pytest.fixture
+def real_server(tmp_path: Path) -> Iterator[str]:
+    """MLflow's own server on loopback."""
+    pytest.importorskip("mlflow")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    store = f"sqlite:///{tmp_path}/server.db"
+    words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    words += ["--backend-store-uri", store, "--artifacts-destination", f"{tmp_path}/files"]
+    log = (tmp_path / "server.log").open("w")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", *words], stdout=log, stderr=log, start_new_session=True
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    def up() -> bool:
+        assert process.poll() is None, (tmp_path / "server.log").read_text()
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            time.sleep(0.5)
+            return False
+
+    try:
+        until(up, 150)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+        log.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_real_server(job: Any, real_server: str) -> None:
+    import mlflow
+
+    _, lines = run(job(f'kind = "mlflow"\nuri = "{real_server}"\nexperiment = "tried"'))
+    assert not [line for line in lines if "MLflow" in line], lines
+    client = mlflow.MlflowClient(tracking_uri=real_server)
+    place = client.get_experiment_by_name("tried").experiment_id
+    (told,) = client.search_runs([place])
+    assert told.info.status == "FINISHED"
+    assert told.data.params["model.capsule_dim"] == "2"
+    assert told.data.metrics["test_error"] == 0.25
+    assert [m.step for m in client.get_metric_history(told.info.run_id, "objective")] == [1, 2, 3, 4, 5]
+    assert {file.path for file in client.list_artifacts(told.info.run_id)} == {"report", "model"}
