@@ -44,6 +44,7 @@ from .inputs import (
     weighed,
 )
 from .learned import learned_table
+from .onnx_graph import RowGraph
 from .session import CallbackList, FitSession, Place, rows_as_begun
 from .steps import Rows, Steps, first_step
 
@@ -610,6 +611,46 @@ class StreamedEstimator(  # type: ignore[call-arg]
             values["feature_names_in"] = [str(name) for name in self.feature_names_in_]
         params, beside = saved_params(self.get_params(deep=False)), self._beside_saved()
         save_model(url, self._kind, params, values, arrays, overwrite=overwrite, beside=beside)
+
+    def to_onnx(self, path: str | Path) -> None:
+        """Write the prediction as an ONNX graph, for runtimes without this package.
+
+        Input ``x``, float32 (rows, features). Outputs of a classifier: ``label`` (rows), and
+        ``probabilities``, float32 (rows, classes); of a model that learns outputs: ``output``, float32.
+
+        Parameters
+        ----------
+        path : str or path
+            The file to write.
+
+        Raises
+        ------
+        DataError
+            This kind of model has no graph, or ``onnx`` is not installed (``pip install
+            'scalelatent[onnx]'``).
+
+        Examples
+        --------
+        >>> import scalelatent as sl
+        >>> from sklearn.datasets import load_digits
+        >>> x, y = load_digits(return_X_y=True)
+        >>> m = sl.CapsuleRegression(capsule_dim=2, max_iter=3).fit(x, y)
+        >>> m.to_onnx("digits.onnx")  # doctest: +SKIP
+        >>> import onnxruntime  # doctest: +SKIP
+        >>> session = onnxruntime.InferenceSession("digits.onnx")  # doctest: +SKIP
+        >>> labels, probabilities = session.run(None, {"x": x.astype("f4")})  # doctest: +SKIP
+        """
+        check_is_fitted(self)
+        graph = RowGraph(self.n_features_in_)
+        self._draw_prediction(graph)
+        graph.save(path, repr(self))
+
+    def _draw_prediction(self, graph: RowGraph) -> None:
+        """Draw the graph of `to_onnx`."""
+        raise DataError(
+            f"to_onnx: predictions of a {type(self).__name__} have no ONNX graph: save the "
+            "model, and predict with this package"
+        )
 
     def _beside_saved(self) -> Callable[[Location], dict[str, str]] | None:
         """What writes the datasets of a saved model (see ``save_model``), where it has some."""

@@ -15,6 +15,7 @@ from scalelatent.estimators.base import Saved
 from scalelatent.estimators.classifier import StreamedClassifier
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, IN_PLACE, Learned
+from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.capsule.model.em import CapsuleEM
@@ -24,6 +25,7 @@ from scalelatent.models.capsule.model.running import RowSums
 from scalelatent.storage.disk import Location
 
 from .fit import CAPSULE_DIM, ONLINE_PARAMETERS, fit_steps, plain_dim, plan
+from .onnx_export import draw_scores
 from .parameters import PARAMETERS
 from .partial_fit import (
     READ_ROWS,
@@ -267,6 +269,9 @@ class CapsuleRegression(StreamedClassifier):
 
     def _row_map(self, what: str) -> CapsuleRows:
         return CapsuleRows(self._members, self.W_, self.projection_, what)
+
+    def _draw_prediction(self, graph: RowGraph) -> None:
+        graph.classes(draw_scores(graph, self._row_map("probabilities")), self.classes_)
 
     # -- a stream of rows ------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
 from scalelatent.estimators.inputs import check_finite, one_column
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
+from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import resolve_seed, stream
@@ -29,6 +30,7 @@ from scalelatent.models.linear_mixture.model.recognise import confidence, probab
 from scalelatent.storage.disk import Location
 
 from .fit import ONLINE_PARAMETERS, check_sizes, fit_steps, plan, shape_of
+from .onnx_export import draw_probabilities
 from .output import DENSE, Fitted, MixtureRows, density_of
 from .parameters import DENSITY_PARAMETERS, PARAMETERS
 
@@ -402,6 +404,9 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     def temperature_(self) -> float:
         """Of class probabilities."""
         return self._fitted.temperature
+
+    def _draw_prediction(self, graph: RowGraph) -> None:
+        graph.classes(draw_probabilities(graph, self._row_map("probabilities")), self.classes_)
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
         if isinstance(X, Dataset) and not X.has_y:

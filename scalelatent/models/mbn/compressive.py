@@ -30,6 +30,7 @@ from scalelatent.errors import DataError, RunError
 from scalelatent.estimators.base import Saved, StreamedEstimator
 from scalelatent.estimators.companions import FitCall, accompanied
 from scalelatent.estimators.inputs import check_finite, is_plain, rows_and_labels
+from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList, FitSession, rows_as_begun
 from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.compressive import NetworkRows, first_weights, unscaled
@@ -306,6 +307,13 @@ class CompressiveMBN(StreamedEstimator):
 
     def _row_map(self, what: Any) -> NetworkRows:
         return NetworkRows(tuple(self.coefs_), tuple(self.intercepts_))
+
+    def _draw_prediction(self, graph: RowGraph) -> None:
+        h = graph.x
+        for layer, (w, b) in enumerate(zip(self.coefs_, self.intercepts_, strict=True)):
+            h = graph.node("Relu", h) if layer else h
+            h = graph.node("Add", graph.node("MatMul", h, graph.constant(w)), graph.constant(b))
+        graph.output("output", h, np.float32, ["rows", len(self.intercepts_[-1])])
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

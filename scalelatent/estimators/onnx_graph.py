@@ -1,0 +1,101 @@
+"""Predictions of fitted models as ONNX graphs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalelatent.errors import DataError
+from scalelatent.storage.disk import locate
+
+__all__ = ["RowGraph"]
+
+# What runtimes of some years ago know.
+OPSET, IR_VERSION = 18, 9
+
+
+class RowGraph:
+    """A graph that is drawn node by node: rows ``x``, float32 (n, features), to named outputs.
+
+    Raises
+    ------
+    DataError
+        The package ``onnx`` is not installed.
+    """
+
+    def __init__(self, n_features: int) -> None:
+        try:
+            import onnx
+        except ImportError as error:
+            raise DataError(
+                "to_onnx needs a package that is not installed (onnx): pip install 'scalelatent[onnx]'"
+            ) from error
+        self._onnx = onnx
+        self._nodes: list[Any] = []
+        self._constants: list[Any] = []
+        self._outputs: list[Any] = []
+        self.x = "x"
+        rows = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["rows", n_features])
+        self._inputs = [rows]
+
+    def constant(self, value: Any) -> str:
+        """The name of an array, of its own dtype."""
+        name = f"c{len(self._constants)}"
+        self._constants.append(self._onnx.numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """The name of what an operator gives."""
+        name = f"v{len(self._nodes)}"
+        self._nodes.append(self._onnx.helper.make_node(kind, list(inputs), [name], **attributes))
+        return name
+
+    def cast(self, value: str, dtype: Any) -> str:
+        """A value in another dtype."""
+        return self.node("Cast", value, to=self._type(dtype))
+
+    def sum(self, value: str, axis: int) -> str:
+        """The sum over an axis, which stays."""
+        return self.node("ReduceSum", value, self.constant(np.array([axis])), keepdims=1)
+
+    def output(self, name: str, value: str, dtype: Any, shape: list[str | int]) -> None:
+        """Name an output."""
+        self._nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
+        self._outputs.append(self._onnx.helper.make_tensor_value_info(name, self._type(dtype), shape))
+
+    def classes(self, probabilities: str, classes: np.ndarray) -> None:
+        """The outputs of a classifier: ``label`` and ``probabilities``, float32, of double ones."""
+        if classes.dtype.kind in "OUS":
+            known = np.array([str(c) for c in classes.tolist()], dtype=object)
+        else:
+            known = classes.astype(np.int64 if classes.dtype.kind in "iu" else classes.dtype)
+        best = self.node("ArgMax", probabilities, axis=1, keepdims=0)
+        label = self.node("Gather", self.constant(known), best, axis=0)
+        self.output("label", label, known.dtype, ["rows"])
+        shares = self.cast(probabilities, np.float32)
+        self.output("probabilities", shares, np.float32, ["rows", len(classes)])
+
+    def save(self, path: str | os.PathLike[str], doc: str) -> None:
+        """Check the graph and write it."""
+        from scalelatent import __version__
+
+        graph = self._onnx.helper.make_graph(
+            self._nodes, "scalelatent", self._inputs, self._outputs, self._constants, doc_string=doc
+        )
+        model = self._onnx.helper.make_model(
+            graph,
+            opset_imports=[self._onnx.helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="scalelatent",
+            producer_version=__version__,
+        )
+        self._onnx.checker.check_model(model)
+        url = os.fspath(path)
+        folder, name = url.rsplit("/", 1) if "://" in url else (str(Path(url).parent), Path(url).name)
+        locate(folder).write(name, model.SerializeToString())
+
+    def _type(self, dtype: Any) -> int:
+        return int(self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))

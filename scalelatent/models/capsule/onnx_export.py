@@ -1,0 +1,64 @@
+"""Capsule predictions as an ONNX graph: `CapsuleRows` in its operators."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalelatent.estimators.onnx_graph import RowGraph
+from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.models.capsule.model.predict import CapsuleRows
+
+
+def draw_scores(graph: RowGraph, rows: CapsuleRows) -> str:
+    """Class scores, double (rows, classes): products in float32 as ours, the rest in double."""
+    members = rows.members
+    m, k, d = members.n_members, members.dims.shape[1], int(members.dims[0].sum())
+    z = graph.x
+    if rows.projection is not None:
+        z = graph.node("MatMul", z, graph.constant(rows.projection.astype(np.float32)))
+    h = graph.cast(graph.node("MatMul", z, graph.constant(rows.w.T.astype(np.float32))), np.float64)
+    capsules = np.repeat(np.eye(m * k), members.dims.ravel(), axis=0)
+    squares = graph.node("MatMul", graph.node("Mul", h, h), graph.constant(capsules))
+    q = graph.node("Reshape", squares, graph.constant(np.array([-1, m, k])))
+    total = graph.sum(q, 2)
+    f = graph.node("Div", q, graph.node("Max", total, graph.constant(np.finfo(float).tiny)))
+    lam = _interpolated(graph, graph.node("Mul", total, graph.constant(0.5)), d)
+    rest = graph.node("Sub", graph.constant(1.0), lam)
+    shares = graph.constant(members.dims / d)
+    p = graph.node("Add", graph.node("Mul", lam, f), graph.node("Mul", rest, shares))
+    if members.architecture == "multiclass":
+        return graph.node("Reshape", p, graph.constant(np.array([-1, k])))
+    first, second = (graph.node("Gather", p, graph.constant(np.array(i)), axis=2) for i in (0, 1))
+    if members.architecture == "one_vs_all":
+        scores = first
+    else:
+        won = graph.cast(graph.node("GreaterOrEqual", first, second), np.float64)
+        lost = graph.node("Sub", graph.constant(1.0), won)
+        few = graph.constant(1.0 / members.n_classes)
+        votes = [
+            graph.node("Add", vote, graph.node("Mul", share, few))
+            for vote, share in ((won, first), (lost, second))
+        ]
+        scores = graph.node(
+            "Add",
+            *(
+                graph.node("MatMul", vote, graph.constant((members.labels == i).astype(np.float64)))
+                for i, vote in enumerate(votes)
+            ),
+        )
+    return graph.node("Div", scores, graph.sum(scores, 1))
+
+
+def _interpolated(graph: RowGraph, beta: str, dimension: int) -> str:
+    """lambda0, from its table as the kernels look it up."""
+    table = squash_table(dimension)
+    cells = len(table.coefficients)
+    share = graph.node("Div", beta, graph.node("Add", beta, graph.constant(table.scale)))
+    t = graph.node("Mul", share, graph.constant(float(cells)))
+    cell = graph.node("Min", graph.node("Floor", t), graph.constant(cells - 1.0))
+    u, index = graph.node("Sub", t, cell), graph.cast(cell, np.int64)
+    out = ""
+    for power in (3, 2, 1, 0):
+        c = graph.node("Gather", graph.constant(table.coefficients[:, power]), index, axis=0)
+        out = graph.node("Add", graph.node("Mul", out, u), c) if out else c
+    return out
