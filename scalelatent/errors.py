@@ -146,6 +146,27 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
+# A name that goes warns for so many minor releases first.
+DEPRECATED_RELEASES = 2
+
+
+def warn_deprecated(what: str, instead: str, *, since: str) -> None:
+    """Warn of something public that goes two minor releases after it is first warned of.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as told:
+    ...     warnings.simplefilter("always")
+    ...     warn_deprecated("fit(rows=…)", "give X", since="0.2")
+    >>> str(told[0].message), told[0].category.__name__
+    ('fit(rows=…) is deprecated since 0.2 and goes in 0.4: give X', 'FutureWarning')
+    """
+    major, minor = since.split(".")
+    gone = f"{major}.{int(minor) + DEPRECATED_RELEASES}"
+    warn_user(f"{what} is deprecated since {since} and goes in {gone}: {instead}", FutureWarning)
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
     """A half sentence that names the nearest of ``words``, or all of them where none is near."""
     known = sorted(words)

@@ -326,6 +326,13 @@ def test_usage_errors_are_one_line_and_exit_with_two(scalelatent):
     assert told["hint"] == "see: scalelatent cluster up --help"
 
 
+def test_a_shell_completes_verbs(scalelatent, monkeypatch):
+    monkeypatch.setenv("_SCALELATENT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "scalelatent re")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert set(scalelatent().out.split()) == {"resume", "report"}
+
+
 def test_errors_are_json_where_output_is(scalelatent):
     said = scalelatent("fit", "no.toml", "--json", code=2)
     assert said.out == ""

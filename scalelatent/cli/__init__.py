@@ -49,7 +49,6 @@ class _Verbs(TyperGroup):
 app = typer.Typer(
     cls=_Verbs,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Fit latent-variable models to data sets of any size, out of core, on one machine or a cluster.",
 )
