@@ -1,4 +1,4 @@
-"""One pass from S3 on loopback against local disk: python benchmarks/s3_pass.py
+"""One pass from S3 on loopback against local disk: python benchmarks/s3_pass.py [--parts pass,troubled]
 
 A capsule E-step (D = 80) over stored float32 rows, nothing cached, one computing thread: the same rows from
 the disk and from an S3 server (moto's, in a process of its own on 127.0.0.1), in turn; the fastest of the
@@ -10,6 +10,11 @@ read_*_s       reading alone
 server_s       the same objects by eight plain HTTP connections, nothing decoded: what this server can give
 delay          the same with a server that lets every request wait, as one over a network does: several reads
                in flight against one after the other
+
+``troubled``: the server behind a proxy in a process of its own. A request waits --latency milliseconds; of a
+hundred one is answered 503, and of a hundred answers one each breaks off in its middle with a reset, or comes
+in pieces over half a second. A fit of ten passes, nothing cached, from the server alone and by the proxy:
+seconds, rates, what the proxy did, and whether the weights have the same bits.
 """
 
 from __future__ import annotations
@@ -17,15 +22,21 @@ from __future__ import annotations
 import http.client
 import multiprocessing
 import os
+import random
+import socket
+import struct
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from common import parser, stored_rows, write
+import numpy as np
+from common import parser, stored_rows, write_part
 from streamed_pass import learner
 
 import scalelatent as sl
@@ -77,6 +88,94 @@ def s3_server() -> Iterator[tuple[int, Any]]:
         if not here.poll(60):
             raise SystemExit("the S3 server did not start within 60 s")
         yield here.recv(), delay
+    finally:
+        process.terminate()
+        process.join(10)
+
+
+TROUBLES = ("503", "reset", "slow")
+SHARE, PIECES, SLOW_SECONDS = 0.01, 10, 0.5
+
+
+def trouble(pipe: Any, server: int, latency: float, counts: Any, seed: int) -> None:
+    """Run the proxy until the process is ended."""
+    chance, lock = random.Random(seed), threading.Lock()
+
+    class Proxy(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_one(self) -> None:
+            with lock:
+                draw = chance.random() / SHARE
+                what = TROUBLES[int(draw)] if draw < len(TROUBLES) else None
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            time.sleep(latency)
+            if what == "503":
+                self.count(what)
+                self.answer(503, [], b"")
+                return
+            onward = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
+            onward.request(self.command, self.path, body, dict(self.headers.items()))
+            got = onward.getresponse()
+            told, headers = got.read(), [(k, v) for k, v in got.getheaders() if k.lower() not in SINGLE]
+            onward.close()
+            self.answer(got.status, headers, told, what if len(told) > 1 else None)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one
+
+        def count(self, what: str) -> None:
+            with lock:
+                counts[TROUBLES.index(what)] += 1
+
+        def answer(
+            self, status: int, headers: list[tuple[str, str]], body: bytes, what: str | None = None
+        ) -> None:
+            self.send_response_only(status)
+            for name, value in headers:
+                self.send_header(name, value)
+            if self.command != "HEAD":
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if what is not None:
+                self.count(what)
+            if what == "reset":
+                self.wfile.write(body[: len(body) // 2])
+                self.wfile.flush()
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+                self.close_connection = True
+            elif what == "slow":
+                size = -(-len(body) // PIECES)
+                for a in range(0, len(body), size):
+                    time.sleep(SLOW_SECONDS / PIECES)
+                    self.wfile.write(body[a : a + size])
+            elif self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    pipe.send(proxy.server_port)
+    proxy.serve_forever()
+
+
+# Headers that are the proxy's own.
+SINGLE = ("content-length", "connection", "transfer-encoding")
+
+
+@contextmanager
+def troubled_proxy(server: int, latency: float, seed: int) -> Iterator[tuple[int, Any]]:
+    """A proxy in a process of its own: (port, how often it did each of its troubles)."""
+    context = multiprocessing.get_context("spawn")
+    counts = context.Array("q", len(TROUBLES))
+    here, there = context.Pipe()
+    process = context.Process(target=trouble, args=(there, server, latency, counts, seed), daemon=True)
+    process.start()
+    try:
+        if not here.poll(60):
+            raise SystemExit("the proxy did not start within 60 s")
+        yield here.recv(), counts
     finally:
         process.terminate()
         process.join(10)
@@ -179,20 +278,53 @@ def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float
     delayed |= {"gain_of_several": delayed["s3_one_at_a_time_s"] / delayed["s3_s"]}
     out = {k: round(v, 4) for k, v in out.items()}
     out["delay"] = {k: round(v, 4) for k, v in delayed.items()}
-    print(out, flush=True)
     return out
+
+
+def troubled(folder: Path, a: Any) -> dict[str, Any]:
+    """The same fit from the server alone, and through the proxy."""
+    disk = stored_rows(folder, a.rows, a.seed)
+    found: dict[str, Any] = {}
+    weights = []
+    with s3_server() as (port, _), troubled_proxy(port, a.latency / 1e3, a.seed) as (through, counts):
+        for name, at in (("alone", port), ("troubled", through)):
+            os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=f"http://127.0.0.1:{at}")
+            forget_connections()
+            if name == "alone":
+                import s3fs
+
+                s3fs.S3FileSystem(use_listings_cache=False).mkdir(BUCKET)
+                disk.save(f"s3://{BUCKET}/noise.zarr")
+            rows = sl.open_dataset(f"s3://{BUCKET}/noise.zarr")
+            model = sl.CapsuleRegression(capsule_dim=8, max_iter=10, random_state=a.seed)
+            begin = time.perf_counter()
+            model.fit(rows, run_dir=f"s3://{BUCKET}/run-{name}", engine={"cache": 0})
+            found[f"{name}_s"] = round(time.perf_counter() - begin, 2)
+            read = sum(record["bytes_read"] for record in model.history_)
+            found[f"{name}_mb_per_s"] = round(read / 1e6 / found[f"{name}_s"], 1)
+            weights.append(model.W_)
+        found |= {f"times {what}": int(n) for what, n in zip(TROUBLES, counts, strict=True)}
+    found |= {"rows": a.rows, "latency_ms": a.latency, "share_of_each_trouble": SHARE}
+    return found | {"same_bits": bool(np.array_equal(*weights))}
 
 
 def main() -> None:
     """Measure and write the figures."""
     args = parser(__doc__, "s3_pass")
+    args.add_argument("--parts", default="pass,troubled")
     args.add_argument("--rows", type=int, default=400_000)
     args.add_argument("--rounds", type=int, default=5)
     args.add_argument("--delay", type=float, default=30.0, help="milliseconds that a far store lets one wait")
+    args.add_argument("--latency", type=float, default=50.0, help="milliseconds of a request to the proxy")
     a = args.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        results = measure(Path(folder), a.rows, a.seed, a.rounds, a.delay)
-    write(a.out, a.seed, results)
+    for part in a.parts.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            if part == "troubled":
+                result = troubled(Path(folder), a)
+            else:
+                result = measure(Path(folder), a.rows, a.seed, a.rounds, a.delay)
+        print(part, result, flush=True)
+        write_part(a.out, part, a.seed, result)
 
 
 if __name__ == "__main__":
