@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numba import int64
 
+from scalelatent.data import make_digits
 from scalelatent.engine.callbacks import Callback
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.kernels import jit
@@ -89,6 +90,33 @@ def load_online_toys() -> Any:
 
 # Run on workers: a report takes longer than the fits of tests.
 WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda *_: None"
+
+
+# A capsule model of digits, small blocks of it: long enough to be disturbed.
+DIGITS_JOB = """
+[job]
+seed = 1
+out = "{folder}/unnamed"
+[data]
+train = "{folder}/train.zarr"
+validation = "{folder}/test.zarr"
+[model]
+kind = "capsule"
+capsule_dim = 4
+max_iter = {passes}
+nu_schedule = "none"
+[engine]
+block_rows = 128
+leaf_rows = 512
+"""
+
+
+def digits_job(folder: Path, passes: int) -> Path:
+    """A job file, and the datasets that it names, in a folder."""
+    make_digits(str(folder / "train.zarr"), 8_000, base_rows=(0, 1500))
+    make_digits(str(folder / "test.zarr"), 297, base_rows=(1500, 1797))
+    (folder / "job.toml").write_text(DIGITS_JOB.format(folder=folder, passes=passes))
+    return folder / "job.toml"
 
 
 def files_of(folder: RunFolder) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ import typer
 from .exits import FAILED
 from .show import (
     Json,
+    Reach,
     TlsFiles,
     emit,
     progress_bar,
@@ -18,6 +19,7 @@ from .show import (
     size,
     text_of,
     verb,
+    with_scheduler,
     with_tls,
 )
 
@@ -52,10 +54,14 @@ def up(
     scheduler_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the scheduler's address to FILE too.")
     ] = None,
+    idle: Annotated[
+        float | None, typer.Option(min=0, metavar="MINUTES", help="End once no job was left for so long.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Start a scheduler and workers, and stay until Ctrl-C."""
+    """Start a scheduler and workers, and stay until Ctrl-C; jobs that run then stop at a checkpoint."""
     from scalelatent.deploy.serving import own_certificates, serve, until_stopped
+    from scalelatent.jobs.control import stop_jobs
 
     security, client_files = None, None
     if tls:
@@ -65,17 +71,23 @@ def up(
     else:
         security = tls_files.security()
     page = None if dashboard.lower() == "none" else dashboard
-    with until_stopped() as never:
+    with until_stopped():
         try:
             with serve(
                 workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus, port=port, host=host,
                 dashboard_address=page, scheduler_file=scheduler_file,
                 security=security, client_files=client_files,
-            ) as told:  # fmt: skip
-                _tell(told, json)
-                never.wait()
+            ) as served:  # fmt: skip
+                _tell(served.told, json)
+                try:
+                    served.wait(idle)
+                    say(f"no job for {idle:g} minutes")
+                except KeyboardInterrupt:
+                    stop_jobs(served.client, tell=say)
+                    raise
         except KeyboardInterrupt:
-            say("stopped: the scheduler and all workers have ended")
+            pass
+        say("stopped: the scheduler and all workers have ended")
 
 
 def _tell(told: dict[str, Any], json: bool) -> None:
@@ -134,10 +146,10 @@ def join(
 
     if tls_folder is not None:
         tls_files = TlsFiles(*(tls_folder / f"{name}.pem" for name in ("ca", "cluster-cert", "cluster-key")))
-    security = tls_files.security()
     with until_stopped():
         try:
             address = address_from(scheduler, scheduler_file, wait)
+            security = tls_files.security()  # a scheduler may make them just before it writes its address
             check_protocol(address, security)
             work = run_workers(
                 address, workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
@@ -172,38 +184,34 @@ def certificates(
 
 
 @verb
-@with_tls
+@with_scheduler
 def warm(
     kinds: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KIND]...", help="Models, data, evaluation; all by default."),
     ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="URL", help="On every host of this cluster instead of here.")
-    ] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Processes; all cores by default.")
     ] = None,
-    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
+    reach: Reach = Reach(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Compile kernels ahead, so that no first fit waits for them."""
-    if scheduler is None:
+    if reach.address is None:
         from scalelatent.deploy.warm import warm as compile_here
 
         with progress_bar("compiling kernels (once for this machine)", "kernels") as on_kernel:
             done = compile_here(kinds or (), processes=jobs, on_kernel=on_kernel)
         hosts = {"": done}
     else:
-        from scalelatent.deploy.connection import open_client
         from scalelatent.deploy.warm import warm_cluster
 
         if jobs is not None:
             raise typer.BadParameter("--jobs is for this machine; with --scheduler hosts use all their cores")
-        with open_client(scheduler, tls_files.security()) as client:
+        with reach.client() as client:
             hosts = warm_cluster(client, kinds or ())
     if json:
-        emit(hosts[""] if scheduler is None else {"hosts": hosts})
+        emit(hosts[""] if reach.address is None else {"hosts": hosts})
         return
     for host, done in hosts.items():
         many, seconds = len(done["compiled"]), done["seconds"]
@@ -216,27 +224,23 @@ def warm(
 
 
 @verb
-@with_tls
+@with_scheduler
 def doctor(
     folder: Annotated[
         str | None, typer.Argument(metavar="[FOLDER]", help="Where runs will be written; here by default.")
     ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="URL", help="Look at this cluster instead of this machine.")
-    ] = None,
-    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
+    reach: Reach = Reach(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Check this machine, or a cluster, and name fixes."""
-    if scheduler is None:
+    if reach.address is None:
         from scalelatent.deploy.checks import examine
 
         findings = examine("." if folder is None else folder)
     else:
         from scalelatent.deploy.checks import examine_cluster
-        from scalelatent.deploy.connection import open_client
 
-        with open_client(scheduler, tls_files.security()) as client:
+        with reach.client() as client:
             findings = examine_cluster(client, folder)
     failed = any(finding.status == "fail" for finding in findings)
     if json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,25 +13,21 @@ from .exits import FAILED, INTERRUPTED
 from .run import JobFile, Out, _finish, _load, _run, _summary
 from .show import (
     Json,
+    Reach,
     Settings,
-    TlsFiles,
     emit,
     say,
     show_values,
     stderr_console,
     text_of,
     verb,
-    with_tls,
+    with_scheduler,
 )
 
 if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id or a run folder.")]
-Scheduler = Annotated[
-    str | None,
-    typer.Option("--scheduler", metavar="URL", help="The Dask scheduler, such as tcp://head:8786."),
-]
 Mismatch = Annotated[
     bool, typer.Option("--allow-mismatch", help="Run although versions differ from those of the cluster.")
 ]
@@ -40,24 +35,20 @@ Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for 
 
 
 @verb
-@with_tls
+@with_scheduler
 def submit(
     job: JobFile,
-    scheduler: Scheduler = None,
     settings: Settings = None,
     out: Out = None,
     allow_mismatch: Mismatch = False,
     wait: Wait = 10.0,
-    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
+    reach: Reach = Reach(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Hand a job to a Dask cluster, where it goes on without this machine."""
     from scalelatent.jobs.submit import submit_job
 
-    extra = tls_files.settings()
-    extra += ["cluster.allow_mismatch=true"] if allow_mismatch else []
-    if scheduler is not None:  # takes the place of workers that the job file would start
-        extra += [f'cluster.scheduler="{scheduler}"', "cluster.workers=none"]
+    extra = [*reach.settings(), *(["cluster.allow_mismatch=true"] if allow_mismatch else [])]
     submitted = submit_job(_load(job, [*(settings or []), *extra], out), wait=wait, tell=say)
     _say_submitted(submitted, json)
 
@@ -70,14 +61,14 @@ def _say_submitted(submitted: Any, json: bool) -> None:
     say(f"run folder {submitted.run}; watch it with: scalelatent attach {submitted.run}")
 
 
-def _find(job: str, scheduler: str | None, tls_files: TlsFiles) -> RunFolder:
+def _find(job: str, reach: Reach) -> RunFolder:
     from scalelatent.jobs.control import find_job
 
-    return find_job(job, scheduler=scheduler, security=tls_files.security())
+    return find_job(job, scheduler=reach.address, security=reach.security())
 
 
 @verb
-@with_tls
+@with_scheduler
 def status(
     job: Annotated[
         str | None,
@@ -85,16 +76,14 @@ def status(
             metavar="[JOB]", help="A job id or a run folder; all runs below this folder otherwise."
         ),
     ] = None,
-    scheduler: Scheduler = None,
-    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
+    reach: Reach = Reach(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Say how a job is getting on."""
-    from scalelatent.deploy.connection import open_client
     from scalelatent.jobs.control import list_jobs
 
     if job is not None:
-        folder = _find(job, scheduler, tls_files)
+        folder = _find(job, reach)
         state = folder.read_state()
         if state["state"] == "running":
             state["progress"] = folder.read_progress()
@@ -107,8 +96,7 @@ def status(
                 told["rows of the stage"] = f"{now['rows_done'] or 0:,} of {now['rows_total']:,}"
             show_values(told, title=state["id"])
         return
-    asked = nullcontext() if scheduler is None else open_client(scheduler, tls_files.security())
-    with asked as client:
+    with reach.client() as client:
         states = list_jobs(client=client)
     if json:
         emit(states)
@@ -121,12 +109,11 @@ def status(
 
 
 @verb
-@with_tls
+@with_scheduler
 def logs(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    scheduler: Scheduler = None,
-    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
+    reach: Reach = Reach(),  # noqa: B008  no state in it
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Print the events of a job: states, stages, checkpoints, lost workers, errors."""
@@ -134,7 +121,7 @@ def logs(
 
     from scalelatent.jobs.control import new_events
 
-    for event in new_events(_find(job, scheduler, tls_files), follow=follow):
+    for event in new_events(_find(job, reach), follow=follow):
         if json:
             typer.echo(encoder.dumps(event))
             continue
@@ -146,22 +133,20 @@ def logs(
 
 
 @verb
-@with_tls
+@with_scheduler
 def attach(
     job: JobArgument,
-    scheduler: Scheduler = None,
-    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
+    reach: Reach = Reach(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Watch a job until it ends."""
     from scalelatent.jobs.control import follow
     from scalelatent.monitor.progress import ProgressDisplay
 
-    folder = _find(job, scheduler, tls_files)
+    folder = _find(job, reach)
     try:
         with ProgressDisplay(stderr_console()) as progress:
-            security = tls_files.security()
-            state = follow(folder, [progress], security=security, tell=say)
+            state = follow(folder, [progress], security=reach.security(), tell=say)
     except KeyboardInterrupt:
         told = f"stopped watching; the job goes on. Watch it again with: scalelatent attach {folder.url}"
         raise KeyboardInterrupt(told) from None
@@ -173,18 +158,17 @@ def attach(
 
 
 @verb
-@with_tls
+@with_scheduler
 def cancel(
     job: JobArgument,
-    scheduler: Scheduler = None,
     wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for it to stop.")] = 30.0,
-    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
+    reach: Reach = Reach(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Stop a job at the next place where nothing is lost; `scalelatent resume` goes on from there."""
     from scalelatent.jobs.control import cancel_job
 
-    folder = _find(job, scheduler, tls_files)
+    folder = _find(job, reach)
     state = cancel_job(folder, wait=wait)
     if state["state"] in ("queued", "running"):
         say(f"asked to stop; the driver has not in {wait:g} s, but will: scalelatent status {folder.url}")
@@ -195,7 +179,7 @@ def cancel(
 
 
 @verb
-@with_tls
+@with_scheduler
 def resume(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="The run folder (or job id) of a broken-off run.")
@@ -205,13 +189,12 @@ def resume(
         Path | None,
         typer.Option("--job", metavar="JOB", help="The job file that began it, where job.json is damaged."),
     ] = None,
-    scheduler: Scheduler = None,
     here: Annotated[
         bool, typer.Option("--here", help="Drive a submitted run in this process, not on its cluster.")
     ] = False,
     allow_mismatch: Mismatch = False,
     wait: Wait = 10.0,
-    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
+    reach: Reach = Reach(),  # noqa: B008  no state in it
     json: Json = False,
 ) -> None:
     """Go on with a run that was stopped, killed or failed."""
@@ -220,7 +203,7 @@ def resume(
     from scalelatent.jobs.resolve import override
     from scalelatent.jobs.submit import resubmit
 
-    folder = _find(run, scheduler, tls_files)
+    folder = _find(run, reach)
     if job_file is not None:
         write_job_again(folder, job_file)
     state = folder.read_state()
@@ -234,11 +217,11 @@ def resume(
         _finish(_summary(folder), json)
         return
     check_resumable(folder)
-    extra = tls_files.settings()
-    extra += ["cluster.allow_mismatch=true"] if allow_mismatch else []
-    extra += [] if scheduler is None else [f'cluster.scheduler="{scheduler}"']
+    extra = [*reach.settings(), *(["cluster.allow_mismatch=true"] if allow_mismatch else [])]
+    if here and reach.address is None:  # that of the job may be gone
+        extra += ["cluster.scheduler=none"]
     job = override(folder.read_job(), [*(settings or []), *extra])
-    if not here and (scheduler is not None or (state.get("submitted") and job.cluster.scheduler)):
+    if not here and (reach.address is not None or (state.get("submitted") and job.cluster.scheduler)):
         _say_submitted(resubmit(job, folder, wait=wait, tell=say), json)
         return
     say(f"run {folder.id} in {folder.url}")

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
@@ -38,14 +38,19 @@ Settings = Annotated[
 ]
 
 
+TlsCa = Annotated[
+    Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (PEM).")
+]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Your certificate (PEM).")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")]
+
+
 class TlsFiles(NamedTuple):
     """The certificates that a command line names."""
 
-    ca: Annotated[
-        Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (PEM).")
-    ] = None
-    cert: Annotated[Path | None, typer.Option("--tls-cert", help="Your certificate (PEM).")] = None
-    key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None
+    ca: TlsCa = None
+    cert: TlsCert = None
+    key: TlsKey = None
 
     def security(self) -> Security | None:
         """What to show a scheduler: these, or those of Dask's configuration."""
@@ -93,6 +98,54 @@ def with_options(name: str, values: type[Any], prefix: str = "") -> Callable[[Fu
 
 
 with_tls = with_options("tls_files", TlsFiles, prefix="tls_")
+
+
+class Reach(NamedTuple):
+    """The scheduler that a command line names, and what to show it."""
+
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="URL", help="The Dask scheduler, such as tcp://head:8786.")
+    ] = None
+    scheduler_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same, from the FILE that the scheduler writes.")
+    ] = None
+    tls_ca: TlsCa = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+
+    @property
+    def address(self) -> str | None:
+        """Of the scheduler; None where none is named."""
+        if self.scheduler is None and self.scheduler_file is None:
+            return None
+        from scalelatent.deploy.serving import address_from
+
+        return address_from(self.scheduler, self.scheduler_file)
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """The certificates that it is shown."""
+        return TlsFiles(self.tls_ca, self.tls_cert, self.tls_key)
+
+    def security(self) -> Security | None:
+        """What to show the scheduler."""
+        return self.tls_files.security()
+
+    def client(self) -> AbstractContextManager[Any]:
+        """A client of the scheduler; None where none is named."""
+        from scalelatent.deploy.connection import open_client
+
+        address = self.address
+        return nullcontext() if address is None else open_client(address, self.security())
+
+    def settings(self) -> list[str]:
+        """As settings of a job, whose workers it takes the place of."""
+        address = self.address
+        named = [] if address is None else [f'cluster.scheduler="{address}"', "cluster.workers=none"]
+        return [*self.tls_files.settings(), *named]
+
+
+with_scheduler = with_options("reach", Reach)
 
 
 def verb(function: Function) -> Function:

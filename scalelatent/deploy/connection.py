@@ -11,14 +11,19 @@ import socket
 import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from scalelatent.engine.dask.asking import address_of, ask_scheduler
+from scalelatent.engine.dask.hooks import page_place
 from scalelatent.engine.threads import within
 from scalelatent.errors import JobError
+
+from .clusters import is_loopback
 
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["check_protocol", "default_scheduler", "open_client"]
+__all__ = ["check_protocol", "default_scheduler", "open_client", "page_of", "page_told"]
 
 PROBE_SECONDS = 5.0
 SPEAK_SECONDS, TLS_SPEAK_SECONDS = 1.0, 0.3
@@ -58,6 +63,30 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
             f"scheduler {address!r} does not answer as a Dask scheduler within {CLIENT_SECONDS:.0f} s: "
             f"{error}; check the address, and that Dask has the same version on both sides"
         ) from error
+
+
+def page_of(client: Client) -> str:
+    """Where a scheduler's dashboard listens: perhaps on loopback of its host, as all that we start do."""
+    from distributed.comm.addressing import get_address_host
+
+    address = address_of(client)
+    if not address.startswith(("tcp://", "tls://")):
+        return str(client.dashboard_link)  # of a gateway, which stands before it
+    host, port = ask_scheduler(client, page_place)
+    if host in ("0.0.0.0", "::"):
+        host = get_address_host(address)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/status"
+
+
+def page_told(client: Client) -> str:
+    """The same as a line, which names the host where it is not this one."""
+    from distributed.comm.addressing import get_address_host
+
+    page, host = page_of(client), get_address_host(address_of(client))
+    parts = urlsplit(page)
+    if is_loopback(parts.hostname or "") and not is_loopback(host):
+        page += f" on {host} (from elsewhere: ssh -L {parts.port}:127.0.0.1:{parts.port} {host})"
+    return f"dashboard: {page}"
 
 
 def check_protocol(address: str, security: Security | None) -> None:

@@ -6,27 +6,30 @@ import json
 import os
 import shlex
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.engine.dask.hooks import page_place
+from scalelatent.engine.dask.asking import ask_scheduler
+from scalelatent.engine.dask.hooks import idle_seconds
 from scalelatent.errors import JobError
 
 from .clusters import close_cluster, deaf_to_ctrl_c, is_loopback, start_cluster
+from .connection import page_of
 from .security import make_certificates, security_from, tls_files, tls_options
 from .worker_processes import patient
 
 if TYPE_CHECKING:
-    from distributed import Security
+    from distributed import Client, Security
 
 __all__ = ["address_from", "own_certificates", "serve", "until_stopped"]
 
 START_SECONDS = 120
+WATCH_SECONDS, SAME_SECONDS = 1.0, 1.0
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if hasattr(signal, "SIGHUP") else [signal.SIGINT]
 
 
@@ -39,15 +42,30 @@ def own_certificates(folder: str | os.PathLike[str], host: str) -> tuple[Securit
     return security, {name: str(made[file]) for name, file in client.items()}
 
 
+@dataclass(frozen=True)
+class Served:
+    """A cluster that runs, a client of it, and what to tell of it."""
+
+    client: Client
+    told: dict[str, Any]
+
+    def wait(self, idle_minutes: float | None = None) -> None:
+        """Wait until there was no task for so long, or a signal interrupts."""
+        while True:
+            time.sleep(WATCH_SECONDS)
+            if idle_minutes and ask_scheduler(self.client, idle_seconds) > 60 * idle_minutes:
+                return
+
+
 @contextmanager
 def serve(
     *, security: Security | None = None, client_files: dict[str, str] | None = None, **options: Any
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Served]:
     """Run a cluster (options of `start_cluster`) as long as the ``with`` block lasts.
 
-    Yields a JSON-able dict: ``scheduler`` and ``dashboard`` (addresses), ``scheduler_file``, ``pid``,
-    ``workers`` (list of name, address, threads, memory_bytes, resources), ``tls`` (`client_files`, or those
-    of `security`), ``next`` (commands), ``warnings``.
+    What is yielded has in ``told`` a JSON-able dict: ``scheduler`` and ``dashboard`` (addresses),
+    ``scheduler_file``, ``pid``, ``workers`` (list of name, address, threads, memory_bytes, resources),
+    ``tls`` (`client_files`, or those of `security`), ``next`` (commands), ``warnings``.
     """
     from distributed import Client
 
@@ -64,16 +82,16 @@ def serve(
                     "for fewer --workers, or give each more --memory-limit"
                 ) from None
             client.register_plugin(deaf_to_ctrl_c())
-            page = _page_of(started.scheduler) if options.get("dashboard_address", True) else None
+            page = page_of(client) if options.get("dashboard_address", True) else None
             told = _describe(client, client_files or tls_files(security), options, page)
-        with patient():
-            yield told
+            with patient():
+                yield Served(client, told)
     finally:
         close_cluster(started)
 
 
-def address_from(address: str | None, file: Path | None, seconds: float) -> str:
-    """A scheduler's address, given or from the file that it writes when it starts."""
+def address_from(address: str | None, file: Path | None, seconds: float = 0) -> str:
+    """A scheduler's address, given or from the file that it writes when it starts; waits so long for it."""
     if (address is None) == (file is None):
         raise JobError("which scheduler? Give its address (tls://head:8786), or --scheduler-file")
     if address is not None:
@@ -85,38 +103,39 @@ def address_from(address: str | None, file: Path | None, seconds: float) -> str:
             return str(json.loads(file.read_text())["address"])
         except (OSError, ValueError, KeyError):  # not there yet, or half written
             if time.monotonic() > deadline:
+                within = f" within {seconds:.0f} s" if seconds else ""
                 raise JobError(
-                    f"no scheduler wrote its address to {file} within {seconds:.0f} s; is it running, and is "
-                    "the file on storage that this machine sees?"
+                    f"no scheduler wrote its address to {file}{within}; is it running, and is the file on "
+                    "storage that this machine sees?"
                 ) from None
         time.sleep(0.2)
 
 
 @contextmanager
-def until_stopped() -> Iterator[threading.Event]:
-    """Turn SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, once; the next one ends the process at once.
+def until_stopped() -> Iterator[None]:
+    """Turn SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, once; a later one ends the process at once.
 
-    Wait for the event inside: it is never set, but a signal interrupts the wait. At the end no child process
-    is left.
+    Batch systems signal a script and what it has started, which a script does too: what comes within a second
+    is the same wish. At the end no child process is left.
     """
 
+    began: list[float] = []
+
     def stop(number: int, frame: FrameType | None) -> None:
-        for name in SIGNALS:
-            signal.signal(name, _leave)
-        raise KeyboardInterrupt
+        if not began:
+            began.append(time.monotonic())
+            raise KeyboardInterrupt
+        if time.monotonic() - began[0] > SAME_SECONDS:
+            _end_children(seconds=0)
+            os._exit(128 + number)
 
     before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
-        yield threading.Event()
+        yield
     finally:
         _end_children()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    _end_children(seconds=0)
-    os._exit(128 + number)
 
 
 def _end_children(seconds: float = 5) -> None:
@@ -139,16 +158,6 @@ def _ends_itself(child: Any) -> bool:
         return "resource_tracker" in " ".join(child.cmdline())
     except psutil.Error:
         return True
-
-
-def _page_of(scheduler: Any) -> str:
-    """Where the dashboard listens; Dask's own link always names the scheduler's host."""
-    from distributed.comm.addressing import get_address_host
-
-    host, port = page_place(scheduler)
-    if host in ("0.0.0.0", "::"):
-        host = get_address_host(scheduler.address)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/status"
 
 
 def _describe(

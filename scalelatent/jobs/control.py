@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ __all__ = [
     "known_jobs",
     "list_jobs",
     "new_events",
+    "stop_jobs",
     "write_job_again",
 ]
 
@@ -48,6 +50,8 @@ POLL_SECONDS = 0.5
 RESTART_SECONDS = 20.0
 QUEUED_SECONDS = 30.0
 CANCEL_SECONDS = 30.0
+# Before a cluster ends; SLURM's recipes are warned two minutes ahead.
+STOP_SECONDS = 90.0
 
 
 def find_job(
@@ -163,14 +167,12 @@ def follow(
 
 def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Security | None) -> None:
     """Refuse to wait on for a job that its scheduler does not have, or without its scheduler."""
-    from scalelatent.engine.dask.hooks import task_state
-
     if not state.get("scheduler"):
         return
     trouble = ""
     try:
         with open_client(state["scheduler"], security) as client:
-            found = ask_scheduler(client, task_state, key_of(state["id"], state["starts"]))
+            found = _task_of(client, state)
             if found in (None, "erred"):
                 trouble = "it does not know the job; was it restarted?" if found is None else "it gave it up"
     except (JobError, RunError) as error:
@@ -180,6 +182,13 @@ def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Securit
             f"job {state['id']} is queued, and its scheduler {state['scheduler']} will not start it "
             f"({trouble}): submit it to another one with: scalelatent resume {folder.url} --scheduler URL"
         )
+
+
+def _task_of(client: Client, state: dict[str, Any]) -> str | None:
+    """What a scheduler says of the task that drives a job; None where it drives another start, or none."""
+    from scalelatent.engine.dask.hooks import task_state
+
+    return ask_scheduler(client, task_state, key_of(state["id"], state["starts"]))
 
 
 class _Watch:
@@ -246,9 +255,34 @@ def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, 
             return folder.read_state()
     except RunError:
         ask_cancel(folder)
-    deadline = time.monotonic() + wait
+    return _ended(folder, time.monotonic() + wait)
+
+
+def _ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
+    """The state of a run once it has ended, or at a time."""
     while True:
         state = folder.read_state()
         if state["state"] in ENDED or time.monotonic() > deadline:
             return state
         time.sleep(0.1)
+
+
+def stop_jobs(
+    client: Client, *, wait: float = STOP_SECONDS, tell: Callable[[str], None] = lambda line: None
+) -> None:
+    """Stop the jobs that a cluster drives, before it ends."""
+    driven = []
+    for known in known_jobs(client).values():
+        folder = RunFolder(known["run"])
+        state = folder.read_state() if is_run_folder(folder.url) else {"state": ENDED[0]}
+        if state["state"] not in ENDED and _task_of(client, state) is not None:
+            driven.append(folder)
+    if driven:
+        tell(f"stopping {len(driven)} job(s) at their next checkpoint, for up to {wait:g} s")
+    for folder in driven:
+        with suppress(JobError):  # done meanwhile
+            cancel_job(folder, wait=0)
+    deadline = time.monotonic() + wait
+    for folder in driven:
+        state = _ended(folder, deadline)
+        tell(f"{state['id']}  {state['state']}; go on with: scalelatent resume {folder.url}")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.deploy.clusters import cluster
-from scalelatent.deploy.connection import open_client
+from scalelatent.deploy.connection import open_client, page_told
 from scalelatent.deploy.probes import peak_bytes
 from scalelatent.deploy.security import security_from
 from scalelatent.engine.dask.asking import ask_workers
@@ -42,13 +42,13 @@ def connect(
         yield client
     elif wanted.scheduler is not None:
         with open_client(wanted.scheduler, security_of(wanted)) as found:
-            tell(f"dashboard: {found.dashboard_link}")
+            tell(page_told(found))
             yield found
     elif wanted.workers is not None:
         options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
         with cluster("local", workers=wanted.workers, **given) as started:
-            tell(f"dashboard: {started.dashboard_link}")
+            tell(page_told(started))
             yield started
     else:
         yield None

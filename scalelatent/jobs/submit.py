@@ -11,11 +11,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from scalelatent.deploy.checks import check_versions
-from scalelatent.deploy.connection import default_scheduler
+from scalelatent.deploy.connection import default_scheduler, page_of
 from scalelatent.engine.dask.asking import address_of, ask_scheduler
 from scalelatent.errors import JobError, RunError
 from scalelatent.monitor.times import time_text
@@ -94,7 +95,15 @@ def resubmit(
     job = _at_scheduler(job, None, client)
     with folder.lock():
         pass  # says who drives it, if someone does
-    with connect(job, client, tell) as found:
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(connect(job, client, tell))
+        except JobError as error:
+            error.add_note(
+                f"(where its cluster has ended: scalelatent resume {folder.url} --scheduler-file FILE, or "
+                "--scheduler URL, of another one, or --here)"
+            )
+            raise
         assert found is not None
         check_versions(found, job.cluster.allow_mismatch, tell)
         check_cluster(found, job, wait=wait, tell=tell)
@@ -131,7 +140,7 @@ def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
     future = client.submit(drive, folder.url, start, key=key, pure=False, priority=100)
     _keep(client, key)
     future.release()
-    return Submitted(identity, folder.url, address, str(client.dashboard_link))
+    return Submitted(identity, folder.url, address, page_of(client))
 
 
 def _keep(client: Client, key: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from scalelatent.data import make_digits
 from scalelatent.deploy.connection import open_client
 from scalelatent.errors import JobError
 from scalelatent.jobs import control
@@ -17,34 +16,16 @@ from scalelatent.jobs.resolve import load_job, override
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import resubmit, submit_job
 from tests.cluster.processes import Processes
-from tests.helpers import WITHOUT_REPORT, files_of, until
+from tests.helpers import WITHOUT_REPORT, digits_job, files_of, until
 
 pytestmark = pytest.mark.slow
-JOB = """
-[job]
-seed = 1
-out = "{folder}/unnamed"
-[data]
-train = "{folder}/train.zarr"
-validation = "{folder}/test.zarr"
-[model]
-kind = "capsule"
-capsule_dim = 4
-max_iter = {passes}
-nu_schedule = "none"
-[engine]
-block_rows = 128
-leaf_rows = 512
-"""
 PASSES = 120
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("survive")
-    make_digits(str(folder / "train.zarr"), 8_000, base_rows=(0, 1500))
-    make_digits(str(folder / "test.zarr"), 297, base_rows=(1500, 1797))
-    (folder / "job.toml").write_text(JOB.format(folder=folder, passes=PASSES))
+    digits_job(folder, PASSES)
     return folder
 
 

@@ -206,6 +206,7 @@ CHANGED = {
     "keep_still": (lambda: hooks.keep_still(NOTHING, "k"), False),
     "offers_gpu": (lambda: hooks.offers_gpu(NOTHING), False),
     "call_later": (lambda: hooks.call_later(NOTHING, 0.0, print), None),
+    "idle_seconds": (lambda: hooks.idle_seconds(NOTHING), 0.0),
     "task_state": (lambda: hooks.task_state(NOTHING, "k"), None),
 }
 

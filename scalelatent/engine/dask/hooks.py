@@ -6,6 +6,7 @@ import asyncio
 import functools
 import importlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = [
     "bind",
     "call_later",
     "forgive",
+    "idle_seconds",
     "keep_still",
     "keep_task",
     "last_chance",
@@ -353,6 +355,13 @@ def task_state(scheduler: Any, key: str) -> str | None:
     """What the scheduler says of a task, such as ``"processing"``; None where it does not know it."""
     task = scheduler.tasks.get(key)
     return None if task is None else str(task.state)
+
+
+@_guarded("clusters that end when no job is left", lambda: 0.0, "check_idle")
+def idle_seconds(scheduler: Any) -> float:
+    """For how long a scheduler has had no task to do, as far as it was asked."""
+    since = scheduler.check_idle()
+    return time.time() - since if since else 0.0
 
 
 @_guarded("tasks that stop in their midst once they are not wanted", lambda: True, "state.tasks")

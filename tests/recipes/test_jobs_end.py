@@ -1,0 +1,118 @@
+"""Clusters that end under their jobs: these stop at a checkpoint, and go on on the next cluster, or here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelatent.cli import main
+from scalelatent.deploy import connection, serving
+from scalelatent.jobs import runner
+from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.runfolder import RunFolder
+from tests.helpers import digits_job, files_of, until
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """What a verb prints."""
+
+    def run(*words: str | Path, code: int = 0) -> tuple[str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        told = capsys.readouterr()
+        assert (ended.value.code or 0) == code, told
+        return told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def _without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_report", lambda *_: None)
+
+
+@pytest.mark.usefixtures("_without_report")
+def test_jobs_stop_with_their_cluster_and_go_on_elsewhere(up: Any, said: Any, tmp_path: Path) -> None:
+    job, run, file = digits_job(tmp_path, 60), tmp_path / "run", tmp_path / "scheduler.json"
+    with up("--workers", "1", "--scheduler-file", str(file)) as (process, told):
+        at = ("--scheduler-file", file)
+        assert (
+            json.loads(said("submit", job, *at, "--out", run, "--wait", "60", "--json")[0])["dashboard"]
+            == (told["dashboard"])
+        )
+        folder = RunFolder.open(str(run))
+        until(lambda: len(folder.records("metrics.jsonl")) > 3)
+        assert folder.id in said("status", folder.id, *at)[0]
+        assert folder.id in said("status", *at)[0]
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert "stopping 1 job(s) at their next checkpoint" in errors
+    assert f"{folder.id}  cancelled; go on with: scalelatent resume" in errors
+    assert "Traceback" not in errors.partition("stopped: ")[0]
+    state = folder.read_state()
+    assert (state["state"], state["scheduler"]) == ("cancelled", told["scheduler"])
+    assert "traceback" not in folder.records("events.jsonl")[-1]
+
+    # The port was the cluster's, and the next one has another.
+    refused = said("resume", run, code=2)[1]
+    assert "nothing listens there" in refused
+    assert "--scheduler-file FILE" in refused
+    assert "--here" in refused
+    assert "no scheduler wrote its address" in said("resume", run, *at, code=2)[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "_trouble", lambda *_: pytest.fail("the scheduler is gone"))
+        assert "done" in said("resume", run, "--here")[0]
+    oracle = runner.run_new_job(load_job(job, settings=[f"job.out={tmp_path / 'oracle'}"]))
+    assert files_of(folder) == files_of(oracle.folder)
+
+
+def test_a_cluster_without_a_job_ends(up: Any) -> None:
+    with up("--workers", "0", "--idle", "0.02") as (process, _):
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "no job for 0.02 minutes" in errors
+
+
+def test_doctor_reads_the_scheduler_file(tls_cluster: Any, said: Any, tmp_path: Path) -> None:
+    file, tls = tmp_path / "scheduler.json", tls_cluster["tls"]
+    file.write_text(json.dumps({"address": tls_cluster["scheduler"]}))
+    files = ("--tls-ca-file", tls["ca"], "--tls-cert", tls["cert"], "--tls-key", tls["key"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        found, _ = said("doctor", "--scheduler-file", file, *files, code=1)  # its GPU is none
+    assert "2 workers on 1 host(s)" in found
+    told = said("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
+    assert "which scheduler?" in told
+
+
+def test_dashboards_on_loopback_of_another_host(tls_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert connection.page_told(tls_client) == f"dashboard: {connection.page_of(tls_client)}"
+    monkeypatch.setattr(connection, "page_of", lambda client: "http://127.0.0.1:8787/status")
+    monkeypatch.setattr(connection, "address_of", lambda client: "tls://10.0.0.1:8786")
+    forward = "ssh -L 8787:127.0.0.1:8787 10.0.0.1"
+    assert connection.page_told(tls_client) == (
+        f"dashboard: http://127.0.0.1:8787/status on 10.0.0.1 (from elsewhere: {forward})"
+    )
+
+
+def test_one_wish_to_stop_may_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a batch system, and from the script that it signals too."""
+    monkeypatch.setattr(serving, "_end_children", lambda seconds=5: None)  # the clusters of other tests
+    came = 0
+    with serving.until_stopped():
+        for _ in range(2):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except KeyboardInterrupt:
+                came += 1
+    assert came == 1
