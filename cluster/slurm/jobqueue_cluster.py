@@ -10,17 +10,47 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
-import threading
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import dask
 
 from scalelatent.deploy.clusters import page_preload
+from scalelatent.deploy.connection import page_of
 from scalelatent.deploy.security import tls_options
-from scalelatent.deploy.serving import own_certificates
+from scalelatent.deploy.serving import Served, own_certificates, until_stopped
 from scalelatent.deploy.worker_processes import PIN, configured
+from scalelatent.errors import JobError
+from scalelatent.jobs.control import stop_jobs
+
+# SLURM's own forms: minutes, minutes:seconds, hours:minutes:seconds, and days before hours.
+WALLTIME = re.compile(
+    r"(?:(?P<d>\d+)-(?P<dh>\d+)(?::(?P<dm>\d+)(?::(?P<ds>\d+))?)?"
+    r"|(?P<h>\d+):(?P<hm>\d+):(?P<hs>\d+)|(?P<m>\d+)(?::(?P<s>\d+))?)"
+)
+UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def seconds_of(walltime: str) -> int:
+    """Seconds of a time limit in any of SLURM's forms."""
+    found = WALLTIME.fullmatch(walltime)
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"{walltime!r} is no time of SLURM's: write minutes, [hours:]minutes:seconds or "
+            "days-hours[:minutes[:seconds]]"
+        )
+    return sum(UNITS[name[-1]] * int(value) for name, value in found.groupdict().items() if value)
+
+
+def walltime_of(text: str) -> str:
+    """A time limit as it was given, once it is understood."""
+    seconds_of(text)
+    return text
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -28,15 +58,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="on shared storage")
-    parser.add_argument("--jobs", type=int, default=2, help="SLURM jobs to ask for")
+    parser.add_argument("--jobs", type=int, default=2, help="SLURM jobs to keep; one that ends is replaced")
     parser.add_argument("--adapt", type=int, metavar="MOST", help="from --jobs to MOST jobs, as work demands")
     parser.add_argument("--cores", type=int, default=8, help="of each job; one worker process each")
     parser.add_argument("--memory", default="32GB", help="of each job")
-    parser.add_argument("--walltime", default="12:00:00", help="of each job")
+    parser.add_argument("--walltime", type=walltime_of, default="12:00:00", help="of each job, as for sbatch")
     parser.add_argument("--queue", help="SLURM partition")
     parser.add_argument("--account", help="SLURM account")
     parser.add_argument("--host", help="this machine as the nodes see it; its network's by default")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--idle", type=float, metavar="MINUTES", help="end once no job was left for so long")
     parser.add_argument("--sbatch", action="append", default=[], help="a further line of options; repeatable")
     return parser.parse_args(arguments)
 
@@ -51,14 +82,16 @@ def environment(files: dict[str, str]) -> dict[str, Any]:
 
 
 def make_cluster(options: argparse.Namespace) -> Any:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     from dask_jobqueue import SLURMCluster
 
+    for number, handler in handlers.items():  # which that import replaces by its own
+        signal.signal(number, handler)
     folder = options.folder.absolute()
     security, _ = own_certificates(folder / "tls", options.host or "0.0.0.0")
     files = {"ca": folder / "tls/ca.pem", "cert": folder / "tls/cluster-cert.pem"}
     files = {name: str(file) for name, file in (files | {"key": folder / "tls/cluster-key.pem"}).items()}
-    hours, minutes, seconds = (int(part) for part in options.walltime.split(":"))
-    walltime = 3600 * hours + 60 * minutes + seconds
+    walltime = seconds_of(options.walltime)
     host = {"host": options.host} if options.host else {}
     # SLURM kills at the walltime; workers that leave a little before, and not all at once, lose nothing.
     lifetime = ["--lifetime", f"{int(0.9 * walltime)}s", "--lifetime-stagger", f"{int(0.05 * walltime)}s"]
@@ -77,29 +110,67 @@ def make_cluster(options: argparse.Namespace) -> Any:
         )  # fmt: skip
 
 
-def main() -> None:
-    options = parse()
+def refuse_what_slurm_refuses(cluster: Any) -> None:
+    """JobError in SLURM's words, where it would not take the workers' jobs."""
+    with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as script:
+        script.write(cluster.job_script())
+        script.flush()
+        try:
+            asked = subprocess.run(
+                ["sbatch", "--test-only", script.name],
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise JobError(
+                f"sbatch cannot be asked ({error}): is this a machine that submits jobs?"
+            ) from None
+    if asked.returncode:
+        told = " ".join(asked.stderr.split())
+        raise JobError(f"SLURM refuses the jobs of the workers ({told}); see --queue, --account, --sbatch")
+
+
+def run(options: argparse.Namespace) -> None:
+    from distributed import Client
+
     cluster = make_cluster(options)
+    file = options.folder / "scheduler.json"
     try:
-        if options.adapt:
-            cluster.adapt(minimum_jobs=max(1, options.jobs), maximum_jobs=options.adapt, wait_count=30)
-        else:
-            cluster.scale(jobs=options.jobs)
-        file = options.folder / "scheduler.json"
+        refuse_what_slurm_refuses(cluster)
+        # One that reaches its walltime is replaced, also where the number is fixed.
+        cluster.adapt(
+            minimum_jobs=max(1, options.jobs),
+            maximum_jobs=max(1, options.adapt or options.jobs),
+            wait_count=30,
+        )
         file.write_text(json.dumps({"address": cluster.scheduler_address}))
         tls = options.folder.absolute() / "tls"
         names = {"ca": "ca.pem", "cert": "client-cert.pem", "key": "client-key.pem"}
-        reach = ["--scheduler", cluster.scheduler_address]
+        reach = ["--scheduler-file", str(file.absolute())]
         reach += tls_options({name: str(tls / pem) for name, pem in names.items()})
-        page = f"http://127.0.0.1:{cluster.scheduler_info['services']['dashboard']}/status"  # on this machine
-        print(f"dashboard {page}", "scalelatent doctor " + " ".join(reach), sep="\n", flush=True)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        print("ending the jobs")
+        with Client(cluster, set_as_default=False) as client:
+            print(
+                f"dashboard {page_of(client)}", "scalelatent doctor " + " ".join(reach), sep="\n", flush=True
+            )
+            try:
+                Served(client, {}).wait(options.idle)
+                print(f"no job for {options.idle:g} minutes", flush=True)
+            except KeyboardInterrupt:
+                stop_jobs(client, tell=lambda line: print(line, flush=True))
+        print("ending the jobs of the workers", flush=True)
     finally:
-        (options.folder / "scheduler.json").unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
         cluster.close(timeout=60)
+
+
+def main() -> None:
+    with until_stopped():
+        try:
+            run(parse())
+        except JobError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 if __name__ == "__main__":

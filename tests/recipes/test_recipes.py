@@ -194,30 +194,55 @@ def test_the_board_asks_for_metrics_that_there_are(tls_cluster, tls_client):
         assert all(f'"{name.removesuffix("_total")}"' in text for name in ours)
 
 
-@pytest.mark.parametrize("script", ["ssh/up", "slurm/cluster.sbatch", "slurm/gpu-workers.sbatch"])
+@pytest.mark.parametrize(
+    "script", ["ssh/up", "slurm/cluster.sbatch", "slurm/fit.sbatch", "slurm/gpu-workers.sbatch"]
+)
 def test_scripts_are_read_by_bash_and_use_known_options(script):
     file = CLUSTER / script
     assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
-    verbs = typer.main.get_command(app).commands["cluster"].commands
+    commands = typer.main.get_command(app).commands
+    verbs = commands | {f"cluster {name}": verb for name, verb in commands["cluster"].commands.items()}
     options = {name: {word for option in verb.params for word in option.opts} for name, verb in verbs.items()}
     text = file.read_text().replace("\\\n", " ")
-    calls = re.findall(r"scalelatent cluster (up|join|certificates)\b(.*)", text)
+    calls = re.findall(r"scalelatent (cluster (?:up|join|certificates)|fit|resume|cancel)\b(.*)", text)
     assert calls
     for verb, rest in calls:
         assert set(re.findall(r"(?<![\w-])--[a-z-]+", rest)) <= options[verb]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dask_jobqueue") is None, reason="needs dask-jobqueue")
-@pytest.mark.cluster
-def test_job_script_of_jobqueue(tmp_path):
+@pytest.fixture(scope="module")
+def jobqueue() -> Any:
     spec = importlib.util.spec_from_file_location("jobqueue_cluster", CLUSTER / "slurm/jobqueue_cluster.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    options = module.parse([str(tmp_path), "--cores", "4", "--memory", "8GB", "--walltime", "10:00:00",
-                            "--host", "127.0.0.1"])  # fmt: skip
-    cluster = module.make_cluster(options)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("walltime", "seconds"),
+    [("30", 1800), ("30:10", 1810), ("2:00:00", 7200), ("1-12", 129600), ("1-00:30", 88200),
+     ("1-00:00:00", 86400)],
+)  # fmt: skip
+def test_walltimes_in_slurms_forms(jobqueue, tmp_path, walltime, seconds):
+    assert jobqueue.seconds_of(walltime) == seconds
+    assert jobqueue.parse([str(tmp_path), "--walltime", walltime]).walltime == walltime
+
+
+@pytest.mark.parametrize("walltime", ["", "1h", "1:2:3:4", "1-", "-5"])
+def test_walltimes_that_are_none(jobqueue, tmp_path, capsys, walltime):
+    with pytest.raises(SystemExit):
+        jobqueue.parse([str(tmp_path), f"--walltime={walltime}"])
+    assert "is no time of SLURM's: write minutes" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dask_jobqueue") is None, reason="needs dask-jobqueue")
+@pytest.mark.cluster
+def test_job_script_of_jobqueue(jobqueue, tmp_path):
+    options = jobqueue.parse([str(tmp_path), "--cores", "4", "--memory", "8GB", "--walltime", "10:00:00",
+                              "--host", "127.0.0.1"])  # fmt: skip
+    cluster = jobqueue.make_cluster(options)
     try:
         script = cluster.job_script()
         assert cluster.scheduler_address.startswith("tls://127.0.0.1:")

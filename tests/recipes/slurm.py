@@ -1,0 +1,174 @@
+"""A real SLURM of this machine's own: Debian's daemons with a configuration, keys and ports of the test."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from tests.helpers import until
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+TOOLS = ("sbatch", "scontrol", "sacctmgr", "squeue", "scancel", "srun", "sinfo")
+NODES = ("virtual1", "virtual2")
+CONFIGURATION = """
+ClusterName=scalelatent
+SlurmctldHost={host}
+SlurmUser={user}
+SlurmdUser={user}
+SlurmctldPort={ports[0]}
+AuthType=auth/munge
+CredType=cred/munge
+# A job that is queued again waits for so long.
+AuthInfo=socket={folder}/munge.socket,cred_expire=3
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=2,batch_sched_delay=1,sched_min_interval=0
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+ReturnToService=2
+SlurmdTimeout=10
+SlurmdParameters=config_overrides
+KillWait=5
+InactiveLimit=0
+NodeName={nodes[0]} NodeHostname={host} Port={ports[1]} CPUs=2 RealMemory=4000
+NodeName={nodes[1]} NodeHostname={host} Port={ports[2]} CPUs=2 RealMemory=4000
+PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP
+"""
+
+
+def missing() -> str:
+    """What of SLURM is not installed here; empty where all is."""
+    return ", ".join(name for name in (*DAEMONS, *TOOLS) if _which(name) is None)
+
+
+def _which(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+class Slurm:
+    """A controller and two virtual nodes, of this user; each wait is bounded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Start the daemons, and wait for both nodes."""
+        folder, host = self.folder, socket.gethostname().partition(".")[0]
+        (folder / "state").mkdir()
+        for node in NODES:
+            (folder / f"spool-{node}").mkdir()
+        key = folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        text = CONFIGURATION.format(
+            folder=folder,
+            host=host,
+            user=pwd.getpwuid(os.getuid()).pw_name,
+            nodes=NODES,
+            ports=_free_ports(3),
+        )
+        (folder / "slurm.conf").write_text(text)
+        # The file says all.
+        (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+        self._start(
+            "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log",
+            f"--seed-file={folder}/munged.seed",
+        )  # fmt: skip
+        until((folder / "munge.socket").exists, 20)
+        self._start("slurmctld", "-D", "-i")
+        for node in NODES:
+            self.start_node(node)
+        until(lambda: all(self.state_of(node).startswith("idle") for node in NODES), 60)
+
+    def start_node(self, node: str) -> None:
+        """Start a node's daemon."""
+        self._start("slurmd", "-D", "-N", node, name=node)
+
+    def kill_node(self, node: str) -> None:
+        """A node fails: its daemon, and all that it runs."""
+        import psutil
+
+        daemon = self._daemons.pop(node)
+        daemon.kill()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("SLURMD_NODENAME") == node:
+                    for step in process.parents():
+                        if step.name() == "slurmstepd":
+                            step.kill()
+                    process.kill()
+        daemon.wait(20)
+
+    def state_of(self, node: str) -> str:
+        """Such as ``idle``, ``alloc``, ``down``."""
+        return self.say("sinfo", "--noheader", "--nodes", node, "--format", "%t", check=False).strip()
+
+    def say(self, *words: str, check: bool = True, **environ: str) -> str:
+        """What a tool of SLURM prints."""
+        ended = subprocess.run(
+            words, env=self.environ | environ, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert not check or ended.returncode == 0, (words, ended.stdout, ended.stderr)
+        return ended.stdout
+
+    def submit(self, *words: str, **environ: str) -> str:
+        """`sbatch`; the number of the job."""
+        return self.say("sbatch", "--parsable", *words, **environ).strip()
+
+    def job(self, number: str) -> dict[str, str]:
+        """What the controller knows of a job."""
+        words = self.say("scontrol", "show", "job", number, "--oneliner").split()
+        return dict(word.partition("=")[::2] for word in words)
+
+    def close(self) -> None:
+        """End all jobs, then the daemons."""
+        self.say("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name, check=False)
+        left = lambda: self.say("squeue", "--noheader", check=False).strip()  # noqa: E731
+        try:
+            until(lambda: not left(), 30)
+        finally:
+            for name in (*NODES, "slurmctld", "munged"):
+                if name in self._daemons:
+                    self._daemons[name].terminate()
+                    try:
+                        self._daemons[name].wait(15)
+                    except subprocess.TimeoutExpired:
+                        self._daemons[name].kill()
+                        self._daemons[name].wait(15)
+
+    def _start(self, program: str, *words: str, name: str | None = None) -> None:
+        found = _which(program)
+        assert found is not None
+        with open(self.folder / f"{name or program}.out", "ab") as log:
+            self._daemons[name or program] = subprocess.Popen(
+                [found, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environ
+            )

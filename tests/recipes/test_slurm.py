@@ -1,0 +1,232 @@
+"""The recipes of cluster/slurm on a real SLURM of two virtual nodes, which this module starts.
+
+The warning before a walltime is sent by `scancel --batch`: the same signal to the same process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelatent.deploy.clusters import is_loopback
+from scalelatent.deploy.connection import open_client
+from scalelatent.deploy.security import security_from
+from scalelatent.deploy.serving import address_from
+from scalelatent.jobs import runner
+from scalelatent.jobs.resolve import load_job
+from scalelatent.jobs.runfolder import RunFolder
+from scalelatent.jobs.submit import submit_job
+from tests.helpers import WITHOUT_REPORT, digits_job, files_of, until
+from tests.recipes.slurm import NODES, Slurm, missing
+
+pytest.importorskip("cryptography")
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(missing()), reason=f"needs SLURM (slurmctld, slurmd, munge): {missing()}"),
+]
+NEEDS_JOBQUEUE = pytest.mark.skipif(find_spec("dask_jobqueue") is None, reason="needs dask-jobqueue")
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "cluster" / "slurm"
+SMALL = ("--cpus-per-task=1", "--mem=1000", "--time=30")
+PASSES = 600
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    # The path of a socket has room for a hundred characters.
+    folder = tmp_path_factory.mktemp("slurm")
+    started = Slurm(folder)
+    words = folder / "bin" / "scalelatent"
+    words.parent.mkdir()
+    words.write_text(f'#!/bin/sh\nexec env PYTHONPATH={ROOT} {sys.executable} -m scalelatent.cli "$@"\n')
+    words.chmod(0o755)
+    started.environ["PATH"] = f"{words.parent}:{started.environ['PATH']}"
+    try:
+        started.start()
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    digits_job(folder, PASSES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def oracle(place: Path) -> dict[str, bytes]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_report", lambda *_: None)
+        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
+    return files_of(result.folder)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> tuple[str, ...]:
+    return (f"--output={tmp_path}/%j.log",)
+
+
+def passes(run: Path) -> int:
+    return len(RunFolder(str(run)).records("metrics.jsonl")) if (run / "job.json").exists() else 0
+
+
+def state_of(slurm: Slurm, job: str, *wanted: str, seconds: float = 120) -> dict[str, str]:
+    """What the controller knows of a job, once it is in such a state."""
+    return until(lambda: (told := slurm.job(job))["JobState"] in wanted and told, seconds)
+
+
+def test_a_fit_over_two_walltimes(
+    slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], oracle: dict[str, bytes]
+) -> None:
+    run = tmp_path / "run"
+    words = (RECIPES / "fit.sbatch", place / "job.toml", run)
+    job = slurm.submit(*SMALL, *logs, *map(str, words), TMPDIR=str(tmp_path))
+    after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *logs, "--wrap", "true")
+    until(lambda: passes(run) > 5, 120)
+    slurm.say("scancel", "--batch", "--signal=TERM", job)
+    until(lambda: slurm.job(job)["Restarts"] == "1", 60)
+    assert RunFolder(str(run)).read_state()["state"] == "cancelled"
+    assert slurm.job(after)["JobState"] == "PENDING"
+    state_of(slurm, job, "PENDING")
+    slurm.say("scontrol", "update", f"JobId={job}", "StartTime=now")  # SLURM would wait for two minutes
+    assert state_of(slurm, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
+    assert state_of(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
+    folder = RunFolder(str(run))
+    assert folder.read_state()["starts"] == 2
+    assert files_of(folder) == oracle
+    log = (tmp_path / f"{job}.log").read_text()
+    assert "stopped; nothing that was checkpointed is lost" in log  # of the first, kept by the second
+    assert "done" in log
+    assert "Traceback" not in log
+
+
+def test_an_array_takes_a_setting_each(slurm: Slurm, place: Path, tmp_path: Path) -> None:
+    run, limit = tmp_path / "run", "model.max_iter=2"
+    words = (RECIPES / "fit.sbatch", place / "job.toml", run, limit, "model.max_iter=3")
+    job = slurm.submit(*SMALL, "--array=0-2", f"--output={tmp_path}/%a.log", *map(str, words))
+    until(lambda: not slurm.say("squeue", "--noheader", "--jobs", job, check=False).strip(), 120)
+    assert [passes(tmp_path / f"run-{number}") for number in (0, 1)] == [2, 3]
+    assert (
+        "job 2 of the array has no setting: 2 are given, for --array=0-1" in (tmp_path / "2.log").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--time=3",), "the time of this job is up at .* give it more, such as --time=6 minutes"),
+        (("--time=30", "--export=NONE"), "knows no scalelatent: sbatch --export=SETUP="),
+    ],
+)
+def test_refused_before_it_fits(
+    slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], words: tuple[str, ...], told: str
+) -> None:
+    recipe = (RECIPES / "fit.sbatch", place / "job.toml", tmp_path / "run")
+    bare = {"PATH": "/usr/bin:/bin"}
+    job = slurm.submit(
+        *SMALL[:2], *words, *logs, *map(str, recipe), **(bare if "--export=NONE" in words else {})
+    )
+    assert state_of(slurm, job, "FAILED", "COMPLETED")["ExitCode"] == "2:0"
+    assert re.search(told, (tmp_path / f"{job}.log").read_text())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def address() -> str:
+    """This machine as its virtual nodes see it: a cluster of several nodes takes no loopback."""
+    from distributed.utils import get_ip
+
+    found = get_ip()
+    if is_loopback(found):
+        pytest.skip("needs an address of this machine that is not loopback")
+    return found
+
+
+def test_a_node_fails_and_the_allocation_ends_in_order(
+    slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], address: str
+) -> None:
+    folder, run = tmp_path / "cluster", tmp_path / "run"
+    recipe = (str(RECIPES / "cluster.sbatch"), str(folder))
+    refused = slurm.submit(*SMALL, *logs, *recipe, ADDRESS="127.0.0.1")
+    job = slurm.submit(*SMALL, *logs, *recipe, ADDRESS=address)
+    after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *logs, "--wrap", "true")
+    file = folder / "scheduler.json"
+    until(lambda: file.exists() and file.stat().st_size, 120)
+    assert "is this machine alone" in (tmp_path / f"{refused}.log").read_text()
+    tls = {"ca": "ca.pem", "cert": "client-cert.pem", "key": "client-key.pem"}
+    security = security_from(**{name: folder / "tls" / pem for name, pem in tls.items()})
+    with open_client(address_from(None, file, 10), security) as client:
+        client.wait_for_workers(2, timeout=120)
+        client.run(exec, WITHOUT_REPORT)
+        long = load_job(place / "job.toml", settings=[f"job.out={run}", "model.max_iter=100000"])
+        submit_job(long, client=client)
+        until(lambda: passes(run) > 5, 120)
+        slurm.kill_node(NODES[1])
+        until(lambda: slurm.state_of(NODES[1]).startswith("down"), 120)
+        until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 1, 60)
+        seen = passes(run)
+        until(lambda: passes(run) > seen + 5, 120)
+    assert slurm.job(job)["JobState"] == "RUNNING"
+    slurm.say("scancel", "--batch", "--signal=TERM", job)
+    assert state_of(slurm, job, "COMPLETED", "FAILED", "NODE_FAIL")["ExitCode"] == "0:0"
+    slurm.start_node(NODES[1])
+    assert state_of(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
+    # Dask tells of workers that were lost at length; of the run there is a line.
+    assert "cancelled; go on with: scalelatent resume" in (tmp_path / f"{job}.log").read_text()
+    ended = RunFolder(str(run)).records("events.jsonl")[-1]
+    assert (ended["state"], "traceback" in ended) == ("cancelled", False)
+
+
+@NEEDS_JOBQUEUE
+def test_what_slurm_rejects_is_told_in_a_line(slurm: Slurm, tmp_path: Path) -> None:
+    words = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1GB", "--queue", "nowhere")
+    ended = subprocess.run(
+        [sys.executable, str(RECIPES / "jobqueue_cluster.py"), str(tmp_path / "cluster"), *words],
+        env=slurm.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: SLURM refuses the jobs of the workers (sbatch: error: ")
+    assert "nowhere" in line
+
+
+@NEEDS_JOBQUEUE
+def test_workers_that_are_jobs(slurm: Slurm, tmp_path: Path) -> None:
+    """They come, are counted, and end with the process that asked for them."""
+    words: list[Any] = [
+        "--host",
+        "127.0.0.1",
+        "--cores",
+        "1",
+        "--memory",
+        "1GB",
+        "--jobs",
+        "2",
+        "--walltime",
+        "30",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, str(RECIPES / "jobqueue_cluster.py"), str(tmp_path), *words],
+        env=slurm.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        running = ("squeue", "--noheader", "--name=dask-worker", "--states=RUNNING")
+        until(lambda: len(slurm.say(*running).splitlines()) == 2, 120)
+    finally:
+        process.terminate()
+        said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0
+    assert said.startswith("dashboard http://127.0.0.1:")
+    until(lambda: not slurm.say("squeue", "--noheader", "--name=dask-worker").strip(), 60)
