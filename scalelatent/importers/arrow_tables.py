@@ -29,7 +29,7 @@ __all__ = ["TableRows", "explained", "import_arrow", "import_csv", "import_parqu
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 65_536
-_CSV_BLOCK_BYTES = 8 << 20
+_CSV_BLOCK_BYTES = 2 << 20
 # Batches that are decoded ahead: each holds _BATCH_BYTES.
 _AHEAD = 2
 
@@ -202,10 +202,12 @@ def _import(
         if kind == "csv":
             table = _as_numbers(table, columns)
             columns = FrameColumns(table.schema, what, label=label, weight=weight, features=features)
-        n_rows, classes = _look_through(table, columns, what)
+        n_rows, classes = _look_through(table, columns, kind)
         chosen = None if features is None else columns.names
         how |= {"importer": kind, "sources": [source], "classes": classes, "options": {"features": chosen}}
-        return write_table(url, TableRows(_scan(table, columns), columns, n_rows), columns, **how)
+        return write_table(
+            url, TableRows(_scan(table, columns, kind, columns.all_names), columns, n_rows), columns, **how
+        )
 
 
 def write_table(
@@ -272,9 +274,9 @@ def _format(kind: str, column_types: dict[str, Any] | None = None) -> Any:
         return tables.ParquetFileFormat(default_fragment_scan_options=scan)
     if kind == "arrow":
         return tables.IpcFileFormat()
-    convert = pyarrow.csv.ConvertOptions(column_types=column_types, strings_can_be_null=True)
     scan = tables.CsvFragmentScanOptions(
-        convert_options=convert, read_options=pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
+        convert_options=_csv_types(column_types),
+        read_options=pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
     )
     return tables.CsvFileFormat(default_fragment_scan_options=scan)
 
@@ -289,30 +291,55 @@ def _as_numbers(table: Any, columns: FrameColumns) -> Any:
     return tables.dataset(table.files, format=_format("csv", types), filesystem=table.filesystem)
 
 
-def _scan(table: Any, columns: FrameColumns) -> Iterator[Any]:
+def _scan(table: Any, columns: FrameColumns, kind: str, names: list[str]) -> Iterator[Any]:
+    """Record batches of some columns, in order."""
+    if kind == "csv":
+        return _scan_csv(table, columns, names)
     row_bytes = max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
+    threads = kind == "parquet"  # of Arrow files they would read far ahead, and hold what they read
     batches: Iterator[Any] = table.to_batches(
-        columns=columns.all_names,
+        columns=names,
         batch_size=max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)),
-        batch_readahead=_AHEAD,
+        batch_readahead=_AHEAD if threads else 0,
         fragment_readahead=1,
+        use_threads=threads,
     )
     return batches
 
 
-def _look_through(table: Any, columns: FrameColumns, what: str) -> tuple[int, np.ndarray | None]:
+def _scan_csv(table: Any, columns: FrameColumns, names: list[str]) -> Iterator[Any]:
+    """Of CSV files by a reader of its own for each: a scan of the table would hold all that it has parsed."""
+    import pyarrow.csv
+
+    types = {name: table.schema.field(name).type for name in columns.all_names}
+    convert = _csv_types(types, names)
+    read = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
+    for path in table.files:
+        with table.filesystem.open_input_stream(path) as text:
+            yield from pyarrow.csv.open_csv(text, read_options=read, convert_options=convert)
+
+
+def _csv_types(types: dict[str, Any] | None, names: list[str] | None = None) -> Any:
+    import pyarrow.csv
+
+    return pyarrow.csv.ConvertOptions(column_types=types, include_columns=names, strings_can_be_null=True)
+
+
+def _look_through(table: Any, columns: FrameColumns, kind: str) -> tuple[int, np.ndarray | None]:
     """Number of rows, and the distinct labels where they are strings."""
     found: set[str] = set()
     n_rows = 0
     if columns.label_type is not None and columns.label_type.kind == "U":
-        for batch in table.to_batches(columns=[columns.label], batch_readahead=_AHEAD, fragment_readahead=1):
+        for batch in _scan(table, columns, kind, [str(columns.label)]):
             found.update(columns.labels(batch, n_rows).tolist())
             n_rows += batch.num_rows
-            as_classes(np.array(sorted(found)), what)
+            as_classes(np.array(sorted(found)), columns.what)
+    elif kind == "csv":
+        n_rows = sum(batch.num_rows for batch in _scan(table, columns, kind, columns.all_names[:1]))
     else:
         n_rows = table.count_rows()
     if not n_rows:
-        raise DataError(f"{what} holds no rows; nothing to import")
+        raise DataError(f"{columns.what} holds no rows; nothing to import")
     return n_rows, np.array(sorted(found)) if found else None
 
 
