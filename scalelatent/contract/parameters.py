@@ -86,11 +86,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Flag:
-    """True or False."""
+    """True or False, or None where it is among ``also``."""
 
     give: str = "give True or False"
+    also: tuple[None, ...] = ()
 
     def refusal(self, value: Any) -> str:
+        if value is None and value in self.also:
+            return ""
         return "" if type(value).__name__ in ("bool", "bool_") else f": {self.give}"
 
 

@@ -82,6 +82,9 @@ class Wants:
     scratch : (int, int) or None
         Bytes that a thread needs beside its block and statistic, and those for each row of the block (of a
         chain). A plan guesses from the statistic where nothing is said.
+    unlabelled : bool
+        A label -1 that is none of the classes means that the row has none: its class code is -1. Elsewhere
+        -1 is a label like others.
     """
 
     csr: bool = False
@@ -90,8 +93,9 @@ class Wants:
     block_rows: int | None = None
     merge_share: float | None = None
     scratch: tuple[int, int] | None = None
+    unlabelled: bool = False
 
     @property
-    def form(self) -> tuple[bool, Targets | None]:
+    def form(self) -> tuple[bool, Targets | None, bool]:
         """What makes blocks of the same rows alike."""
-        return self.csr, self.targets
+        return self.csr, self.targets, self.unlabelled

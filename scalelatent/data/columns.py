@@ -128,6 +128,7 @@ class Columns:
         classes: np.ndarray | None,
         what: str,
         within: tuple[int, int],
+        unlabelled: bool = False,
     ) -> np.ndarray:
         """Codes of the rows `rows`, which lie in the rows `within` of a dataset; see `Dataset.read_codes`."""
         stored, (start, stop) = self.outputs(what), rows
@@ -147,11 +148,11 @@ class Columns:
             )
 
         def encode(a: int, b: int) -> np.ndarray:
-            return schema.encode_labels(self.read_y(a, b, what), known, a, what)
+            return schema.encode_labels(self.read_y(a, b, what), known, a, what, unlabelled)
 
         if isinstance(stored, ArrayRows) and not self.coded:
             # Labels in memory are looked up once, not every pass.
-            key = (known.dtype.str, known.tobytes(), *within)
+            key = (known.dtype.str, known.tobytes(), unlabelled, *within)
             return self.remembered(key, lambda: encode(*within))[start - within[0] : stop - within[0]]
         return encode(start, stop)
 

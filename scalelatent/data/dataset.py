@@ -346,8 +346,12 @@ class Dataset:
         """
         return self._columns.read_y(*self._rows(start, stop), self._what())
 
-    def read_codes(self, start: int, stop: int, classes: np.ndarray | None = None) -> np.ndarray:
+    def read_codes(
+        self, start: int, stop: int, classes: np.ndarray | None = None, *, unlabelled: bool = False
+    ) -> np.ndarray:
         """Index of each label in `classes` (by default the dataset's own), int32 (stop - start,).
+
+        With `unlabelled`, a label -1 that is none of the classes has the index -1.
 
         Raises
         ------
@@ -355,7 +359,7 @@ class Dataset:
             No labels, or a label that is none of the classes; the message names its row.
         """
         rows, whole = self._rows(start, stop), (self._start, self._stop)
-        return self._columns.read_codes(rows, classes, self._what(), whole)
+        return self._columns.read_codes(rows, classes, self._what(), whole, unlabelled)
 
     def read_targets(self, start: int, stop: int) -> np.ndarray:
         """Binary outputs of the rows `start:stop`: dense targets, multi-labels, or rows of another dataset.

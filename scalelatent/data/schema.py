@@ -322,8 +322,13 @@ def too_many_strings(what: str) -> DataError:
     )
 
 
-def encode_labels(labels: np.ndarray, classes: np.ndarray, first_row: int, what: str) -> np.ndarray:
-    """Index of each label in the sorted `classes`, int32; an unknown label is an error that names its row."""
+def encode_labels(
+    labels: np.ndarray, classes: np.ndarray, first_row: int, what: str, unlabelled: bool = False
+) -> np.ndarray:
+    """Index of each label in the sorted `classes`, int32; an unknown label is an error that names its row.
+
+    With `unlabelled`, -1 where a label is the number -1 and no class is.
+    """
     if labels.dtype.kind != classes.dtype.kind and "U" in (labels.dtype.kind, classes.dtype.kind):
         raise DataError(
             f"{what}: labels of type {labels.dtype} do not fit the classes, which are of type {classes.dtype}"
@@ -331,6 +336,9 @@ def encode_labels(labels: np.ndarray, classes: np.ndarray, first_row: int, what:
     codes = np.searchsorted(classes, labels)
     codes[codes == len(classes)] = 0
     wrong = classes[codes] != labels
+    if unlabelled and labels.dtype.kind != "U":
+        none = wrong & (labels == -1)
+        codes[none], wrong = -1, wrong & ~none
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
         shown = ", ".join(map(str, classes[:10].tolist())) + (", …" if len(classes) > 10 else "")

@@ -105,9 +105,12 @@ class Reader:
         self.dataset, self.skipped = dataset, skipped
         self.csr, self.targets = wants.csr, wants.targets
         self.classes = classes if dataset.has_y and wants.targets is None else None
+        self.unlabelled = wants.unlabelled
         self.cache = cache if dataset.is_stored else None
         self.meter = meter
-        labels = None if self.classes is None else (str(self.classes.dtype), self.classes.tobytes())
+        labels = None
+        if self.classes is not None:
+            labels = (str(self.classes.dtype), self.classes.tobytes(), self.unlabelled)
         form = labels if wants.targets is None else wants.targets.source
         self._name = (dataset.fingerprint(), form, skipped) if self.cache is not None else None
 
@@ -172,7 +175,9 @@ class Reader:
     def _read_y(self, start: int, stop: int) -> np.ndarray | None:
         if self.targets is not None:
             return self.dataset.read_targets(start, stop)
-        return None if self.classes is None else self.dataset.read_codes(start, stop, self.classes)
+        if self.classes is None:
+            return None
+        return self.dataset.read_codes(start, stop, self.classes, unlabelled=self.unlabelled)
 
     def _read_around(self, start: int, stop: int) -> Piece:
         """A piece without the rows that are to be left out, in whose places there is nothing."""

@@ -21,7 +21,7 @@ from scalelatent.errors import DataError
 from ._sklearn import check_weights
 from .base import StreamedEstimator
 from .companions import FitCall
-from .inputs import CHECKS, check_finite, check_labels, is_plain, one_column, validated
+from .inputs import CHECKS, check_classes, check_finite, check_labels, is_plain, one_column, validated
 from .session import CallbackList
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
                 "labels; import them with the rows (`scalelatent data import idx IMAGES LABELS …`), or "
                 "pass y"
             )
-        return self._with_classes(ds)
+        check_classes(ds, type(self).__name__)
+        return ds
 
     def _held_rows(self, X: Any, y: Any) -> Dataset:
         ds = super()._held_rows(X, y)
@@ -90,23 +91,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
             raise DataError(
                 f"validation{f' ({ds.url})' if ds.url else ''} has no labels: give rows with labels"
             )
-        return self._with_classes(ds)
-
-    def _with_classes(self, ds: Dataset) -> Dataset:
-        """Refuse targets, multi-labels and labels with fractions."""
-        if ds.y_kind not in ("labels", None):
-            raise DataError(
-                f"{ds.url or 'y'}: there are {ds.n_targets} {ds.y_kind} columns a row, but "
-                f"{type(self).__name__} learns from one label a row: pass y of shape (n,) (one column: "
-                "y.ravel())"
-            )
-        classes = ds.classes
-        if classes is not None and classes.dtype.kind == "f" and (broken := classes[classes % 1 != 0]).size:
-            raise DataError(
-                f"{ds.url or 'y'}: unknown label type: continuous. {broken[0]} is a number with a fraction, "
-                f"one of {len(classes)} different ones, but {type(self).__name__} learns from classes: give "
-                "whole numbers or strings"
-            )
+        check_classes(ds, type(self).__name__)
         return ds
 
     def predict_proba(
@@ -170,13 +155,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         >>> sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(x, y).predict(x).shape
         (50,)
         """
-        what = "probabilities" if out is None else "classes"
-        scores = self._map(X, what, out, client, overwrite, callbacks)
-        if out is not None:
-            return scores
-        if isinstance(scores, np.ndarray):
-            return _labels_of(scores, self.classes_)
-        return scores.map_blocks(_labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype)
+        return predict_by(self, X, out, client, overwrite, callbacks)
 
     def score(
         self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: CallbackList = ()
@@ -216,7 +195,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
                 raise DataError(
                     f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
                 )
-            self._with_classes(ds)
+            check_classes(ds, type(self).__name__)
         given = {"y": one_column(y), "sample_weight": one_column(sample_weight)}
         for name, column in given.items():
             if column is not None and len(column) != len(ds):
@@ -238,6 +217,24 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
                 "sample_weight above 0 for some rows"
             )
         return right / total
+
+
+def predict_by(
+    model: Any,
+    X: Any,
+    out: str | Path | None,
+    client: Client | None,
+    overwrite: bool,
+    callbacks: CallbackList,
+) -> Any:
+    """Labels of the largest of the scores that ``model`` maps rows to; with ``out`` a Dataset of both."""
+    what = "probabilities" if out is None else "classes"
+    scores = model._map(X, what, out, client, overwrite, callbacks)
+    if out is not None:
+        return scores
+    if isinstance(scores, np.ndarray):
+        return _labels_of(scores, model.classes_)
+    return scores.map_blocks(_labels_of, model.classes_, drop_axis=1, dtype=model.classes_.dtype)
 
 
 class _Part(Callback):

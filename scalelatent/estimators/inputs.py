@@ -111,6 +111,23 @@ def check_labels(y: Any) -> None:
     check_classification_targets(found)
 
 
+def check_classes(ds: Dataset, who: str) -> None:
+    """Refuse targets, multi-labels and labels with fractions, which the estimator ``who`` cannot learn."""
+    if ds.y_kind not in ("labels", None):
+        raise DataError(
+            f"{ds.url or 'y'}: there are {ds.n_targets} {ds.y_kind} columns a row, but "
+            f"{who} learns from one label a row: pass y of shape (n,) (one column: "
+            "y.ravel())"
+        )
+    classes = ds.classes
+    if classes is not None and classes.dtype.kind == "f" and (broken := classes[classes % 1 != 0]).size:
+        raise DataError(
+            f"{ds.url or 'y'}: unknown label type: continuous. {broken[0]} is a number with a fraction, "
+            f"one of {len(classes)} different ones, but {who} learns from classes: give "
+            "whole numbers or strings"
+        )
+
+
 def one_column(values: Any) -> Any:
     """One label or weight a row; what is read in pieces (zarr, dask, memmap) stays what it is."""
     values = opened(values, "y")

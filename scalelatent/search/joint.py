@@ -100,10 +100,10 @@ class JointReduction:
     def wants(self) -> Wants:
         """Rows in the form of all members (see :func:`joint_stage`), and the largest scratch."""
         wants = [slot.reduction.wants for slot in self.slots]
-        csr, targets = wants[0].form
+        csr, targets, unlabelled = wants[0].form
         scratch = [want.scratch for want in wants if want.scratch is not None]
         largest = (max(fixed for fixed, _ in scratch), max(each for _, each in scratch)) if scratch else None
-        return Wants(csr, targets, scratch=largest)
+        return Wants(csr, targets, scratch=largest, unlabelled=unlabelled)
 
     def layout(self) -> Layout:
         """Fields of all members, one after the other."""

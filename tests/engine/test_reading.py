@@ -57,7 +57,9 @@ class Rows:
             raise DataError(f"row {self.fail_at} is lost")
         return np.stack([np.arange(start, stop), -np.arange(start, stop)], axis=1).astype("f4")
 
-    def read_codes(self, start: int, stop: int, classes: np.ndarray) -> np.ndarray:
+    def read_codes(
+        self, start: int, stop: int, classes: np.ndarray, *, unlabelled: bool = False
+    ) -> np.ndarray:
         return (np.arange(start, stop) % len(classes)).astype(np.int32)
 
     def read_weight(self, start: int, stop: int) -> np.ndarray:

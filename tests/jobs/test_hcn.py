@@ -87,7 +87,7 @@ def test_from_data_to_report(folder: Path) -> None:
     ("setting", "says"),
     [
         ("model.layers=[[4,[30,6]]]", "features of 30 x 6 are larger than images of 24 x 24"),
-        ("model.layers=[[4,[8,6]],[3,[2,2]]]", "pooling between layers is not there yet"),
+        ("model.layers=[[4,[8,6]],[3,[2,2]]]", "there is no class layer: set templates"),
         ("model.p01=0.5", r"p01=0.5: give a number in (0, 0.5)"),
         ("model.p_wieght=0.1", "did you mean 'p_weight'"),
         ("model.damping=0.5", "online learning keeps no messages to damp"),
@@ -131,3 +131,43 @@ def test_a_job_that_was_interrupted_gives_the_same_model(folder: Path) -> None:
         keys = ("pass", "steps", "weights_on", "compression")
         told = [[[r[key] for key in keys] for r in records(folder / run)] for run in (f"{name}-whole", name)]
         assert told[0] == told[1]
+
+
+CLASSES = """
+[job]
+seed = 1
+out = "traits"
+[data]
+train = "traits.zarr"
+train_rows = "0:60"
+validation = "traits.zarr"
+validation_rows = "60:80"
+test = "traits.zarr"
+test_rows = "80:"
+[model]
+kind = "hcn"
+layers = [[4, 5]]
+templates = 2
+p_weight = [0.25, 1e-20]
+n_epochs = 20
+"""
+
+
+def test_a_job_of_classes(folder: Path) -> None:
+    make = ("data", "make", "traits", "traits.zarr", "--rows", 100, "--size", 5, "--gap", 1)
+    scalelatent(*make, cwd=folder)
+    (folder / "classes.toml").write_text(CLASSES)
+    assert "templates" in scalelatent("plan", "classes.toml", "--json", cwd=folder).json()["plan"]["stages"]
+    said = scalelatent("fit", "classes.toml", cwd=folder)
+    assert "test error" in said.out
+    model, images = load_model(folder / "traits"), open_dataset(folder / "traits.zarr")
+    state = scalelatent("status", "traits", "--json", cwd=folder).json()
+    assert state["test_error"] == pytest.approx(1 - model.score(images[80:]))
+    assert "4 templates of" in (folder / "traits" / "report" / "index.html").read_text()
+    scalelatent("predict", "traits", "traits.zarr", "--out", "classes.zarr", cwd=folder)
+    told = open_dataset(folder / "classes.zarr")
+    np.testing.assert_array_equal(told.read_y(0, 100), model.predict(images))
+    said = scalelatent("score", "traits", "traits.zarr", "--metric", "compression", cwd=folder, code=2)
+    assert "unknown metric 'compression' of a network with templates" in said.err
+    again = ("--out", "bad", "--set", "model.pool=2")
+    assert "an odd number" in scalelatent("fit", "classes.toml", *again, cwd=folder, code=2).err

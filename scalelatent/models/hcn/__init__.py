@@ -13,7 +13,7 @@ KINDS = (
         parameters="scalelatent.models.hcn.parameters:PARAMETERS",
         kernels=KERNELS,
         warm="scalelatent.models.hcn",
-        scorer="scalelatent.models.hcn.scoring:CompressionScorer",
+        scorer="scalelatent.models.hcn.scoring:NetworkScorer",
         report="scalelatent.models.hcn.report:section",
         report_rows=1000,
     ),

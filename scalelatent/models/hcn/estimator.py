@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.utils import Tags
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
@@ -19,6 +21,7 @@ from scalelatent.engine.plan import Resources
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
+from scalelatent.estimators.classifier import predict_by
 from scalelatent.estimators.companions import FitCall
 from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
@@ -28,58 +31,80 @@ from scalelatent.kernels.streams import draw_seed, resolve_seed
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression
 from scalelatent.models.hcn.model.decode import BeliefMap, Decoder, PlaceMap, ReconstructionMap
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
+from scalelatent.models.hcn.model.layered import LayeredState
+from scalelatent.models.hcn.model.layered_maps import ClassMap, CompletionMap, ScoreMap, Telling
 from scalelatent.models.hcn.model.online import EvidenceState
-from scalelatent.models.hcn.model.sampling import sample
+from scalelatent.models.hcn.model.sampling import noisy, sample
 from scalelatent.storage.disk import Location
 
 from .fit import (
-    Found,
+    Network,
     WeightsWatched,
     check_plain,
     check_rows,
+    check_windows,
     fit_steps,
     image_of,
     image_shape,
     known_or_not,
-    last_state,
     learn_stream,
-    make_layer,
-    make_learner,
+    make_layers,
     packed,
-    plan,
 )
-from .output import PlaceBeliefs
-from .parameters import PARAMETERS
+from .output import PlaceBeliefs, TemplateBeliefs
+from .parameters import PARAMETERS, damping, is_online, is_several, weight_priors
+from .planning import plan
+from .several import SeveralLayers, known_classes, make_several, several_of
+from .single import OneLayer
 
 if TYPE_CHECKING:
     from distributed import Client
 
 
 class HierarchicalCompositionalNetwork(StreamedEstimator):
-    """Features that binary images are made of, learned without labels by max-product message passing.
+    """Features that binary images are made of, learned by max-product message passing.
 
     An image is features at some places, joined by OR and seen through noise; weights of features are latent
-    variables, and evidence on them is gathered image by image. There is one layer for now.
+    variables, and evidence on them is gathered image by image. With ``templates`` the places are made of
+    features in their turn, each pixel of which a pool may shift; templates lie over the last layer, and an
+    image has one of them: of its class, or where there are no labels of its cluster.
 
     Parameters
     ----------
-    layers : list of (int, (int, int)), default ((32, (8, 6)),)
-        Features and their (height, width), for each layer; one for now.
+    layers : list of (int, (int, int)) or (int, int), default ((32, (8, 6)),)
+        Features and their (height, width), or side, for each layer from the image up.
+    templates : int or None
+        Templates of each class over the layers; without labels the number of clusters. None: one layer,
+        without a class layer.
+    pool : int, default 3
+        Side of the pools between layers, in pixels: odd.
+    pool_spread : float, default 0.9
+        How uneven pools are, in [0, 1): the shift by nothing weighs 1, others 1 - pool_spread u with u
+        uniform.
     p01, p10 : float, default 1e-3
         Chance that a pixel is 0 where a feature lies, and 1 where none does.
-    p_weight, p_sparsity : float, default 0.3 and 1e-4
-        Prior chance of a pixel of a feature, and of a feature at a place.
-    online : bool, default True
+    p_weight : float, list of float, or None
+        Prior chance of a pixel of a feature, or one for each layer and the templates. None: .3; with
+        templates .25, and 1e-20 for these.
+    p_sparsity : float, default 1e-4
+        Prior chance of a feature at a place, in one layer.
+    online : bool or None
         Take images once, forgetting those before. False: the messages of all images are kept, in the run
-        folder.
+        folder. None: False with templates, else True.
     forgetting : float, default 0.98
         Share of the evidence that a minibatch leaves of those before; 1 forgets nothing.
     batch_size : int, default 5
         Images of a minibatch.
     n_epochs : int or None
-        Passes over the images, or sweeps where messages are kept. None: as many as show 3,000 images, or 60.
-    damping : float, default 1
-        Weight of new messages, where they are kept; 1 is no damping.
+        Passes over the images, or sweeps where messages are kept. None: as many as show 3,000 images, or 60;
+        with templates 300, after which a fit that has not settled begins again from another seed (5 times).
+    damping : float or None
+        Weight of new messages, where they are kept, and of those between layers; 1 is no damping. None: 1,
+        with templates .2.
+    inner_rounds : int, default 5
+        Rounds between a pool and what lies over it, on the way down.
+    inner_iterations : int, default 15
+        Passes up and down of a minibatch of several layers, online.
     n_restarts : int, default 1
         Fits from different beliefs, of which the best by compression is kept.
     n_chains, chain_batches : int or None
@@ -94,7 +119,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     image_shape : (int, int) or (int, int, int) or None
         (height, width) or (channels, height, width) of flat rows.
     patience : int or None
-        End after so many epochs without better compression of the validation images.
+        End after so many epochs without better compression, or fewer errors, of the validation images.
     warm_start : bool
         Start from the beliefs of the last fit.
     random_state : int, Generator, RandomState or None
@@ -105,17 +130,26 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     Attributes
     ----------
     weights_ : list of ndarray of bool, shape (features, channels, h, w)
-        For each layer.
+        For each layer; the templates last.
     beliefs_ : list of ndarray of float64, shape (features, channels, h, w)
         Log odds of the weights.
     used_ : list of ndarray of bool, shape (features,)
-        Features that pay for their bits; of ``partial_fit`` those with a weight.
+        Features that pay for their bits; with templates, and of ``partial_fit``, those with a weight.
     compression_ : float
         Bits of features, places and errors over those of the images: of the validation images, else of at
-        least 1,000 training images spread over all. NaN after ``partial_fit``.
+        least 1,000 training images spread over all. NaN after ``partial_fit``, and with templates.
+    pools_ : list of ndarray of float64, shape (shifts, height, width)
+        With templates: log priors of the shifts of each pixel of each layer, drawn by the seed; -inf where a
+        shift leaves the image.
+    classes_ : ndarray, shape (n_classes,)
+        With templates: labels in rising order, or numbers of clusters.
+    template_classes_ : ndarray, shape (templates,)
+        With templates: the class of each.
     history_ : list of dict
         One record an epoch, of epochs of 400 steps and more 20: weights_on, weights_changed (signs, in the
-        epoch), share_on; of the validation images compression and rows_at_rest.
+        epoch), share_on; of the validation images compression and rows_at_rest. With templates
+        weights_on_by_layer, rows_moved (images that came to another template), validation_error, and
+        restart: the number of the attempt.
     n_iter_ : int
     seed_ : int
     n_features_in_ : int
@@ -124,7 +158,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     Notes
     -----
     ``transform`` gives S, uint8 (n, HS, WS, features) of HS = height - h + 1 and WS = width - w + 1: 1 where
-    a feature's upper left corner lies. Features that are not used lie nowhere.
+    a feature's upper left corner lies. Features that are not used lie nowhere. With templates it gives their
+    scores, float64 (n, templates), in nats: those of one forward pass.
+
+    With templates a label -1 (a number, where it is no class) says that a row has none. Where fewer than half
+    of the rows are labelled and messages are kept, templates are found without labels first.
 
     References
     ----------
@@ -139,35 +177,47 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     ((6, 1, 8, 6), True)
     >>> m.transform(letters[:10]).shape
     (10, 17, 19, 6)
+    >>> traits = make_images("memory://doc-traits", "traits", 60, size=5, gap=1, overwrite=True)
+    >>> m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=10, random_state=0).fit(traits)
+    >>> [w.shape[0] for w in m.weights_], m.template_classes_.tolist(), m.predict(traits[:10]).shape
+    ([4, 4], [0, 0, 1, 1], (10,))
     """
 
     _kind = "hcn"
     _parameters = PARAMETERS
-    _sign_of_fit = "_beliefs"
-    _transformed = "places"
+    _sign_of_fit = "_stream"
     _takes_images = True
-    weights_ = Learned(FIT_AGAIN, lambda model: [to_features(model._beliefs > 0)])
-    beliefs_ = Learned(FIT_AGAIN, lambda model: [to_features(model._beliefs)])
+    weights_ = Learned(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs > 0))
+    beliefs_ = Learned(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs))
+    pools_ = Learned(FIT_AGAIN, lambda model: model._of_several("pools_").pools)
+    classes_ = Learned(FIT_AGAIN, lambda model: model._of_several("classes_").predicted)
+    template_classes_ = Learned(
+        FIT_AGAIN, lambda model: model.classes_[model._of_several("template_classes_").template_classes]
+    )
     compression_: float
     used_: list[np.ndarray]
-    _layer: FeatureLayer
-    # Log odds as the kernels have them; what a stream goes on from.
-    _beliefs: np.ndarray
-    _stream: EvidenceState
+    _network: Network
+    # What a stream, or a fit from here, goes on from.
+    _stream: Any
 
     def __init__(
         self,
-        layers: Sequence[tuple[int, tuple[int, int]]] = ((32, (8, 6)),),
+        layers: Sequence[tuple[int, int | tuple[int, int]]] = ((32, (8, 6)),),
         *,
+        templates: int | None = None,
+        pool: int = 3,
+        pool_spread: float = 0.9,
         p01: float = 1e-3,
         p10: float = 1e-3,
-        p_weight: float = 0.3,
+        p_weight: float | Sequence[float] | None = None,
         p_sparsity: float = 1e-4,
-        online: bool = True,
+        online: bool | None = None,
         forgetting: float = 0.98,
         batch_size: int = 5,
         n_epochs: int | None = None,
-        damping: float = 1.0,
+        damping: float | None = None,
+        inner_rounds: int = 5,
+        inner_iterations: int = 15,
         n_restarts: int = 1,
         n_chains: int | None = None,
         chain_batches: int | None = None,
@@ -182,6 +232,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         n_jobs: int | None = None,
     ) -> None:
         self.layers = layers
+        self.templates = templates
+        self.pool = pool
+        self.pool_spread = pool_spread
         self.p01 = p01
         self.p10 = p10
         self.p_weight = p_weight
@@ -191,6 +244,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self.batch_size = batch_size
         self.n_epochs = n_epochs
         self.damping = damping
+        self.inner_rounds = inner_rounds
+        self.inner_iterations = inner_iterations
         self.n_restarts = n_restarts
         self.n_chains = n_chains
         self.chain_batches = chain_batches
@@ -216,17 +271,18 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
-        X = opened(X, what)
+        X, y = opened(X, what), y if is_several(self) else None
         if is_plain(X):
-            X = self._plain_images(X, what, reset)
+            X = self._plain_images(X, y, what, reset)
+            y = None if isinstance(X, Dataset) else y
         how: dict[str, Any] = {"what": what, "reset": reset, "least_rows": least_rows}
-        ds = super()._given_rows(X, None, sample_weight, **how)
+        ds = super()._given_rows(X, y, sample_weight, **how)
         check_plain(ds, what)
-        if not reset and hasattr(self, "_beliefs") and len(ds.feature_shape) > 1 and what == "X":
+        if not reset and hasattr(self, "_stream") and len(ds.feature_shape) > 1 and what == "X":
             self._check_image(ds.feature_shape, ds.url or "X")
         return ds
 
-    def _plain_images(self, X: Any, what: str, reset: bool) -> Any:
+    def _plain_images(self, X: Any, y: Any, what: str, reset: bool) -> Any:
         """Rows in memory whose shape is that of images; refuses one image alone, and images of images."""
         if (n := getattr(X, "ndim", 0)) > 4:
             raise DataError(f"{what} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
@@ -235,8 +291,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         shape = image_rows(X)
         if what != "X":  # learned from with others: their shape is compared with that of those
             images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
-            return Dataset.from_arrays(self._checked_values(X, what)) if images else X
-        own = self._layer.image if hasattr(self, "_beliefs") else ()
+            return Dataset.from_arrays(self._checked_values(X, what), y) if images else X
+        own = self._network.layer.image if hasattr(self, "_stream") else ()
         if shape is not None:
             if own:
                 self._check_image(shape[1:], what)
@@ -256,21 +312,20 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return known_or_not(X)
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
-        ds = self._given_rows(X, None, sample_weight, reset=reset)
-        if y is not None or ds.has_y:
+        ds = self._given_rows(X, y, sample_weight, reset=reset)
+        if not is_several(self) and (y is not None or ds.has_y):
             where = f"{ds.url}: " if ds.url else ""
             warn_user(
-                f"{where}labels y are not learned from: one layer learns without labels (networks of several "
-                "layers, which are not there yet, will take them); leave y out"
+                f"{where}labels y are not learned from: without a class layer there is nothing that they "
+                "name; set templates, or leave y out"
             )
         return ds
 
     def _check_image(self, shape: tuple[int, ...], where: str) -> None:
         """Refuse images of another shape than those of the fit."""
-        if image_of(shape) != self._layer.image:
-            raise DataError(
-                f"{where}: images are {shape}, but {type(self).__name__} was fitted on {self._layer.image}"
-            )
+        own = self._network.layer.image
+        if image_of(shape) != own:
+            raise DataError(f"{where}: images are {shape}, but {type(self).__name__} was fitted on {own}")
 
     def _map_dask(self, X: Any, what: Any) -> Any:
         if X.ndim > 2:
@@ -282,17 +337,37 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             validation = validation, None
         return super()._validation_rows(validation)
 
+    def _make_network(self, train: Dataset, held: Dataset | None = None) -> Network:
+        """What the parameters ask for, on rows such as these."""
+        image = image_shape(self, train, "X")
+        check_windows(self, image, train)
+        if not is_several(self):
+            return OneLayer(make_layers(self, image)[0])
+        network = make_several(self, image, train)
+        held_classes = known_classes(held) if held is not None and held.has_y else None
+        return replace(network, validated=held_classes)
+
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
-        check_rows(self, train, held)
+        check_plain(train, "X")
+        check_rows(self, self._make_network(train, held), train, held)
 
     # -- fit -------------------------------------------------------------------------------------------------
+
+    def _what_decides(self) -> dict[str, Any]:
+        """With what stands for a parameter that is None."""
+        found = {"online": is_online(self), "damping": damping(self), "p_weight": self.p_weight}
+        if self.p_weight is None:
+            priors = weight_priors(self)
+            found["p_weight"] = list(priors) if is_several(self) else priors[0]
+        return super()._what_decides() | found
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, validation: Any, call: FitCall) -> Self:
         watched = [*Callbacks(call.callbacks).callbacks, WeightsWatched(self)]
         return super()._fit(X, y, sample_weight, validation, replace(call, callbacks=watched))
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
-        return fit_steps(self, rows)
+        held = rows["validation"].dataset if "validation" in rows else None
+        return fit_steps(self, self._make_network(rows["train"].dataset, held), rows)
 
     def _plan(
         self,
@@ -303,16 +378,31 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         *,
         measure: bool,
     ) -> dict[str, Any]:
-        return plan(self, train, held, resources, options, measure=measure)
+        network = self._make_network(train, held)
+        return plan(self, network, train, held, resources, options, measure=measure)
 
-    def _keep(self, layer: FeatureLayer, found: Found) -> None:
-        state = found.state
-        self._keep_beliefs(layer, EvidenceState(state.beliefs, state.first, iteration=state.iteration))
-        self.used_, self.compression_ = [found.used], found.compression
-        self.history_, self.n_iter_ = found.history, state.iteration
+    def _keep(
+        self,
+        network: Network,
+        state: Any,
+        used: list[np.ndarray],
+        history: list[dict[str, Any]],
+        compression: float = float("nan"),
+    ) -> None:
+        self._network, self._stream = network, state
+        self.used_, self.compression_ = used, compression
+        self.history_, self.n_iter_ = history, len(history)
 
-    def _keep_beliefs(self, layer: FeatureLayer, state: EvidenceState) -> None:
-        self._layer, self._beliefs, self._stream = layer, state.beliefs, state
+    @property
+    def _layer(self) -> FeatureLayer:
+        """The layer over the pixels."""
+        return self._network.layer
+
+    def _of_several(self, name: str) -> SeveralLayers:
+        """The fitted network of several layers."""
+        if not isinstance(self._network, SeveralLayers):
+            raise AttributeError(name)
+        return self._network
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Learn from some more images, at once: a step for each ``batch_size`` of them, in their order.
@@ -336,41 +426,105 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             As in :meth:`fit`, and with ``online=False``.
         """
         self._check_params()
-        if not self.online:
+        if not is_online(self):
             raise ValueError("partial_fit learns online: set online=True")
-        first = not hasattr(self, "_beliefs")
+        first = not hasattr(self, "_stream")
         ds = self._training_rows(X, y, None, reset=first)
+        network = self._make_network(ds) if first else self._network
         if first:
-            check_rows(self, ds, None, streamed=True)
+            check_rows(self, network, ds, None, streamed=True)
             self.seed_ = resolve_seed(self.random_state)
-            layer = make_layer(self, image_shape(self, ds, "X"))
-        else:
-            layer = make_layer(self, self._layer.image)
-        learner = make_learner(self, layer, len(ds), self.seed_)
-        state = learner.start() if first else last_state(self, layer)
-        state = learn_stream(learner, state, ds, self.device)
+        elif not is_several(self):
+            network = OneLayer(make_layers(self, self._layer.image)[0])
+        learner = network.learner(self, len(ds), self.seed_)
+        state = learner.start() if first else network.last_state(self)
+        state = learn_stream(learner, state, ds, self.device, network.classes)
         if first:
             self.n_iter_, self.history_ = 0, []
-        self._keep_beliefs(layer, state)
-        has_weight: np.ndarray = np.any(state.beliefs > 0, axis=(0, 1, 2))
-        self.used_, self.compression_ = [has_weight], float("nan")
+        self._network, self._stream = network, state
+        on = network.features(state.beliefs > 0)
+        self.used_, self.compression_ = [np.any(part, axis=(1, 2, 3)) for part in on], float("nan")
         return self
 
     # -- outputs ---------------------------------------------------------------------------------------------
 
     def _decoder(self) -> Decoder:
-        return Decoder(self._layer, (self._beliefs > 0) & self.used_[0], self.seed_)
+        return Decoder(self._layer, (self._stream.beliefs > 0) & self.used_[0], self.seed_)
+
+    @property
+    def _transformed(self) -> str:  # type: ignore[override]
+        return "scores" if is_several(self) else "places"
 
     @property
     def _n_features_out(self) -> int:
-        return int(np.prod(self._layer.places))
+        return int(np.prod(self._row_map(self._transformed).output()[0]))
 
     def _row_map(self, what: Any) -> Any:
-        maps = {"places": PlaceMap, "beliefs": BeliefMap, "reconstruction": ReconstructionMap}
         name, known = what if isinstance(what, tuple) else (what, None)
+        if isinstance(network := self._network, SeveralLayers):
+            told = Telling(network.telling, self._stream.beliefs, network.template_classes)
+            if name == "filled":
+                return CompletionMap(told, True, *known)
+            of_rows: dict[str, Any] = {
+                "scores": ScoreMap(told),
+                "probabilities": ClassMap(told),
+                "classes": ClassMap(told, True),
+                "reconstruction": CompletionMap(told),
+            }
+            return of_rows[name]
         if name == "filled":
             return ReconstructionMap(self._decoder(), True, known)
+        maps = {"places": PlaceMap, "beliefs": BeliefMap, "reconstruction": ReconstructionMap}
         return maps[name](self._decoder())
+
+    @available_if(is_several)
+    def decision_function(
+        self,
+        X: Any,
+        *,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
+    ) -> Any:
+        """Scores of the classes, each that of its best template; only with ``templates``.
+
+        Parameters
+        ----------
+        X, out, client, overwrite, callbacks
+            As in :meth:`transform`.
+
+        Returns
+        -------
+        ndarray of float64, shape (n, classes); a lazy array for a dask array; a Dataset with ``out``
+            In nats, in the order of ``classes_``.
+        """
+        return self._map(X, "probabilities", out, client, overwrite, callbacks)
+
+    @available_if(is_several)
+    def predict(
+        self,
+        X: Any,
+        *,
+        out: str | Path | None = None,
+        client: Client | None = None,
+        overwrite: bool = False,
+        callbacks: CallbackList = (),
+    ) -> Any:
+        """Classes of images by one forward pass, or numbers of clusters; only with ``templates``.
+
+        With ``out``, a dataset whose ``x`` are the scores of the classes and whose ``y`` are these.
+
+        Parameters
+        ----------
+        X, out, client, overwrite, callbacks
+            As in :meth:`transform`.
+
+        Returns
+        -------
+        ndarray, shape (n,); a lazy array for a dask array; a Dataset with ``out``
+        """
+        return predict_by(self, X, out, client, overwrite, callbacks)
 
     def reconstruct(
         self,
@@ -399,6 +553,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self,
         X: Any,
         known: Any = None,
+        y: Any = None,
         *,
         out: str | Path | None = None,
         client: Client | None = None,
@@ -412,6 +567,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
         known : array-like of bool, shape of ``X``, or Dataset, or None
             Which pixels are known; a bit of each is held in memory. None: those that are not ``missing``.
+        y : label, or array-like, shape (n,), or None
+            With templates: classes that the images are to be of; -1 is none.
         out, client, overwrite, callbacks
             As in :meth:`transform`.
 
@@ -422,16 +579,21 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Raises
         ------
         DataError
-            A mask of another shape, or none where ``missing`` is None.
+            A mask of another shape, or none where ``missing`` is None; labels that are no classes.
         """
         check_is_fitted(self)
         if known is None and self._layer.missing is None:
             raise DataError("inpaint: which pixels are unknown? Give known, or set missing before fit")
-        what: Any = "filled" if known is None else ("filled", packed(known, len(X), self._layer))
+        bits = None if known is None else packed(known, len(X), self._layer)
+        what: Any = "filled" if bits is None else ("filled", bits)
+        if isinstance(self._network, SeveralLayers):
+            what = "filled", (bits, self._network.codes(y, len(X)))
+        elif y is not None:
+            raise DataError("inpaint: y is given, but without templates there are no classes: leave it out")
         return self._map(X, what, out, client, overwrite, callbacks)
 
-    def infer(self, X: Any) -> PlaceBeliefs:
-        """Beliefs of S, and how far they came to rest; held in memory.
+    def infer(self, X: Any) -> PlaceBeliefs | TemplateBeliefs:
+        """Beliefs of S, and how far they came to rest, or of the templates; held in memory.
 
         Parameters
         ----------
@@ -439,18 +601,24 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
         Returns
         -------
-        PlaceBeliefs
+        PlaceBeliefs, or with templates TemplateBeliefs
         """
+        if isinstance(self._network, SeveralLayers):
+            return TemplateBeliefs.of(self._map(X, "scores"))
         found = self._map(X, "beliefs")
         places = found[:, :-1].reshape(len(found), *self._layer.places)
         return PlaceBeliefs(places, found[:, -1], found[:, -1] == 1)
 
-    def sample(self, n_samples: int = 1, *, noise: bool = True, random_state: Any = None) -> np.ndarray:
+    def sample(
+        self, n_samples: int = 1, y: Any = None, *, noise: bool = True, random_state: Any = None
+    ) -> np.ndarray:
         """Images drawn from the model.
 
         Parameters
         ----------
         n_samples : int
+        y : label, or array-like, shape (n_samples,), or None
+            With templates: classes of the images; None or -1 draws them.
         noise : bool
             Flip pixels by p01 and p10.
         random_state : int, Generator, RandomState or None
@@ -463,18 +631,28 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if n_samples < 1:
             raise ValueError(f"n_samples={n_samples}: give a whole number of at least 1")
         seed = draw_seed() if random_state is None else resolve_seed(random_state)
+        if isinstance(network := self._network, SeveralLayers):
+            codes = network.codes(y, int(n_samples))
+            weights = [part > 0 for part in network.net.split(self._stream.beliefs)]
+            drawn = network.telling.draw(weights, int(n_samples), codes, seed)
+            return noisy(network.layer, drawn, seed) if noise else drawn.astype(np.uint8)
+        if y is not None:
+            raise DataError("sample: y is given, but without templates there are no classes: leave it out")
         with single_threaded():
             return sample(self._decoder(), seed, 0, int(n_samples), make_backend(self.device), noise)
 
     def score(
         self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: CallbackList = ()
     ) -> float:
-        """1 - compression of these images: the share of their bits that the features save.
+        """Share of images whose class is told right; without templates 1 - compression, the share of their
+        bits that features save.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
-        y : ignored
+        y : array-like, shape (n,); a Dataset brings its own
+            Classes, of which -1 is none; of clusters each is of the class that most of its images have. Not
+            looked at without templates.
         sample_weight : None
             Each image counts once.
         callbacks : Callback or sequence
@@ -483,14 +661,26 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Returns
         -------
         float
-            NaN where all pixels are 0, or all are 1.
+            NaN where all pixels are 0, or all are 1, or no image has a class.
+
+        Raises
+        ------
+        DataError
+            No labels, with templates.
         """
         check_is_fitted(self)
-        ds, decoder = self._given_rows(X, y, sample_weight), self._decoder()
+        ds = self._given_rows(X, y, sample_weight)
+        network = self._network
+        reduction: Any
+        if several := isinstance(network, SeveralLayers):
+            reduction, classes = network.scoring(ds, self._stream.beliefs)
+        else:
+            decoder, classes = self._decoder(), None
+            reduction = DescriptionLength(decoder)
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs, callbacks=callbacks) as session:
             session.begin(0, {}, {})
-            stats = session.collect("score", DescriptionLength(decoder), Rows(ds))
-        return 1.0 - compression(self._layer, decoder.weights, stats)
+            stats = session.collect("score", reduction, Rows(ds), classes)
+        return 1.0 - (reduction.error(stats) if several else compression(self._layer, decoder.weights, stats))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -502,17 +692,31 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     # -- saving ----------------------------------------------------------------------------------------------
 
     def _state(self) -> Saved:
-        stream = self._stream
-        values = {
+        network, stream = self._network, self._stream
+        values: dict[str, Any] = {
             "image": list(self._layer.image),
-            "layer": [self._layer.n_features, *self._layer.window],
-            "compression": None if np.isnan(self.compression_) else self.compression_,
             "rows": stream.rows,
             "steps": stream.steps,
             "iteration": stream.iteration,
         }
+        if isinstance(network, SeveralLayers):
+            sizes = [[layer.n_features, *layer.window] for layer in network.net.layers[:-1]]
+            labels = network.labels
+            values |= {
+                "layers": sizes,
+                "templates": network.per_class,
+                "pools_seed": network.net.seed,
+                "template_codes": None if network.net.classes is None else list(network.net.classes),
+                "classes": None if labels is None else labels.tolist(),
+                "classes_dtype": None if labels is None else labels.dtype.str,
+            }
+            return values, {"beliefs": stream.beliefs, "first": stream.first}
+        values |= {
+            "layer": [self._layer.n_features, *self._layer.window],
+            "compression": None if np.isnan(self.compression_) else self.compression_,
+        }
         arrays = {
-            "beliefs": to_features(self._beliefs),
+            "beliefs": to_features(stream.beliefs),
             "first": to_features(stream.first),
             "used": self.used_[0],
         }
@@ -525,10 +729,31 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         place: Location | None,
         run: Location | None,
     ) -> None:
-        n_features, h, w = values["layer"]
-        layer = replace(make_layer(self, image_of(values["image"])), n_features=n_features, window=(h, w))
-        beliefs, first = from_features(arrays["beliefs"]), from_features(arrays["first"])
         where = {name: values[name] for name in ("rows", "steps", "iteration")}
-        self._keep_beliefs(layer, EvidenceState(beliefs, first, **where))
+        image = image_of(values["image"])
+        if "templates" in values:
+            self._restore_several(values, arrays, image, where)
+            return
+        n_features, h, w = values["layer"]
+        layer = replace(make_layers(self, image)[0], n_features=n_features, window=(h, w))
+        beliefs, first = from_features(arrays["beliefs"]), from_features(arrays["first"])
+        self._network, self._stream = OneLayer(layer), EvidenceState(beliefs, first, **where)
         self.used_ = [arrays["used"].astype(bool)]
         self.compression_ = float("nan") if values["compression"] is None else values["compression"]
+
+    def _restore_several(
+        self,
+        values: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        image: tuple[int, int, int],
+        where: dict[str, int],
+    ) -> None:
+        like = clone(self).set_params(layers=[(n, (h, w)) for n, h, w in values["layers"]])
+        labels = None if values["classes"] is None else np.array(values["classes"], values["classes_dtype"])
+        network = several_of(like, make_layers(like, image), labels, values["templates"])
+        codes = None if values["template_codes"] is None else tuple(values["template_codes"])
+        net = replace(network.net, seed=values["pools_seed"], classes=codes)
+        self._network = replace(network, net=net)
+        self._stream = LayeredState(arrays["beliefs"], arrays["first"], **where)
+        on = self._network.features(self._stream.beliefs > 0)
+        self.used_, self.compression_ = [np.any(part, axis=(1, 2, 3)) for part in on], float("nan")

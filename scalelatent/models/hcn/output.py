@@ -24,3 +24,30 @@ class PlaceBeliefs:
     places: np.ndarray
     share_at_rest: np.ndarray
     converged: np.ndarray
+
+
+@dataclass(frozen=True)
+class TemplateBeliefs:
+    """What a network with templates makes of some images, by one forward pass.
+
+    Attributes
+    ----------
+    scores : ndarray of float64, shape (n, templates)
+        In nats.
+    templates : ndarray of int, shape (n,)
+        The best template of each image.
+    margins : ndarray of float64, shape (n,)
+        How far its score lies above the next; inf of a single template.
+    """
+
+    scores: np.ndarray
+    templates: np.ndarray
+    margins: np.ndarray
+
+    @classmethod
+    def of(cls, scores: np.ndarray) -> TemplateBeliefs:
+        """Of scores."""
+        ranked = np.sort(scores, axis=1)
+        alone = scores.shape[1] == 1
+        margins = np.full(len(scores), np.inf) if alone else ranked[:, -1] - ranked[:, -2]
+        return cls(scores, scores.argmax(axis=1), margins)

@@ -10,6 +10,7 @@ from scalelatent.contract.parameters import (
     RANDOM_STATE,
     WARM_START,
     Flag,
+    Items,
     Number,
     Parameter,
     Parameters,
@@ -24,13 +25,19 @@ from scalelatent.contract.parameters import (
 MANY_ROWS, CHAINS, CHAIN_BATCHES, WARMUP_ROWS = 10_000, 8, 10, 4_000
 # Images that a fit sees where no epochs are given, and sweeps of a batch fit.
 SEEN_ROWS, SWEEPS = 3_000, 60
+# Of several layers with kept messages: passes of an attempt, after which another begins that would settle.
+PASSES, ATTEMPTS = 300, 5
+# Prior chance of a weight of one layer; of several that of features, and of templates.
+ONE_LAYER, FEATURES, TEMPLATES = 0.3, 0.25, 1e-20
+SEVERAL_DAMPING = 0.2
 
 
 def is_layer(value: Any) -> bool:
-    """Whether this is (features, (h, w))."""
+    """Whether this is (features, (h, w)), or (features, side)."""
     if not is_list(value) or len(value) != 2 or not is_whole(value[0]):
         return False
-    return is_list(value[1]) and len(value[1]) == 2 and all(map(is_whole, value[1]))
+    size = value[1]
+    return is_whole(size) or (is_list(size) and len(size) == 2 and all(map(is_whole, size)))
 
 
 def is_layers(value: Any) -> bool:
@@ -48,6 +55,47 @@ def is_pixel(value: Any) -> bool:
     return value is None or is_number(value) or (isinstance(value, float) and value != value)
 
 
+def is_pool(value: Any) -> bool:
+    """Whether this is the side of a pool, which has a middle."""
+    return is_whole(value) and value % 2 == 1
+
+
+def layer_sizes(model: Any) -> list[tuple[int, tuple[int, int]]]:
+    """(features, (height, width)) of each layer."""
+    found = []
+    for n, size in model.layers:
+        h, w = size if is_list(size) else (size, size)
+        found.append((int(n), (int(h), int(w))))
+    return found
+
+
+def is_several(model: Any) -> bool:
+    """Whether there is a class layer, and so templates over the features."""
+    return model.templates is not None
+
+
+def is_online(model: Any) -> bool:
+    """Whether images are taken once: the parameter, or where there is one layer alone."""
+    return not is_several(model) if model.online is None else bool(model.online)
+
+
+def damping(model: Any) -> float:
+    """Weight of new messages: the parameter, or 1, and .2 between layers."""
+    if model.damping is not None:
+        return float(model.damping)
+    return SEVERAL_DAMPING if is_several(model) else 1.0
+
+
+def weight_priors(model: Any) -> tuple[float, ...]:
+    """Prior chance of a weight of each layer, of the templates last."""
+    n, given = len(model.layers) + is_several(model), model.p_weight
+    if given is None:
+        if not is_several(model):
+            return (ONE_LAYER,)
+        return *(FEATURES,) * (n - 1), TEMPLATES
+    return tuple(map(float, given)) if is_list(given) else (float(given),) * n
+
+
 def n_chains(model: Any, n_rows: int) -> int:
     """Chains (batch: leaves) of a step: the parameter, or 1 of few images and 8 of many."""
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
@@ -60,7 +108,7 @@ def chain_batches(model: Any, n_rows: int) -> int:
 
 def warmup_rows(model: Any, n_rows: int) -> int:
     """Images that come first, one minibatch a step."""
-    if not model.online:
+    if not is_online(model):
         return 0
     if model.warmup_rows is not None:
         return int(model.warmup_rows)
@@ -69,30 +117,62 @@ def warmup_rows(model: Any, n_rows: int) -> int:
 
 
 def n_epochs(model: Any, n_rows: int) -> int:
-    """Epochs, or sweeps of a batch fit: the parameter, or as many as show 3,000 images, or 60."""
+    """Epochs, or sweeps of a batch fit: the parameter, or as many as show 3,000 images, or 60; of several
+    layers 300.
+    """
     if model.n_epochs is not None:
         return int(model.n_epochs)
-    return max(1, -(-SEEN_ROWS // n_rows)) if model.online else SWEEPS
+    if is_online(model):
+        return max(1, -(-SEEN_ROWS // n_rows))
+    return PASSES if is_several(model) else SWEEPS
+
+
+def most_fits(model: Any) -> int:
+    """Fits of a fit: restarts, or attempts until one of several layers with kept messages settles."""
+    if is_several(model) and not is_online(model) and model.n_epochs is None:
+        return ATTEMPTS
+    return int(model.n_restarts)
 
 
 def _check_layers(model: Any) -> None:
-    if len(model.layers) > 1:
+    n = len(model.layers)
+    if n > 1 and not is_several(model):
         raise ValueError(
-            f"layers has {len(model.layers)} entries: pooling between layers is not there yet, and neither "
-            "are classes: give one (features, (h, w))"
+            f"layers has {n} entries, and over the last there is no class layer: set templates, to those of "
+            "a class (without labels, to the number of clusters), or give one (features, (h, w))"
+        )
+    if is_list(model.p_weight) and len(model.p_weight) != n + is_several(model):
+        over = " and one for the templates" if is_several(model) else ""
+        raise ValueError(
+            f"p_weight={model.p_weight!r} has {len(model.p_weight)} entries: give a number, or one for each "
+            f"of the {n} layers{over}"
         )
 
 
 def _check_used(model: Any) -> None:
     """Refuse what is set for the other way of learning: it would change nothing."""
-    if model.online and model.damping != 1:
+    several, online = is_several(model), is_online(model)
+    if online and not several and model.damping not in (None, 1):
         raise ValueError(
             f"damping={model.damping} is set, but online learning keeps no messages to damp: leave it out, "
             "or set online=False"
         )
     given = [name for name in ("chain_batches", "warmup_rows") if getattr(model, name) is not None]
-    if not model.online and given:
+    if not online and given:
         raise ValueError(f"{given[0]} is set, but belongs to online=True: leave it out")
+    for name in ("pool", "pool_spread", "inner_rounds", "inner_iterations"):
+        if not several and getattr(model, name) != PARAMETERS[name].default:
+            raise ValueError(
+                f"{name} is set, but one layer without a class layer has no pools: set templates, or leave "
+                "it out"
+            )
+    if several and not online and model.inner_iterations != PARAMETERS["inner_iterations"].default:
+        raise ValueError("inner_iterations is set, but belongs to online=True: leave it out")
+    if several and model.n_restarts != 1:
+        raise ValueError(
+            f"n_restarts={model.n_restarts} is set, but it chooses by compression, which networks with "
+            "templates do not have: leave it out (fits that do not settle begin again by themselves)"
+        )
 
 
 def _optional(name: str, doc: str, least: int = 1, **more: Any) -> Parameter:
@@ -110,13 +190,40 @@ PARAMETERS = Parameters(
             "layers",
             ((32, (8, 6)),),
             Where(is_layers, "give a list of (features, (height, width)), such as [(32, (8, 6))]"),
-            "features and their size",
+            "features and their size, from the image up",
+        ),
+        Parameter(
+            "templates", None, Whole(1, also=(None,)),
+            "of a class; without labels, clusters; None: one layer, without a class layer", later=True,
+        ),
+        Parameter(
+            "pool", 3, Where(is_pool, "give an odd number of at least 1: a pool has a middle"),
+            "side of the pools between layers, in pixels", later=True,
+        ),
+        Parameter(
+            "pool_spread", 0.9, Number("give a number in [0, 1)", least=0, below=1),
+            "how uneven pools are; 0 is even", later=True,
         ),
         _chance("p01", 1e-3, "chance that a pixel is 0 where a feature lies", 0.5),
         _chance("p10", 1e-3, "chance that a pixel is 1 where none does", 0.5),
-        _chance("p_weight", 0.3, "prior chance of a pixel of a feature"),
-        _chance("p_sparsity", 1e-4, "prior chance of a feature at a place"),
-        Parameter("online", True, Flag(), "False: messages of all images are kept"),
+        Parameter(
+            "p_weight",
+            None,
+            Items(
+                Number("", above=0, below=1),
+                "give a number in (0, 1), or one for each layer and the templates",
+                one=True,
+                also=(None,),
+            ),
+            "prior chance of a pixel of a feature; None: .3; of several layers .25, and of templates 1e-20",
+        ),
+        _chance("p_sparsity", 1e-4, "prior chance of a feature at a place, in one layer"),
+        Parameter(
+            "online",
+            None,
+            Flag("give True, False or None", also=(None,)),
+            "False: messages of all images are kept; None: so with templates alone",
+        ),
         Parameter(
             "forgetting",
             0.98,
@@ -126,15 +233,27 @@ PARAMETERS = Parameters(
         Parameter("batch_size", 5, Whole(), "images of a minibatch"),
         _optional(
             "n_epochs",
-            "passes over the images, or sweeps of a batch fit; None: 3,000 images at least, 60 sweeps",
+            "passes over the images, or sweeps of a batch fit; None: 3,000 images at least, 60 sweeps, of "
+            "several layers 300",
             decides=False,
             changes_on_resume=True,
         ),
         Parameter(
             "damping",
-            1.0,
-            Number("give a number in (0, 1], the weight of new messages; 1 is no damping", above=0, most=1),
-            "weight of new messages of a batch fit",
+            None,
+            Number(
+                "give a number in (0, 1], the weight of new messages; 1 is no damping",
+                above=0,
+                most=1,
+                also=(None,),
+            ),
+            "weight of new messages of a batch fit, and of those between layers; None: 1, between layers .2",
+        ),
+        Parameter(
+            "inner_rounds", 5, Whole(), "rounds of a pool and what lies over it, on the way down", later=True
+        ),
+        Parameter(
+            "inner_iterations", 15, Whole(), "passes up and down of a minibatch of several layers", later=True
         ),
         Parameter("n_restarts", 1, Whole(), "fits, of which the best by compression is kept"),
         _optional("n_chains", "chains of a step; None: 1, or 8 from 10,000 images on"),

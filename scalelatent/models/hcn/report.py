@@ -23,6 +23,7 @@ from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.sampled import check_width
 from scalelatent.report.style import percent
 
+from .parameters import is_online, is_several
 from .report_figures import plot_bits, plot_evidence, plot_features, plot_filled, plot_parts
 
 __all__ = ["PartsEvidence", "collect_parts", "section"]
@@ -38,6 +39,8 @@ def section(
     model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
 ) -> Section:
     """The part of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
+    if is_several(model):
+        return layered_section(model, run)
     evidence = None
     if data is None:
         run.notes.append("No images were at hand: those that features are placed in are left out.")
@@ -51,6 +54,27 @@ def section(
     return Section(
         parts_subtitle(model), head, table, parts_pictures(run, model, evidence, rows), parts_words(), snippet
     )
+
+
+def layered_section(model: Any, run: RunFiles) -> Section:
+    """The part of a network with templates."""
+    network = model._network
+    subtitle = f"Hierarchical compositional network, {network.told()}"
+    head = [("layers", str(len(model.weights_))), ("templates", str(len(model.template_classes_)))]
+    table = [("passes", f"{model.n_iter_:,}"), ("seed", str(model.seed_))]
+    for level, (weights, used) in enumerate(zip(model.weights_, model.used_, strict=True), 1):
+        name = "templates" if level == len(model.weights_) else f"features of layer {level}"
+        table.append((f"{name} with a weight", f"{int(used.sum())} of {len(used)}"))
+        table.append(
+            (f"weights on, of all {name}", f"{int(weights.sum()):,} ({percent(float(weights.mean()))})")
+        )
+    if (error := run.event("scored").get("test_error")) is not None:
+        head.append(("test error", percent(error)))
+    pictures = [_features(model, None)]
+    if len(history := _learning(run)) > 1:
+        pictures.append(_evidence(history, _warmed(run)))
+    snippet = how_to_use(run, model, gives="the class of each image, or its cluster")
+    return Section(subtitle, head, table, pictures, [], snippet)
 
 
 @dataclass(frozen=True)
@@ -161,7 +185,7 @@ def parts_subtitle(model: Any) -> str:
     layer = model._layer
     channels = f", {count(layer.image[0], 'channel')}" if layer.image[0] > 1 else ""
     sizes = [" x ".join(map(str, size)) for size in (layer.window, layer.image[1:])]
-    how = "online" if model.online else "with kept messages"
+    how = "online" if is_online(model) else "with kept messages"
     return (
         f"Hierarchical compositional network, {count(layer.n_features, 'feature')} of {sizes[0]} on images "
         f"of {sizes[1]}{channels}, learned {how}"

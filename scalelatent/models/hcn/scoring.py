@@ -1,4 +1,4 @@
-"""How short a description of images a fitted network gives, as a score of runs."""
+"""How well a network tells images: bits of their description, or of networks with templates classes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,39 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalelatent.data import Dataset
+from scalelatent.errors import JobError, nearest
 from scalelatent.evaluation.clustering import Progress
 from scalelatent.evaluation.scoring import RowsTold, Scorer, Told
 
+_OF_PARTS, _OF_CLASSES = ("compression", "score"), ("accuracy", "error")
 
-class CompressionScorer(Scorer):
-    """Of images, which need no labels."""
 
-    metrics = ("compression", "score")
-    default = headline = ("compression",)
+class NetworkScorer(Scorer):
+    """Of images: compression, which needs no labels; of a network with templates classes, or clusters."""
+
+    metrics = (*_OF_PARTS, *_OF_CLASSES)
+    headline = ("error", "accuracy", "compression")
+
+    def defaults(self, model: Any) -> Sequence[str]:
+        return _OF_PARTS[:1] if model.templates is None else _OF_CLASSES
 
     def measure(
         self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
     ) -> dict[str, Any]:
+        known, kind = (_OF_PARTS, "one layer") if model.templates is None else (_OF_CLASSES, "templates")
+        for name in metrics:
+            if name not in known:
+                raise JobError(f"unknown metric {name!r} of a network with {kind}; {nearest(name, known)}")
         score = model.score(dataset, callbacks=() if progress is None else RowsTold(progress))
-        return {name: {"score": score, "compression": 1.0 - score}[name] for name in metrics}
+        found = {
+            "score": score,
+            "compression": 1.0 - score,
+            "accuracy": score,
+            "error": round(1.0 - score, 12),
+        }
+        return {name: found[name] for name in metrics}
 
     def test_scores(self, model: Any, dataset: Dataset, progress: Told) -> dict[str, Any]:
+        if model.templates is not None and not dataset.has_y:
+            return {}
         return self.score(model, dataset, progress=progress)

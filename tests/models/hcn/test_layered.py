@@ -15,7 +15,8 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.exact import ABSENT, GRID, POOL_FLOOR
 from scalelatent.models.hcn.model.hierarchy import Hierarchy, shift_priors
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
-from scalelatent.models.hcn.model.layered import LayeredEvidence, LayeredMessages, TemplateCounts, row_bytes
+from scalelatent.models.hcn.model.layered import LayeredEvidence, LayeredMessages, row_bytes
+from scalelatent.models.hcn.model.templates import TemplateCounts
 
 CATEGORY = (0, 1, 1, 0)  # of a pattern
 
@@ -66,7 +67,7 @@ def error(learner: LayeredEvidence, state: Any, images: Any) -> float:
 
 def test_the_weights_that_made_the_images_tell_their_classes() -> None:
     net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net)
+    learner = LayeredMessages(net, n_classes=4)
     state = learner.start()
     state = type(state)(true_weights(net, images), state.first)
     assert error(learner, state, images) < 0.005
@@ -83,7 +84,7 @@ def test_the_weights_that_made_the_images_tell_their_classes() -> None:
 def test_parts_and_templates_are_found(labelled: bool) -> None:
     classes = (0, 1, 2, 3) if labelled else None
     net, images = two_layers(13, 2, classes=classes, seed=0)
-    learner = LayeredMessages(net, n_rows=100, alone_passes=25)
+    learner = LayeredMessages(net, n_rows=100, alone_passes=25, n_classes=4)
     state = learn_batch(learner, block_of(images, 0, 100), 4 if labelled else 16)
     assert error(learner, state, images) <= 0.006
 

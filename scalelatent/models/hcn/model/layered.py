@@ -14,11 +14,13 @@ from scalelatent.errors import DivergenceError
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, from_grid, to_grid
 from scalelatent.models.hcn.kernels.windows import message_room
 
-from .compression import NOTHING
 from .hierarchy import Hierarchy, LayerMessages, learn
 from .layer import FLOPS_PER_PAIR, rows_of
 from .online import forget, gathered
+from .templates import TemplateCounts
 
+# Passes in which no weight changes before a fit is at its end: errors swing, and then fall at once.
+SETTLED = 20
 _PARTS = tuple(field.name for field in fields(LayerMessages))
 
 
@@ -38,6 +40,9 @@ class LayeredState:
         Share of the validation rows in a wrong class: last, and the least; NaN and infinity before.
     iteration, steps, rows, stale : int
         Epochs, steps, rows of the epoch, epochs since the best one.
+    passes, passed, quiet : int
+        Passes of the last visits; of all; and in a row without a weight that changed sign, while some were
+        on.
     """
 
     beliefs: np.ndarray
@@ -52,36 +57,9 @@ class LayeredState:
     steps: int = 0
     rows: int = 0
     stale: int = 0
-
-
-@dataclass(frozen=True)
-class TemplateCounts:
-    """Rows of each class that come to each template (a :class:`~scalelatent.contract.learners.Reduction`).
-
-    The state is that of a learner; rows of no known class are left out.
-    """
-
-    net: Hierarchy
-    n_classes: int
-    wants: Wants = NOTHING
-
-    def layout(self) -> Layout:
-        return Layout((("templates", (self.n_classes, self.net.n_templates)),))
-
-    def flops_per_row(self) -> float:
-        return 2.0 * sum(layer.pairs for layer in self.net.layers)
-
-    def prepare(self, state: LayeredState, backend: Any) -> tuple[list[np.ndarray], Any]:
-        """The weights of the moment."""
-        return [beliefs > 0 for beliefs in self.net.split(state.beliefs)], backend
-
-    def accumulate(self, prepared: tuple[list[np.ndarray], Any], block: Block, stats: Stats) -> None:
-        """Count in the block's rows."""
-        weights, backend = prepared
-        scores = self.net.scores(weights, self.net.layers[0].evidence_in(block), backend)
-        assert block.y is not None
-        known = block.y >= 0
-        np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
+    passes: int = 0
+    passed: int = 0
+    quiet: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,6 +79,8 @@ class LayeredEvidence:
         Passes over a minibatch.
     patience : int
         Epochs without a smaller error of the validation rows before the end; 0: all epochs.
+    n_classes : int
+        Classes of the validation rows.
     """
 
     kind = "scalelatent.models.hcn.model.layered:LayeredEvidence"
@@ -110,6 +90,7 @@ class LayeredEvidence:
     batch_rows: int = 20
     inner_iterations: int = 15
     patience: int = 0
+    n_classes: int = 0
 
     @property
     def n_weights(self) -> int:
@@ -118,7 +99,8 @@ class LayeredEvidence:
 
     @property
     def wants(self) -> Wants:
-        return Wants(scratch=(48 * self.n_weights + self.batch_rows * row_bytes(self.net), 0))
+        images = self.batch_rows * row_bytes(self.net)
+        return Wants(scratch=(48 * self.n_weights + images, 0), unlabelled=True)
 
     def layout(self) -> Layout:
         """Evidence, the minibatches that it comes from, and what they weigh."""
@@ -167,18 +149,18 @@ class LayeredEvidence:
     def end_epoch(self, state: LayeredState) -> LayeredState:
         """Count from 0 again."""
         begun = replace(state, changed=0, moved=0, rows=0, last_changed=state.changed, last_moved=state.moved)
+        still = not state.changed and bool((state.beliefs > 0).any())
+        quiet = state.quiet + state.passes if still else 0
+        begun = replace(begun, passed=state.passed + state.passes, quiet=quiet)
         return replace(begun, iteration=state.iteration + 1, stale=state.stale + 1)
 
     def validation(self) -> TemplateCounts:
         """Templates of the validation rows under the weights of the moment."""
-        classes = self.net.classes
-        return TemplateCounts(self.net, self.net.n_templates if classes is None else max(classes) + 1)
+        return TemplateCounts(self.net, self.n_classes)
 
     def validated(self, state: LayeredState, stats: Stats) -> LayeredState:
         """Take in what the validation rows said."""
-        counts, classes = stats["templates"], self.net.classes
-        right = counts.max(axis=0) if classes is None else counts[classes, range(len(classes))]
-        error = 1 - float(right.sum() / counts.sum()) if counts.any() else float("nan")
+        error = self.validation().error(stats)
         state = replace(state, error=error)
         return replace(state, best=error, stale=-1) if error < state.best else state
 
@@ -211,18 +193,30 @@ class LayeredMessages(LayeredEvidence):
         Images of all leaves.
     alone_passes : int
         Passes of a visit where one leaf is all: nothing comes from others between two of them.
+    most_passes : int
+        Of all visits of a leaf.
     """
 
     n_rows: int = 1
     alone_passes: int = 1
+    most_passes: int = 1_000_000
 
     @property
     def wants(self) -> Wants:
-        # What was kept, what is kept, and its bytes on the way to disk.
-        return Wants(scratch=(48 * self.n_weights, 3 * row_bytes(self.net)))
+        # What was kept and what is kept, each with its bytes on the way from and to the disk, which are put
+        # together of those of its arrays.
+        return Wants(scratch=(48 * self.n_weights, 5 * row_bytes(self.net)), unlabelled=True)
 
     def layout(self) -> Layout:
-        return Layout((("evidence", (self.n_weights,)), ("moved", ())))
+        return Layout((("evidence", (self.n_weights,)), ("moved", ()), ("passes", ())))
+
+    def flops_per_row(self) -> float:
+        """Of all pairs of an image in a pass."""
+        return FLOPS_PER_PAIR * sum(layer.pairs for layer in self.net.layers)
+
+    def alone(self, n_rows: int, passes: int) -> LayeredMessages:
+        """The learner of so many rows that are one leaf, with so many passes of a visit."""
+        return replace(self, n_rows=n_rows, alone_passes=passes, most_passes=max(passes, self.most_passes))
 
     def start(self, restart: int = 0) -> LayeredState:
         """Before the first step; beliefs are whole units, as messages are."""
@@ -240,13 +234,15 @@ class LayeredMessages(LayeredEvidence):
             messages = [LayerMessages(**{name: part[name].copy() for name in _PARTS}) for part in parts]
             begun, before = int(kept["passes"]), kept["templates"]
         first, beliefs = int(rows_of(block)[0]), to_grid(state.beliefs)
-        units, passes = beliefs, self.alone_passes if n == self.n_rows else 1
+        units, wanted = beliefs, self.alone_passes if n == self.n_rows else 1
+        passes = min(wanted, self.most_passes - begun)
         for number in range(begun, begun + passes):
             units = units + learn(self.net, messages, units, pixels, labels, first, number, backend)
         templates = (messages[-1].s - messages[-1].above).reshape(n, -1).argmax(axis=1)
         return {
             "layers": {str(level): dict(vars(m)) for level, m in enumerate(messages)},
             "passes": np.int64(begun + passes),
+            "visited": np.int64(passes),
             "templates": templates,
             "change": units - beliefs,
             "moved": np.int64((templates != before).sum()),
@@ -255,16 +251,22 @@ class LayeredMessages(LayeredEvidence):
     def exchange(self, prepared: Any, kept: Any, new: dict[str, Any], stats: Stats) -> None:
         stats["evidence"][...] += from_grid(new["change"])
         stats["moved"][...] += new["moved"]
+        stats["passes"][...] += len(new["templates"]) * new["visited"]
 
     def summary(self, state: LayeredState) -> dict[str, Any]:
         """Images that came to another template, too."""
         moved = state.moved if state.rows else max(0, state.last_moved)
         return super().summary(state) | {"rows_moved": moved}
 
+    def is_done(self, state: LayeredState) -> bool:
+        """No weight has changed for long, or validation rows have not been told better."""
+        return state.quiet >= SETTLED or state.passed >= self.most_passes or super().is_done(state)
+
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
         """Add what messages to W have changed."""
         beliefs = state.beliefs + stats["evidence"]
         check_exact(self.net, to_grid(np.clip(beliefs, -(2.0**22), 2.0**22)))
+        state = replace(state, passes=round(float(stats["passes"]) / n_rows))
         return moved_on(state, beliefs, int(stats["moved"]), n_rows)
 
 

@@ -67,6 +67,10 @@ class KeptMessages(EvidenceLearner):
     def layout(self) -> Layout:
         return Layout((("evidence", self.layer.weights_shape), ("moved", ()), ("left", ())))
 
+    def alone(self, n_rows: int, sweeps: int) -> KeptMessages:
+        """The learner of so many rows that are one leaf, with so many sweeps of a visit."""
+        return replace(self, n_rows=n_rows, alone_sweeps=sweeps)
+
     def start(self, restart: int = 0) -> LeafState:
         first = self.layer.first_beliefs(self.seed, restart)
         return LeafState(from_grid(to_grid(first)), first)

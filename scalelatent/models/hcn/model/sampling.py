@@ -9,6 +9,7 @@ import numpy as np
 from scalelatent.kernels.streams import stream
 
 from .decode import Decoder
+from .layer import FeatureLayer
 
 
 def sample(
@@ -26,3 +27,12 @@ def sample(
     if noise:
         made = np.where(made, drawn >= layer.p01, drawn < layer.p10)
     return made.astype(np.uint8)
+
+
+def noisy(layer: FeatureLayer, images: np.ndarray, seed: int) -> np.ndarray:
+    """Images seen through the noise of a layer, uint8."""
+    out = np.empty(images.shape, np.uint8)
+    for row, made in enumerate(images):
+        drawn = stream(seed, "hcn noise", 0, row).random(made.shape)
+        out[row] = np.where(made, drawn >= layer.p01, drawn < layer.p10)
+    return out

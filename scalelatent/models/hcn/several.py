@@ -1,0 +1,303 @@
+"""Fits of several layers under a class layer: attempts, few labels, classes of templates."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.contract.stats import Stats
+from scalelatent.data import Dataset
+from scalelatent.data.schema import encode_labels
+from scalelatent.engine.batch_loop import LoopResult
+from scalelatent.errors import DataError, warn_user
+from scalelatent.estimators.inputs import check_classes
+from scalelatent.estimators.steps import Collect, Rows, Steps
+from scalelatent.models.hcn.kernels.exact import ABSENT, from_grid
+from scalelatent.models.hcn.model.compression import PixelCounts
+from scalelatent.models.hcn.model.hierarchy import Hierarchy
+from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
+from scalelatent.models.hcn.model.layered import (
+    SETTLED,
+    LayeredEvidence,
+    LayeredMessages,
+    LayeredState,
+    row_bytes,
+)
+from scalelatent.models.hcn.model.templates import LabelledPixels, TemplateCounts, assigned, class_layer
+
+from .fit import first_state, goes_on, learn, make_layers, visit_passes
+from .parameters import damping, is_online, most_fits, n_epochs, weight_priors
+
+if TYPE_CHECKING:
+    from .estimator import HierarchicalCompositionalNetwork
+
+UNLABELLED = -1
+# Of the messages of one leaf: what comes of a pass is looked at so often.
+MOST_PASSES = 10
+
+
+def known_classes(ds: Dataset) -> np.ndarray:
+    """Labels of the classes; -1 is none."""
+    classes = ds.classes
+    if classes is None:
+        raise DataError(f"{ds.url or 'y'} has too many different labels to be classes: give fewer")
+    return classes if classes.dtype.kind == "U" else classes[classes != UNLABELLED]
+
+
+def make_several(
+    model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
+) -> SeveralLayers:
+    """The network that the parameters ask for, with the classes of these rows."""
+    assert model.templates is not None
+    per_class, classes = int(model.templates), None
+    if is_online(model) and not train.has_y:
+        raise DataError(
+            f"{train.url or 'X'}: there are no labels, and online=True learns templates by labels alone: "
+            "clusters come apart over many passes over kept messages; set online=False, or give labels"
+        )
+    if train.has_y:
+        check_classes(train, type(model).__name__)
+        classes = known_classes(train)
+        if not len(classes):
+            raise DataError(
+                f"{train.url or 'y'}: all labels are -1, which is none: leave y out (templates are clusters "
+                "then), or label some rows"
+            )
+    return several_of(model, make_layers(model, image), classes, per_class)
+
+
+def several_of(
+    model: HierarchicalCompositionalNetwork,
+    below: tuple[FeatureLayer, ...],
+    classes: np.ndarray | None,
+    per_class: int,
+) -> SeveralLayers:
+    """A network of these layers, with templates over them."""
+    high, wide, channels = below[-1].places
+    coded = None if classes is None else class_layer(len(classes), per_class)
+    top = replace(
+        below[-1],
+        image=(channels, high, wide),
+        n_features=per_class if coded is None else len(coded),
+        window=(high, wide),
+        p_weight=weight_priors(model)[-1],
+    )
+    net = Hierarchy(
+        (*below, top),
+        coded,
+        int(model.pool),
+        float(model.pool_spread),
+        damping(model),
+        int(model.inner_rounds),
+    )
+    return SeveralLayers(net, classes, per_class)
+
+
+@dataclass(frozen=True, eq=False)
+class SeveralLayers:
+    """Several layers of features and pools, the last of templates (a :class:`~.fit.Network`).
+
+    Attributes
+    ----------
+    net : Hierarchy
+    labels : ndarray, shape (classes,), or None
+        Labels of the classes; None: templates are clusters.
+    per_class : int
+        Templates of a class, or clusters.
+    validated : ndarray or None
+        Labels of the validation rows, where templates are clusters.
+    """
+
+    net: Hierarchy
+    labels: np.ndarray | None
+    per_class: int
+    validated: np.ndarray | None = None
+
+    @property
+    def classes(self) -> np.ndarray | None:
+        return self.validated if self.labels is None else self.labels
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """What rows are told to be: classes, or the numbers of clusters."""
+        return np.arange(self.net.n_templates) if self.labels is None else self.labels
+
+    @property
+    def template_classes(self) -> np.ndarray:
+        """Position in ``predicted`` of each template."""
+        return np.arange(self.net.n_templates) if self.net.classes is None else np.array(self.net.classes)
+
+    @property
+    def layer(self) -> FeatureLayer:
+        return self.net.layers[0]
+
+    @property
+    def pairs(self) -> int:
+        return sum(layer.pairs for layer in self.net.layers)
+
+    @property
+    def n_weights(self) -> int:
+        return sum(int(np.prod(layer.weights_shape)) for layer in self.net.layers)
+
+    @property
+    def image_bytes(self) -> int:
+        return row_bytes(self.net)
+
+    @property
+    def pools(self) -> list[np.ndarray]:
+        """Log priors of the shifts of each layer's pools, in nats."""
+        return [np.where(prior == ABSENT, -np.inf, from_grid(prior)) for prior in self.net.priors]
+
+    @property
+    def online_bytes(self) -> int:
+        return self.image_bytes
+
+    @property
+    def decoding_sweeps(self) -> float:
+        return 1.0  # a forward pass
+
+    def look(self) -> tuple[str, TemplateCounts]:
+        return "templates", TemplateCounts(self.net, 1 if self.classes is None else len(self.classes))
+
+    def check(self, train: Dataset, held: Dataset | None) -> None:
+        if held is not None:
+            if not held.has_y:
+                raise DataError(
+                    f"validation{f' ({held.url})' if held.url else ''} has no labels, and errors are what a "
+                    "network with templates is validated by: give rows with labels"
+                )
+            check_classes(held, "HierarchicalCompositionalNetwork")
+
+    def counts(self) -> LabelledPixels | PixelCounts:
+        pixels = PixelCounts(self.layer)
+        return pixels if self.labels is None else LabelledPixels(pixels, len(self.labels))
+
+    def check_counts(self, train: Dataset, counts: Stats) -> None:
+        if self.labels is not None and not counts["labelled"].all():
+            missing = self.labels[int(np.argmin(counts["labelled"]))]
+            raise DataError(
+                f"{train.url or 'y'}: class {missing.item()!r} has no rows here, and its templates nothing "
+                "to learn from: give rows of each class (labels of a slice are those of its whole dataset)"
+            )
+
+    def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> LayeredEvidence:
+        net = replace(self.net, seed=seed)
+        n_classes = 0 if self.classes is None else len(self.classes)
+        how: dict[str, Any] = {
+            "forgetting": float(model.forgetting),
+            "batch_rows": int(model.batch_size),
+            "inner_iterations": int(model.inner_iterations),
+            "patience": int(model.patience or 0),
+            "n_classes": n_classes,
+        }
+        if is_online(model):
+            return LayeredEvidence(net, **how)
+        alone = min(MOST_PASSES, visit_passes(self.pairs, n_rows))
+        passes = n_epochs(model, n_rows)
+        return LayeredMessages(net, **how, n_rows=n_rows, alone_passes=alone, most_passes=passes)
+
+    def last_state(self, model: HierarchicalCompositionalNetwork) -> LayeredState:
+        before = model._network
+        if not isinstance(before, SeveralLayers) or before.told() != self.told():
+            raise ValueError(
+                f"the last fit was of {before.told()}, and these are {self.told()}: set layers, templates "
+                "and classes back, or start again (warm_start=False)"
+            )
+        return model._stream
+
+    def told(self) -> str:
+        """Layers, templates and classes, in words."""
+        *below, top = self.net.layers
+        parts = [
+            f"{one.n_features} features of {' x '.join(map(str, one.weights_shape[:3]))}" for one in below
+        ]
+        parts.append(f"{top.n_features} templates of {' x '.join(map(str, top.weights_shape[:3]))}")
+        of = "" if self.labels is None else f" of the classes {', '.join(map(str, self.labels[:10]))}"
+        return " under ".join(parts) + of
+
+    def features(self, values: np.ndarray) -> list[np.ndarray]:
+        """Weights, or beliefs of them, as features of each layer; the templates last."""
+        return [to_features(part) for part in self.net.split(values)]
+
+    def from_features(self, features: list[np.ndarray]) -> np.ndarray:
+        """What :meth:`features` was made of."""
+        return np.concatenate([from_features(part).ravel() for part in features])
+
+    def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
+        """Position in ``predicted`` of each label that is given, -1 of none; refuses others."""
+        if y is None:
+            return None
+        labels = np.broadcast_to(y, n_rows) if np.ndim(y) == 0 else np.asarray(y)
+        if labels.shape != (n_rows,):
+            raise DataError(
+                f"y has shape {labels.shape}: give a class for each of the {n_rows} images, or one"
+            )
+        return encode_labels(labels, self.predicted, 0, "y", True)
+
+    @property
+    def telling(self) -> Hierarchy:
+        """The network with a class for each cluster too."""
+        codes = tuple(self.template_classes.tolist())
+        return replace(self.net, classes=codes)
+
+    def scoring(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
+        """What counts the errors in rows, and the classes of these."""
+        if not ds.has_y:
+            raise DataError(
+                f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
+            )
+        check_classes(ds, "HierarchicalCompositionalNetwork")
+        classes = known_classes(ds) if self.labels is None else self.labels
+        return TemplateCounts(self.net, len(classes), beliefs), classes
+
+    def course(
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], counts: Stats
+    ) -> Steps:
+        online = is_online(model)
+        few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
+        begun = replace(self, net=replace(self.net, classes=None)) if few else self
+        network, result, history = yield from begun._attempts(model, rows)
+        if few:
+            assert self.labels is not None
+            found = TemplateCounts(network.net, len(self.labels), result.state.beliefs)
+            labelled = yield Collect("templates", found, rows["train"], self.labels)
+            coded = assigned(labelled["templates"], self.per_class)
+            network = replace(network, net=replace(network.net, classes=coded))
+            learner = network.learner(model, len(rows["train"].dataset), network.net.seed)
+            state = replace(learner.start(), beliefs=result.state.beliefs, first=result.state.first)
+            result = yield from learn(model, network, learner, state, rows, network.net.seed, "labels")
+            history = [
+                *history,
+                *({**record, "restart": history[-1]["restart"]} for record in result.history),
+            ]
+        state = LayeredState(result.state.beliefs, result.state.first, iteration=result.state.iteration)
+        used = [np.any(part, axis=(1, 2, 3)) for part in network.features(state.beliefs > 0)]
+        model._keep(network, state, used, history)
+        last = history[-1]
+        if not online and last.get("weights_changed"):
+            warn_user(
+                f"{last['weights_changed']} weights still changed in the last pass: give more passes "
+                "(n_epochs), another random_state, or more templates"
+            )
+
+    def _attempts(
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows]
+    ) -> Generator[Any, Any, tuple[SeveralLayers, LoopResult, list[dict[str, Any]]]]:
+        """Fits from other seeds, until one settles: its network, what it came to, records of all."""
+        n, history = len(rows["train"].dataset), list[dict[str, Any]]()
+        on = goes_on(model)
+        for restart in range(1 if on else most_fits(model)):
+            # What was learned goes with the pools of then.
+            seed = model._of_several("net").net.seed if on else model.seed_ + restart
+            network = replace(self, net=replace(self.net, seed=seed))
+            learner = network.learner(model, n, seed)
+            state = yield from first_state(model, network, learner.start(), restart)
+            name = f"learn-{restart}" if restart else "learn"
+            result = yield from learn(model, network, learner, state, rows, seed, name)
+            history += [{**record, "restart": restart} for record in result.history]
+            if result.state.quiet >= SETTLED:
+                break
+        return network, result, history
