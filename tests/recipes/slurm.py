@@ -23,8 +23,8 @@ SlurmdUser={user}
 SlurmctldPort={ports[0]}
 AuthType=auth/munge
 CredType=cred/munge
-# A job that is queued again waits for so long.
-AuthInfo=socket={folder}/munge.socket,cred_expire=3
+# A job that is queued again waits for so long: two minutes by default, and 5 s is the least.
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
