@@ -29,6 +29,7 @@ from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import draw_seed, resolve_seed
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression
+from scalelatent.models.hcn.model.convolution import ConvolutionalForm, convolutional_form
 from scalelatent.models.hcn.model.decode import BeliefMap, Decoder, PlaceMap, ReconstructionMap
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
 from scalelatent.models.hcn.model.layered import LayeredState
@@ -116,6 +117,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Pixels above it are 1. None: pixels are 0 and 1.
     missing : float or None
         Value of pixels that are unknown, in training and after.
+    filters : int or None
+        With templates: rows are grey images of 0 to 255, of which so many oriented filters (16: over a full
+        turn; appendix B) make binary channels on the way. At a pixel the strongest is on, where a step of
+        64 grey levels would be. ``reconstruct`` and ``sample`` give channels.
+    filter_size : int, default 3
+        Side of a filter, in pixels: odd.
     image_shape : (int, int) or (int, int, int) or None
         (height, width) or (channels, height, width) of flat rows.
     patience : int or None
@@ -224,6 +231,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         warmup_rows: int | None = None,
         threshold: float | None = None,
         missing: float | None = None,
+        filters: int | None = None,
+        filter_size: int = 3,
         image_shape: Sequence[int] | None = None,
         patience: int | None = None,
         warm_start: bool = False,
@@ -252,6 +261,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self.warmup_rows = warmup_rows
         self.threshold = threshold
         self.missing = missing
+        self.filters = filters
+        self.filter_size = filter_size
         self.image_shape = image_shape
         self.patience = patience
         self.warm_start = warm_start
@@ -292,7 +303,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if what != "X":  # learned from with others: their shape is compared with that of those
             images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
             return Dataset.from_arrays(self._checked_values(X, what), y) if images else X
-        own = self._network.layer.image if hasattr(self, "_stream") else ()
+        own = self._network.layer.seen if hasattr(self, "_stream") else ()
         if shape is not None:
             if own:
                 self._check_image(shape[1:], what)
@@ -323,7 +334,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _check_image(self, shape: tuple[int, ...], where: str) -> None:
         """Refuse images of another shape than those of the fit."""
-        own = self._network.layer.image
+        own = self._network.layer.seen
         if image_of(shape) != own:
             raise DataError(f"{where}: images are {shape}, but {type(self).__name__} was fitted on {own}")
 
@@ -582,6 +593,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             A mask of another shape, or none where ``missing`` is None; labels that are no classes.
         """
         check_is_fitted(self)
+        if self._layer.filters is not None:
+            raise DataError("inpaint fills in pixels, and filters leave edges of them alone: see reconstruct")
         if known is None and self._layer.missing is None:
             raise DataError("inpaint: which pixels are unknown? Give known, or set missing before fit")
         bits = None if known is None else packed(known, len(X), self._layer)
@@ -591,6 +604,20 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         elif y is not None:
             raise DataError("inpaint: y is given, but without templates there are no classes: leave it out")
         return self._map(X, what, out, client, overwrite, callbacks)
+
+    @available_if(is_several)
+    def to_cnn_weights(self) -> ConvolutionalForm:
+        """The forward pass as that of a convolutional network (section 3.4); only with ``templates``.
+
+        Returns
+        -------
+        ConvolutionalForm
+            Evidence of pixels, and of each layer pools and weights, for ``torch.nn.functional.conv2d``.
+        """
+        check_is_fitted(self)
+        network = self._of_several("to_cnn_weights")
+        classes = self.classes_[network.template_classes]
+        return convolutional_form(network.net, self._stream.beliefs, classes)
 
     def infer(self, X: Any) -> PlaceBeliefs | TemplateBeliefs:
         """Beliefs of S, and how far they came to rest, or of the templates; held in memory.
@@ -694,7 +721,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _state(self) -> Saved:
         network, stream = self._network, self._stream
         values: dict[str, Any] = {
-            "image": list(self._layer.image),
+            "image": list(self._layer.seen),
             "rows": stream.rows,
             "steps": stream.steps,
             "iteration": stream.iteration,

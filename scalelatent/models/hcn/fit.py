@@ -25,6 +25,7 @@ from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Steps
 from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
+from scalelatent.models.hcn.model.filters import OrientedFilters
 from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
 
 from .parameters import (
@@ -185,10 +186,10 @@ def check_rows(
     if held is not None:
         check_plain(held, "validation")
         other = image_shape(model, held, "validation")
-        if other != network.layer.image:
+        if other != network.layer.seen:
             raise DataError(
                 f"{held.url or 'validation'}: images are {other}, but those to learn from "
-                f"{network.layer.image}"
+                f"{network.layer.seen}"
             )
     elif model.patience is not None and not streamed:
         better = "classes" if is_several(model) else "compression"
@@ -216,7 +217,13 @@ def check_windows(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> None:
     """Refuse features that are larger than what they are placed on."""
-    (_, height, width), where = image, train.url or "X"
+    (channels, height, width), where = image, train.url or "X"
+    if model.filters is not None and (channels > 1 or min(height, width) < model.filter_size):
+        raise DataError(
+            f"{where}: rows are {' x '.join(map(str, train.feature_shape))}, and filters of "
+            f"{model.filter_size} x {model.filter_size} look at grey images (h, w) that are larger: set "
+            "image_shape where rows are flat, or leave filters out"
+        )
     for level, (_, (h, w)) in enumerate(layer_sizes(model)):
         if h > height or w > width:
             flat = not level and len(train.feature_shape) == 1 and model.image_shape is None
@@ -235,12 +242,16 @@ def make_layers(
     """The layers of features that the parameters ask for, from the image up."""
     found = []
     values = [None if v is None else float(v) for v in (model.threshold, model.missing)]
+    filters = None
+    if model.filters is not None:
+        filters = OrientedFilters(int(model.filters), int(model.filter_size))
+        image = filters.n, image[1], image[2]
     for (n_features, window), p_weight in zip(layer_sizes(model), weight_priors(model), strict=False):
         priors = float(model.p01), float(model.p10), p_weight, float(model.p_sparsity)
-        layer = FeatureLayer(image, n_features, window, *priors, *values)
+        layer = FeatureLayer(image, n_features, window, *priors, *values, filters=filters)
         found.append(layer)
         high, wide, channels = layer.places
-        image = channels, high, wide
+        image, filters = (channels, high, wide), None
     return tuple(found)
 
 

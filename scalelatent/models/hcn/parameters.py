@@ -60,6 +60,11 @@ def is_pool(value: Any) -> bool:
     return is_whole(value) and value % 2 == 1
 
 
+def is_filters(value: Any) -> bool:
+    """Whether this is None, or a number of directions of which each has its opposite."""
+    return value is None or (is_whole(value) and value > 0 and value % 2 == 0)
+
+
 def layer_sizes(model: Any) -> list[tuple[int, tuple[int, int]]]:
     """(features, (height, width)) of each layer."""
     found = []
@@ -166,6 +171,16 @@ def _check_used(model: Any) -> None:
                 f"{name} is set, but one layer without a class layer has no pools: set templates, or leave "
                 "it out"
             )
+    if model.filters is None and model.filter_size != PARAMETERS["filter_size"].default:
+        raise ValueError(f"filter_size={model.filter_size} is set, but there are no filters: set filters")
+    if model.filters is not None:
+        for name in ("threshold", "missing"):
+            if getattr(model, name) is not None:
+                raise ValueError(
+                    f"{name}={getattr(model, name)} is set, but filters look at grey values: leave it out"
+                )
+        if not several:
+            raise ValueError(f"filters={model.filters} is set, but belongs to several layers: set templates")
     if several and not online and model.inner_iterations != PARAMETERS["inner_iterations"].default:
         raise ValueError("inner_iterations is set, but belongs to online=True: leave it out")
     if several and model.n_restarts != 1:
@@ -265,6 +280,14 @@ PARAMETERS = Parameters(
         ),
         Parameter(
             "missing", None, Where(is_pixel, "give a number, NaN too, or None"), "value of unknown pixels"
+        ),
+        Parameter(
+            "filters", None, Where(is_filters, "give an even number of directions, or None"),
+            "oriented filters that make channels of grey images", later=True,
+        ),
+        Parameter(
+            "filter_size", 3, Where(is_pool, "give an odd number: a filter has a middle"),
+            "side of a filter, in pixels", later=True,
         ),
         Parameter(
             "image_shape",

@@ -81,6 +81,7 @@ def several_of(
     top = replace(
         below[-1],
         image=(channels, high, wide),
+        filters=None,
         n_features=per_class if coded is None else len(coded),
         window=(high, wide),
         p_weight=weight_priors(model)[-1],

@@ -268,3 +268,52 @@ def test_four_labels_of_the_two_trait_set() -> None:
     labels = np.where(np.isin(np.arange(100), first), category.astype(int), -1)
     m = HierarchicalCompositionalNetwork(layers=[(4, 13)], templates=2, random_state=0).fit(x, labels)
     assert m.score(*images.rows(5000, 6000)) >= 0.999
+
+
+def test_the_forward_pass_as_that_of_a_convolutional_network(fitted: Any) -> None:
+    form = fitted.to_cnn_weights()
+    for weights, own in zip(form.weights, fitted.weights_, strict=True):
+        assert_array_equal(weights, own)
+    for pool, own in zip(form.pools, fitted.pools_, strict=True):
+        assert_array_equal(pool, own.astype(np.float32))
+    assert_array_equal(form.template_classes, fitted.template_classes_)
+    assert not hasattr(sl.HierarchicalCompositionalNetwork(), "to_cnn_weights")
+
+
+@pytest.fixture(scope="module")
+def grey() -> Any:
+    images = image_set("traits", size=5, gap=1, blur=1).rows(0, 40)[0]
+    return network(filters=8, n_epochs=2).fit(images, Y), images
+
+
+def test_filters_make_channels_of_grey_images(grey: Any, tmp_path: Any) -> None:
+    m, images = grey
+    assert m.weights_[0].shape == (4, 8, 5, 5)
+    assert m.weights_[1].shape[1] == 4
+    assert m.predict(images).shape == (40,)
+    assert_array_equal(m.transform(images.reshape(40, -1)), m.transform(images))
+    m.save(tmp_path / "m")
+    again = sl.load_model(tmp_path / "m")
+    assert_array_equal(again.transform(images), m.transform(images))
+    with pytest.raises(DataError, match="filters leave edges of them alone"):
+        m.inpaint(images, images > 0)
+    with pytest.raises(DataError, match=r"images are \(8, 8\), but .* was fitted on"):
+        m.predict(np.zeros((1, 8, 8), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"filters": 3}, "give an even number of directions"),
+        ({"filters": 8, "filter_size": 2}, "give an odd number: a filter has a middle"),
+        ({"filter_size": 5}, "filter_size=5 is set, but there are no filters"),
+        ({"filters": 8, "threshold": 3}, "threshold=3 is set, but filters look at grey values"),
+        ({"filters": 8, "missing": 9.0}, "missing=9.0 is set, but filters look at grey values"),
+        ({"filters": 8, "templates": None}, "belongs to several layers: set templates"),
+        ({"filters": 8}, "rows from 0 on are of 0 and 1: .* leave filters out"),
+        ({"filters": 8, "filter_size": 11}, "filters of 11 x 11 look at grey images"),
+    ],
+)
+def test_filters_of_what_is_no_grey_image(how: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        network(**how).fit(X, Y)
