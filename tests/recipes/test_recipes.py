@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer.main
 
+import scalelatent as sl
 from scalelatent.cli import app
 from scalelatent.deploy import worker_processes as workers
 
@@ -26,10 +27,15 @@ def documents(*files: Path) -> list[dict[str, Any]]:
     return [document for file in files for document in yaml.safe_load_all(file.read_text())]
 
 
-def containers(kind: str) -> list[dict[str, Any]]:
-    """Containers of the schedulers or of the workers among the manifests."""
+def pods(kind: str) -> list[dict[str, Any]]:
+    """Pods of the schedulers or of the workers among the manifests."""
     specs = [d["spec"] for d in documents(*KUBERNETES) if d["kind"] in ("DaskCluster", "DaskWorkerGroup")]
-    return [container for spec in specs if kind in spec for container in spec[kind]["spec"]["containers"]]
+    return [spec[kind]["spec"] for spec in specs if kind in spec]
+
+
+def containers(kind: str) -> list[dict[str, Any]]:
+    """Their containers."""
+    return [container for pod in pods(kind) for container in pod["containers"]]
 
 
 def compose() -> dict[str, Any]:
@@ -132,6 +138,63 @@ def test_kubernetes_pools():
     assert f"--nthreads={cpu['resources']['limits']['cpu']}" in cpu["args"]
 
 
+def images() -> list[str]:
+    ours = [container["image"] for kind in ("scheduler", "worker") for container in containers(kind)]
+    return ours + [service["image"] for service in compose()["services"].values()]
+
+
+@pytest.mark.parametrize("image", sorted(set(images())))
+def test_images_are_pinned(image):
+    name, _, tag = image.partition(":")
+    assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag)
+    if "/" not in name:
+        assert tag == sl.__version__
+
+
+@pytest.mark.parametrize("kind", ["scheduler", "worker"])
+def test_pods_hold_to_the_restricted_standard(kind):
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted."""
+    for pod in pods(kind):
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        sources = {source for volume in pod["volumes"] for source in volume} - {"name"}
+        assert sources <= {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
+        for container in pod["containers"]:
+            closed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            assert container["securityContext"] == closed
+            assert all("hostPort" not in port for port in container["ports"])
+
+
+@pytest.mark.parametrize("kind", ["scheduler", "worker"])
+def test_containers_are_pulled_once_and_probed_where_they_listen(kind):
+    for container in containers(kind):
+        assert container["imagePullPolicy"] == "IfNotPresent"
+        probe = container["livenessProbe"]
+        assert probe["httpGet"] == {"port": "http-dashboard", "path": "/health"}
+        (port,) = (port["containerPort"] for port in container["ports"] if port["name"] == "http-dashboard")
+        assert f"--dashboard-address=:{port}" in container["args"]
+
+
+def test_workers_end_by_themselves_before_a_probe_ends_them():
+    """Where there is no scheduler: before that is found, a nanny starts no worker that could answer."""
+    for worker in containers("worker"):
+        probe = worker["livenessProbe"]
+        (limit,) = (word for word in worker["args"] if word.startswith("--death-timeout="))
+        silence = probe["initialDelaySeconds"] + probe["periodSeconds"] * probe["failureThreshold"]
+        assert silence > float(limit.partition("=")[2])
+
+
+def test_the_network_policy_lets_the_operator_in():
+    (policy,) = (document for document in documents(*KUBERNETES) if document["kind"] == "NetworkPolicy")
+    labels = [source.get("namespaceSelector", {}).get("matchLabels", {})
+              for rule in policy["spec"]["ingress"] for source in rule["from"]]  # fmt: skip
+    installed = re.search(r"helm install .* -n (\S+)", (CLUSTER / "kubernetes/README.md").read_text())
+    assert installed is not None
+    assert {"kubernetes.io/metadata.name": installed[1]} in labels
+
+
 def test_compose_publishes_on_loopback_only():
     ports = [port for service in compose()["services"].values() for port in service.get("ports", ())]
     assert len(ports) >= 4
@@ -183,6 +246,8 @@ def test_the_board_asks_for_metrics_that_there_are(tls_cluster, tls_client):
     port = next(iter(tls_client.scheduler_info(n_workers=-1)["workers"].values()))["services"]["dashboard"]
     pages = [tls_cluster["dashboard"].replace("/status", "/metrics"), f"http://127.0.0.1:{port}/metrics"]
     told = "".join(urlopen(page, timeout=10).read().decode() for page in pages)
+    probed = [urlopen(page.replace("/metrics", "/health"), timeout=10).status for page in pages]
+    assert probed == [200, 200]  # by cluster/kubernetes
     there = set(re.findall(r"^# TYPE (\S+)", told, re.MULTILINE))
     asked = {name for query in queries() for name in re.findall(r"(?:dask|process)_[a-z_]+", query)}
     assert len(asked) >= 6
