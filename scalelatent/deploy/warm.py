@@ -99,6 +99,7 @@ def warm(
     begin, (count, missing) = time.monotonic(), _missing(_chosen(kinds))
     todo, done, lock, failed = deque(missing), 0, threading.Lock(), list[str]()
     children: list[subprocess.Popen[str]] = []
+    ended = threading.Event()
 
     def work() -> None:
         nonlocal done
@@ -108,6 +109,9 @@ def warm(
             [sys.executable, "-m", __name__], **pipes, text=True, start_new_session=True
         ) as child:
             children.append(child)
+            if ended.is_set():  # while it was started, and so was not among those that were killed
+                child.kill()
+                return
             assert child.stdin is not None
             assert child.stdout is not None
             while todo and not failed:
@@ -136,6 +140,7 @@ def warm(
         for thread in threads:
             thread.join()
     except BaseException:
+        ended.set()
         todo.clear()
         for child in children:
             child.kill()

@@ -56,7 +56,10 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch) -> None:
         warming.warm(["evaluation"])
 
 
-def test_ctrl_c_ends_the_children_without_a_traceback(tmp_path: Path, monkeypatch, capfd) -> None:
+@pytest.mark.parametrize("starting", [0.0, 1.0], ids=["while it compiles", "while it is started"])
+def test_ctrl_c_ends_the_children_without_a_traceback(
+    starting: float, tmp_path: Path, monkeypatch, capfd
+) -> None:
     """A child that compiles on and on is ended, and hears nothing of the terminal's Ctrl-C itself."""
     (tmp_path / "slow.py").write_text("import sys, time\nsys.stdin.readline()\ntime.sleep(60)\n")
     monkeypatch.setattr(warming, "_missing", lambda kinds: (1, [("evaluation", 0, "no._such_kernel")]))
@@ -67,6 +70,7 @@ def test_ctrl_c_ends_the_children_without_a_traceback(tmp_path: Path, monkeypatc
             super().__init__([sys.executable, str(tmp_path / "slow.py")], **how)
             children.append((self, os.getpgid(self.pid)))
             started.set()
+            time.sleep(starting)
 
     def interrupt() -> None:
         started.wait(10)
