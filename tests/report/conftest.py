@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from scalelatent import CapsuleRegression, Dataset
-from scalelatent.report import style
+from scalelatent.report import build_report, style
 
 TRAIN = 1300
 
@@ -60,3 +61,16 @@ def run_folder(tmp_path_factory):
         return folder
 
     return write
+
+
+@pytest.fixture
+def page_of():
+    """A function that builds a model's report in a folder: its text, and the names of its pictures."""
+
+    def build(folder, model, data):
+        job = {"job": {"name": "images"}, "data": {"test": "x.zarr"}}
+        (folder / "job.json").write_text(json.dumps(job))
+        page = " ".join(Path(build_report(folder, model=model, data=data)).read_text().split())
+        return page, sorted(file.stem for file in (folder / "report").glob("*.png"))
+
+    return build

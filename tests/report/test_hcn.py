@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -22,13 +22,14 @@ from scalelatent.models.hcn.report_figures import (
     plot_filled,
     plot_parts,
 )
-from scalelatent.report import build_report
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import ACCENT, COLORS, LINE, WARN
 from scalelatent.storage.disk import locate
 
 X = image_set("letters", alphabet="AKT", noise=0.02, seed=1).rows(0, 420)[0]
 PICTURES = ["bits", "features", "filled", "learning", "parts"]
+
+PageOf = Callable[..., tuple[str, list[str]]]
 
 
 @cache
@@ -38,15 +39,7 @@ def fitted() -> HierarchicalCompositionalNetwork:
     return model.fit(X[:300], validation=X[300:360])
 
 
-def page_of(
-    folder: Path, model: HierarchicalCompositionalNetwork, data: Dataset | None
-) -> tuple[str, list[str]]:
-    (folder / "job.json").write_text(json.dumps({"job": {"name": "letters"}, "data": {"test": "x.zarr"}}))
-    page = " ".join(Path(build_report(folder, model=model, data=data)).read_text().split())
-    return page, sorted(file.stem for file in (folder / "report").glob("*.png"))
-
-
-def test_the_page(tmp_path: Path) -> None:
+def test_the_page(page_of: PageOf, tmp_path: Path) -> None:
     model, data = fitted(), Dataset.from_arrays(X[360:])
     page, names = page_of(tmp_path, model, data)
     assert names == PICTURES
@@ -78,12 +71,12 @@ def test_images_are_taken_apart_as_the_model_does() -> None:
     known = np.ones(X[:200].shape, bool)
     known[:, 12:] = False
     half = np.linspace(0, 199, 100).astype(int)
-    np.testing.assert_array_equal(evidence.filled, model.inpaint(X[:200], known)[half])
+    np.testing.assert_array_equal(evidence.filled.made, model.inpaint(X[:200], known)[half])
     wrong = (model.inpaint(X[:200], known)[half][:, 0] != X[half])[:, 12:].mean()
-    assert evidence.filled_wrong == pytest.approx((wrong, X[half][:, 12:].mean()))
+    assert evidence.filled.wrong == pytest.approx((wrong, X[half][:, 12:].mean()))
 
 
-def test_pages_without_rows_or_of_other_rows(tmp_path: Path) -> None:
+def test_pages_without_rows_or_of_other_rows(page_of: PageOf, tmp_path: Path) -> None:
     page, names = page_of(tmp_path, fitted(), None)
     assert names == ["features", "learning"]
     assert "No images were at hand" in page
@@ -92,7 +85,7 @@ def test_pages_without_rows_or_of_other_rows(tmp_path: Path) -> None:
     assert "has 120 features a row, but the model was fitted to 576" in page
 
 
-def test_pages_of_colours_unknown_pixels_and_one_image(tmp_path: Path) -> None:
+def test_pages_of_colours_unknown_pixels_and_one_image(page_of: PageOf, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = (rng.random((1, 2, 40, 70)) < 0.2).astype(np.float32)
     x[0, :, :, 60:] = np.nan

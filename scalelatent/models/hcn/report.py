@@ -24,15 +24,26 @@ from scalelatent.report.sampled import check_width
 from scalelatent.report.style import percent
 
 from .parameters import is_online, is_several
-from .report_figures import plot_bits, plot_evidence, plot_features, plot_filled, plot_parts
+from .report_figures import plot_bits, plot_parts
+from .report_layers import layers_section
+from .report_shared import (
+    FILLED,
+    PLACES,
+    FilledImages,
+    features_picture,
+    filled_picture,
+    hide,
+    learning,
+    learning_pictures,
+    shown,
+    warmed,
+)
 
 __all__ = ["PartsEvidence", "collect_parts", "section"]
 
 # Pairs that may be updated for the figures: some seconds of one core.
 PAIR_UPDATES = 4e9
-LEAST_ROWS, MOST_ROWS, PLACES = 20, 1000, 50
-# Images that are drawn, of how many pixels side by side; images whose lower halves are filled in.
-SHOWN, WIDE, FILLED = 8, 320, 100
+LEAST_ROWS, MOST_ROWS = 20, 1000
 
 
 def section(
@@ -40,7 +51,7 @@ def section(
 ) -> Section:
     """The part of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
     if is_several(model):
-        return layered_section(model, run)
+        return layers_section(model, data, run, rows)
     evidence = None
     if data is None:
         run.notes.append("No images were at hand: those that features are placed in are left out.")
@@ -56,27 +67,6 @@ def section(
     )
 
 
-def layered_section(model: Any, run: RunFiles) -> Section:
-    """The part of a network with templates."""
-    network = model._network
-    subtitle = f"Hierarchical compositional network, {network.told()}"
-    head = [("layers", str(len(model.weights_))), ("templates", str(len(model.template_classes_)))]
-    table = [("passes", f"{model.n_iter_:,}"), ("seed", str(model.seed_))]
-    for level, (weights, used) in enumerate(zip(model.weights_, model.used_, strict=True), 1):
-        name = "templates" if level == len(model.weights_) else f"features of layer {level}"
-        table.append((f"{name} with a weight", f"{int(used.sum())} of {len(used)}"))
-        table.append(
-            (f"weights on, of all {name}", f"{int(weights.sum()):,} ({percent(float(weights.mean()))})")
-        )
-    if (error := run.event("scored").get("test_error")) is not None:
-        head.append(("test error", percent(error)))
-    pictures = [_features(model, None)]
-    if len(history := _learning(run)) > 1:
-        pictures.append(_evidence(history, _warmed(run)))
-    snippet = how_to_use(run, model, gives="the class of each image, or its cluster")
-    return Section(subtitle, head, table, pictures, [], snippet)
-
-
 @dataclass(frozen=True)
 class PartsEvidence:
     """What the figures are drawn from: some images, and what the model makes of them.
@@ -90,10 +80,7 @@ class PartsEvidence:
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
         Of the images that are drawn.
     places : ndarray of uint8, shape (n, HS, WS, F)
-    halves, given, filled : ndarray of bool, shape (m, channels, height, width)
-        Images of which a part was hidden, which of their pixels were given, and what was made of these.
-    hidden : str
-        What was hidden.
+    filled : FilledImages
     """
 
     n_rows: int
@@ -102,21 +89,12 @@ class PartsEvidence:
     made: np.ndarray
     unknown: np.ndarray
     places: np.ndarray
-    halves: np.ndarray
-    given: np.ndarray
-    filled: np.ndarray
-    hidden: str
+    filled: FilledImages
 
     @property
     def sampled(self) -> int:
         """Images that were looked at."""
         return int(self.stats["rows"])
-
-    @property
-    def filled_wrong(self) -> tuple[float, float]:
-        """Share of wrong pixels among the hidden ones; and were they all 0."""
-        hidden = ~self.given
-        return float((self.filled != self.halves)[hidden].mean()), float(self.halves[hidden].mean())
 
 
 def collect_parts(
@@ -140,15 +118,13 @@ def collect_parts(
             length.accumulate(length.prepare(None, backend), block, stats)
             if progress is not None:
                 progress(min(a + len(block.x), len(x)), len(x))
-        some = np.linspace(0, len(x) - 1, min(_shown(layer.image), len(x))).astype(int)
+        some = np.linspace(0, len(x) - 1, min(shown(layer.image), len(x))).astype(int)
         evidence = layer.evidence(x[some])
         places = decoder.places(evidence, numbers[some], backend)
         half = np.linspace(0, len(x) - 1, min(FILLED, len(x))).astype(int)
         whole = layer.evidence(x[half])
-        hidden, lines = _hidden_lines(layer.image[1], layer.window[0])
-        given = np.ones(whole.shape, bool)
-        given[:, :, lines] = False
-        filled = reconstruct(decoder, np.where(given, whole, 0), numbers[half], backend, fills=True)
+        hidden, given = hide(whole.shape, layer.window[0])
+        made = reconstruct(decoder, np.where(given, whole, 0), numbers[half], backend, fills=True)
     return PartsEvidence(
         len(data),
         stats,
@@ -156,28 +132,12 @@ def collect_parts(
         decoder.layers(places, backend) > 0,
         evidence == 0,
         places,
-        whole > 0,
-        given | (whole == 0),
-        filled > 0,
-        hidden,
+        FilledImages(whole > 0, given | (whole == 0), made > 0, hidden),
     )
-
-
-def _hidden_lines(height: int, window: int) -> tuple[str, np.ndarray]:
-    """Which lines of an image are hidden, in words and by a mask; of a large one so that parts are cut."""
-    if height <= 4 * window:
-        return "the lower half was hidden", np.arange(height) >= height // 2
-    band = -(-window // 2)
-    return f"every other band of {count(band, 'line')} was hidden", np.arange(height) // band % 2 == 1
 
 
 def _rows_worth(pairs: int) -> int:
     return int(np.clip(PAIR_UPDATES / (10 * pairs), LEAST_ROWS, MOST_ROWS))
-
-
-def _shown(image: tuple[int, int, int]) -> int:
-    """Images that are drawn side by side."""
-    return int(np.clip(WIDE // max(image[1:]), 1, SHOWN))
 
 
 def parts_subtitle(model: Any) -> str:
@@ -223,9 +183,9 @@ def parts_numbers(
     table.append(("features that pay for their bits", f"{int(used.sum())} of {len(used)}"))
     share = percent(float(weights.mean()))
     table.append(("weights on, of all features", f"{int(weights.sum()):,} ({share})"))
-    history = _learning(run)
+    history = learning(run)
     if history and history[-1].get("rows_seen"):
-        head.append(("images seen", f"{int(history[-1]['rows_seen']) + _warmed(run):,}"))
+        head.append(("images seen", f"{int(history[-1]['rows_seen']) + warmed(run):,}"))
     table.append(("passes", f"{model.n_iter_:,}"))
     seconds = sum(record.get("seconds") or 0.0 for record in history)
     trained = sum(record.get("rows") or 0 for record in history)
@@ -252,31 +212,17 @@ def parts_words() -> list[tuple[str, str]]:
     return [("Bits sent", bits_text), ("Features used", used)]
 
 
-def _learning(run: RunFiles) -> list[dict[str, Any]]:
-    """Records of the last restart, without its warm-up."""
-    found = [record for record in run.history if record.get("weights_on") is not None]
-    if not found:
-        return []
-    return [record for record in found if record.get("stage") == found[-1].get("stage")]
-
-
-def _warmed(run: RunFiles) -> int:
-    """Images of the warm-up before the last restart."""
-    stages = [record for record in run.history if "_warmup" in str(record.get("stage"))]
-    return int(stages[-1].get("rows_seen") or 0) if stages else 0
-
-
 def parts_pictures(run: RunFiles, model: Any, evidence: PartsEvidence | None, rows: str) -> list[Picture]:
     """All figures, in the order of the page."""
     found = []
     if evidence is not None:
         found.append(_parts(model, evidence, rows))
-    found.append(_features(model, evidence))
-    if len(history := _learning(run)) > 1:
-        found.append(_evidence(history, _warmed(run)))
+    often = None if evidence is None else evidence.stats["placed"] / evidence.sampled
+    found.append(features_picture(model.weights_[0], model.used_[0], often))
+    found += learning_pictures(run)
     if evidence is not None:
-        if (~evidence.given).any():
-            found.append(_filled(evidence, rows))
+        if evidence.filled.any_hidden:
+            found.append(filled_picture(evidence.filled, rows, "the features make"))
         if float(bits(evidence.stats["ones"], evidence.stats["known"])) > 0:
             found.append(_bits(model, evidence, rows))
     return found
@@ -296,48 +242,6 @@ def _parts(model: Any, evidence: PartsEvidence, rows: str) -> Picture:
     )
     drawn = evidence.images, evidence.places, model.weights_[0], evidence.made, evidence.unknown
     return Picture("parts", "Images and their parts", words, alt, plot_parts(*drawn), wide=True)
-
-
-def _features(model: Any, evidence: PartsEvidence | None) -> Picture:
-    weights, used = model.weights_[0], model.used_[0]
-    often = None if evidence is None else evidence.stats["placed"] / evidence.sampled
-    words = "All features with their numbers; those that are used in ink and framed in their colour"
-    words += "." if often is None else ", below each how often it lies in an image, in the mean."
-    if len(weights[0]) > 1:
-        words += " A pixel has the mean colour of the channels that are on in it."
-    alt = f"{int(used.sum())} of {count(len(used), 'feature')} are used"
-    if often is not None and used.any():
-        most = int(np.argmax(often))
-        alt += f"; feature {most} most often, {often[most]:.2g} times an image"
-    figure = plot_features(weights, used, often)
-    return Picture("features", "Features", words, f"{alt}.", figure, wide=True)
-
-
-def _evidence(history: list[dict[str, Any]], before: int) -> Picture:
-    words = "Weights that are on, and that change sign, against images seen (as Figure 6 of the paper)."
-    told = [
-        f"{int(history[k]['weights_on']):,} weights on {when}" for k, when in ((0, "first"), (-1, "last"))
-    ]
-    compressed = [record["compression"] for record in history if record.get("compression") is not None]
-    if compressed:
-        words += " Below: bits sent of the validation images, over their bits."
-        told.append(f"{percent(compressed[-1])} of the bits sent in the end")
-    alt = f"Curves over {count(len(history), 'record')}: {listing(told)}."
-    return Picture("learning", "Weights against images seen", words, alt, plot_evidence(history, before))
-
-
-def _filled(evidence: PartsEvidence, rows: str) -> Picture:
-    wrong, base = evidence.filled_wrong
-    shown = min(_shown(evidence.images.shape[1:]), len(evidence.halves))  # type: ignore[arg-type]
-    some = np.linspace(0, len(evidence.halves) - 1, shown).astype(int)
-    words = (
-        f"{rows.capitalize()} images of which {evidence.hidden}, and what the features make of the "
-        f"rest. Of {count(len(evidence.halves), 'image')} {percent(wrong)} of the hidden pixels are wrong; "
-        f"{percent(base)} were they all 0. A part that is hidden as a whole cannot be known."
-    )
-    alt = f"{count(len(some), 'image')} in three lines; {percent(wrong)} of the hidden pixels are wrong."
-    figure = plot_filled(evidence.halves[some], evidence.given[some], evidence.filled[some])
-    return Picture("filled", "Unknown pixels", words, alt, figure, wide=True)
 
 
 def _bits(model: Any, evidence: PartsEvidence, rows: str) -> Picture:

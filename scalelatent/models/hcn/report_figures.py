@@ -1,6 +1,6 @@
-"""Figures of hierarchical compositional networks: images taken apart, features, bits, unknown pixels.
+"""Figures of hierarchical compositional networks: images taken apart, features, templates, unknown pixels.
 
-Figures 1, 3, 5 and 6 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
+Figures 1, 3, 5, 6 and 7 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
 """
 
 from __future__ import annotations
@@ -30,9 +30,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_bits", "plot_evidence", "plot_features", "plot_filled", "plot_parts"]
+__all__ = [
+    "plot_bits",
+    "plot_evidence",
+    "plot_features",
+    "plot_filled",
+    "plot_parts",
+    "plot_samples",
+    "plot_templates",
+]
 
 MOST_FEATURES, ACROSS = 144, 16
+# Lines and columns of templates by features; classes that samples are drawn of.
+MOST_LINES, MOST_CLASSES = 12, 10
 # Places in an image that are told by the numbers of their features; more are dots.
 NUMBERED = 12
 _INK, _PALE, _WHITE = np.array(to_rgb(INK)), np.array(to_rgb(LINE)), np.ones(3)
@@ -151,7 +161,7 @@ def plot_features(weights: np.ndarray, used: np.ndarray, often: np.ndarray | Non
     shown = np.arange(len(weights))
     if len(weights) > MOST_FEATURES:  # the most used ones, in their order
         worth = used.astype(float) if often is None else often
-        shown = np.sort(np.argsort(-worth, kind="stable")[:MOST_FEATURES])
+        shown = _most(worth, MOST_FEATURES)
     across = min(len(shown), max(8, min(ACROSS, math.ceil(math.sqrt(2 * len(shown))))))
     lines = -(-len(shown) // across)
     ratio = weights.shape[2] / weights.shape[3]
@@ -243,4 +253,47 @@ def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Fi
         _draw(axes[0, k], _tones(images[k]))
         _draw(axes[1, k], _tones(images[k] & known[k], ~known[k]))
         _draw(axes[2, k], _tones(filled[k]))
+    return figure
+
+
+def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, tuple[int, int]]:
+    """Templates (lines) by features (columns), those with the most weights, and how many of each are drawn.
+
+    Parameters
+    ----------
+    weights : ndarray of bool, shape (templates, F, HS, WS)
+    names : sequence of str, of templates
+    """
+    counts = weights.sum(axis=(2, 3))
+    lines, columns = (_most(counts.sum(axis=1 - axis), MOST_LINES) for axis in (0, 1))
+    wide = min(1.25, 10 / len(columns))
+    high = max(0.25, wide * weights.shape[2] / weights.shape[3])
+    figure = new_figure(wide * len(columns) + 1, (high + 0.08) * len(lines) + 0.3)
+    axes = figure.subplots(len(lines), len(columns), squeeze=False)
+    for r, template in enumerate(lines):
+        beside: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center"}
+        axes[r, 0].set_ylabel(f"{template}: {names[template]}", fontsize=8, color=INK, **beside)
+        for c, feature in enumerate(columns):
+            color = color_of(int(feature))
+            _draw(axes[r, c], _tones(weights[template, feature][None], None, np.array(to_rgb(color))))
+            if r == 0:
+                axes[r, c].set_title(f"{feature}", fontsize=7.5, color=color, pad=2, fontweight="bold")
+    return figure, (len(lines), len(columns))
+
+
+def _most(counts: np.ndarray, n: int) -> np.ndarray:
+    """Positions of the n largest, in their order."""
+    return np.sort(np.argsort(-counts, kind="stable")[:n])
+
+
+def plot_samples(images: np.ndarray, names: Sequence[str]) -> Figure:
+    """Images, bool (lines, n, channels, height, width), each line with its name."""
+    lines, n, _, height, width = images.shape
+    side = _side(images.shape[1:], n)
+    figure = new_figure(n * side + 0.5, lines * side * height / width + 0.1)
+    axes = figure.subplots(lines, n, squeeze=False)
+    for r, name in enumerate(names):
+        axes[r, 0].set_ylabel(name, fontsize=9, color=INK)
+        for c in range(n):
+            _draw(axes[r, c], _tones(images[r, c]))
     return figure

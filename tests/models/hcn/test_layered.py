@@ -156,6 +156,19 @@ def test_beliefs_are_priors_and_messages() -> None:
         assert of_trees == kept["to_s"].sum(dtype=np.int64), layer
 
 
+def test_weights_that_move_on_the_way_down_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: a layer's W moves in the backward pass too."""
+    go_down = Hierarchy.go_down
+
+    def mutant(net: Hierarchy, kept: Any, weights: list[np.ndarray], *others: Any) -> None:
+        weights[0] += 1
+        go_down(net, kept, weights, *others)
+
+    monkeypatch.setattr(Hierarchy, "go_down", mutant)
+    with pytest.raises(AssertionError):
+        test_beliefs_are_priors_and_messages()
+
+
 def test_all_labels_are_semi_supervised_with_all_labels() -> None:
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=12, alone_passes=3)

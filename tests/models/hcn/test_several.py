@@ -142,6 +142,22 @@ def test_rows_without_labels() -> None:
     assert binary.classes_.tolist() == [-1, 1]
 
 
+def test_all_labels_among_rows_that_may_have_none() -> None:
+    """Rows of a dataset that has -1 elsewhere, each with a label: those of a dataset where all have one."""
+    stored = sl.Dataset.from_arrays(X, np.where(np.arange(40) < 32, Y, -1))[:32]
+    assert -1 in stored.classes
+    m = network().fit(stored)
+    same(m, network().fit(X[:32], Y[:32]))
+    assert m.classes_.tolist() == [0, 1]
+
+
+def test_a_class_of_the_rows_without_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: -1 is a class like others."""
+    monkeypatch.setattr("scalelatent.models.hcn.several.known_classes", lambda ds: ds.classes)
+    with pytest.raises(DataError, match="class -1 has no rows"):
+        test_all_labels_among_rows_that_may_have_none()
+
+
 def test_clusters() -> None:
     m = network(templates=4).fit(X, validation=(X, Y))
     assert m.classes_.tolist() == [0, 1, 2, 3]

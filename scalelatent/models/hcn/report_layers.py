@@ -1,0 +1,134 @@
+"""What the report of several layers shows: parts, templates by features, samples, hidden pixels filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from scalelatent.data import Dataset
+from scalelatent.engine.grid import spaced
+from scalelatent.errors import ScalelatentError
+from scalelatent.report.explained import how_to_use
+from scalelatent.report.page import Picture, Section, count
+from scalelatent.report.runfiles import RunFiles
+from scalelatent.report.sampled import check_width
+from scalelatent.report.style import percent
+
+from .report_figures import MOST_CLASSES, plot_samples, plot_templates
+from .report_shared import (
+    FILLED,
+    PLACES,
+    FilledImages,
+    features_picture,
+    filled_picture,
+    hide,
+    learning_pictures,
+)
+
+__all__ = ["fill_halves", "layers_section"]
+
+# Samples of a class.
+DRAWN = 6
+
+
+def layers_section(model: Any, data: Dataset | None, run: RunFiles, rows: str) -> Section:
+    """The part of a network with templates."""
+    filled = None
+    if model.filters is not None:
+        run.notes.append("Filters read edges of grey images: no pixels are hidden and filled in.")
+    elif data is None:
+        run.notes.append("No images were at hand: those that pixels are hidden of are left out.")
+    else:
+        try:
+            filled = fill_halves(model, data)
+        except ScalelatentError as error:
+            run.notes.append(f"The images could not be used, so their figure is left out: {error}")
+    head, table = _numbers(run, model, filled)
+    subtitle = f"Hierarchical compositional network, {model._network.told()}"
+    snippet = how_to_use(run, model, gives="the class of each image, or its cluster")
+    return Section(subtitle, head, table, _pictures(run, model, filled, rows), _words(), snippet)
+
+
+def fill_halves(model: Any, data: Dataset) -> FilledImages:
+    """Evenly spaced images of a dataset, each with a part hidden and filled in by a fitted network."""
+    check_width(data, model.n_features_in_)
+    pieces, layer = spaced(len(data), FILLED, PLACES), model._network.layer
+    x = np.concatenate([data.read_x(a, b) for a, b in pieces])
+    whole = layer.evidence(x)
+    hidden, given = hide(whole.shape, layer.window[0])
+    made = model.inpaint(x, given)
+    return FilledImages(whole > 0, given | (whole == 0), made > 0, hidden)
+
+
+def _numbers(
+    run: RunFiles, model: Any, filled: FilledImages | None
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(headline, table)."""
+    head = [("layers", str(len(model.weights_))), ("templates", str(len(model.template_classes_)))]
+    table = [("records of passes", f"{model.n_iter_:,}"), ("seed", str(model.seed_))]
+    for level, (weights, used) in enumerate(zip(model.weights_, model.used_, strict=True), 1):
+        name = "templates" if level == len(model.weights_) else f"features of layer {level}"
+        table.append((f"{name} with a weight", f"{int(used.sum())} of {len(used)}"))
+        table.append(
+            (f"weights on, of all {name}", f"{int(weights.sum()):,} ({percent(float(weights.mean()))})")
+        )
+    if (error := run.event("scored").get("test_error")) is not None:
+        head.append(("test error", percent(error)))
+    if filled is not None and filled.any_hidden:
+        of = count(len(filled.images), "image")
+        table.append((f"hidden pixels of {of} that are filled in wrong", percent(filled.wrong[0])))
+    return head, table
+
+
+def _words() -> list[tuple[str, str]]:
+    """What the numbers mean."""
+    templates = (
+        "An image has one template. Each of its weights puts a feature near a place: a pool shifts it by up "
+        "to half its side, and so it does with the pixels of the feature. Without labels templates are "
+        "clusters, by their numbers."
+    )
+    return [("Templates", templates)]
+
+
+def _pictures(run: RunFiles, model: Any, filled: FilledImages | None, rows: str) -> list[Picture]:
+    """All figures, in the order of the page."""
+    below = zip(model.weights_[:-1], model.used_[:-1], strict=True)
+    found = [features_picture(*one, layer=level) for level, one in enumerate(below, 1)]
+    found += [_templates(model), _samples(model)]
+    if filled is not None and filled.any_hidden:
+        found.append(filled_picture(filled, rows, "the best template of each makes"))
+    return found + learning_pictures(run)
+
+
+def _lines(model: Any) -> str:
+    """What templates are, in a word."""
+    return "cluster" if model._network.labels is None else "class"
+
+
+def _templates(model: Any) -> Picture:
+    weights, kind = model.weights_[-1], _lines(model)
+    figure, drawn = plot_templates(weights, [f"{kind} {label}" for label in model.template_classes_])
+    words = (
+        "Where each template (a line) has which feature of the layer below (a column), as Figure 7 of the "
+        "paper; features in their colours of above."
+    )
+    if drawn != weights.shape[:2]:
+        most = f"{count(weights.shape[0], 'template')} and {count(weights.shape[1], 'feature')}"
+        words += f" Of {most} those with the most weights."
+    often = float(weights.any(axis=(2, 3)).sum(axis=1).mean())
+    grid = f"{count(drawn[0], 'template')} by {count(drawn[1], 'feature')}"
+    alt = f"{grid}; a template has {often:.1f} features, in the mean."
+    return Picture("templates", "Templates by features", words, alt, figure, wide=True)
+
+
+def _samples(model: Any) -> Picture:
+    classes, kind = model.classes_[:MOST_CLASSES], _lines(model)
+    n = len(classes)
+    made = model.sample(DRAWN * n, np.repeat(classes, DRAWN), noise=False, random_state=model.seed_) > 0
+    words = f"Images drawn from the model, without noise, of each {kind} (a line): pools shift their parts."
+    if n < len(model.classes_):
+        words += f" Of {len(model.classes_)} the first {n}."
+    alt = f"{DRAWN} images a line, {count(n, 'line')}; {percent(float(made.mean()))} of the pixels are on."
+    figure = plot_samples(made.reshape(n, DRAWN, *made.shape[1:]), [f"{kind} {label}" for label in classes])
+    return Picture("samples", "Samples", words, alt, figure, wide=True)

@@ -1,0 +1,93 @@
+"""Report of a network of several layers: its page, and that the figures hold what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from scalelatent import Dataset, HierarchicalCompositionalNetwork
+from scalelatent.generators.images import image_set
+from scalelatent.models.hcn.report_figures import MOST_LINES, plot_samples, plot_templates
+from scalelatent.models.hcn.report_layers import fill_halves
+from scalelatent.report.style import COLORS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")
+
+X, Y = image_set("traits", size=5, gap=1).rows(0, 160)
+PICTURES = ["features", "features-2", "filled", "samples", "templates"]
+
+PageOf = Callable[..., tuple[str, list[str]]]
+
+
+@cache
+def fitted(labelled: bool = True, templates: int = 2) -> HierarchicalCompositionalNetwork:
+    layers = [(4, 5), (3, 2)]
+    model = HierarchicalCompositionalNetwork(
+        layers, templates=templates, n_epochs=4, random_state=0, n_jobs=1
+    )
+    return model.fit(X[:60], np.array(["one", "other"])[Y[:60].astype(int)] if labelled else None)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_page(page_of: PageOf, labelled: bool, tmp_path: Path) -> None:
+    model, data = fitted(labelled), Dataset.from_arrays(X[60:])
+    page, names = page_of(tmp_path, model, data)
+    assert [name for name in names if name != "learning"] == PICTURES
+    assert "4 features of 1 x 5 x 5 under 3 features of 4 x 2 x 2" in page
+    assert f"without noise, of each {'class' if labelled else 'cluster'} (a line)" in page
+    assert f"{100 * fill_halves(model, data).wrong[0]:.2f} %" in page
+    assert "lower half was hidden" in page
+
+
+def test_hidden_halves_are_filled_in_as_the_model_does() -> None:
+    model = fitted()
+    filled = fill_halves(model, Dataset.from_arrays(X[60:].reshape(100, -1)))
+    known = np.ones(X[60:].shape, bool)
+    known[:, known.shape[1] // 2 :] = False
+    np.testing.assert_array_equal(filled.images[:, 0], X[60:] == 1)
+    np.testing.assert_array_equal(filled.given[:, 0], known)
+    np.testing.assert_array_equal(filled.made, model.inpaint(X[60:], known))
+    wrong = filled.made[:, 0][~known] != X[60:][~known]
+    assert filled.wrong == pytest.approx((wrong.mean(), X[60:][~known].mean()))
+    assert 0 < wrong.mean() < 1
+
+
+def test_pages_without_rows_of_other_rows_and_of_filters(page_of: PageOf, tmp_path: Path) -> None:
+    page, names = page_of(tmp_path, fitted(), None)
+    assert "filled" not in names
+    assert "No images were at hand" in page
+    (tmp_path / "b").mkdir()
+    page, _ = page_of(tmp_path / "b", fitted(), Dataset.from_arrays(X[:, :5]))
+    assert f"but the model was fitted to {X[0].size}" in page
+    grey = image_set("traits", size=5, gap=1, blur=0.5, grain=2).rows(0, 20)[0]
+    model = HierarchicalCompositionalNetwork([(4, 5)], templates=2, filters=4, n_epochs=2, random_state=0)
+    (tmp_path / "c").mkdir()
+    page, names = page_of(tmp_path / "c", model.fit(grey), Dataset.from_arrays(grey))
+    assert "filled" not in names
+    assert "no pixels are hidden" in page
+
+
+def test_figures_hold_what_they_are_given() -> None:
+    weights = np.zeros((2, 3, 2, 2), bool)
+    weights[1, 2, 0, 1] = True
+    figure, drawn = plot_templates(weights, ["class a", "class b"])
+    assert drawn == (2, 3)
+    pictures = [axes.images[0].get_array() for axes in figure.axes]
+    assert tuple(pictures[5][0, 1]) == to_rgb(COLORS[2])
+    assert sum(int((picture != 1).any(axis=2).sum()) for picture in pictures) == 1
+    assert figure.axes[3].get_ylabel() == "1: class b"
+    many = np.zeros((MOST_LINES + 3, 2, 1, 1), bool)
+    many[3:] = True
+    figure, drawn = plot_templates(many, [str(k) for k in range(len(many))])
+    assert drawn == (MOST_LINES, 2)
+    assert figure.axes[0].get_ylabel() == "3: 3"
+    images = np.zeros((2, 3, 1, 2, 2), bool)
+    images[1, 0, 0, 1, 0] = True
+    axes = plot_samples(images, ["class a", "class b"]).axes
+    assert np.argwhere((axes[3].images[0].get_array() != 1).any(axis=2)).tolist() == [[1, 0]]
+    assert (axes[3].get_ylabel(), axes[4].get_ylabel()) == ("class b", "")
