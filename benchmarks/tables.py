@@ -438,6 +438,35 @@ def letters_online() -> Iterable[Iterable[Any]]:
         yield name, letters, f"{r['seeds_with_all']} of {len(r['fits'])}", f"{r['over_truth']:.2f}"
 
 
+@shown("two traits|seeds|error: median, worst|the paper's|begun again|weights on, of each layer")
+def two_traits() -> Iterable[Iterable[Any]]:
+    found, names = read("hcn_traits"), ("clusters, no labels", "all labels", "4 of 100 labelled")
+    for part, name, paper in zip(
+        ("clusters", "supervised", "few"), names, (0.006, 0.0007, None), strict=True
+    ):
+        fits = list(found[part].values())
+        errors = [fit["test_error"] for fit in fits]
+        on = [fit["weights_on"] for fit in fits]
+        yield (
+            name,
+            len(fits),
+            f"{percent(statistics.median(errors))}, {percent(max(errors))}",
+            "" if paper is None else percent(paper),
+            f"{sum(fit['restarts'] > 0 for fit in fits)}",
+            ", ".join(f"{min(layer)} - {max(layer)}" for layer in zip(*on, strict=True)),
+        )
+
+
+@shown("hidden halves|seeds|filled within a pixel of a true one: median, least|hidden within one of a filled")
+def hidden_traits() -> Iterable[Iterable[Any]]:
+    fits = list(read("hcn_traits")["filled"].values())
+    cells = []
+    for key in ("filled_near_a_true_pixel", "hidden_near_a_filled_pixel"):
+        shares = [fit[key] for fit in fits]
+        cells.append(f"{percent(statistics.median(shares), 1)}, {percent(min(shares), 1)}")
+    yield "1,000 test images", len(fits), *cells
+
+
 @shown("features|that pay|compression of test images|put in an image|error from places|from pixels")
 def digit_parts() -> Iterable[Iterable[Any]]:
     for r in read("hcn_mnist").values():

@@ -1,0 +1,164 @@
+"""Networks of two layers on the set of two traits (section 4.3, Figure 7):
+
+    python benchmarks/hcn_traits.py [--parts clusters,supervised,few,filled] [--seeds 5]
+
+100 training and 10,000 test images of `data make traits` for each seed (of the images and of the network): a
+square or a circle, and one of two diagonals. Told for each seed:
+
+clusters    4 templates without labels, 4 features of 13 x 13: test error of the four patterns, matched to the
+            templates by the training images
+supervised  2 templates for each of two categories, which no trait alone tells
+few         one template a pattern; 4 labelled and 96 unlabelled images
+filled      under the network of `clusters`, one half of each trait of 1,000 test images is hidden: share of
+            the pixels filled in that lie within one pixel of a true one
+
+A record of history_ is of up to ten passes. CPU seconds of a fit are those of the process, one thread. Draws
+results/hcn_traits.png.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from common import parser, write_part
+from hcn_common import draw, overlaps, tiles
+from scipy.ndimage import binary_dilation
+from scipy.optimize import linear_sum_assignment
+
+import scalelatent as sl
+from scalelatent.data import Dataset
+from scalelatent.generators.images import image_set
+
+TRAINING, TEST, FILLED = 100, 10_000, 1_000
+SIZE, GAP = 13, 2
+PATTERNS = 4
+PARTS = "clusters,supervised,few,filled"
+
+
+def rows(seed: int, labels: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels; training images come first."""
+    x, y = image_set("traits", seed=seed, labels=labels, size=SIZE, gap=GAP).rows(start, stop)
+    assert y is not None
+    return x, y.astype(np.int64)
+
+
+def fitted(seed: int, templates: int, x: np.ndarray, y: np.ndarray | None) -> tuple[Any, dict[str, Any]]:
+    """A network of these images, and what its fit took."""
+    model = sl.HierarchicalCompositionalNetwork([(4, SIZE)], templates=templates, random_state=seed, n_jobs=1)
+    begin = time.process_time()
+    model.fit(Dataset.from_arrays(x, y))
+    seconds = time.process_time() - begin
+    last, traits = model.history_[-1], image_set("traits", size=SIZE).features
+    return model, {
+        "records": len(model.history_),
+        "restarts": int(last["restart"]),
+        "settled": not last["weights_changed"],
+        "cpu_seconds": round(seconds, 1),
+        "weights_on": last["weights_on_by_layer"],
+        "overlaps": np.round(overlaps(model.weights_[0], traits), 2).tolist(),
+    }
+
+
+def error(found: np.ndarray, true: np.ndarray) -> float:
+    """Share of images that are told wrong."""
+    return round(float((found != true).mean()), 6)
+
+
+def clusters(seed: int) -> tuple[Any, dict[str, Any]]:
+    """Errors of patterns without labels: a pattern is one cluster, matched by the training images."""
+    x, y = rows(seed, "pattern", 0, TRAINING)
+    model, told = fitted(seed, PATTERNS, x, None)
+    counts = np.zeros((PATTERNS, PATTERNS), int)
+    np.add.at(counts, (model.predict(x), y), 1)
+    of = linear_sum_assignment(-counts)[1]
+    test, true = rows(seed, "pattern", TRAINING, TRAINING + TEST)
+    errors = {
+        "test_error": error(of[model.predict(test)], true),
+        "training_error": error(of[model.predict(x)], y),
+    }
+    return model, errors | told
+
+
+def with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
+    """Test error of a network that was told the labels of all images, or of the first of each pattern."""
+    x, y = rows(seed, labels, 0, TRAINING)
+    if n_labelled < TRAINING:
+        first = [np.flatnonzero(y == code)[0] for code in range(n_labelled)]
+        y[np.setdiff1d(np.arange(TRAINING), first)] = -1
+    model, told = fitted(seed, 2 if labels == "category" else 1, x, y)
+    test, true = rows(seed, labels, TRAINING, TRAINING + TEST)
+    return {"test_error": error(model.predict(test), true), **told}
+
+
+def halves(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Which pixels are given where the upper, lower, left or right half of both traits is hidden."""
+    known, rng = np.ones((n, *shape), bool), np.random.default_rng(seed)
+    middle, width = 1 + SIZE // 2, SIZE + 3
+    for given in known:
+        for begin in (0, SIZE + GAP):
+            trait, half = given[:, begin : begin + width], rng.integers(4)
+            cut = middle + 1
+            hidden = [np.s_[:cut], np.s_[cut:], np.s_[:, :cut], np.s_[:, cut:]][half]
+            trait[hidden] = False
+    return known
+
+
+def filled(seed: int, model: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """What is filled in where one half of each trait is hidden."""
+    x, _ = rows(seed, "pattern", TRAINING, TRAINING + FILLED)
+    known, true = halves(FILLED, x.shape[1:], seed), x.astype(bool)
+    whole = model.inpaint(x, known)[:, 0].astype(bool)
+    made, hidden = whole & ~known, true & ~known
+    near_true, near_made = (binary_dilation(of, np.ones((1, 3, 3))) for of in (true, whole))
+    shown = [np.where(known, 1.0 - x, 0.8), 1.0 - whole, 1.0 - x]
+    return {
+        "filled_near_a_true_pixel": round(float(near_true[made].mean()), 4),
+        "hidden_near_a_filled_pixel": round(float(near_made[hidden].mean()), 4),
+        "filled_of_hidden": round(float(made.sum() / hidden.sum()), 3),
+    }, [picture[:PATTERNS] for picture in shown]
+
+
+def picture(path: Any, model: Any, shown: list[np.ndarray]) -> None:
+    """Parts, templates and what was filled in."""
+    templates, features = model.weights_[-1], model.weights_[0]
+    over = templates.reshape(-1, *templates.shape[2:])
+    lines = [[("features", tiles(features[:, 0], 2)), ("templates x features", tiles(over, len(features)))]]
+    names = ("half of each trait hidden", "filled in", "the test image")
+    lines.append([(name, tiles(1 - images, 1)) for name, images in zip(names, shown, strict=True)])
+    draw(path, lines)
+
+
+def main() -> None:
+    """Each part by itself, all seeds of it."""
+    arguments = parser(__doc__, "hcn_traits")
+    arguments.add_argument("--parts", default=PARTS)
+    arguments.add_argument("--seeds", type=int, default=5, help="so many, from --seed on")
+    args = arguments.parse_args()
+    parts = args.parts.split(",")
+    told: dict[str, dict[str, Any]] = {part: {} for part in parts}
+
+    def say(part: str, seed: int, found: dict[str, Any]) -> None:
+        told[part][str(seed)] = found
+        print(part, seed, found, flush=True)
+        write_part(args.out, part, args.seed, told[part])
+
+    for seed in range(args.seed, args.seed + args.seeds):
+        if {"clusters", "filled"} & set(parts):
+            model, found = clusters(seed)
+            if "clusters" in parts:
+                say("clusters", seed, found)
+            if "filled" in parts:
+                share, shown = filled(seed, model)
+                say("filled", seed, share)
+                if seed == args.seed:
+                    picture(args.out.with_suffix(".png"), model, shown)
+        if "supervised" in parts:
+            say("supervised", seed, with_labels(seed, "category", TRAINING))
+        if "few" in parts:
+            say("few", seed, with_labels(seed, "pattern", PATTERNS))
+
+
+if __name__ == "__main__":
+    main()
