@@ -36,6 +36,7 @@ class Columns:
         self.x, self.y, self.weight = x, y, weight
         self.url, self.attrs, self.shared = url, attrs, shared
         self.weight_is_own = False
+        self.y_left_out = False
 
     @property
     def paired(self) -> PairedRows | None:
@@ -91,9 +92,14 @@ class Columns:
         """Fingerprint of stored columns, empty for others."""
         return "" if self.attrs is None or self.attrs.fingerprint is None else self.attrs.fingerprint
 
+    def _other(self, y: RowSource | None, weight: RowSource | None, shared: bool) -> Columns:
+        other = Columns(self.x, y, weight, url=self.url, attrs=self.attrs, shared=shared)
+        other.weight_is_own, other.y_left_out = self.weight_is_own, self.y_left_out
+        return other
+
     def reweighted(self, weight: RowSource) -> Columns:
         """The same columns with other weights; another process cannot open those."""
-        other = Columns(self.x, self.y, weight, url=self.url, attrs=self.attrs, shared=False)
+        other = self._other(self.y, weight, False)
         other.weight_is_own = True
         if "classes" in self.__dict__:
             other.__dict__["classes"] = self.__dict__["classes"]
@@ -101,9 +107,12 @@ class Columns:
 
     def with_target(self, target: PairedRows) -> Columns:
         """The same columns with the rows of another dataset in the place of `y`."""
-        shared = self.shared and target.dataset.is_stored
-        other = Columns(self.x, target, self.weight, url=self.url, attrs=self.attrs, shared=shared)
-        other.weight_is_own = self.weight_is_own
+        return self._other(target, self.weight, self.shared and target.dataset.is_stored)
+
+    def without_y(self) -> Columns:
+        """The same columns, `y` left out."""
+        other = self._other(None, self.weight, self.shared)
+        other.y_left_out = True
         return other
 
     def outputs(self, what: str) -> RowSource:

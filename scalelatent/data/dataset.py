@@ -173,6 +173,7 @@ class Dataset:
                 "the job again"
             )
         ds = ds[spec["start"] : spec["stop"]]
+        ds = ds.without_labels() if spec.get("without_labels") else ds
         return ds.with_target(cls.from_spec(spec["target"])) if "target" in spec else ds
 
     @property
@@ -460,6 +461,18 @@ class Dataset:
         paired = PairedRows(target, self._start, self._columns.x.shape[0])
         return Dataset(self._columns.with_target(paired), self._start, self._stop)
 
+    def without_labels(self) -> Dataset:
+        """The same rows without their labels or targets, as a model that finds clusters takes them; nothing
+        is copied.
+
+        Examples
+        --------
+        >>> ds = Dataset.from_arrays(np.zeros((4, 3)), [0, 1, 0, 1])
+        >>> ds.without_labels()
+        <Dataset 4 rows x (3,) float64>
+        """
+        return Dataset(self._columns.without_y(), self._start, self._stop) if self.has_y else self
+
     def fingerprint(self) -> str:
         """SHA-256 of content and row range, in hexadecimal; free for stored rows, a pass over arrays."""
         own, paired = self._own_fingerprint(), self._columns.paired
@@ -475,6 +488,8 @@ class Dataset:
             return _hash_rows(self)
         if self._columns.weight_is_own:
             whole = hashlib.sha256(f"{whole}+{_hash_weight(self)}".encode()).hexdigest()
+        if self._columns.y_left_out:
+            whole = hashlib.sha256(f"{whole} without labels".encode()).hexdigest()
         if (self._start, self._stop) == (0, self._columns.x.shape[0]):
             return whole
         return hashlib.sha256(f"{whole}[{self._start}:{self._stop}]".encode()).hexdigest()
@@ -499,6 +514,8 @@ class Dataset:
             "stop": self._stop,
             "fingerprint": self._columns.fingerprint,
         }
+        if self._columns.y_left_out:
+            spec["without_labels"] = True
         paired = self._columns.paired
         return spec if paired is None else {**spec, "target": paired.part(self._start, self._stop).spec()}
 

@@ -229,3 +229,27 @@ def test_fingerprints_tell_content_apart(tmp_path: Path) -> None:
     two = Dataset.from_arrays(x, y).save(tmp_path / "2", chunk_rows=10, shard_rows=10, compressor="zstd")
     assert one.fingerprint() == two.fingerprint()
     assert one.with_weight(y).fingerprint() != one.fingerprint()
+
+
+@pytest.mark.parametrize("y", [np.arange(20) % 2, np.array(["a", "b"] * 10), np.eye(20)])
+def test_rows_without_labels_are_the_same_rows(y: np.ndarray, tmp_path: Path) -> None:
+    x = _rows(20, (3,), "f4")
+    labelled = Dataset.from_arrays(x, y).save(tmp_path / "ds", chunk_rows=5, shard_rows=10)
+    for ds in (Dataset.from_arrays(x, y), labelled):
+        bare = ds[4:9].without_labels()
+        np.testing.assert_array_equal(bare.read_x(0, 5), x[4:9])
+        assert (bare.has_y, bare.y_kind, bare.classes, bare.n_targets) == (False, None, None, None)
+        assert bare.without_labels() is bare
+        assert bare.fingerprint() != ds[4:9].fingerprint()
+        assert len({ds.without_labels().fingerprint(), ds.fingerprint(), bare.fingerprint()}) == 3
+        with pytest.raises(DataError, match="has no labels"):
+            bare.read_y(0, 5)
+    again = Dataset.from_spec(json.loads(json.dumps(bare.spec())))
+    assert not again.has_y
+    assert again.fingerprint() == bare.fingerprint()
+    weighted = bare.with_weight(np.ones(5))
+    assert not weighted.has_y
+    assert weighted.fingerprint() != labelled[4:9].with_weight(np.ones(5)).fingerprint()
+    saved = bare.save(tmp_path / "bare")
+    assert saved.y_kind is None
+    np.testing.assert_array_equal(saved.read_x(0, 5), x[4:9])

@@ -90,11 +90,15 @@ def test_rows_with_a_target_that_both_grew(tmp_path: Path) -> None:
     both = x.with_target(v)
     whole, part = both.fingerprint(), both[10:].fingerprint()
     weighted = x.with_weight(np.arange(40.0)).fingerprint()
+    bare = x.without_labels().fingerprint()
     for name in "xv":
         append_rows(tmp_path / name, _rows(1, "strings"))
     now = open_dataset(tmp_path / "x").with_target(open_dataset(tmp_path / "v"))
     assert [len(earlier_rows(now, whole) or ()), len(earlier_rows(now[10:], part) or ())] == [40, 30]
     assert len(earlier_rows(open_dataset(tmp_path / "x").with_weight(np.arange(50.0)), weighted) or ()) == 40
+    found = earlier_rows(open_dataset(tmp_path / "x").without_labels(), bare)
+    assert found is not None
+    assert (len(found), found.has_y) == (40, False)
 
 
 def test_test_rows_of_the_same_time(tmp_path: Path) -> None:

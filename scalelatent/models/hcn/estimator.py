@@ -52,6 +52,7 @@ from .fit import (
     make_layers,
     packed,
 )
+from .objects import SeveralObjects
 from .output import PlaceBeliefs, TemplateBeliefs
 from .parameters import PARAMETERS, damping, is_online, is_several, weight_priors
 from .planning import plan
@@ -618,6 +619,43 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         network = self._of_several("to_cnn_weights")
         classes = self.classes_[network.template_classes]
         return convolutional_form(network.net, self._stream.beliefs, classes)
+
+    @available_if(is_several)
+    def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> SeveralObjects:
+        """Several objects in larger images, under another class layer and without learning anew (section
+        2.4); only with ``templates``.
+
+        Parameters
+        ----------
+        image_shape : (int, int)
+            Height and width of the images, which are at least as large as those of the fit.
+        n_objects : int, default 2
+            At most so many objects in an image; the frames of two do not overlap.
+
+        Returns
+        -------
+        SeveralObjects
+            With ``predict`` and ``decision_function``, in this process.
+
+        Raises
+        ------
+        DataError
+            Images smaller than those of the fit.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from scalelatent.data import make_images
+        >>> traits = make_images("memory://doc-objects", "traits", 60, size=5, gap=1, overwrite=True)
+        >>> m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=10, random_state=0)
+        >>> two = m.fit(traits).with_classes((9, 32))
+        >>> found = two.predict(np.zeros((3, 9, 32)))  # nothing lies there
+        >>> found.labels.tolist(), found.positions.shape
+        ([[-1, -1], [-1, -1], [-1, -1]], (3, 2, 2))
+        """
+        check_is_fitted(self)
+        network = self._of_several("with_classes")
+        return SeveralObjects.of(network, self._stream.beliefs, image_shape, n_objects, self.device)
 
     def infer(self, X: Any) -> PlaceBeliefs | TemplateBeliefs:
         """Beliefs of S, and how far they came to rest, or of the templates; held in memory.

@@ -51,3 +51,26 @@ class TemplateBeliefs:
         alone = scores.shape[1] == 1
         margins = np.full(len(scores), np.inf) if alone else ranked[:, -1] - ranked[:, -2]
         return cls(scores, scores.argmax(axis=1), margins)
+
+
+@dataclass(frozen=True)
+class FoundObjects:
+    """Which objects lie in some images, and where; those of an image by column, then row.
+
+    Attributes
+    ----------
+    labels : ndarray, shape (n, objects)
+        Class of each; -1, or "" of names, where fewer are found.
+    positions : ndarray of int, shape (n, objects, 2)
+        Row and column of the upper left corner of each object's frame, which is as large as the images of
+        the fit; -1 where fewer are found.
+    scores : ndarray of float64, shape (n, objects)
+        In nats, how much better a template explains what lies there than noise does; 0 where fewer are found.
+    exact : ndarray of bool, shape (n,)
+        No choice of objects has a larger sum of scores; else the search was ended, and a better one may be.
+    """
+
+    labels: np.ndarray
+    positions: np.ndarray
+    scores: np.ndarray
+    exact: np.ndarray

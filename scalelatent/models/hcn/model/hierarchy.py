@@ -248,7 +248,11 @@ class Hierarchy:
         weights : list of ndarray of bool, shape (channels, h, w, F)
         pixels : ndarray of int32, shape (images, channels, height, width)
         """
-        return self._forward(weights, pixels, backend)[-1][1].reshape(len(pixels), -1).astype(np.float64)
+        return self.place_scores(weights, pixels, backend).reshape(len(pixels), -1).astype(np.float64)
+
+    def place_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any) -> np.ndarray:
+        """Of the templates at each place of larger images, too: int32 (images, templates, rows, columns)."""
+        return self._forward(weights, pixels, backend)[-1][1]
 
     def _forward(
         self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any
