@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from scalelatent.errors import JobError
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from distributed import Security
 
 __all__ = [
+    "client_of",
     "close_cluster",
     "cluster",
     "current_client",
@@ -46,6 +47,42 @@ CLOSE_SECONDS = 60
 def current_client() -> Any:
     """The client of the enclosing ``with sl.cluster(…)``, or None."""
     return _current.get()
+
+
+@runtime_checkable
+class HasScheduler(Protocol):
+    """What clusters of Dask's packages have in common."""
+
+    scheduler_address: str
+
+
+@runtime_checkable
+class TellsWorkers(Protocol):
+    """What a client is asked for first; a cluster that is only planned tells it as well."""
+
+    def scheduler_info(self, n_workers: int = ...) -> Any: ...
+
+
+@contextmanager
+def client_of(given: Any) -> Iterator[Any]:
+    """The client that is given, one of a cluster that is given, else that of the enclosing `sl.cluster`.
+
+    TypeError for anything else; a client that is made here is closed here, and the cluster goes on.
+    """
+    if given is None:
+        yield current_client()
+    elif isinstance(given, HasScheduler):
+        from distributed import Client
+
+        with Client(given, set_as_default=False) as client:
+            yield client
+    elif isinstance(given, TellsWorkers):
+        yield given
+    else:
+        raise TypeError(
+            f"client={given!r} is neither a distributed.Client nor a cluster that runs (LocalCluster, "
+            "KubeCluster, SLURMCluster): for a scheduler's address pass distributed.Client(address)"
+        )
 
 
 def current_job() -> str:

@@ -22,7 +22,7 @@ from scalelatent.contract.parameters import Parameters
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
 from scalelatent.data.read.sources import is_dask
-from scalelatent.deploy.clusters import current_client
+from scalelatent.deploy.clusters import client_of
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.cache import memory_limit as process_memory
 from scalelatent.engine.callbacks import Callbacks
@@ -260,8 +260,9 @@ class StreamedEstimator(  # type: ignore[call-arg]
             Rows for early stopping, and to choose what is kept.
         sample_weight : array-like, shape (n,), or None
             Of the estimators that take weights.
-        client : distributed.Client or None
-            A cluster to run on; None takes the enclosing ``with sl.cluster(…)``, else this process.
+        client : distributed.Client, cluster or None
+            A cluster to run on, by its client or as an object of Dask's (``LocalCluster``, ``KubeCluster``,
+            ``SLURMCluster``); None takes the enclosing ``with sl.cluster(…)``, else this process.
         run_dir : path or None
             Folder for checkpoints, shared by all workers.
         resume : bool
@@ -301,10 +302,9 @@ class StreamedEstimator(  # type: ignore[call-arg]
         --------
         See the class.
         """
-        call = FitCall(
-            self, {}, run_dir, resume, callbacks, engine or {}, verbose, client or current_client()
-        )
-        return self._fit(X, y, None, validation, call)
+        with client_of(client) as found:
+            call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
+            return self._fit(X, y, None, validation, call)
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, validation: Any, call: FitCall) -> Self:
         self._check_params()
@@ -402,7 +402,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         train = new._training_rows(X, y, None)
         held = new._validation_rows(validation) if self._validates else None
         new._check_rows(train, held)
-        resources = find_resources(client or current_client(), self.n_jobs, memory_limit)
+        with client_of(client) as found:
+            resources = find_resources(found, self.n_jobs, memory_limit)
         return new._plan(train, held, resources, dict(engine or {}), measure=True)
 
     # -- outputs as large as the data ------------------------------------------------------------------------
@@ -423,7 +424,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         X : Dataset or array-like, shape (n, features)
         out : path, url or None
             Write a dataset there instead of returning an array.
-        client : distributed.Client or None
+        client : distributed.Client, cluster or None
             Where ``out`` is written from; None takes the enclosing cluster, else this process.
         overwrite : bool
             Replace what lies at ``out``.

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
 from scalelatent.data.schema import refuse_masked, refuse_mixed
-from scalelatent.deploy.clusters import current_client
+from scalelatent.deploy.clusters import client_of
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.errors import DataError
@@ -54,10 +54,9 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         engine: Mapping[str, Any] | None = None,
         verbose: bool | None = None,
     ) -> Self:
-        call = FitCall(
-            self, {}, run_dir, resume, callbacks, engine or {}, verbose, client or current_client()
-        )
-        return self._fit(X, y, sample_weight, validation, call)
+        with client_of(client) as found:
+            call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
+            return self._fit(X, y, sample_weight, validation, call)
 
     fit.__doc__ = StreamedEstimator.fit.__doc__
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from scalelatent.contract.learners import Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.earlier import earlier_rows
-from scalelatent.deploy.clusters import current_client, current_job
+from scalelatent.deploy.clusters import client_of, current_job
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callback, Callbacks, telling_of_kernels
@@ -126,7 +126,8 @@ class FitSession:
             )
         self.on_bad_shard = check_choice(self.options.get("on_bad_shard", "stop"))
         self._cache = parse_cache(self.options.get("cache"))
-        self.client = client if client is not None or in_process else current_client()
+        self._connection = nullcontext() if client is None and in_process else client_of(client)
+        self.client: Client | None = None
         self.run_dir, self.resume = run_dir, resume
         self.store: EngineStore | None = None
         self._exit = ExitStack()
@@ -134,6 +135,7 @@ class FitSession:
         self._mapped: dict[tuple[int | str, ...], Dataset] = {}
 
     def __enter__(self) -> FitSession:
+        self.client = self._exit.enter_context(self._connection)
         self._exit.enter_context(single_threaded())
         if self.client is None:  # workers tell of theirs
             self._exit.enter_context(telling_of_kernels(self.callbacks))

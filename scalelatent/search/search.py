@@ -18,7 +18,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
-from scalelatent.deploy.clusters import current_client
+from scalelatent.deploy.clusters import client_of
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import find_resources
 from scalelatent.errors import DataError, ScalelatentError
@@ -225,11 +225,10 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
-        call = FitCall(
-            self, {}, run_dir, resume, callbacks, engine or {}, verbose, client or current_client()
-        )
-        with accompanied(call) as everyone:
-            return self._fit(X, y, validation, sample_weight, groups, client, call, everyone)
+        with client_of(client) as found:
+            call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
+            with accompanied(call) as everyone:
+                return self._fit(X, y, validation, sample_weight, groups, call, everyone)
 
     def _fit(
         self,
@@ -238,7 +237,6 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         validation: Any,
         sample_weight: Any,
         groups: Any,
-        client: Any,
         call: FitCall,
         callbacks: Callback,
     ) -> Search:
@@ -261,7 +259,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             splits, folds = find_folds(self.cv, train, groups, shared=base._shares_passes)
         call.rows.update(watched)
         self.n_splits_ = len(splits or folds or (held,))
-        where = {"client": client, "resume": call.resume, "callbacks": callbacks, "engine": call.engine}
+        where = {"client": call.client, "resume": call.resume, "callbacks": callbacks, "engine": call.engine}
         run_dir = call.run_dir
         if base._shares_passes and splits is None:
             begun, scores = self._fit_together(base, params, watched, folds, scoring, run_dir, where)

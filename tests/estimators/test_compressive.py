@@ -56,9 +56,9 @@ def test_learns_and_tells(tmp_path: Path) -> None:
 
 
 def test_an_enclosing_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.estimators import session
+    from scalelatent.deploy import clusters
 
-    monkeypatch.setattr(session, "current_client", lambda: pytest.fail("it asks for a cluster"))
+    monkeypatch.setattr(clusters, "current_client", lambda: pytest.fail("it asks for a cluster"))
     assert small(n_epochs=1).fit(*pairs(60)).n_iter_ == 1
 
 

@@ -228,7 +228,7 @@ def test_components_of_lower_layers_are_saved(digits: Any, tmp_path: Path) -> No
     x = digits[0][:120]
     model = _network(keep_codes=True).fit(x)
     with pytest.MonkeyPatch.context() as patch:  # of codes in memory, so no enclosing cluster is asked
-        patch.setattr("scalelatent.estimators.session.current_client", lambda: pytest.fail("a cluster"))
+        patch.setattr("scalelatent.deploy.clusters.current_client", lambda: pytest.fail("a cluster"))
         z = model.transform(x[:7], layer=2)
     model.save(tmp_path / "m.zarr")
     loaded = sl.load_model(tmp_path / "m.zarr")

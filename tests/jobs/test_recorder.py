@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 import scalelatent as sl
 from scalelatent.cli import app
+from scalelatent.deploy import clusters
 from scalelatent.errors import RunError
-from scalelatent.estimators import base, classifier
+from scalelatent.estimators import base
 from scalelatent.estimators.companions import FitCall
 from scalelatent.jobs.recorder import job_of, python_only, recorded
 from scalelatent.jobs.runfolder import RunFolder
@@ -307,8 +308,7 @@ def test_the_client_of_a_fit_is_the_given_one_or_that_of_the_enclosing_cluster(
     for module in (base, searching):
         monkeypatch.setattr(module, "accompanied", stop)
     if not given:
-        for module in (base, classifier, searching):
-            monkeypatch.setattr(module, "current_client", lambda: client)
+        monkeypatch.setattr(clusters, "current_client", lambda: client)
     one: Any = sl.Search(model(), {"capsule_dim": [1, 2]}, cv=2) if search else model()
     with pytest.raises(StopIteration):
         one.fit(rows, **({"client": client} if given else {}))
