@@ -138,7 +138,9 @@ def warm(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            # Some libraries (polars) let waits go on after a signal: Ctrl-C would be heard when all is done.
+            while thread.is_alive():
+                thread.join(0.2)
     except BaseException:
         ended.set()
         todo.clear()
