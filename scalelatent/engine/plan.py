@@ -250,10 +250,18 @@ class Forecast:
     """What is planned of a fit so far: the stages in their order, bytes and seconds."""
 
     def __init__(
-        self, kind: str, train: Any, resources: Resources, options: Mapping[str, Any], measure: bool
+        self,
+        kind: str,
+        train: Any,
+        held: Any,
+        resources: Resources,
+        options: Mapping[str, Any],
+        *,
+        measure: bool,
     ) -> None:
-        self.kind, self.train, self.resources = kind, train, resources
-        self.measure = measure
+        self.kind, self.train, self.held, self.resources = kind, train, held, resources
+        # Whether what is not known of this machine may be measured.
+        self.options, self.measure = dict(options), measure
         self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict()}
         self.seconds: dict[str, float] = {}
         self.least = self.most = 0.0

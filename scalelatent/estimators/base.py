@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -27,7 +27,7 @@ from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.cache import memory_limit as process_memory
 from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.mapwrite import map_rows, map_to_array, parted_layout, start_map
-from scalelatent.engine.plan import LONG_SECONDS, Resources, find_resources, long_fit
+from scalelatent.engine.plan import LONG_SECONDS, Forecast, Resources, find_resources, long_fit
 from scalelatent.engine.saved_models import restore_params, save_model, saved_params
 from scalelatent.errors import DataError, LongFitWarning, warn_user
 from scalelatent.storage.disk import Location, locate
@@ -110,16 +110,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """The fit as steps (see :mod:`.steps`) over rows ``"train"`` and ``"validation"``."""
         raise NotImplementedError
 
-    def _plan(
-        self,
-        train: Dataset,
-        held: Dataset | None,
-        resources: Resources,
-        options: dict[str, Any],
-        *,
-        measure: bool,
-    ) -> dict[str, Any]:
-        """What a fit of these rows would need; ``measure`` what is not known of this machine."""
+    def _plan(self, told: Forecast) -> dict[str, Any]:
+        """What a fit of ``told.train`` would need, which is added to ``told``."""
         raise NotImplementedError
 
     def _row_map(self, what: Any) -> RowMap:
@@ -130,15 +122,13 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """(values, arrays) of what a fit has learned, for ``save``."""
         raise NotImplementedError
 
-    def _restore(
-        self,
-        values: dict[str, Any],
-        arrays: dict[str, np.ndarray],
-        place: Location | None,
-        run: Location | None,
-    ) -> None:
-        """Take what :meth:`_state` gave; ``place`` is the saved model, ``run`` the run folder around it."""
+    def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Take what :meth:`_state` gave."""
         raise NotImplementedError
+
+    def _restore_at(self, saved: Saved, place: Location | None, run: Location | None) -> None:
+        """As :meth:`_restore`, of a model saved at ``place``, in the run folder ``run``."""
+        self._restore(*saved)
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
         """What ``fit`` learns from, of whatever it was given."""
@@ -317,7 +307,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         held = self._validation_rows(validation)
         self._check_rows(train, held)
         resources = find_resources(call.client, self.n_jobs, None)
-        self._check_plan(partial(self._plan, train, held, resources, dict(call.engine)))
+        self._check_plan(train, held, resources, call.engine)
         given = {"train": train} if held is None else {"train": train, "validation": held}
         call.rows.update(rows_as_begun(given, call.run_dir if call.resume else None))
         with self._place(train, resources, call) as place, accompanied(call) as callbacks:
@@ -325,11 +315,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
             self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
         return self
 
-    def _check_plan(self, plan: Callable[..., dict[str, Any]]) -> None:
+    def _check_plan(self, *fit: Any) -> None:
         """Refuse a fit that does not fit, and warn of a long one; a short one is not measured for that."""
-        told = plan(measure=False)
+        told = self._plan(Forecast(self._kind, *fit, measure=False))
         if told["expected_seconds"] > LONG_SECONDS / 10:
-            told = plan(measure=True)
+            told = self._plan(Forecast(self._kind, *fit, measure=True))
         if text := long_fit(told):
             warn_user(text, LongFitWarning)
 
@@ -404,7 +394,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         new._check_rows(train, held)
         with client_of(client) as found:
             resources = find_resources(found, self.n_jobs, memory_limit)
-        return new._plan(train, held, resources, dict(engine or {}), measure=True)
+        return new._plan(Forecast(self._kind, train, held, resources, engine or {}, measure=True))
 
     # -- outputs as large as the data ------------------------------------------------------------------------
 
@@ -674,7 +664,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         model = cls(**restore_params(params))
         model.n_iter_, model.n_features_in_ = values["n_iter"], values["n_features_in"]
         model.seed_, model.history_ = values["seed"], []
-        model._restore(values, arrays, place, run)
+        model._restore_at((values, arrays), place, run)
         if "feature_names_in" in values:
             model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
         return model

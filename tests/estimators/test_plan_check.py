@@ -85,11 +85,10 @@ def test_nothing_is_measured_for_a_short_fit(kind: str, monkeypatch: pytest.Monk
 
 def test_a_network_of_half_of_many_rows_takes_long() -> None:
     """A default network on the images of MNIST, as one thread would build it."""
-    from scalelatent.models.mbn.fit import plan
-
     x = np.broadcast_to(np.zeros((1, 784), np.uint8), (60_000, 784))
     model = sl.MultilayerBootstrapNetwork(n_classes=10)
-    told = plan(model, sl.Dataset.from_arrays(x), Resources(1, 1, 2**36))
+    rows, one_thread = sl.Dataset.from_arrays(x), Resources(1, 1, 2**36)
+    told = model._plan(engine_plan.Forecast("mbn", rows, None, one_thread, {}, measure=False))
     assert told["expected_seconds"] > 3600
     assert "lower k1 (it is 30000)" in (engine_plan.long_fit(told) or "")
 

@@ -8,9 +8,8 @@ from typing import Any, Self
 import numpy as np
 from sklearn.utils import Tags
 
-from scalelatent.data import Dataset
 from scalelatent.engine.batch_loop import LoopResult
-from scalelatent.engine.plan import Resources
+from scalelatent.engine.plan import Forecast
 from scalelatent.estimators.base import Saved
 from scalelatent.estimators.classifier import StreamedClassifier
 from scalelatent.estimators.inputs import is_plain
@@ -22,7 +21,6 @@ from scalelatent.models.capsule.model.em import CapsuleEM
 from scalelatent.models.capsule.model.members import Members
 from scalelatent.models.capsule.model.predict import CapsuleRows
 from scalelatent.models.capsule.model.running import RowSums
-from scalelatent.storage.disk import Location
 
 from .fit import CAPSULE_DIM, ONLINE_PARAMETERS, fit_steps, plain_dim, plan
 from .onnx_export import draw_scores
@@ -222,16 +220,8 @@ class CapsuleRegression(StreamedClassifier):
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)
 
-    def _plan(
-        self,
-        train: Dataset,
-        held: Dataset | None,
-        resources: Resources,
-        options: dict[str, Any],
-        *,
-        measure: bool,
-    ) -> dict[str, Any]:
-        return plan(self, train, held, resources, options, measure=measure)
+    def _plan(self, told: Forecast) -> dict[str, Any]:
+        return plan(self, told)
 
     def _what_decides(self) -> dict[str, Any]:
         unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter",)
@@ -376,13 +366,7 @@ class CapsuleRegression(StreamedClassifier):
         }
         return values, arrays
 
-    def _restore(
-        self,
-        values: dict[str, Any],
-        arrays: dict[str, np.ndarray],
-        place: Location | None,
-        run: Location | None,
-    ) -> None:
+    def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self._members = Members(values["architecture"], arrays["dims"], arrays["labels"])
         self._set_learned(
             classes_=np.array(values["classes"], dtype=values["classes_dtype"]),

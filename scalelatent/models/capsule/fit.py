@@ -21,7 +21,6 @@ from scalelatent.engine.passes import Stage, seconds_per_row
 from scalelatent.engine.plan import (
     ALLOWED_SHARE,
     Forecast,
-    Resources,
     RowShape,
     describe_steps,
     steps_memory,
@@ -434,20 +433,13 @@ def online_step(
 # -- what it will need -----------------------------------------------------------------------------------
 
 
-def plan(
-    model: CapsuleRegression,
-    train: Dataset,
-    validation: Dataset | None,
-    resources: Resources,
-    options: dict[str, Any],
-    *,
-    measure: bool = True,
-) -> dict[str, Any]:
-    """What a fit of these rows would need; see :meth:`.CapsuleRegression.plan`."""
+def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
+    """What a fit of these rows would need."""
+    train, validation, resources = told.train, told.held, told.resources
     classes = train.classes
     assert classes is not None
     width = projected_width(model.projection, train.n_features)
-    if measure:
+    if told.measure:
         counts = class_counts(train, classes)
         dim = choose_dim(model, counts, width or train.n_features, train.url or "the training rows")
         members = build_members(model.architecture, len(classes), dim)
@@ -458,7 +450,6 @@ def plan(
         members = build_members(model.architecture, len(classes), dim)
     check_width(width, train, len(classes), resources.memory)
     p = width or train.n_features
-    told = Forecast("capsule", train, resources, options, measure)
     told.labels(train)
     told.labels(validation)
     parts: dict[str, Any] = {"train": train}
@@ -511,7 +502,7 @@ def plan(
     else:
         ones = np.ones(len(classes))
         step = online_step(model, em, ones, ones, w, {"train": Rows(train)}, classes, 0)
-        order = step.order(options)
+        order = step.order(told.options)
         arrays = 6 if step.keeps_leaves else 5
         row_bytes = 4 * p if width else train.nbytes // len(train)
         memory = steps_memory(

@@ -19,7 +19,7 @@ from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import refuse_masked
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import map_to_array
-from scalelatent.engine.plan import Resources
+from scalelatent.engine.plan import Forecast
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
@@ -32,7 +32,6 @@ from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.predict import CrbmOutput, CrbmScoring, sweeps_in
 from scalelatent.models.crbm.model.state import CrbmState
-from scalelatent.storage.disk import Location
 
 from .fit import (
     TEST_STAGE,
@@ -371,16 +370,8 @@ class ConditionalRBM(StreamedEstimator):
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)
 
-    def _plan(
-        self,
-        train: Dataset,
-        held: Dataset | None,
-        resources: Resources,
-        options: dict[str, Any],
-        *,
-        measure: bool,
-    ) -> dict[str, Any]:
-        return plan(self, train, held, resources, options, measure=measure)
+    def _plan(self, told: Forecast) -> dict[str, Any]:
+        return plan(self, told)
 
     def _what_decides(self) -> dict[str, Any]:
         return super()._what_decides() | {"batch_size": batch_size(self)}
@@ -851,13 +842,7 @@ class ConditionalRBM(StreamedEstimator):
         }
         return values, arrays
 
-    def _restore(
-        self,
-        values: dict[str, Any],
-        arrays: dict[str, np.ndarray],
-        place: Location | None,
-        run: Location | None,
-    ) -> None:
+    def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         shape = CrbmShape(*values["shape"])
         theta = np.concatenate([arrays[name].reshape(-1) for name in _FIELDS]).astype(np.float32)
         self._source, self._n_outputs = values["source"], shape.n_visible

@@ -348,17 +348,10 @@ def fitting_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
 # -- what it will need ------------------------------------------------------------------------------------
 
 
-def plan(
-    model: ConditionalRBM,
-    train: Dataset,
-    held: Dataset | None,
-    resources: Resources,
-    options: dict[str, Any],
-    *,
-    measure: bool = True,
-) -> dict[str, Any]:
-    """What a fit of these rows would need; see :meth:`.ConditionalRBM.plan`."""
-    learner, order = make_learner(model, train, held, 0), row_order(model, len(train), options, 0)
+def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
+    """What a fit of these rows would need."""
+    train, held, resources = told.train, told.held, told.resources
+    learner, order = make_learner(model, train, held, 0), row_order(model, len(train), told.options, 0)
     shape = learner.shape
     # Parameters, velocity and the best ones, of which Dask keeps a few states.
     copies = 1 + bool(learner.momentum) + (held is not None)
@@ -375,7 +368,6 @@ def plan(
         state,
         False,
     )
-    told = Forecast("crbm", train, resources, options, measure)
     told.fits("learn", describe_steps(learner, order), memory, SMALLER)
     told.caches(None, len(train) * row_bytes if train.is_stored else 0)
     if held is not None:

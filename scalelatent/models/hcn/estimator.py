@@ -17,7 +17,7 @@ from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callbacks
-from scalelatent.engine.plan import Resources
+from scalelatent.engine.plan import Forecast
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
@@ -36,7 +36,6 @@ from scalelatent.models.hcn.model.layered import LayeredState
 from scalelatent.models.hcn.model.layered_maps import ClassMap, CompletionMap, ScoreMap, Telling
 from scalelatent.models.hcn.model.online import EvidenceState
 from scalelatent.models.hcn.model.sampling import noisy, sample
-from scalelatent.storage.disk import Location
 
 from .fit import (
     Network,
@@ -381,17 +380,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         held = rows["validation"].dataset if "validation" in rows else None
         return fit_steps(self, self._make_network(rows["train"].dataset, held), rows)
 
-    def _plan(
-        self,
-        train: Dataset,
-        held: Dataset | None,
-        resources: Resources,
-        options: dict[str, Any],
-        *,
-        measure: bool,
-    ) -> dict[str, Any]:
-        network = self._make_network(train, held)
-        return plan(self, network, train, held, resources, options, measure=measure)
+    def _plan(self, told: Forecast) -> dict[str, Any]:
+        return plan(self, self._make_network(told.train, told.held), told)
 
     def _keep(
         self,
@@ -787,13 +777,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         }
         return values, arrays
 
-    def _restore(
-        self,
-        values: dict[str, Any],
-        arrays: dict[str, np.ndarray],
-        place: Location | None,
-        run: Location | None,
-    ) -> None:
+    def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         where = {name: values[name] for name in ("rows", "steps", "iteration")}
         image = image_of(values["image"])
         if "templates" in values:

@@ -8,10 +8,9 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
-from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.order import RowOrder
-from scalelatent.engine.plan import Forecast, Resources, describe_steps, steps_memory
+from scalelatent.engine.plan import Forecast, describe_steps, steps_memory
 from scalelatent.engine.rates import cpu_seconds, rates
 from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
 
@@ -28,20 +27,11 @@ PROBED_ONES, PROBED_SWEEPS = 0.15, 4
 PAIRS_PER_SECOND = 2e9
 
 
-def plan(
-    model: HierarchicalCompositionalNetwork,
-    network: Network,
-    train: Dataset,
-    held: Dataset | None,
-    resources: Resources,
-    options: dict[str, Any],
-    *,
-    measure: bool = True,
-) -> dict[str, Any]:
+def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Forecast) -> dict[str, Any]:
     """What a fit of these images would need."""
+    train, held, resources = told.train, told.held, told.resources
     n, online = len(train), is_online(model)
-    learner = network.learner(model, n, 0)
-    told, order = Forecast("hcn", train, resources, options, measure), fit_order(model, network, n, options)
+    learner, order = network.learner(model, n, 0), fit_order(model, network, n, told.options)
     remedy = "lower the features of layers, or n_chains"
     if not online:
         remedy = f"set [engine] leaf_rows to {max(LEAST_LEAF_ROWS, order.chain_rows // 4)}, or online=True"

@@ -13,7 +13,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
-from scalelatent.engine.plan import Resources
+from scalelatent.engine.plan import Forecast
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
@@ -27,7 +27,6 @@ from scalelatent.models.linear_mixture.kernels.reference import Frame
 from scalelatent.models.linear_mixture.model import density
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes
 from scalelatent.models.linear_mixture.model.recognise import confidence, probabilities, reject_curve
-from scalelatent.storage.disk import Location
 
 from .fit import ONLINE_PARAMETERS, check_sizes, fit_steps, plan, shape_of
 from .onnx_export import draw_probabilities
@@ -178,13 +177,7 @@ class _LinearMixtures(StreamedEstimator):
             values |= {"classes": self.classes_.tolist(), "classes_dtype": self.classes_.dtype.str}
         return values, arrays
 
-    def _restore(
-        self,
-        values: dict[str, Any],
-        arrays: dict[str, np.ndarray],
-        place: Location | None,
-        run: Location | None,
-    ) -> None:
+    def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         parts = {name: arrays[name] for name in ("means", "bases", "values", "noise", "weights")}
         frame = values["frame"]
         if frame is not None:
@@ -419,16 +412,8 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows, rows["train"].classes)
 
-    def _plan(
-        self,
-        train: Dataset,
-        held: Dataset | None,
-        resources: Resources,
-        options: dict[str, Any],
-        *,
-        measure: bool,
-    ) -> dict[str, Any]:
-        return plan(self, train, held, resources, options, train.classes, measure=measure)
+    def _plan(self, told: Forecast) -> dict[str, Any]:
+        return plan(self, told, told.train.classes)
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:
         """Learn from some more rows, at once and in this process.
@@ -774,16 +759,8 @@ class LinearMixture(DensityMixin, _LinearMixtures):
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows, None)
 
-    def _plan(
-        self,
-        train: Dataset,
-        held: Dataset | None,
-        resources: Resources,
-        options: dict[str, Any],
-        *,
-        measure: bool,
-    ) -> dict[str, Any]:
-        return plan(self, train, held, resources, options, None, measure=measure)
+    def _plan(self, told: Forecast) -> dict[str, Any]:
+        return plan(self, told, None)
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
         # Labels are not looked at.

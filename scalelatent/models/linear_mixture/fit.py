@@ -19,7 +19,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.checkpoints import KEEP_STATES
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage, seconds_per_row
-from scalelatent.engine.plan import Forecast, Resources, RowShape, describe_steps, steps_memory
+from scalelatent.engine.plan import Forecast, RowShape, describe_steps, steps_memory
 from scalelatent.engine.rates import reduction_rate
 from scalelatent.engine.rowsets import ChosenRows, SomeOfSet, StoredSets
 from scalelatent.errors import DataError
@@ -587,24 +587,15 @@ def temperature_steps(
 # -- what it will need -------------------------------------------------------------------------------------
 
 
-def plan(
-    model: AnyMixture,
-    train: Dataset,
-    validation: Dataset | None,
-    resources: Resources,
-    options: dict[str, Any],
-    classes: np.ndarray | None,
-    *,
-    measure: bool,
-) -> dict[str, Any]:
+def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[str, Any]:
     """What a fit of these rows would need."""
+    train, validation, resources = told.train, told.held, told.resources
     n_classes = 0 if classes is None else len(classes)
     components = components_of(model, n_classes)
     k, p = int(components.sum()), check_sizes(model, train.n_features)
     frame = frame_of(model, shape_of(model, train))
     mixture = make_mixture(model, components, n_classes, p, 1.0, frame)
     em = make_learner(model, mixture)
-    told = Forecast(model._kind, train, resources, options, measure)
     if classes is not None:
         told.labels(train)
     n, scratch, rows = len(train), 0, train
@@ -636,7 +627,7 @@ def plan(
         stage = told.stage("em", em, parts, held, remedy)
     else:
         learner = stepwise_learner(model, mixture, em.width)
-        order = row_order(model, k, n, options, 0)
+        order = row_order(model, k, n, told.options, 0)
         row_bytes = 4 * p if scratch else train.nbytes // n
         memory = steps_memory(learner, order, p, resources, train, row_bytes, held, 2 * state_bytes, False)
         told.fits("stepwise", describe_steps(learner, order), memory, FEWER)

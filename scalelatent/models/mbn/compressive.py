@@ -34,7 +34,6 @@ from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList, FitSession, rows_as_begun
 from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.compressive import NetworkRows, first_weights, unscaled
-from scalelatent.storage.disk import Location
 
 from .parameters import COMPRESSIVE
 
@@ -326,13 +325,7 @@ class CompressiveMBN(StreamedEstimator):
         arrays = {f"coef_{i}": w for i, w in enumerate(self.coefs_)}
         return {}, arrays | {f"intercept_{i}": b for i, b in enumerate(self.intercepts_)}
 
-    def _restore(
-        self,
-        values: dict[str, Any],
-        arrays: dict[str, np.ndarray],
-        place: Location | None,
-        run: Location | None,
-    ) -> None:
+    def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         layers = range(len(arrays) // 2)
         self.coefs_ = [arrays[f"coef_{i}"] for i in layers]
         self.intercepts_ = [arrays[f"intercept_{i}"] for i in layers]

@@ -17,7 +17,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset, open_dataset
-from scalelatent.engine.plan import Resources
+from scalelatent.engine.plan import Forecast, Resources
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
@@ -208,16 +208,8 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows)
 
-    def _plan(
-        self,
-        train: Dataset,
-        held: Dataset | None,
-        resources: Resources,
-        options: dict[str, Any],
-        *,
-        measure: bool,
-    ) -> dict[str, Any]:
-        return plan(self, train, resources, options, measure=measure)
+    def _plan(self, told: Forecast) -> dict[str, Any]:
+        return plan(self, told)
 
     def _place(self, train: Dataset, resources: Resources, call: FitCall) -> AbstractContextManager[Any]:
         warn_few_clusterings(self)
@@ -521,14 +513,9 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _beside_saved(self) -> Callable[[Location], dict[str, str]]:
         return partial(write_centroids, self._layers, self._centroids)
 
-    def _restore(
-        self,
-        values: dict[str, Any],
-        arrays: dict[str, np.ndarray],
-        place: Location | None,
-        run: Location | None,
-    ) -> None:
+    def _restore_at(self, saved: Saved, place: Location | None, run: Location | None) -> None:
         assert place is not None
+        values, arrays = saved
         network = open_network(values, arrays, place, run)
         self._keep(network.layers, network.centroids, {}, network.components, [])
         self._components |= network.lower_components

@@ -246,22 +246,12 @@ def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Data
 # -- what it will need ------------------------------------------------------------------------------------
 
 
-def plan(
-    model: MultilayerBootstrapNetwork,
-    train: Dataset,
-    resources: Resources,
-    options: Mapping[str, Any] | None = None,
-    *,
-    measure: bool = False,
-    decay: float | None = None,
-) -> dict[str, Any]:
-    """What a fit of these rows would need; see :meth:`.MultilayerBootstrapNetwork.plan`."""
-    chosen = model.decay if decay is None else decay
-    if chosen == "auto":
-        chosen = _largest_that_fits(model, train, resources)
-        told = _plan(model, train, chosen, resources, dict(options or {}), measure)
-        return {"decay": chosen, **told}
-    return _plan(model, train, float(chosen), resources, dict(options or {}), measure)
+def plan(model: MultilayerBootstrapNetwork, told: Forecast) -> dict[str, Any]:
+    """What a fit of these rows would need."""
+    if model.decay != "auto":
+        return _plan(model, told, float(model.decay))
+    chosen = _largest_that_fits(model, told.train, told.resources)
+    return {"decay": chosen, **_plan(model, told, chosen)}
 
 
 def _largest_that_fits(model: MultilayerBootstrapNetwork, train: Dataset, resources: Resources) -> float:
@@ -269,7 +259,7 @@ def _largest_that_fits(model: MultilayerBootstrapNetwork, train: Dataset, resour
     refused: ValueError | None = None
     for decay in reversed(GRID):
         try:
-            _plan(model, train, decay, resources, {}, False)
+            _plan(model, Forecast("mbn", train, None, resources, {}, measure=False), decay)
         except ValueError as error:  # no room, or layers that cannot be
             refused = error
         else:
@@ -287,7 +277,7 @@ def check_room(
 ) -> None:
     """Refuse a fit that memory or disk has no room for."""
     try:
-        told = plan(model, train, resources, decay=decay)
+        told = _plan(model, Forecast("mbn", train, None, resources, {}, measure=False), decay)
         if places is not None:
             check_disk(told, *places)
     except ValueError as error:
@@ -296,18 +286,11 @@ def check_room(
         raise PlanError(f"{error}; decay='auto' has chosen {decay:g}: a smaller decay needs less") from None
 
 
-def _plan(
-    model: MultilayerBootstrapNetwork,
-    train: Dataset,
-    decay: float,
-    resources: Resources,
-    options: dict[str, Any],
-    measure: bool,
-) -> dict[str, Any]:
+def _plan(model: MultilayerBootstrapNetwork, told: Forecast, decay: float) -> dict[str, Any]:
     """The plan of one decay."""
+    train, resources = told.train, told.resources
     layers = layers_of(model, train, decay, 0)
     n, row_bytes = len(train), max(1, train.nbytes // len(train))
-    told = Forecast("mbn", train, resources, options, measure)
     out = told.out
     out["layers"] = {}
     peak = tasks = 0

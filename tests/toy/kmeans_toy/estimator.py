@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from scalelatent.engine.plan import Forecast
 from scalelatent.estimators.base import StreamedEstimator
 from scalelatent.estimators.steps import Begin, Learn, Remember
 from scalelatent.kernels.streams import stream
@@ -21,9 +20,10 @@ class StreamedKMeans(StreamedEstimator):
     def _learner(self, rows):
         return KMeansEM(self.n_clusters, rows.n_features, self.max_iter, self.tol)
 
-    def _plan(self, train, held, resources, options, *, measure):
-        told, state = Forecast("kmeans", train, resources, options, measure), 8 * self.n_clusters
-        stage = told.stage("estep", self._learner(train), {"train": train}, 4 * state, "lower n_clusters")
+    def _plan(self, told):
+        state = 8 * self.n_clusters
+        learner = self._learner(told.train)
+        stage = told.stage("estep", learner, {"train": told.train}, 4 * state, "lower n_clusters")
         told.add("estep", self.max_iter * told.a_pass(stage, {}))
         return told.told(4 * state, "lower max_iter")
 
@@ -43,5 +43,5 @@ class StreamedKMeans(StreamedEstimator):
     def _state(self):
         return {}, {"centroids": self.centroids_}
 
-    def _restore(self, values, arrays, place, run):
+    def _restore(self, values, arrays):
         self.centroids_ = arrays["centroids"]
