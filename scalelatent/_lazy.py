@@ -9,21 +9,7 @@ from typing import Any
 
 
 def attach(package: str, where: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package whose names live in other modules.
-
-    Parameters
-    ----------
-    package : str
-        Its ``__name__``.
-    where : mapping
-        Name -> module, relative to the package.
-
-    Examples
-    --------
-    >>> load, names = attach("scalelatent", {"Dataset": ".data"})
-    >>> load("Dataset").__name__
-    'Dataset'
-    """
+    """``__getattr__`` and ``__dir__`` of a package whose names live in other modules."""
 
     def load(name: str) -> Any:
         if name not in where:

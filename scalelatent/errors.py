@@ -28,14 +28,7 @@ __all__ = [
 
 
 class ScalelatentError(Exception):
-    """Base of all errors raised on purpose; catch this to catch them all.
-
-    Examples
-    --------
-    >>> import scalelatent.errors as errors
-    >>> issubclass(errors.DataError, errors.ScalelatentError)
-    True
-    """
+    """Base of all errors raised on purpose; catch this to catch them all."""
 
 
 class DataError(ScalelatentError, ValueError):
@@ -81,15 +74,7 @@ class ShardError(DataError):
 
 
 class StoreError(DataError, OSError):
-    """A place (mostly an object store) cannot be reached, refuses, or is named by an address that cannot be.
-
-    Also an `OSError`, so that code which handles errors of a disk handles this one too.
-
-    Examples
-    --------
-    >>> issubclass(StoreError, OSError), str(StoreError("s3://bucket: no"))
-    (True, 's3://bucket: no')
-    """
+    """An object store cannot be reached, refuses, or its address is wrong; also an `OSError`."""
 
 
 class JobError(ScalelatentError, ValueError):
@@ -105,23 +90,11 @@ class RunError(ScalelatentError, RuntimeError):
 
 
 class DivergenceError(RunError, FloatingPointError):
-    """Learning has run away: its settings are to blame, not the rows.
-
-    Examples
-    --------
-    >>> issubclass(DivergenceError, FloatingPointError), issubclass(DivergenceError, DataError)
-    (True, False)
-    """
+    """Learning has diverged: its settings are to blame, not the rows."""
 
 
 class LongFitWarning(UserWarning):
-    """A fit that begins now would take over an hour; the message says what would shorten it.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> warnings.simplefilter("ignore", LongFitWarning)  # it is known
-    """
+    """A fit that begins now would take over an hour; the message says what would shorten it."""
 
 
 # scikit-learn wraps methods of estimators.
@@ -129,17 +102,7 @@ _NOT_THE_USER = (f"{__package__}.", "sklearn.")
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line outside the package that led here, however deep in the package that was.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> with warnings.catch_warnings(record=True) as told:
-    ...     warnings.simplefilter("always")
-    ...     warn_user("few rows")
-    >>> str(told[0].message)
-    'few rows'
-    """
+    """Warn at the line outside the package that led here."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USER):
         frame, level = frame.f_back, level + 1
@@ -151,17 +114,7 @@ DEPRECATED_RELEASES = 2
 
 
 def warn_deprecated(what: str, instead: str, *, since: str) -> None:
-    """Warn of something public that goes two minor releases after it is first warned of.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> with warnings.catch_warnings(record=True) as told:
-    ...     warnings.simplefilter("always")
-    ...     warn_deprecated("fit(rows=…)", "give X", since="0.2")
-    >>> str(told[0].message), told[0].category.__name__
-    ('fit(rows=…) is deprecated since 0.2 and goes in 0.4: give X', 'FutureWarning')
-    """
+    """Warn of something public that goes two minor releases after it is first warned of."""
     major, minor = since.split(".")
     gone = f"{major}.{int(minor) + DEPRECATED_RELEASES}"
     warn_user(f"{what} is deprecated since {since} and goes in {gone}: {instead}", FutureWarning)

@@ -30,16 +30,7 @@ def lend(threads: int) -> Iterator[None]:
 
 
 def in_parts(run: Callable[[Part], T], parts: Sequence[Part]) -> list[T]:
-    """What ``run`` makes of each part, in their order; parts know nothing of each other.
-
-    Where one raises, parts that have not begun are left out.
-
-    Examples
-    --------
-    >>> with lend(2):
-    ...     in_parts(lambda part: part * part, range(4))
-    [0, 1, 4, 9]
-    """
+    """What ``run`` makes of each part, in their order; where one raises, no more parts begin."""
     threads = min(_lent.get(), len(parts))
     if threads < 2:
         return [run(part) for part in parts]

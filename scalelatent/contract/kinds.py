@@ -96,13 +96,7 @@ def load(place: str) -> Any:
 
 
 def find_kind(name: str) -> Kind:
-    """The kind of a name; other packages are asked only for a name that is none of ours.
-
-    Raises
-    ------
-    JobError
-        An unknown kind: naming the nearest.
-    """
+    """The kind of a name, of ours or of other packages; a JobError names the nearest."""
     kind = own_kinds().get(name) or known_kinds().get(name)
     if kind is None:
         known = [name for name, kind in known_kinds().items() if not kind.python_only]
@@ -113,13 +107,7 @@ def find_kind(name: str) -> Kind:
 
 
 def job_kind(name: str) -> Kind:
-    """The kind of a name that a job gives.
-
-    Raises
-    ------
-    JobError
-        An unknown kind, or one that jobs do not fit.
-    """
+    """The kind of a name that a job gives; a JobError where jobs do not fit it."""
     kind = find_kind(name)
     if kind.python_only:
         raise JobError(f"[model] kind = {name!r} is not fitted by jobs: in Python, {kind.python_only}")

@@ -52,14 +52,7 @@ class Block:
     chain: int = 0
 
     def number(self, row: int) -> int:
-        """Number in the dataset of a row of the block, for messages.
-
-        Examples
-        --------
-        >>> x = np.zeros((2, 1))
-        >>> Block(x, None, None, 7).number(1), Block(x, None, None, 7, np.array([9, 3])).number(1)
-        (8, 3)
-        """
+        """Number in the dataset of a row of the block, for messages."""
         return self.start + row if self.rows is None else int(self.rows[row])
 
 

@@ -137,32 +137,16 @@ class Anything:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a model's constructor.
-
-    Attributes
-    ----------
-    name : str
-    default : object
-    allowed : Allowed
-    doc : str
-        One line, for job files; the estimator's docstring says more.
-    decides : bool
-        It decides the result: a resumed fit must have the same value.
-    changes_on_resume : bool
-        A resumed fit may have another value, which holds from there on.
-    searched : bool
-        Candidates of a search may differ in it.
-    later : bool
-        It came after the first run folders were written, which are as if it had its default.
-    """
+    """A parameter of a model's constructor."""
 
     name: str
     default: Any
     allowed: Allowed
-    doc: str
-    decides: bool = True
-    changes_on_resume: bool = False
-    searched: bool = True
+    doc: str  # one line, for job files
+    decides: bool = True  # a resumed fit must have the same value
+    changes_on_resume: bool = False  # a resumed fit may have another value, which holds from there on
+    searched: bool = True  # candidates of a search may differ in it
+    # it came after the first run folders were written, which are as if it had its default
     later: bool = False
 
     def check(self, value: Any) -> None:
@@ -173,13 +157,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Parameters:
-    """All parameters of a model, in the order of its constructor, and rules that several have to keep.
-
-    A rule is a function of the model that raises ValueError.
-    """
+    """All parameters of a model, in the order of its constructor, and rules that several have to keep."""
 
     entries: tuple[Parameter, ...]
-    rules: tuple[Callable[[Any], None], ...] = ()
+    rules: tuple[Callable[[Any], None], ...] = ()  # functions of the model that raise ValueError
 
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self.entries)

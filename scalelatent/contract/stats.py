@@ -11,17 +11,7 @@ import numpy as np
 
 
 def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
-    """Sum of the children of a node, in their order; the children are not changed.
-
-    What follows the first ``size`` numbers of a vector, records of rows, is put one after another.
-
-    Examples
-    --------
-    >>> merge_vectors([np.ones(2), np.ones(2)]).tolist()
-    [2.0, 2.0]
-    >>> merge_vectors([np.ones(2), np.ones(3)], size=1).tolist()
-    [2.0, 1.0, 1.0, 1.0]
-    """
+    """Sum of vectors, in their order; what follows the first ``size`` numbers is concatenated."""
     if len(vectors) == 1:
         return vectors[0]
     size = len(vectors[0]) if size is None else size
@@ -37,24 +27,10 @@ def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of the fields of a statistic.
-
-    Parameters
-    ----------
-    fields : tuple of (name, shape)
-        In the order in which they lie in the vector.
-    row_fields : tuple of (name, width), default ()
-        Of a record of a row; only chains of an `OnlineLearner` have such.
-
-    Examples
-    --------
-    >>> Layout((("total", (2, 3)), ("count", ()))).size
-    7
-    >>> Layout((("total", (2, 3)),), (("change", 4),)).length(10)
-    46
-    """
+    """Names and shapes of the fields of a statistic, in the order in which they lie in the vector."""
 
     fields: tuple[tuple[str, tuple[int, ...]], ...]
+    # (name, width) of records of rows, of chains of an `OnlineLearner` alone
     row_fields: tuple[tuple[str, int], ...] = ()
 
     @cached_property
@@ -97,22 +73,7 @@ class Layout:
 
 
 class Stats:
-    """An additive statistic: a float64 vector with named views.
-
-    Parameters
-    ----------
-    layout : Layout
-    vector : ndarray of float64, shape (layout.length(rows),)
-        One that came in a message and lies at an odd address is copied: numpy multiplies such by other loops.
-
-    Examples
-    --------
-    >>> s = Stats.zeros(Layout((("total", (2,)), ("count", ()))))
-    >>> s["total"][:] = 3.0
-    >>> s["count"][...] = 1
-    >>> float(s.merge(s)["total"][0]), float(s.scale(0.5)["count"])
-    (6.0, 0.5)
-    """
+    """An additive statistic: a float64 vector with named views."""
 
     __slots__ = ("layout", "vector")
 

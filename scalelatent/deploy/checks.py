@@ -55,22 +55,12 @@ LOCAL_CACHE = "export NUMBA_CACHE_DIR=/a/folder/on/a/local/disk"
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
-
-    Attributes
-    ----------
-    check : str
-    status : {"ok", "warn", "fail"}
-        ``warn``: works, but slower or with a risk; ``fail``: a fit will not work.
-    found : str
-    fix : str
-        What to do; empty where all is well.
-    """
+    """What a check found."""
 
     check: str
-    status: Literal["ok", "warn", "fail"]
+    status: Literal["ok", "warn", "fail"]  # "warn": slower, or with a risk; "fail": a fit will not work
     found: str
-    fix: str = ""
+    fix: str = ""  # what to do; empty where all is well
 
     def to_dict(self) -> dict[str, str]:
         """As a JSON-able dict."""
@@ -583,23 +573,13 @@ def _list(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """A row of the table.
-
-    Attributes
-    ----------
-    name : str
-    where : {"here", "cluster"}
-        What ``judge`` is given: the folder of the runs, or a `ClusterView`.
-    judge : callable
-        Yields findings.
-    asks : tuple of str
-        What it needs of `look_at_cluster`.
-    """
+    """A row of the table."""
 
     name: str
     where: Literal["here", "cluster"]
+    # yields findings from the folder of the runs, or a `ClusterView`
     judge: Callable[[Any], Iterator[Finding]]
-    asks: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()  # what it needs of `look_at_cluster`
 
     def findings(self, given: Any) -> Iterator[Finding]:
         """What the judge finds, under the name of the check unless it gives another."""

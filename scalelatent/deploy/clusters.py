@@ -185,11 +185,7 @@ def start_cluster(
     security: Security | None = None,
     scheduler_file: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Start a scheduler in this process and worker processes, each watched by a nanny that replaces it.
-
-    Options are those of `cluster`; `workers` may be 0 where others join, and `scheduler_file` is written with
-    the scheduler's address and removed at the end. Close it with `close_cluster`.
-    """
+    """A scheduler in this process and worker processes under nannies; options as of `cluster`."""
     import dask
     from distributed import Scheduler, SpecCluster
 
@@ -245,10 +241,7 @@ def page_preload() -> list[str]:
 
 
 def deaf_to_ctrl_c() -> Any:
-    """A worker plugin that ignores a terminal's Ctrl-C, which every process of a command receives.
-
-    Workers finish the pass whose end the driver waits for; they end when the driver closes the cluster.
-    """
+    """A worker plugin that ignores a terminal's Ctrl-C: the driver ends the workers."""
     from distributed import WorkerPlugin
 
     class DeafToCtrlC(WorkerPlugin):

@@ -40,10 +40,7 @@ def default_scheduler() -> str | None:
 
 
 def open_client(address: str, security: Security | None = None, **options: Any) -> Client:
-    """Connect to a scheduler, such as ``"tls://head:8786"``; not the default client of this process.
-
-    JobError within 15 seconds if no Dask scheduler answers there; the message says what does.
-    """
+    """Connect to a scheduler; JobError within 15 seconds if no Dask scheduler answers there."""
     from distributed import Client
 
     scheme, host, port = _parts(address)

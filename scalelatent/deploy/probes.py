@@ -46,22 +46,14 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run wants of the machine or cluster.
+    """What a run wants of the machine or cluster."""
 
-    Attributes
-    ----------
-    folder, mark : str, optional
-        Where it is written, and the name of a file that the asking process has left there.
-    device : str
-    datasets, scratch : dict of str to str
-        Setting of the job, such as ``[data] train``, to where the rows are, or may be written.
-    """
-
-    folder: str | None = None
-    mark: str | None = None
+    folder: str | None = None  # where it is written
+    mark: str | None = None  # name of a file that the asking process has left there
     device: str = "auto"
+    # setting of the job, such as ``[data] train``, to where the rows are
     datasets: Mapping[str, str] = field(default_factory=dict)
-    scratch: Mapping[str, str] = field(default_factory=dict)
+    scratch: Mapping[str, str] = field(default_factory=dict)  # the same, to where they may be written
 
 
 def usable_cpus() -> tuple[int, int]:
@@ -113,9 +105,7 @@ def _gpus() -> int:
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this process. Where possible not ru_maxrss: it outlives exec, so tells of the
-    parent.
-    """
+    """Peak resident memory of this process; ru_maxrss, which outlives exec, only where nothing else tells."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -188,35 +178,19 @@ def look_at_scheduler(dask_scheduler: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """What a cluster answered.
-
-    Attributes
-    ----------
-    address : str
-        Of the scheduler.
-    wanted : Wanted
-    scheduler : dict
-        Of `look_at_scheduler`; empty where it cannot import scalelatent, or was not asked.
-    workers : dict of str to dict
-        Answers of the probes by worker.
-    silent : dict of str to str
-        Worker to why it did not answer.
-    versions : dict of str to dict
-        Those of all workers that could tell them, by Dask's own means where scalelatent is missing.
-    skews : dict of str to float
-        Seconds that a worker's clock is ahead, beyond the time of the question.
-    trouble : str
-        With the folder, on this machine.
-    """
+    """What a cluster answered."""
 
     address: str
     wanted: Wanted = field(default_factory=Wanted)
+    # of `look_at_scheduler`; empty where it cannot import scalelatent, or was not asked
     scheduler: Facts = field(default_factory=dict)
-    workers: Mapping[str, Facts] = field(default_factory=dict)
-    silent: Mapping[str, str] = field(default_factory=dict)
+    workers: Mapping[str, Facts] = field(default_factory=dict)  # answers of the probes by worker
+    silent: Mapping[str, str] = field(default_factory=dict)  # worker to why it did not answer
+    # by worker, by Dask's own means where scalelatent is missing
     versions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    # seconds that a worker's clock is ahead, beyond the time of the question
     skews: Mapping[str, float] = field(default_factory=dict)
-    trouble: str = ""
+    trouble: str = ""  # with the folder, on this machine
 
     def of(self, fact: str) -> dict[str, Any]:
         """Worker -> one fact."""
@@ -297,10 +271,7 @@ def _skews(client: Client, workers: Iterable[str], seconds: float | None) -> dic
 
 
 def _versions_by_dask(client: Client) -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
-    """Versions of the scheduler and of the workers, for those that cannot import scalelatent.
-
-    What a package manager believes of scalelatent does not count.
-    """
+    """Versions of the scheduler and of the workers, for those that cannot import scalelatent."""
     names = [name for name in (*COMPARED, *CUPY) if name != "python"]  # which Dask tells by itself
     try:
         asked: Any = within(ASK_SECONDS, lambda: client.get_versions(packages=names))

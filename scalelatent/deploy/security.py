@@ -34,26 +34,7 @@ def security_from(
     cert: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> Security | None:
-    """What a client, a worker or a scheduler shows the others, or None for a cluster without TLS.
-
-    Parameters
-    ----------
-    ca, cert, key : path, optional
-        Certificate of the cluster's authority, own certificate signed by it, and its private key, not
-        encrypted (PEM); the key may also lie in the file of ``cert``. What is not given comes from Dask's
-        own configuration (``distributed.comm.tls.*``).
-
-    Returns
-    -------
-    distributed.Security or None
-        The same certificate in every role, so that a worker that holds it can be a client too.
-
-    Raises
-    ------
-    JobError
-        One without the other, a file that cannot be read, a key that belongs to another certificate, an
-        authority that has expired.
-    """
+    """Certificates as Dask takes them, those that are not given from its configuration; None: no TLS."""
     from distributed import Security
 
     configured: Any = Security()  # sets its attributes by name, which type checkers cannot see

@@ -38,10 +38,7 @@ MISSING = "missing"
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of scalelatent, Python and the packages it stands on; None where one is not installed.
-
-    Nothing is imported to find out.
-    """
+    """Versions of scalelatent, Python and the packages it stands on, without importing them."""
     from scalelatent import __version__
 
     found: dict[str, str | None] = {
@@ -59,15 +56,12 @@ def versions() -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A package whose versions differ: here, on the scheduler, and version -> workers that have it.
-
-    ``here`` and ``scheduler`` are empty where theirs do not matter.
-    """
+    """A package whose versions differ; ``here`` and ``scheduler`` are empty where theirs do not matter."""
 
     package: str
     here: str
     scheduler: str
-    workers: dict[str, list[str]] = field(default_factory=dict)
+    workers: dict[str, list[str]] = field(default_factory=dict)  # version to the workers that have it
 
 
 def differences(
@@ -75,11 +69,7 @@ def differences(
     scheduler: Mapping[str, str | None],
     workers: Mapping[str, Mapping[str, str | None]],
 ) -> list[Difference]:
-    """Compare versions here with those of a scheduler and of its workers by address.
-
-    Python is compared to its minor version. CuPy is compared among the workers that have it: one without a
-    GPU needs none.
-    """
+    """Versions here against those of a scheduler and of its workers; CuPy among workers that have it."""
     ours, theirs = _relevant(here), _relevant(scheduler)
     each = {address: _relevant(found) for address, found in sorted(workers.items())}
     rows = []

@@ -89,11 +89,7 @@ def cold_kernels() -> tuple[int, int]:
 def warm(
     kinds: Iterable[str] = (), *, processes: int | None = None, on_kernel: OnKernel | None = None
 ) -> dict[str, Any]:
-    """Compile the kernels that this machine does not have yet, in several processes (default: all cores).
-
-    `on_kernel` is called with (kernels done, kernels to compile). Returns ``kernels`` (how many there are),
-    ``compiled`` (names of those that were missing), ``seconds`` and ``folder``.
-    """
+    """Compile the kernels that this machine does not have yet, in several processes (default: all cores)."""
     from scalelatent.kernels.jit import CACHE
 
     begin, (count, missing) = time.monotonic(), _missing(_chosen(kinds))

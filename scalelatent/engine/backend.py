@@ -32,9 +32,7 @@ def find_kernel(name: str, backend: str) -> Callable[..., Any]:
 
 
 class HostBackend:
-    """numpy arrays and numba kernels (``name="numba"``), or the reference kernels in float64
-    (``name="reference"``).
-    """
+    """numpy arrays, and numba kernels or (``name="reference"``) the reference kernels in float64."""
 
     # Buffers are kept by name and used again, since fresh pages for each block cost more than the kernel on
     # them. So an instance belongs to one thread.

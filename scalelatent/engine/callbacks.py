@@ -93,13 +93,7 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks as one.
-
-    Examples
-    --------
-    >>> Callbacks([Callback()]).on_pass_end({})
-    False
-    """
+    """Several callbacks as one."""
 
     def __init__(self, callbacks: Iterable[Callback] | Callback = ()) -> None:
         self.callbacks: Sequence[Callback] = (
@@ -165,21 +159,7 @@ class Callbacks(Callback):
 
 
 class Unfailing(Callbacks):
-    """Several callbacks that cannot end a fit: what one raises is warned of once.
-
-    Examples
-    --------
-    >>> class Broken(Callback):
-    ...     def on_pass_end(self, record):
-    ...         raise OSError("no server")
-    >>> import warnings
-    >>> with warnings.catch_warnings(record=True) as told:
-    ...     warnings.simplefilter("always")
-    ...     broken = Unfailing([Broken()])
-    ...     stops = broken.on_pass_end({}), broken.on_pass_end({})
-    >>> stops, len(told)
-    ((False, False), 1)
-    """
+    """Several callbacks that cannot end a fit: what one raises is warned of once."""
 
     def __init__(self, callbacks: Iterable[Callback] | Callback = ()) -> None:
         super().__init__(callbacks)

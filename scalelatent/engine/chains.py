@@ -55,9 +55,7 @@ def run_chains(
     first: int = 0,
     n_chains: int | None = None,
 ) -> TreeReducer:
-    """Statistics of chains from the ``first`` on, on this thread: one after another, or all at once on a
-    device where the learner can.
-    """
+    """Statistics of chains from the ``first`` on, on this thread; at once where learner and device can."""
     # Merged as far as they go by the fixed tree of all chains, so some chains on one thread or worker come to
     # few vectors, with the bits of any other share of the work.
     layout, prepared = learner.layout(), learner.prepare(state, backend)

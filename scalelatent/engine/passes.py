@@ -151,9 +151,7 @@ def choose_grid(
 
 
 def _few_leaves(n: int, wanted: float, wished: int) -> RowGrid:
-    """Few leaves, all of a size and even in number, so that threads end together: for a quarter of the rows
-    blocks may be smaller than is wished.
-    """
+    """Few leaves of one size and even in number, so that threads end together."""
     many = n / max(wanted, min(wished, n / 4), 1.0)
     leaf_rows = math.ceil(max(n, 1) / (2 * max(round(many / 2), 1) if many >= _TWO_LEAVES else 1))
     blocks = math.ceil(leaf_rows / wished)

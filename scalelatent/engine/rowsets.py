@@ -70,20 +70,11 @@ class ChosenRows:
 
 @dataclass(frozen=True)
 class StoredSets:
-    """Sets as :class:`SetsTask` wrote them, read when they are wanted.
+    """Sets as :class:`SetsTask` wrote them, read when they are wanted."""
 
-    Attributes
-    ----------
-    spec : str
-        Of the dataset of all.
-    rows : int
-        Of a set.
-    missing : tuple of int
-        Places, in all sets one after the other, of rows that lay in bad shards and are 0.
-    """
-
-    spec: str
-    rows: int
+    spec: str  # of the dataset of all
+    rows: int  # of a set
+    # places, in all sets one after the other, of rows that lay in bad shards and are 0
     missing: tuple[int, ...] = ()
 
     @classmethod

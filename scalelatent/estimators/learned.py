@@ -13,9 +13,7 @@ FIT_AGAIN = "fit again"
 
 
 class Learned:
-    """A fitted parameter of an estimator. Predictions come from more than this one array, so that another in
-    its place would be ignored, or agree with half of the rest: to set it is an error that says what works.
-    """
+    """A fitted parameter that is not the only source of predictions: to set it is an error."""
 
     def __init__(self, remedy: str, of: Callable[[Any], Any] | None = None) -> None:
         self.remedy, self.of = remedy, of

@@ -18,13 +18,7 @@ OPSET, IR_VERSION = 18, 9
 
 
 class RowGraph:
-    """A graph that is drawn node by node: rows ``x``, float32 (n, features), to named outputs.
-
-    Raises
-    ------
-    DataError
-        The package ``onnx`` is not installed.
-    """
+    """A graph that is drawn node by node: rows ``x``, float32 (n, features), to named outputs."""
 
     def __init__(self, n_features: int) -> None:
         try:

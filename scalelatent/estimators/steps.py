@@ -40,17 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that steps speak of: a dataset, through maps that may not be done yet, perhaps without a run of
-    it.
-
-    Attributes
-    ----------
-    dataset : Dataset
-        Rows as they were given.
-    maps : tuple of (name, RowMap)
-        What they go through, in this order.
-    mask : RowMask or None
-    """
+    """Rows that steps speak of: a dataset, through maps that may not be done yet, perhaps masked."""
 
     dataset: Dataset
     maps: tuple[tuple[str, RowMap], ...] = ()
@@ -101,20 +91,12 @@ class Begin:
 
 @dataclass(frozen=True)
 class Remember:
-    """What a fit starts from beside its rows. Answer: these arrays; after a resume those that the run began
-    with.
-
-    Attributes
-    ----------
-    name : str
-    arrays : mapping of ndarrays, or a function that makes one
-        A function is not called where the run has begun before.
-    about : mapping
-        Told to the callbacks as a stage, where the function takes long.
-    """
+    """What a fit starts from beside its rows. Answer: these arrays; after a resume those of the run."""
 
     name: str
+    # or a function that makes them, which is not called where the run has begun before
     arrays: Mapping[str, np.ndarray] | Callable[[], Mapping[str, np.ndarray]]
+    # told to the callbacks as a stage, where the function takes long
     about: Mapping[str, int] = field(default_factory=dict)
 
     def value(self) -> Mapping[str, np.ndarray]:
@@ -193,11 +175,7 @@ class Encode:
 
 @dataclass(frozen=True)
 class Learn:
-    """Passes of a batch learner to its end. Answer: LoopResult.
-
-    ``predictor`` gives the row map of class probabilities for a state on the way, over the rows as they were
-    given.
-    """
+    """Passes of a batch learner to its end. Answer: LoopResult."""
 
     name: str
     learner: BatchLearner

@@ -101,21 +101,7 @@ def _columns(labels: Any, clusters: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class KMeansScores:
-    """What the restarts of k-means found.
-
-    Attributes
-    ----------
-    inertias : ndarray of float64, shape (restarts,)
-        Sums of squared distances to the nearest centre.
-    nmis, accuracies : ndarray of float64, shape (restarts,)
-        Of each restart.
-
-    Examples
-    --------
-    >>> scores = KMeansScores(np.array([3.0, 2.0]), np.array([0.5, 0.7]), np.array([0.6, 0.8]))
-    >>> scores.best, scores.nmi, scores.accuracy
-    (1, 0.7, 0.8)
-    """
+    """Squared distances, NMI and accuracy of each restart of k-means, float64 (restarts,)."""
 
     inertias: np.ndarray
     nmis: np.ndarray
@@ -137,13 +123,7 @@ class KMeansScores:
         return float(self.accuracies[self.best])
 
     def to_dict(self) -> dict[str, float | int]:
-        """Scores of the best restart, and mean and standard deviation over all of them.
-
-        Examples
-        --------
-        >>> KMeansScores(np.array([3.0]), np.array([0.5]), np.array([0.6])).to_dict()["accuracy_spread"]
-        0.0
-        """
+        """Scores of the best restart, and mean and standard deviation over all of them."""
         return {
             "restarts": len(self.inertias),
             "inertia": float(self.inertias[self.best]),

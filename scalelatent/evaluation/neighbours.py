@@ -23,24 +23,11 @@ _FLAT = 1e-4
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest training row of each row.
+    """The nearest training row of each row."""
 
-    Attributes
-    ----------
-    rows : ndarray of int64, shape (n,)
-        Numbers of the training rows.
-    labels : ndarray, shape (n,)
-    distances : ndarray of float64, shape (n,)
-        Squared.
-
-    Examples
-    --------
-    See :func:`nearest_neighbours`.
-    """
-
-    rows: np.ndarray
+    rows: np.ndarray  # int64 (n,)
     labels: np.ndarray
-    distances: np.ndarray
+    distances: np.ndarray  # squared, float64 (n,)
 
 
 def nearest_neighbours(

@@ -120,30 +120,15 @@ WORD = 64
 
 @dataclass(frozen=True)
 class RetrievalCurve:
-    """Mean accuracy of the first so many retrieved documents.
+    """Mean accuracy of the first so many retrieved documents."""
 
-    Attributes
-    ----------
-    levels : ndarray of int64, shape (levels,)
-        Numbers of retrieved documents.
-    accuracy : ndarray of float64, shape (levels,)
-        Mean over the queries of the share of relevant ones among them.
-    n_documents, n_queries : int
-    """
-
-    levels: np.ndarray
-    accuracy: np.ndarray
+    levels: np.ndarray  # int64, numbers of retrieved documents
+    accuracy: np.ndarray  # float64, mean over the queries of the share of relevant ones
     n_documents: int
     n_queries: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain numbers.
-
-        Examples
-        --------
-        >>> RetrievalCurve(np.array([1]), np.array([0.5]), 3, 2).to_dict()["accuracy"]
-        [0.5]
-        """
+        """As plain numbers."""
         return {
             "levels": self.levels.tolist(),
             "accuracy": self.accuracy.tolist(),
@@ -153,22 +138,7 @@ class RetrievalCurve:
 
 
 def retrieval_levels(n_documents: int) -> np.ndarray:
-    """1, 3, 7, 15, …: the levels that fit among the other documents.
-
-    Parameters
-    ----------
-    n_documents : int
-        At least 2.
-
-    Returns
-    -------
-    ndarray of int64
-
-    Examples
-    --------
-    >>> retrieval_levels(20).tolist()
-    [1, 3, 7, 15]
-    """
+    """1, 3, 7, 15, …: the levels that fit among the other documents, int64."""
     powers = itertools.takewhile(lambda level: level < n_documents, (2**j - 1 for j in itertools.count(1)))
     return np.array(list(powers), dtype=np.int64)
 

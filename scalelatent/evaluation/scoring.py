@@ -78,24 +78,13 @@ def scorer_of(model: Any) -> Scorer:
 
 
 class Scorer:
-    """What is computed of a fitted model and labelled rows; a `Kind` names one.
+    """What is computed of a fitted model and labelled rows; a `Kind` names one."""
 
-    Attributes
-    ----------
-    metrics : tuple of str
-        What ``score`` knows.
-    default : tuple of str
-        What it tells where none is asked for.
-    headline : tuple of str
-        Test scores that the state of a run tells; its event ``scored`` has all.
-    what : str
-        What the model does, for the refusal of a metric that others have.
-    """
-
-    metrics: tuple[str, ...] = ()
-    default: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()  # what ``score`` knows
+    default: tuple[str, ...] = ()  # what it tells where none is asked for
+    # test scores that the state of a run tells; its event ``scored`` has all
     headline: tuple[str, ...] = ("error", "accuracy", "nmi")
-    what: str = ""
+    what: str = ""  # what the model does, for the refusal of a metric that others have
 
     def score(
         self,

@@ -23,43 +23,15 @@ BATCH_ROWS = 1000
 
 @dataclass
 class OutputErrors:
-    """Counts of outputs and wrong ones, added up over batches of rows.
-
-    Attributes
-    ----------
-    outputs, wrong : int
-        All outputs, and those that are predicted wrong.
-    changed, changed_wrong : int
-        Outputs in whose place the input has another value, and those of them that are predicted wrong.
-
-    Examples
-    --------
-    >>> v, x = np.array([[0, 1, 1, 0]]), np.array([[0, 1, 0, 1]])
-    >>> errors = OutputErrors().add(v, np.array([[0, 1, 1, 1]]), x).add(v, v, x)
-    >>> errors.all_error, errors.changed_error
-    (0.125, 0.25)
-    """
+    """Counts of outputs and wrong ones, added up over batches of rows."""
 
     outputs: int = 0
     wrong: int = 0
-    changed: int = 0
+    changed: int = 0  # outputs in whose place the input has another value
     changed_wrong: int = 0
 
     def add(self, v: Any, predicted: Any, x: Any = None) -> OutputErrors:
-        """Count some rows; returns itself.
-
-        Parameters
-        ----------
-        v, predicted : array-like, shape (n, outputs)
-            True and predicted outputs, zeros and ones of any type.
-        x : array-like, shape (n, outputs), optional
-            What the outputs were predicted from: needed for the errors of changed outputs.
-
-        Raises
-        ------
-        DataError
-            Other shapes.
-        """
+        """Count rows of zeros and ones (n, outputs), predicted from ``x``; returns itself."""
         v, predicted = np.asarray(v), np.asarray(predicted)
         if v.shape != predicted.shape:
             raise DataError(
@@ -92,56 +64,12 @@ class OutputErrors:
 
 
 def all_error(v: Any, predicted: Any) -> float:
-    """Share of outputs that are predicted wrong: "All" of the paper's tables.
-
-    Parameters
-    ----------
-    v, predicted : array-like, shape (n, outputs)
-        True and predicted outputs, zeros and ones.
-
-    Returns
-    -------
-    float
-        From 0 to 1. For rows that come in batches see `OutputErrors`.
-
-    Raises
-    ------
-    DataError
-        Other shapes.
-
-    Examples
-    --------
-    >>> all_error([[0, 1, 1, 0]], [[0, 1, 0, 0]])
-    0.25
-    """
+    """Share of outputs that are predicted wrong: "All" of the paper's tables."""
     return OutputErrors().add(v, predicted).all_error
 
 
 def changed_error(v: Any, x: Any, predicted: Any) -> float:
-    """Share of wrong outputs among those that the corruption had changed: "Changed" of the paper's tables.
-
-    Parameters
-    ----------
-    v, predicted : array-like, shape (n, outputs)
-        True and predicted outputs, zeros and ones.
-    x : array-like, shape (n, outputs)
-        The corrupted outputs that the prediction was made from.
-
-    Returns
-    -------
-    float
-        From 0 to 1; NaN where nothing was changed.
-
-    Raises
-    ------
-    DataError
-        Other shapes.
-
-    Examples
-    --------
-    >>> changed_error([[0, 1, 1, 0]], [[1, 1, 0, 0]], [[0, 1, 0, 1]])
-    0.5
-    """
+    """Share of wrong outputs among those that the corruption had changed; NaN where it changed none."""
     return OutputErrors().add(v, predicted, x).changed_error
 
 
@@ -209,33 +137,7 @@ def occlusion_errors(
     seed: int = 0,
     batch_rows: int = BATCH_ROWS,
 ) -> dict[int, OutputErrors]:
-    """Errors of images restored from ones with a square of each size gone (the paper's Figure 3).
-
-    Parameters
-    ----------
-    model : fitted estimator
-        With ``predict``, which gives images from images.
-    images : Dataset
-        Rows of zeros and ones.
-    sizes : iterable of int
-        Sides of the square; 0 leaves an image whole.
-    shape : (int, int)
-        Height and width of the images. A square that is larger than one side covers it.
-    seed, batch_rows : int
-
-    Returns
-    -------
-    dict of int to OutputErrors
-
-    Examples
-    --------
-    >>> from scalelatent.data import Dataset
-    >>> class Same:
-    ...     def predict(self, x): return x
-    >>> found = occlusion_errors(Same(), Dataset.from_arrays(np.ones((10, 16))), [0, 2, 4], shape=(4, 4))
-    >>> {size: errors.all_error for size, errors in found.items()}
-    {0: 0.0, 2: 0.25, 4: 1.0}
-    """
+    """Errors of images restored from ones with a square of each size gone (the paper's Figure 3)."""
     out = {}
     for size in sizes:
         how: dict[str, Any] = {"kind": "flip", "rate": 0.0}

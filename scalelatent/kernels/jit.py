@@ -143,9 +143,7 @@ _observers: list[Observer] = []
 
 
 def observe(observer: Observer) -> None:
-    """Have a function called with the name of each kernel that is compiled, not loaded, in this process: with
-    None before, with the seconds that it took after. It is called by the thread that compiles.
-    """
+    """Call a function with each kernel that is compiled here: with None before, with its seconds after."""
     _observers.append(observer)
 
 

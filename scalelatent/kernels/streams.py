@@ -22,9 +22,7 @@ def draw_seed() -> int:
 
 
 def resolve_seed(random_state: object) -> int:
-    """The seed that a ``random_state`` parameter means: an int, None (drawn), or a numpy RandomState or
-    Generator (drawn from it).
-    """
+    """The seed that a ``random_state`` means: itself, or drawn where it is None or a generator."""
     if random_state is None:
         return draw_seed()
     if (

@@ -111,9 +111,7 @@ class ProgressDisplay(Callback):
         return live
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Show what begins; where the console is not a terminal, only what tells of no rows on its way, and
-        what follows on the fit.
-        """
+        """Show what begins; without a terminal only what has no rows, and what follows on the fit."""
         self._now = {**info, "pass": 0}
         if self._live is None and (info.get("tries") or self._after_fit):
             self._say(self._where() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))

@@ -32,26 +32,14 @@ _TINY = np.finfo(np.float64).tiny
 
 @dataclass(frozen=True)
 class ClassesSeen:
-    """A block of rows and what the model makes of them.
+    """A block of rows and what the model makes of them."""
 
-    Attributes
-    ----------
-    start : int
-        Row number of the first.
-    x : ndarray, shape (n, features)
-    truth : ndarray of int32, shape (n,), or None
-    guess : ndarray of int32, shape (n,)
-    score : ndarray of float64, shape (n, classes)
-        Probabilities, or shares of votes.
-    weight : ndarray of float64, shape (n,), or None
-    """
-
-    start: int
-    x: np.ndarray
-    truth: np.ndarray | None
-    guess: np.ndarray
-    score: np.ndarray
-    weight: np.ndarray | None
+    start: int  # row number of the first
+    x: np.ndarray  # (n, features)
+    truth: np.ndarray | None  # int32 (n,)
+    guess: np.ndarray  # int32 (n,)
+    score: np.ndarray  # float64 (n, classes): probabilities, or shares of votes
+    weight: np.ndarray | None  # float64 (n,)
 
     @property
     def codes(self) -> np.ndarray:
@@ -61,19 +49,11 @@ class ClassesSeen:
 
 @dataclass
 class Confusion:
-    """True against predicted classes.
+    """True against predicted classes."""
 
-    Attributes
-    ----------
-    counts : ndarray of int64, shape (classes, classes)
-        Rows of each true class (row) by predicted class (column).
-    weight, missed : float
-        Sum of row weights (1 where there are none), and of those predicted wrong.
-    """
-
-    counts: np.ndarray
-    weight: float = 0.0
-    missed: float = 0.0
+    counts: np.ndarray  # int64 (true classes, predicted classes)
+    weight: float = 0.0  # sum of row weights, 1 where there are none
+    missed: float = 0.0  # of rows predicted wrong
 
     @classmethod
     def empty(cls, n_classes: int) -> Confusion:
@@ -102,21 +82,12 @@ class Confusion:
 
 @dataclass
 class Reliability:
-    """How often the predicted class is right, by the probability it was given; and the log-loss.
+    """How often the predicted class is right, by the probability it was given; and the log-loss."""
 
-    Attributes
-    ----------
-    counts, confidence, hits : ndarray of float64, shape (10,)
-        Rows in bins of equal width in probability, their summed probability, and those that were right; all
-        by row weight (1 where there are none).
-    loss : float
-        Summed -log P(true class), nats, by row weight.
-    """
-
-    counts: np.ndarray
-    confidence: np.ndarray
+    counts: np.ndarray  # by row weight, in 10 bins of equal width in probability, as the next two
+    confidence: np.ndarray  # summed probability
     hits: np.ndarray
-    loss: float = 0.0
+    loss: float = 0.0  # summed -log P(true class), nats, by row weight
 
     @classmethod
     def empty(cls) -> Reliability:
@@ -147,14 +118,9 @@ class Reliability:
 
 @dataclass
 class Mistakes:
-    """The rows that were predicted wrong with the highest score.
+    """The rows that were predicted wrong with the highest score."""
 
-    Attributes
-    ----------
-    found : list of (score, row, true code, predicted code, x)
-        Highest score first, at most 20.
-    """
-
+    # (score, row, true code, predicted code, x), at most 20
     found: list[tuple[float, int, int, int, np.ndarray]] = field(default_factory=list)
 
     def add(self, seen: ClassesSeen) -> None:

@@ -112,32 +112,7 @@ def _point(record: Mapping[str, Any], number: int) -> tuple[str, int, float]:
 
 
 def plot_error_by_dimension(records: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """Write `error_by_dimension` of the records as a PNG file.
-
-    Parameters
-    ----------
-    records : iterable of mapping
-        See `error_by_dimension`.
-    path : path
-        The file; one that is there is replaced.
-
-    Returns
-    -------
-    pathlib.Path
-
-    Raises
-    ------
-    DataError
-        See `error_by_dimension`.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> runs = [{"architecture": "all_vs_all", "capsule_dim": 4, "test_error": 0.02}]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     plot_error_by_dimension(runs, folder + "/errors.png").name
-    'errors.png'
-    """
+    """Write `error_by_dimension` of the records as a PNG file."""
     write_png(error_by_dimension(records), Path(path))
     return Path(path)
 
@@ -153,25 +128,7 @@ SHARES = {
 
 
 def comparison_tables(compared: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """What :func:`~scalelatent.jobs.comparing.compare_runs` has found, as a table for each group of runs.
-
-    Parameters
-    ----------
-    compared : mapping
-
-    Returns
-    -------
-    list of (caption, names of columns, rows)
-        Percent with a sign; ``-`` where a run has no such number or parameter.
-
-    Examples
-    --------
-    >>> run = {"id": "a-1", "state": "done", "group": 0, "passes": 3, "seconds": 2.0, "test_error": 0.05}
-    >>> group = {"kind": "capsule", "role": None, "data": "x", "differing": []}
-    >>> told = {"runs": [run], "groups": [group]}
-    >>> comparison_tables(told)[0][2]
-    [['a-1', 'done', '-', '3', '2.0 s', '5.00 %']]
-    """
+    """What ``compare_runs`` found: (caption, names of columns, rows) for each group of runs."""
     tables = []
     for number, group in enumerate(compared["groups"]):
         runs = [run for run in compared["runs"] if run["group"] == number]
@@ -227,30 +184,7 @@ def _whole(value: Any) -> str:
 
 
 def write_comparison(compared: Mapping[str, Any], folder: str | os.PathLike[str]) -> str:
-    """Write a page that shows runs side by side, with a figure of their errors.
-
-    Parameters
-    ----------
-    compared : mapping
-        Of :func:`~scalelatent.jobs.comparing.compare_runs`.
-    folder : path or url
-        Gets ``index.html`` and its figures.
-
-    Returns
-    -------
-    str
-        Path or address of the page.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> run = {"id": "a-1", "state": "done", "group": 0, "passes": 3, "seconds": 2.0, "test_error": 0.05}
-    >>> group = {"kind": "capsule", "role": None, "data": "x", "differing": []}
-    >>> told = {"runs": [run], "groups": [group], "notes": []}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     "5.00 %" in pathlib.Path(write_comparison(told, folder)).read_text()
-    True
-    """
+    """Write a page that shows runs side by side, with a figure of their errors; its address."""
     runs = compared["runs"]
     page = Page(
         f"{count(len(runs), 'run')} side by side", "What their jobs have differently, and what came of it"

@@ -23,25 +23,14 @@ __all__ = ["Page", "Picture", "Section", "Table", "write_page"]
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its words.
+    """A figure with its words."""
 
-    Attributes
-    ----------
-    name : str
-        Of the PNG file, without ``.png``.
-    title, caption, alt : str
-        Heading, what it shows, and the same in words for those who do not see it.
-    figure : matplotlib.figure.Figure
-    wide : bool
-        Many small panels: on a narrow screen it is scrolled, not shrunk.
-    """
-
-    name: str
+    name: str  # of the PNG file, without ``.png``
     title: str
     caption: str
-    alt: str
+    alt: str  # what it shows, for those who do not see it
     figure: Figure
-    wide: bool = False
+    wide: bool = False  # many small panels: on a narrow screen it is scrolled, not shrunk
 
 
 @dataclass(frozen=True)
@@ -56,61 +45,34 @@ class Table:
 
 @dataclass
 class Section:
-    """A model's part of a report: what its kind's `report` makes of model, rows and run files.
-
-    Attributes
-    ----------
-    subtitle : str
-        What the model is, in a line.
-    headline, numbers : list of (str, str)
-        As of a `Page`.
-    pictures : list of Picture
-    explained : list of (str, str)
-        What the numbers mean: (of what, in words).
-    snippet : str
-        Python that applies the saved model, see :func:`.explained.how_to_use`.
-    """
+    """A model's part of a report: what its kind's `report` makes of model, rows and run files."""
 
     subtitle: str
     headline: list[tuple[str, str]] = field(default_factory=list)
     numbers: list[tuple[str, str]] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
+    # what the numbers mean: (of what, in words)
     explained: list[tuple[str, str]] = field(default_factory=list)
-    snippet: str = ""
+    snippet: str = ""  # Python that applies the saved model, see :func:`.explained.how_to_use`
 
 
 @dataclass
 class Page:
-    """Everything a page says.
-
-    Attributes
-    ----------
-    title, subtitle : str
-    notes : list of str
-        What is absent, and why.
-    headline : list of (str, str)
-        The few numbers a reader looks for: (name, value).
-    numbers : list of (str, str)
-    explained : list of (str, str)
-        What the numbers mean: (of what, in words).
-    snippet : str
-        Python that loads and applies the model; empty for none.
-    pictures : list of Picture
-    settings : list of (section, [(key, value, origin)])
-    links : list of (path, text)
-    tables : list of Table
-    """
+    """Everything a page says."""
 
     title: str
     subtitle: str
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what is absent, and why
+    # the few numbers a reader looks for: (name, value)
     headline: list[tuple[str, str]] = field(default_factory=list)
     numbers: list[tuple[str, str]] = field(default_factory=list)
+    # what the numbers mean: (of what, in words)
     explained: list[tuple[str, str]] = field(default_factory=list)
-    snippet: str = ""
+    snippet: str = ""  # Python that loads and applies the model; empty for none
     pictures: list[Picture] = field(default_factory=list)
+    # (section, [(key, value, origin)])
     settings: list[tuple[str, list[tuple[str, str, str]]]] = field(default_factory=list)
-    links: list[tuple[str, str]] = field(default_factory=list)
+    links: list[tuple[str, str]] = field(default_factory=list)  # (path, text)
     tables: list[Table] = field(default_factory=list)
 
 

@@ -26,30 +26,15 @@ _LINKS = (
 
 @dataclass
 class RunFiles:
-    """Content of a run folder's files, and what is wrong with them.
-
-    Attributes
-    ----------
-    place : Location
-        The run folder.
-    job, state : dict
-        Empty where the file is missing.
-    history : list of dict
-        One record a pass.
-    events : list of dict
-    notes : list of str
-        One sentence for each file that is missing or damaged.
-    search : dict
-        What came of a search; empty of other runs.
-    """
+    """Content of a run folder's files, empty where one is missing."""
 
     place: Location
     job: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)  # one record a pass
     events: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    search: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # one sentence for each file that is missing or damaged
+    search: dict[str, Any] = field(default_factory=dict)  # what came of a search; empty of other runs
 
     def event(self, name: str) -> dict[str, Any]:
         """The last event of this name, or an empty dict."""

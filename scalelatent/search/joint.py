@@ -40,12 +40,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Slot:
-    """A member's reduction in a joint one; ``part`` is its name among the member's own. Its blocks may be
-    smaller than the joint ones.
-    """
+    """A member's reduction in a joint one; its blocks may be smaller than the joint ones."""
 
     member: str
-    part: str
+    part: str  # name among the member's own
     reduction: Reduction
     mask: RowMask | None
     block_rows: int = 0
@@ -222,9 +220,7 @@ def _grids(
 
 
 class _Parts:
-    """Parts of a joint pass as they come to light: one for each dataset, tree of leaves and form of rows. Its
-    grid has the largest blocks that are wanted.
-    """
+    """Parts of a joint pass: one for each dataset, tree of leaves and form of rows."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[Any, ...], list[str]] = {}

@@ -166,9 +166,7 @@ def tree_bytes(tree: Any, seen: set[Any] | None = None) -> int:
 
 
 def stage_peak(stage: Stage, resources: Resources, constants: int) -> dict[str, int]:
-    """Bytes of a worker in a joint pass, by what holds them: of several parts the largest, where they take
-    turns.
-    """
+    """Bytes of a worker in a joint pass, by what holds them: of several parts the largest."""
     total: dict[str, int] = {}
     for part, grid in stage.grids.items():
         alone = replace(

@@ -31,37 +31,17 @@ SAMPLE_POINTS = 120_000
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the figures of a run are drawn from.
-
-    Attributes
-    ----------
-    n_rows : int
-    class_names : list of str
-    labelled : bool
-        Whether the rows had labels; else ``codes`` everywhere are predicted classes.
-    feature_shape : tuple of int
-    wiring : Wiring
-    confusion : Confusion or None
-        None without labels.
-    reliability : Reliability or None
-        None without labels, and for all-versus-all, whose scores are votes.
-    sample : Sample or None
-        None for all-versus-all.
-    votes : Votes or None
-        Of all-versus-all.
-    confident, prototypes, mistakes
-        Rows to show.
-    """
+    """What the figures of a run are drawn from."""
 
     n_rows: int
     class_names: list[str]
-    labelled: bool
+    labelled: bool  # else ``codes`` everywhere are predicted classes
     feature_shape: tuple[int, ...]
     wiring: Wiring
-    confusion: Confusion | None
-    reliability: Reliability | None
-    sample: Sample | None
-    votes: Votes | None
+    confusion: Confusion | None  # None without labels
+    reliability: Reliability | None  # None without labels, and for all-versus-all, whose scores are votes
+    sample: Sample | None  # None for all-versus-all
+    votes: Votes | None  # of all-versus-all
     confident: Confident
     prototypes: Prototypes
     mistakes: Mistakes
@@ -129,24 +109,14 @@ def _see(block: Block, latents: Any, scores: Any, prepared: Any) -> RowsSeen:
 
 @dataclass(frozen=True)
 class Wiring:
-    """The columns of ``transform`` that belong to each class.
-
-    Attributes
-    ----------
-    architecture : str
-    capsules : tuple of tuple of (slice, slice)
-        For each class its capsules: (columns of the whole member, columns of the capsule). One capsule a
-        class, but m - 1 of them in an all-versus-all model.
-    pairs : ndarray of int64, shape (members, 2)
-        Classes of each member's two capsules; empty unless all-versus-all.
-    total_dim : int
-        Columns of ``transform``.
-    """
+    """The columns of ``transform`` that belong to each class."""
 
     architecture: str
+    # of each class: (columns of the member, columns of the capsule); m - 1 in all-versus-all
     capsules: tuple[tuple[tuple[slice, slice], ...], ...]
+    # int64 (members, 2), classes of each member's two capsules; empty unless all-versus-all
     pairs: np.ndarray
-    total_dim: int
+    total_dim: int  # columns of ``transform``
 
     @property
     def n_classes(self) -> int:
@@ -189,32 +159,19 @@ def squashed(latents: np.ndarray, member: slice, capsule: slice) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RowsSeen(ClassesSeen):
-    """A block of rows and what the model makes of them.
+    """A block of rows with their latents."""
 
-    Attributes
-    ----------
-    h : ndarray of float32, shape (n, total_dim)
-    """
-
-    h: np.ndarray
+    h: np.ndarray  # float32 (n, total_dim)
 
 
 @dataclass
 class Sample:
-    """Squashed latents of evenly spaced rows.
-
-    Attributes
-    ----------
-    rows : ndarray of int64, shape (k,)
-        Row numbers.
-    codes : ndarray of int32, shape (k,)
-    points : list of ndarray of float32, shape (k, dimension)
-        For each class, the squashed vectors of its capsule (equation 3.1).
-    """
+    """Squashed latents of evenly spaced rows."""
 
     wiring: Wiring
-    rows: np.ndarray
-    codes: np.ndarray
+    rows: np.ndarray  # int64 (k,)
+    codes: np.ndarray  # int32 (k,)
+    # of each class float32 (k, dimension): the squashed vectors of its capsule (equation 3.1)
     points: list[np.ndarray]
 
     @classmethod
@@ -235,18 +192,11 @@ class Sample:
 
 @dataclass
 class Votes:
-    """Votes of an all-versus-all model.
-
-    Attributes
-    ----------
-    wins : ndarray of int64, shape (classes, members)
-        Rows of each class for which a member's first class won.
-    rows : ndarray of int64, shape (classes,)
-    """
+    """Votes of an all-versus-all model."""
 
     wiring: Wiring
-    wins: np.ndarray
-    rows: np.ndarray
+    wins: np.ndarray  # int64 (classes, members): rows of each class for which a member's first class won
+    rows: np.ndarray  # int64 (classes,)
 
     @classmethod
     def empty(cls, wiring: Wiring) -> Votes:
@@ -288,19 +238,11 @@ class Votes:
 
 @dataclass
 class Confident:
-    """The most confidently recognised row of each class.
+    """The most confidently recognised row of each class."""
 
-    Attributes
-    ----------
-    rows : ndarray of int64, shape (classes,)
-        Row number, -1 where the class has no row.
-    score : ndarray of float64, shape (classes,)
-    x : ndarray, shape (classes, features)
-    """
-
-    rows: np.ndarray
-    score: np.ndarray
-    x: np.ndarray
+    rows: np.ndarray  # int64 (classes,), -1 where the class has no row
+    score: np.ndarray  # float64 (classes,)
+    x: np.ndarray  # (classes, features)
 
     @classmethod
     def empty(cls, n_classes: int, n_features: int, dtype: Any) -> Confident:
@@ -320,21 +262,12 @@ class Confident:
 
 @dataclass
 class Prototypes:
-    """For each class and element of its capsule, the row that the element contributes most to (equation 3.2).
-
-    Attributes
-    ----------
-    rows : ndarray of int64, shape (classes, largest dimension)
-        Row number, -1 where there is no such element, or no row.
-    score : ndarray of float64, shape (classes, largest dimension)
-        (h_ia / |h|)^2, in all-versus-all the mean over the members that know the class.
-    x : ndarray, shape (classes, largest dimension, features)
-    """
+    """For each element of a capsule the row that it contributes most to (equation 3.2)."""
 
     wiring: Wiring
-    rows: np.ndarray
-    score: np.ndarray
-    x: np.ndarray
+    rows: np.ndarray  # int64 (classes, largest dimension), -1 where there is no such element, or no row
+    score: np.ndarray  # (h_ia / |h|)^2, in all-versus-all the mean over the members that know the class
+    x: np.ndarray  # (classes, largest dimension, features)
 
     @classmethod
     def empty(cls, wiring: Wiring, n_features: int, dtype: Any) -> Prototypes:

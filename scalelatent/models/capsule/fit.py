@@ -377,9 +377,7 @@ def start_steps(
 def row_order(
     model: CapsuleRegression, n_rows: int, members: Members, options: Mapping[str, Any], seed: int
 ) -> RowOrder:
-    """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options
-    run_rows and buffer_runs.
-    """
+    """The rows of each step: a function of parameters, seed and engine options."""
     chains = int(model.n_chains)
     if model.algorithm == "incremental":
         least = LEAF_ROWS_A_DIMENSION * members.total_dim

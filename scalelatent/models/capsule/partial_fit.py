@@ -172,9 +172,7 @@ def check_same_classes(classes: Any, known: np.ndarray) -> None:
 def checked_rows(
     model: CapsuleRegression, X: Any, y: Any, classes: np.ndarray, first: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and class codes. scikit-learn's checks take longer than a step of one row: arrays that are plainly
-    right do without.
-    """
+    """Rows and class codes; arrays that are plainly right do without scikit-learn's slow checks."""
     if y is None:
         raise ValueError(f"{type(model).__name__} requires y to be passed, but the target y is None")
     plain = type(X) is np.ndarray and X.ndim == 2 and X.dtype.kind in "fiub" and len(X) > 0

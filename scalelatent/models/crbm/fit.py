@@ -388,9 +388,7 @@ def _kernel_bytes(learner: CrbmLearner, resources: Resources) -> int:
 
 
 def _device_bytes(learner: CrbmLearner) -> int:
-    """Parameters, gradient, and messages: of a chain's rows with pair beliefs, or of validation; and what a
-    graph's thread blocks tell each other.
-    """
+    """Parameters, gradient, messages, and what a graph's thread blocks tell each other."""
     v, h = learner.shape.n_visible, learner.shape.n_hidden
     edges = v * h
     matrix, most = 4 * max(edges, 1), max(learner.chain_rows, BLOCK_ROWS if learner.has_validation else 0)

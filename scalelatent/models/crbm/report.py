@@ -76,32 +76,16 @@ def section(
 
 @dataclass(frozen=True)
 class RbmEvidence:
-    """What the figures are drawn from: some rows, and what the model makes of them.
+    """What the figures are drawn from: some rows, and what the model makes of them."""
 
-    Attributes
-    ----------
-    n_rows : int
-        Of the dataset.
-    v, predicted : ndarray of uint8, shape (n, outputs)
-        Outputs of the sampled rows, and what was predicted of them.
-    x : ndarray, shape (n, features), or None
-        What it was predicted from; None of a plain RBM.
-    corrupted : bool
-        Whether ``x`` was made of ``v``, as in training.
-    shape : tuple of int or None
-        Of an image, where outputs are pixels and inputs too.
-    errors : OutputErrors
-    occlusion : dict of int to OutputErrors
-        By the side of the square that is gone; empty where rows are not images.
-    """
-
-    n_rows: int
-    v: np.ndarray
+    n_rows: int  # of the dataset
+    v: np.ndarray  # uint8 (n, outputs), as ``predicted``
     predicted: np.ndarray
-    x: np.ndarray | None
-    corrupted: bool
-    shape: tuple[int, ...] | None
+    x: np.ndarray | None  # what it was predicted from; None of a plain RBM
+    corrupted: bool  # whether ``x`` was made of ``v``, as in training
+    shape: tuple[int, ...] | None  # of an image, where outputs are pixels and inputs too
     errors: OutputErrors
+    # by the side of the square that is gone; empty where rows are not images
     occlusion: dict[int, OutputErrors]
 
 

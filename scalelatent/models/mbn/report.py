@@ -62,35 +62,18 @@ def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
 
 @dataclass(frozen=True)
 class NetworkEvidence:
-    """What the figures of a network are drawn from: some rows through all its layers.
+    """What the figures of a network are drawn from: some rows through all its layers."""
 
-    Attributes
-    ----------
-    n_rows : int
-        Of the dataset.
-    output : ndarray of float32, shape (n, components)
-        Of the sampled rows; of an output of codes their first two principal components, to draw.
-    ranked_by : str
-        What the retrieval curve ranks by: the cosine of components, or the codes that rows share.
-    layers : list of ndarray of float64, shape (n, 2)
-        First two principal components of these rows at each layer.
-    ks : list of int
-    codes : ndarray of int, shape (n,), or None
-        Classes; None without labels, or with several a row.
-    class_names : list of str
-    clusters : dict or None
-        See :func:`.score_clusters`; None also of codes, which have no mean.
-    retrieval : RetrievalCurve or None
-    """
-
-    n_rows: int
-    output: np.ndarray
-    layers: list[np.ndarray]
+    n_rows: int  # of the dataset
+    output: np.ndarray  # float32 (n, components); of an output of codes their first two principal components
+    layers: list[np.ndarray]  # float64 (n, 2), first two principal components at each layer
     ks: list[int]
-    codes: np.ndarray | None
+    codes: np.ndarray | None  # classes; None without labels, or with several a row
     class_names: list[str]
+    # see :func:`.score_clusters`; None also of codes, which have no mean
     clusters: Mapping[str, float] | None
     retrieval: RetrievalCurve | None
+    # of the retrieval curve: the cosine of components, or the codes that rows share
     ranked_by: str = "cosine"
 
 

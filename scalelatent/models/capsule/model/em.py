@@ -356,9 +356,7 @@ class CapsuleEM:
         return bool(state.finished.all())
 
     def summary(self, state: CapsuleState) -> dict[str, float | int | None]:
-        """The last pass's measurements: of an ensemble means over its members, and the validation error of
-        what they decide together.
-        """
+        """The last pass's measurements: means over members, and the validation error of all together."""
         rounds = np.minimum(state.measured_round, len(self.nu) - 1)
         return {
             "pass": state.iteration,

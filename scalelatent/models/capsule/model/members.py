@@ -51,9 +51,7 @@ class Members:
 
     @cached_property
     def groups(self) -> tuple[tuple[int | None, np.ndarray], ...]:
-        """(class, members): the members that look at a class, or (None, all members) where every member looks
-        at every row.
-        """
+        """(class, members that look at it), or (None, all) where every member looks at every row."""
         if (self.labels >= 0).all():
             return ((None, np.arange(self.n_members)),)
         return tuple((c, np.flatnonzero(self.labels[:, c] >= 0)) for c in range(self.n_classes))

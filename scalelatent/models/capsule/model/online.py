@@ -238,9 +238,7 @@ class OnlineCapsule:
         return bool(state.finished.all())
 
     def summary(self, state: OnlineState) -> dict[str, float | int | None]:
-        """Measurements of the epoch, of an ensemble means over its members; in mid-epoch, of its part that is
-        done.
-        """
+        """Measurements of the epoch, or of its part that is done; means over members."""
         objective, error, active = state.objective, state.train_error, state.active
         if state.sums[:, 3].any():
             total = np.maximum(state.sums[:, 3], np.finfo(float).tiny)

@@ -39,9 +39,7 @@ def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> 
 def random_start(
     members: Members, moment: np.ndarray, weight: np.ndarray, scale: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Gaussian W with standard deviation ``scale`` / sqrt(mean squared length of a row): h then has about
-    that scale.
-    """
+    """Gaussian W such that h has standard deviation ``scale`` for a row of mean length."""
     length = np.trace(moment.sum(axis=0)) / weight.sum()
     return (
         rng.normal(size=(members.total_dim, moment.shape[1])) * scale / np.sqrt(length if length > 0 else 1.0)
