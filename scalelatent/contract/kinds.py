@@ -80,11 +80,9 @@ class Kind:
     scoring_seconds: float = 0.0
 
     def estimator_class(self) -> Any:
-        """Import the class of the estimator."""
         return load(self.estimator)
 
     def table(self) -> Parameters:
-        """Import the constructor's parameters."""
         table: Parameters = load(self.parameters)
         return table
 
@@ -129,7 +127,6 @@ def find_kernels(name: str) -> Mapping[str, str] | None:
 
 
 def kernel_names() -> list[str]:
-    """The names of all kernels."""
     return sorted({name for kind in known_kinds().values() for name in kind.kernels})
 
 

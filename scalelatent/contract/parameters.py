@@ -22,7 +22,6 @@ def is_whole(value: Any, least: int = 1) -> bool:
 
 
 def is_list(value: Any) -> bool:
-    """Whether a parameter is a list, tuple or array."""
     return hasattr(value, "__len__") and hasattr(value, "__iter__") and not isinstance(value, (str, Mapping))
 
 
@@ -172,7 +171,6 @@ class Parameters:
         return next(entry for entry in self.entries if entry.name == name)
 
     def defaults(self) -> dict[str, Any]:
-        """Defaults by name."""
         return {entry.name: entry.default for entry in self.entries}
 
     def check(self, model: Any) -> None:

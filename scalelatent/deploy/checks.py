@@ -73,17 +73,14 @@ class Finding:
 
 
 def ok(found: str, hint: str = "") -> Finding:
-    """All is well."""
     return Finding("", "ok", found, hint)
 
 
 def warn(found: str, fix: str) -> Finding:
-    """It works, but slower or with a risk."""
     return Finding("", "warn", found, fix)
 
 
 def fail(found: str, fix: str) -> Finding:
-    """A fit will not work."""
     return Finding("", "fail", found, fix)
 
 

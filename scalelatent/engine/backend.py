@@ -48,7 +48,6 @@ class HostBackend:
         self._buffers: dict[str, np.ndarray] = {}
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """The kernel's body for this backend."""
         return find_kernel(name, self.name)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -76,7 +75,6 @@ class HostBackend:
         return np.take(a, rows, axis=0, out=out, mode="clip")
 
     def matmul(self, a: np.ndarray, b: np.ndarray, name: str) -> np.ndarray:
-        """Matrix product in a named buffer."""
         return np.matmul(a, b, out=self.buffer(name, (a.shape[0], b.shape[1]), a.dtype))
 
     def table(self, table: Any) -> Any:
@@ -91,7 +89,6 @@ class HostBackend:
         """Nothing: there is enough."""
 
     def memory_error(self, error: Exception) -> Exception:
-        """The error itself."""
         return error
 
 
@@ -174,7 +171,6 @@ class CupyBackend:
         return call
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Scratch on the device of this shape, valid until the same name is asked for again."""
         size = int(np.prod(shape))
         kept = self._buffers.get(name)
         if kept is None or kept.size < size or kept.dtype != dtype:
@@ -185,7 +181,6 @@ class CupyBackend:
         return kept[:size].reshape(shape)
 
     def asarray(self, a: Any, dtype: Any, name: str | None = None) -> Any:
-        """``a`` on the device as a contiguous array of ``dtype``."""
         dtype = np.dtype(dtype)
         with self._work("moving an array to the card"):
             if isinstance(a, self.xp.ndarray):

@@ -34,7 +34,6 @@ class Progress:
         self._first: int | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        """Rows done, of all rows."""
         now = time.perf_counter()
         if self._first is None:
             self._first = done  # rows that an interrupted pass had left: no part of the rate

@@ -100,7 +100,6 @@ class PieceCache:
             self._clock += 1
 
     def get(self, key: Hashable) -> Piece | None:
-        """The piece, or None."""
         with self._lock:
             found = self._pieces.get(key)
             if found is not None:
@@ -133,7 +132,6 @@ class PieceCache:
         del self._touched[key]
 
     def clear(self) -> None:
-        """Forget everything."""
         with self._lock:
             self._pieces.clear()
             self._touched.clear()

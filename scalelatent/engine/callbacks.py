@@ -114,23 +114,18 @@ class Callbacks(Callback):
         return [getattr(callback, hook)(*given) for callback in self.callbacks]
 
     def on_run_start(self, info: dict[str, Any]) -> None:
-        """Pass on."""
         self._tell("on_run_start", info)
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        """Pass on."""
         self._tell("on_fit_start", info)
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Pass on."""
         self._tell("on_stage", info)
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Pass on."""
         self._tell("on_progress", info)
 
     def on_wait(self) -> None:
-        """Pass on."""
         self._tell("on_wait")
 
     def on_pass_end(self, record: dict[str, Any]) -> bool:
@@ -138,23 +133,18 @@ class Callbacks(Callback):
         return any(self._tell("on_pass_end", record))
 
     def on_report(self, record: dict[str, Any]) -> bool:
-        """Pass on; all are asked, any may stop."""
         return any(self._tell("on_report", record))
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
-        """Pass on."""
         self._tell("on_checkpoint", info)
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Pass on."""
         self._tell("on_event", info)
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        """Pass on."""
         self._tell("on_fit_end", info)
 
     def on_run_end(self, info: dict[str, Any]) -> None:
-        """Pass on."""
         self._tell("on_run_end", info)
 
 

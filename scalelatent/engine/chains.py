@@ -188,11 +188,9 @@ class InProcessSteps:
         self._runner.close()
 
     def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:
-        """The state itself."""
         return state
 
     def get(self, place: Place, handle: Any) -> Any:
-        """The state itself."""
         return handle
 
     def steps(self, place: Place, stop: int, handle: Any) -> Iterator[Advance]:
@@ -207,9 +205,7 @@ class InProcessSteps:
             before = after
 
     def end_epoch(self, place: Place, handle: Any) -> Any:
-        """The learner's schedule."""
         return self._learner.end_epoch(handle)
 
     def summary(self, place: Place, handle: Any) -> tuple[dict[str, Any], bool]:
-        """The learner's scalars, and whether it is done."""
         return self._learner.summary(handle), self._learner.is_done(handle)

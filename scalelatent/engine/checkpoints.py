@@ -68,12 +68,10 @@ class EngineStore:
     # -- records ---------------------------------------------------------------------------------------------
 
     def write(self, name: str, tree: Any, *, durable: bool = True) -> int:
-        """Write a record; see :func:`~scalelatent.storage.record.write_record`."""
         self._check_run(name)
         return write_record(self.place, name, tree, durable=durable)
 
     def read(self, name: str) -> Any:
-        """Read a record; see :func:`~scalelatent.storage.record.read_record`."""
         return read_record(self.place, name)
 
     def names(self, pattern: re.Pattern[str]) -> list[re.Match[str]]:
@@ -153,7 +151,6 @@ class EngineStore:
             return None
 
     def drop_result(self, name: str) -> None:
-        """Forget a result."""
         self.remove(f"result-{name}.rec")
 
     # -- states ----------------------------------------------------------------------------------------------
@@ -205,7 +202,6 @@ class EngineStore:
         return states, marks
 
     def load_state(self, stage: str, iteration: int) -> Any:
-        """One state."""
         return self.read(_state_name(stage, iteration))
 
     def latest_state(self, stage: str) -> tuple[int, Any, list[str]] | None:
@@ -246,7 +242,6 @@ class EngineStore:
         ]
 
     def load_node(self, stage: str, iteration: int, span: Span, length: int) -> np.ndarray | None:
-        """Vector of a finished span."""
         try:
             vector = self.read(_node_name(stage, iteration, span))
         except RunError:

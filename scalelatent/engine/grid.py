@@ -40,7 +40,6 @@ class RowGrid:
 
     @cached_property
     def n_leaves(self) -> int:
-        """Number of leaves."""
         return -(-self.n_rows // self.leaf_rows)
 
     @cached_property
@@ -126,7 +125,6 @@ class PairTree:
 
     @property
     def depth(self) -> int:
-        """Levels above the leaves."""
         return (self.n_leaves - 1).bit_length()
 
     def family(self, level: int, node: int) -> range:
@@ -143,7 +141,6 @@ class TreeReducer:
         self._nodes: dict[tuple[int, int], np.ndarray] = {}
 
     def add(self, level: int, index: int, vector: np.ndarray) -> None:
-        """Give the vector of a node."""
         self._nodes[level, index] = vector
         while level < self.tree.depth:
             family = self.tree.family(level, index)

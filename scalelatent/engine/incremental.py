@@ -41,19 +41,15 @@ class KeptLeaves:
 
     @property
     def wants(self) -> Wants:
-        """Of the learner."""
         return self.learner.wants
 
     def layout(self) -> Layout:
-        """Of the learner."""
         return self.learner.layout()
 
     def flops_per_row(self) -> float:
-        """Of the learner."""
         return float(self.learner.flops_per_row())
 
     def prepare(self, state: Any, backend: Backend) -> Any:
-        """Of the learner."""
         return self.learner.prepare(state, backend)
 
     def name(self, epoch: int, row: int) -> str:
@@ -76,27 +72,21 @@ class KeptLeaves:
         self.learner.exchange(prepared, old, new, stats)
 
     def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
-        """Of the learner."""
         return self.learner.step(state, stats, n_rows)
 
     def end_epoch(self, state: Any) -> Any:
-        """Of the learner."""
         return self.learner.end_epoch(state)
 
     def summary(self, state: Any) -> dict[str, float | int | None]:
-        """Of the learner."""
         return dict(self.learner.summary(state))
 
     def is_done(self, state: Any) -> bool:
-        """Of the learner."""
         return bool(self.learner.is_done(state))
 
     def validation(self) -> Reduction:
-        """Of the learner."""
         return self.learner.validation()
 
     def validated(self, state: Any, stats: Stats) -> Any:
-        """Of the learner."""
         return self.learner.validated(state, stats)
 
 

@@ -73,15 +73,12 @@ class InProcessExecutor:
             self._allowed = stage.name
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
-        """The state itself."""
         return state
 
     def get_state(self, stage: Stage, iteration: int, handle: Any) -> Any:
-        """The state itself."""
         return handle
 
     def step(self, stage: Stage, iteration: int, handle: Any, on_rows: OnRows) -> StepResult:
-        """One pass and its M-step."""
         stats, rows, nbytes = self._reduce(stage, iteration, handle, on_rows)
         with lend(self.workers):
             state = stage.batch.update(handle, stats)
@@ -102,7 +99,6 @@ class InProcessExecutor:
         return InProcessSteps(runner, self.cache)
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
-        """One pass of reductions."""
         stats = self._reduce(stage, 0, None, on_rows)[0]
         if self.store is not None:
             self.store.drop_nodes()

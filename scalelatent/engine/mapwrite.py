@@ -89,7 +89,6 @@ def common_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_spec(spec: dict[str, Any]) -> Dataset:
-    """The dataset of a spec."""
     from scalelatent.data import Dataset
 
     return Dataset.from_spec(spec)
@@ -104,7 +103,6 @@ class MapTask(OutputTask):
     classes: np.ndarray | None = None
 
     def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent) -> int:
-        """See :meth:`.OutputTask.write_shard`."""
         start, stop = self.writer.shard_bounds(shard)
         tiled = self.writer.n_tiles > 1
         # Rows that are read once are not kept: they would push out what is read again.
@@ -143,13 +141,11 @@ class MapTask(OutputTask):
         return self.dataset.read_y(start, stop) if self.with_labels and self.dataset.has_y else None, weight
 
     def to_tree(self) -> dict[str, Any]:
-        """What a record holds of it, for the workers."""
         own = {"row_map": self.row_map, "classes": self.classes, "with_labels": self.with_labels}
         return {**super().to_tree(), **own}
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> MapTask:
-        """The task of :meth:`to_tree`."""
         own = {name: tree[name] for name in ("row_map", "classes", "with_labels")}
         return cls(**common_fields(tree), **own)
 

@@ -26,19 +26,15 @@ class ValidationPass:
     learner: ValidatedLearner
 
     def reductions(self) -> Mapping[str, Reduction]:
-        """The validation rows."""
         return {"validation": self.learner.validation()}
 
     def update(self, state: Any, stats: Mapping[str, Stats]) -> Any:
-        """The learner's ``validated``."""
         return self.learner.validated(state, stats["validation"])
 
     def summary(self, state: Any) -> dict[str, Any]:
-        """Of the learner."""
         return self.learner.summary(state)
 
     def is_done(self, state: Any) -> bool:
-        """Of the learner."""
         return self.learner.is_done(state)
 
 

@@ -51,7 +51,6 @@ class RowOrder:
 
     @property
     def n_steps(self) -> int:
-        """Steps of an epoch."""
         return -(-self.n_rows // self.batch_rows)
 
     @property

@@ -88,7 +88,6 @@ class Stage:
 
     @property
     def rows(self) -> int:
-        """Rows of a pass."""
         return sum(grid.n_rows for grid in self.grids.values())
 
 

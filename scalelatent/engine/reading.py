@@ -84,7 +84,6 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def count(self, nbytes: int) -> None:
-        """Add to the bytes."""
         with self._lock:
             self.bytes_read += nbytes
 

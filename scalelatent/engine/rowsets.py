@@ -41,20 +41,16 @@ class ChosenRows:
 
     @property
     def wants(self) -> Wants:
-        """Nothing."""
         return Wants()
 
     @property
     def set_rows(self) -> int:
-        """All of them."""
         return len(self.numbers)
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of a row, dtype)."""
         return (self.n_features,), "float32"
 
     def rows(self, which: int) -> np.ndarray:
-        """Numbers of the rows."""
         return self.numbers
 
     def take(self, which: int, x: Any, rows: np.ndarray) -> np.ndarray:
@@ -100,12 +96,10 @@ class SomeOfSet:
     places: np.ndarray
 
     def read(self, which: int) -> np.ndarray:
-        """The rows."""
         return np.asarray(self.whole.read(which))[self.places]
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """As of :class:`StoredSets`."""
         return tuple(np.flatnonzero(np.isin(self.places, self.whole.missing)).tolist())
 
 
@@ -127,11 +121,9 @@ class SetsTask(OutputTask):
     sets: RowSets
 
     def source_rows(self, shard: int) -> tuple[int, int]:
-        """Any."""
         return 0, len(self.dataset)
 
     def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent) -> int:
-        """See :meth:`.OutputTask.write_shard`."""
         start, stop = self.writer.shard_bounds(shard)
         numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
         kept: list[list[Any]] = [[] for _ in numbers]
@@ -166,12 +158,10 @@ class SetsTask(OutputTask):
             yield first, x, places
 
     def to_tree(self) -> dict[str, Any]:
-        """What a record holds of it, for the workers."""
         return {**super().to_tree(), "sets": self.sets}
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> SetsTask:
-        """The task of :meth:`to_tree`."""
         return cls(**common_fields(tree), sets=tree["sets"])
 
 

@@ -35,7 +35,6 @@ class _OneThread:
         self._zarr: Any = None
 
     def enter(self) -> None:
-        """One more user."""
         import zarr
 
         with self._lock:
@@ -46,7 +45,6 @@ class _OneThread:
             self._users += 1
 
     def leave(self) -> None:
-        """One user less."""
         with self._lock:
             self._users -= 1
             if not self._users:

@@ -41,11 +41,9 @@ class Passes(Callback):
         self.layer = f"in layer {info['layer']} of {info['layers']}" if info.get("layer") else ""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        """Keep the record."""
         self.records.append(record)
 
     def on_report(self, record: dict[str, Any]) -> None:
-        """Keep the record."""
         self.records.append(record)
 
     def on_event(self, info: dict[str, Any]) -> None:

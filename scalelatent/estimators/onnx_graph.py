@@ -48,7 +48,6 @@ class RowGraph:
         return name
 
     def cast(self, value: str, dtype: Any) -> str:
-        """A value in another dtype."""
         return self.node("Cast", value, to=self._type(dtype))
 
     def sum(self, value: str, axis: int) -> str:
@@ -56,7 +55,6 @@ class RowGraph:
         return self.node("ReduceSum", value, self.constant(np.array([axis])), keepdims=1)
 
     def output(self, name: str, value: str, dtype: Any, shape: list[str | int]) -> None:
-        """Name an output."""
         self._nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
         self._outputs.append(self._onnx.helper.make_tensor_value_info(name, self._type(dtype), shape))
 

@@ -53,7 +53,6 @@ class Rows:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Classes of the dataset."""
         return self.dataset.classes
 
     @property
@@ -63,7 +62,6 @@ class Rows:
 
     @property
     def has_weight(self) -> bool:
-        """Whether the rows are weighted."""
         return self.dataset.has_weight
 
     def pieces(self) -> list[Dataset]:
@@ -112,7 +110,6 @@ class Derive:
     arguments: tuple[Any, ...]
 
     def value(self) -> Any:
-        """Compute it."""
         return self.function(*self.arguments)
 
 

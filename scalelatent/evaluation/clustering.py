@@ -238,7 +238,6 @@ def _rows_of(output: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def labels_of(dataset: Dataset) -> np.ndarray:
-    """The classes of a dataset."""
     where = dataset.url or "the rows"
     if not dataset.has_y:
         raise DataError(

@@ -128,7 +128,6 @@ class RetrievalCurve:
     n_queries: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain numbers."""
         return {
             "levels": self.levels.tolist(),
             "accuracy": self.accuracy.tolist(),

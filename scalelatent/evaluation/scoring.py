@@ -125,7 +125,6 @@ class RowsTold(Callback):
         self._told = told
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Tell it."""
         self._told(info["rows_done"], info["rows_total"])
 
 

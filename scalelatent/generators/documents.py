@@ -78,7 +78,6 @@ class ResampledDocuments:
 
     @property
     def n_features(self) -> int:
-        """Number of columns."""
         return self._base.n_features
 
     def base_of(self, index: Any) -> Any:

@@ -152,7 +152,6 @@ class ImageSet:
 
     @property
     def n_pixels(self) -> int:
-        """Pixels of an image."""
         return math.prod(self.image_shape)
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -320,7 +319,6 @@ class Traits(ImageSet):
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Arguments of `create_dataset`."""
         return {**super().columns, "y_dtype": np.uint8}
 
     def _label(self, draws: np.ndarray) -> np.ndarray:

@@ -97,7 +97,6 @@ class DevicesSeen(Callback):
         self.told: dict[str, Any] = {}
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Take note of devices."""
         if info.get("event") == "devices":
             self.told = {"devices": info["devices"]}
         if info.get("event") in ("devices", "blocks_cut") and "message" in info:

@@ -52,7 +52,6 @@ class StopRequest(Callback):
         self.check()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        """Leave between two passes."""
         self.check()
 
 

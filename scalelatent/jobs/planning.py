@@ -41,7 +41,6 @@ class PlannedCluster:
         return cls({f"worker-{number}": worker for number in range(cluster.workers or 1)})
 
     def scheduler_info(self, n_workers: int = -1) -> dict[str, Any]:
-        """The workers to come."""
         return {"workers": {address: dict(worker) for address, worker in self._workers.items()}}
 
 

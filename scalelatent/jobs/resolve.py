@@ -186,7 +186,6 @@ def _harmless(section: str, key: str, value: Any, where: str) -> Any:
 
 
 def _callbacks(given: Any, where: str) -> tuple[dict[str, Any], ...]:
-    """The tables of ``[[callbacks]]``."""
     tables = check_callbacks(given, where)
     for table in tables:
         for key, value in table.items():

@@ -149,7 +149,6 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Open an existing run folder."""
         folder = cls(path)
         if not is_run_folder(folder.url):
             local = folder.place.local_path("")
@@ -176,7 +175,6 @@ class RunFolder:
 
     @property
     def has_model(self) -> bool:
-        """Whether a fitted model was saved."""
         return self.place.has("model.zarr/zarr.json")
 
     @property
@@ -186,7 +184,6 @@ class RunFolder:
 
     @property
     def has_report(self) -> bool:
-        """Whether there is a report."""
         return self.place.has("report/index.html")
 
     @property
@@ -196,7 +193,6 @@ class RunFolder:
 
     @property
     def id(self) -> str:
-        """The job id."""
         return str(self.read_state()["id"])
 
     def read_job(self) -> Job:
@@ -283,7 +279,6 @@ class RunFolder:
         self._log(name).rewrite([line for line, _ in self._whole(name)[:count]])
 
     def remove(self) -> None:
-        """Remove the folder and everything in it."""
         with suppress(OSError):
             self.place.clear()
 

@@ -42,7 +42,6 @@ def candidates_of(job: Job) -> list[dict[str, Any]]:
 
 
 def make_search(job: Job, estimator: Any) -> Any:
-    """The unfitted search of a job."""
     from scalelatent.search.search import Search
 
     assert job.search is not None
@@ -64,7 +63,6 @@ class SearchNews(Callback):
             self._folder.update_state(search=self._told)
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """A candidate was fitted and scored."""
         if info.get("event") != "candidate_scored":
             return
         self._told |= {"fits_done": info["fit"], "fits": info["fits"]}

@@ -319,7 +319,6 @@ class Job:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], *, where: str = "job.json") -> Job:
-        """Read back what `to_dict` gave."""
         if stored.get("format") != FORMAT:
             raise JobError(f"{where} is not a scalelatent job (its 'format' is {stored.get('format')!r})")
         version = stored.get("format_version")

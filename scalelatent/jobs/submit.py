@@ -52,7 +52,6 @@ class Submitted:
     dashboard: str
 
     def to_dict(self) -> dict[str, str]:
-        """Return it as a JSON-able dict, with the state."""
         return {**asdict(self), "state": "queued"}
 
 

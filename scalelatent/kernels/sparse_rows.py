@@ -34,12 +34,10 @@ class CsrRows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the values."""
         return self.data.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the three arrays."""
         return self.data.nbytes + self.indices.nbytes + self.indptr.nbytes
 
     def __len__(self) -> int:

@@ -73,7 +73,6 @@ class Curve:
         return out
 
     def last(self, name: str) -> float | None:
-        """The last number of a column."""
         return next((value for value in reversed(self.columns[name]) if value == value), None)
 
     def _push(self, x: float, values: Mapping[str, float | None]) -> None:
@@ -140,7 +139,6 @@ class WorkerShare:
         self.rate, self.last, self.lost = Rate(), "", False
 
     def add(self, message: Mapping[str, Any], now: float) -> None:
-        """Take in a span."""
         rows, seconds = int(number(message, "rows")), number(message, "seconds")
         self.name = clip(message.get("name") or self.address, 80)
         self.pool = pool_of(message)
@@ -154,7 +152,6 @@ class WorkerShare:
         self.last, self.seen, self.lost = span_text(message), now, False
 
     def to_dict(self, now: float) -> dict[str, Any]:
-        """For JSON."""
         return {
             "worker": self.address,
             "name": self.name,

@@ -36,11 +36,9 @@ class RunLog(Callback):
         self._fit: dict[str, Any] = {}  # which one of a search's
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        """Note that the fit begins (or goes on)."""
         self.folder.event("fit_started", **_scalars(info))
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        """Append the record of the pass."""
         if self._first:
             self._first = False
             self._drop_repeated(record)
@@ -52,7 +50,6 @@ class RunLog(Callback):
         self._last = record
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Note that a part of the fit begins."""
         self.folder.event("stage", **_scalars(info))
         self.folder.update_state(stage=info.get("stage"))
 
@@ -73,7 +70,6 @@ class RunLog(Callback):
             self.folder.update_state(quarantined_shards=shards, quarantined_rows=rows)
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
-        """Note the checkpoint."""
         self.folder.event("checkpoint", **_scalars(info))
 
     def on_fit_end(self, info: dict[str, Any]) -> None:

@@ -48,7 +48,6 @@ class PageHandler(_Handler):
     """The page: Dask's frame around ours."""
 
     def get(self) -> None:
-        """Answer with the page."""
         _ = self.board
         folder, variables = hooks.page_frame(self.scheduler)
         self.set_header("Content-Type", "text/html; charset=utf-8")
@@ -60,7 +59,6 @@ class JsonHandler(_Handler):
     """``/scalelatent.json``, and with ``?job=ID`` all that is known of one job."""
 
     def get(self) -> None:
-        """Answer with the jobs."""
         wanted = self.get_query_argument("job", None)
         board = self.board
         if wanted is not None and board.find(wanted) is None:

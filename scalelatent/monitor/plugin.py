@@ -65,7 +65,6 @@ class ScalelatentPlugin(SchedulerPlugin):
         self._forgive(scheduler, keys)
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
-        """Tell that a worker has come."""
         state = scheduler.workers.get(worker)
         self._workers[worker] = state  # a removed worker's name and memory are asked for after it has gone
         name = str(getattr(state, "name", ""))

@@ -96,7 +96,6 @@ class ProgressDisplay(Callback):
         self.close()
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        """Open the display."""
         self._info = dict(info)
         self._began = info.get("began") or self._began or time.time()
         if self._live is None:
@@ -117,14 +116,12 @@ class ProgressDisplay(Callback):
             self._say(self._where() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Take in how far the pass is."""
         self._now = dict(info)
         if self._live is None and self._quiet_for(self.every_seconds * 2):
             done, total = info.get("rows_done", 0), info.get("rows_total", 0)
             self._say(f"{self._where()}: {done:,} of {total:,} rows")
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        """Take in the numbers of a pass."""
         self._record = dict(record)
         self._compiling.clear()  # a worker that died has nothing more to say
         seconds = record.get("seconds")
@@ -247,12 +244,10 @@ class NotebookProgress(ProgressDisplay):
         super().__init__(Console(quiet=True))
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Show what begins."""
         super().on_stage(info)
         self._renew()
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Take in how far the pass is."""
         super().on_progress(info)
         self._renew()
 
@@ -261,7 +256,6 @@ class NotebookProgress(ProgressDisplay):
         self._renew()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        """Take in the numbers of a pass."""
         super().on_pass_end(record)
         self._renew()
 

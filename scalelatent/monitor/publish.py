@@ -117,12 +117,10 @@ class ClusterLog(Callback):
     # -- hooks of the fit ------------------------------------------------------------------------------------
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        """Tell what the fit is about to do."""
         self._introduce()
         self._event("fit_started", info)
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Tell of a part of the fit."""
         self._event("stage", info)
 
     def on_wait(self) -> None:
@@ -137,12 +135,10 @@ class ClusterLog(Callback):
             self._send({"kind": "progress", **scalars(info)})
 
     def on_pass_end(self, record: dict[str, Any]) -> bool | None:
-        """Tell the numbers of the pass."""
         self._record(record)
         return None
 
     def on_report(self, record: dict[str, Any]) -> bool | None:
-        """Tell the numbers in mid-epoch."""
         self._record(record)
         return None
 
@@ -152,7 +148,6 @@ class ClusterLog(Callback):
             self._event("checkpoint", info)
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Tell what the engine tells."""
         self._event(str(info.get("event", "note")), info)
 
     def on_fit_end(self, info: dict[str, Any]) -> None:

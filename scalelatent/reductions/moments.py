@@ -30,7 +30,6 @@ class SecondMoments:
     class_weight: np.ndarray | None = None
 
     def layout(self) -> Layout:
-        """Fields of the statistic."""
         m, p = max(self.n_classes, 1), self.n_features
         return Layout((("moment", (m, p, p)), ("weight", (m,)), ("count", (m,))))
 
@@ -85,7 +84,6 @@ class Project:
     basis: np.ndarray
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """((q,), "float32")."""
         return (self.basis.shape[1],), "float32"
 
     def prepare(self, backend: Any) -> Any:
@@ -93,7 +91,6 @@ class Project:
         return backend, backend.asarray(self.basis, np.float32)
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
-        """Projected rows."""
         if place := find_nonfinite(block, LARGEST):
             raise NonFiniteError(place)
         backend, basis = prepared

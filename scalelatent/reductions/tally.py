@@ -62,7 +62,6 @@ class ScoreTally:
         return replace(self.row_map.wants, labels=False)
 
     def layout(self) -> Layout:
-        """Fields of the statistic."""
         return Layout((("confusion", (self.n_classes, self.n_classes)), ("log_loss", ())))
 
     def flops_per_row(self) -> float:
@@ -70,11 +69,9 @@ class ScoreTally:
         return 1e4
 
     def prepare(self, state: Any, backend: Any) -> Any:
-        """What the map needs."""
         return self.row_map.prepare(backend)
 
     def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
-        """Count the rows of a block."""
         assert block.y is not None
         p = self.row_map.apply(prepared, block)
         weight = np.ones(len(block.y)) if block.weight is None else block.weight

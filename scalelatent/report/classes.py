@@ -57,11 +57,9 @@ class Confusion:
 
     @classmethod
     def empty(cls, n_classes: int) -> Confusion:
-        """Before the first row."""
         return cls(np.zeros((n_classes, n_classes), dtype=np.int64))
 
     def add(self, seen: ClassesSeen) -> None:
-        """Count a block."""
         m = len(self.counts)
         self.counts += np.bincount(seen.codes * m + seen.guess, minlength=m * m).reshape(m, m)
         weight = np.ones(len(seen.guess)) if seen.weight is None else seen.weight
@@ -91,11 +89,9 @@ class Reliability:
 
     @classmethod
     def empty(cls) -> Reliability:
-        """Before the first row."""
         return cls(*np.zeros((3, RELIABILITY_BINS)))
 
     def add(self, seen: ClassesSeen) -> None:
-        """Count a block."""
         rows, bins = np.arange(len(seen.guess)), len(self.counts)
         weight = np.ones(len(rows)) if seen.weight is None else seen.weight
         top = seen.score[rows, seen.guess]
@@ -172,7 +168,6 @@ def calibration_text(kept: Reliability, more: str = "") -> str:
 
 
 def confusion_picture(confusion: Confusion, names: Sequence[str], rows: str) -> Picture:
-    """The confusion matrix."""
     off = confusion.counts - np.diag(np.diag(confusion.counts))
     caption = (
         f"Rows of each true class by predicted class, {rows} rows; the bars are each class's error. "

@@ -107,6 +107,5 @@ def png_bytes(figure: Figure) -> bytes:
 
 
 def write_png(figure: Figure, path: str | Path) -> Any:
-    """Write the figure as PNG."""
     with open(path, "wb") as file:
         file.write(png_bytes(figure))

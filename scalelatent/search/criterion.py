@@ -65,7 +65,6 @@ class Scoring:
             )
 
     def __call__(self, model: Any, rows: Dataset) -> float:
-        """The score."""
         return float(self._score(model, rows))
 
 

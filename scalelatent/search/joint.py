@@ -112,7 +112,6 @@ class JointReduction:
         return sum(slot.reduction.flops_per_row() for slot in self.slots)
 
     def prepare(self, state: JointState | None, backend: Any) -> Any:
-        """What each member needs."""
         states = {} if state is None else state.members
         return backend, [slot.reduction.prepare(states.get(slot.member), backend) for slot in self.slots]
 
@@ -158,7 +157,6 @@ class JointLearner:
         }
 
     def reductions(self) -> Mapping[str, Reduction]:
-        """Parts of the joint pass."""
         return self._reductions
 
     def update(self, state: JointState, stats: Mapping[str, Stats]) -> JointState:

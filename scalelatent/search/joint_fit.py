@@ -32,7 +32,6 @@ class Memo:
         self._kept: dict[Any, tuple[Any, Any]] = {}
 
     def __call__(self, step: Derive) -> Any:
-        """The value of a step."""
         key = step.function.__module__, step.function.__qualname__, *map(identity, step.arguments)
         if key not in self._kept:
             # The arguments stay alive with the value: their addresses are part of the key.

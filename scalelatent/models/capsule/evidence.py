@@ -120,7 +120,6 @@ class Wiring:
 
     @property
     def n_classes(self) -> int:
-        """Number of classes."""
         return len(self.capsules)
 
     @property
@@ -176,7 +175,6 @@ class Sample:
 
     @classmethod
     def empty(cls, wiring: Wiring, n_rows: int, sample_rows: int) -> Sample:
-        """Choose the rows."""
         k = max(1, min(n_rows, sample_rows))
         rows = np.arange(k, dtype=np.int64) * n_rows // k
         return cls(wiring, rows, np.zeros(k, np.int32), [np.zeros((k, d), np.float32) for d in wiring.dims])
@@ -200,12 +198,10 @@ class Votes:
 
     @classmethod
     def empty(cls, wiring: Wiring) -> Votes:
-        """Before the first row."""
         m = wiring.n_classes
         return cls(wiring, np.zeros((m, len(wiring.pairs)), np.int64), np.zeros(m, np.int64))
 
     def add(self, seen: RowsSeen) -> None:
-        """Count a block."""
         m, members = self.wins.shape
         square = np.square(seen.h, dtype=np.float64)
         # All members have two capsules of one dimension, stacked: one reshape gives every length.
@@ -246,7 +242,6 @@ class Confident:
 
     @classmethod
     def empty(cls, n_classes: int, n_features: int, dtype: Any) -> Confident:
-        """Before the first row."""
         return cls(
             np.full(n_classes, -1), np.full(n_classes, -np.inf), np.zeros((n_classes, n_features), dtype)
         )
@@ -271,7 +266,6 @@ class Prototypes:
 
     @classmethod
     def empty(cls, wiring: Wiring, n_features: int, dtype: Any) -> Prototypes:
-        """Before the first row."""
         shape = (wiring.n_classes, max(wiring.dims))
         return cls(wiring, np.full(shape, -1), np.full(shape, -np.inf), np.zeros((*shape, n_features), dtype))
 

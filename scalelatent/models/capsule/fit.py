@@ -432,7 +432,6 @@ def online_step(
 
 
 def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
-    """What a fit of these rows would need."""
     train, validation, resources = told.train, told.held, told.resources
     classes = train.classes
     assert classes is not None

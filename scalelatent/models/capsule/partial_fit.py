@@ -105,7 +105,6 @@ class CapsuleStream:
     def restored(
         cls, members: Members, w: np.ndarray, values: dict[str, Any], arrays: dict[str, np.ndarray]
     ) -> Self:
-        """The inverse of :meth:`state`."""
         stream = cls(members, None, values.get("seen_rows", 0.0))
         if "moment" in arrays:
             weight = arrays["moment_weight"]

@@ -228,7 +228,6 @@ def row_order(model: ConditionalRBM, n_rows: int, options: Mapping[str, Any], se
 
 
 def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
-    """The learner of a fit."""
     shape, chains = shape_of(model, train), n_chains(model, len(train))
     size = batch_size(model, len(train))
     steps = LEARNERS[model.learner].gibbs_steps if model.gibbs_steps is None else int(model.gibbs_steps)
@@ -349,7 +348,6 @@ def fitting_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
 
 
 def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
-    """What a fit of these rows would need."""
     train, held, resources = told.train, told.held, told.resources
     learner, order = make_learner(model, train, held, 0), row_order(model, len(train), told.options, 0)
     shape = learner.shape

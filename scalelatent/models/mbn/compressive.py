@@ -335,7 +335,6 @@ class CompressiveMBN(StreamedEstimator):
 
 
 def import_torch() -> Any:
-    """PyTorch."""
     try:
         import torch
     except ImportError as error:
@@ -470,7 +469,6 @@ class Trainer:
         return out
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
         with self.torch.no_grad():
             for i, p in enumerate(self.parameters):
                 p.copy_(self._to_device(state[f"p{i}"]))

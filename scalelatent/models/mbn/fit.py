@@ -247,7 +247,6 @@ def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Data
 
 
 def plan(model: MultilayerBootstrapNetwork, told: Forecast) -> dict[str, Any]:
-    """What a fit of these rows would need."""
     if model.decay != "auto":
         return _plan(model, told, float(model.decay))
     chosen = _largest_that_fits(model, told.train, told.resources)

@@ -123,7 +123,6 @@ class CapsulePass:
     train: bool
 
     def layout(self) -> Layout:
-        """Fields of the statistic."""
         fields: list[tuple[str, tuple[int, ...]]] = [
             ("sums", (self.members.n_members, 4)),
             ("rows", (self.members.n_members,)),

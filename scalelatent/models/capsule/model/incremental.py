@@ -38,7 +38,6 @@ class IncrementalState(OnlineState):
 
 
 def incremental_state(w: np.ndarray, n_members: int) -> IncrementalState:
-    """State before the first step."""
     leaves = np.zeros(n_members, dtype=np.int64)
     return IncrementalState(**first_fields(w, n_members), moment=np.zeros_like(w), leaves=leaves)
 

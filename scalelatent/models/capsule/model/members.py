@@ -31,12 +31,10 @@ class Members:
 
     @property
     def n_members(self) -> int:
-        """Number of members."""
         return len(self.dims)
 
     @property
     def n_classes(self) -> int:
-        """Number of classes of the data."""
         return self.labels.shape[1]
 
     @cached_property

@@ -130,11 +130,9 @@ class OnlineCapsule:
 
     @property
     def train_pass(self) -> CapsulePass:
-        """The E-step."""
         return self.em.reductions()["train"]
 
     def flops_per_row(self) -> float:
-        """As in batch EM."""
         return self.train_pass.flops_per_row()
 
     def measured(self, state: State, stats: Stats) -> np.ndarray:
@@ -234,7 +232,6 @@ class OnlineCapsule:
         return state.best if self.em.has_validation else state.average
 
     def is_done(self, state: OnlineState) -> bool:
-        """All members have stopped."""
         return bool(state.finished.all())
 
     def summary(self, state: OnlineState) -> dict[str, float | int | None]:
@@ -275,7 +272,6 @@ class CapsuleStepwise(OnlineCapsule):
         return train, train.prepare(state, backend)  # type: ignore[arg-type]
 
     def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
-        """The E-step of the rows."""
         train, weights = prepared
         train.accumulate(weights, block, Stats(train.layout(), stats.vector[: train.layout().size]))
         assert block.y is not None

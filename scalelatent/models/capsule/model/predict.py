@@ -54,7 +54,6 @@ class CapsuleRows:
     what: str
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of a row, dtype)."""
         if self.what == "latents":
             return (self.members.total_dim,), "float32"
         return (self.members.n_classes,), "float64"

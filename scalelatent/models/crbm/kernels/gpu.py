@@ -73,7 +73,6 @@ def sum_product_pairs(
 
 
 def bethe(coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Any:
-    """See :func:`.reference.bethe`."""
     pairs = cupy.empty(coupling.w.shape, dtype=np.float32)
     return _run("sum_product", coupling, bv, bh, n_sweeps, tol, pairs).log_z
 
@@ -81,21 +80,18 @@ def bethe(coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float 
 def mixed_product(
     coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """See :func:`.reference.mixed_product`."""
     return _run("mixed_product", coupling, bv, bh, n_sweeps, tol)
 
 
 def max_product(
     coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None, damping: float = 1.0
 ) -> Inference:
-    """See :func:`.reference.max_product`."""
     return _run("max_product", coupling, bv, bh, n_sweeps, tol, damping=damping)
 
 
 def mean_field(
     coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """See :func:`.reference.mean_field`."""
     return _run("mean_field", coupling, bv, bh, n_sweeps, tol)
 
 

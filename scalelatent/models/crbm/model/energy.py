@@ -62,7 +62,6 @@ class CrbmShape:
 
     @property
     def n_parameters(self) -> int:
-        """Numbers in the vector."""
         return self.layout.size
 
     @property

@@ -90,7 +90,6 @@ class PhaseInput:
 
     @property
     def xp(self) -> Any:
-        """numpy or CuPy."""
         return self.backend.xp
 
     @property

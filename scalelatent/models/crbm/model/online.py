@@ -114,7 +114,6 @@ class CrbmLearner:
         return self.n_chains * self.chain_rows if self.learner == "pcd" else 0
 
     def start(self, theta: np.ndarray) -> CrbmState:
-        """State before the first step."""
         none = np.zeros(0, dtype=np.float32)
         particles = np.full((self.n_particles, self.shape.n_hidden), 0.5, dtype=np.float32)
         return CrbmState(

@@ -57,7 +57,6 @@ class CrbmScoring:
 
     @property
     def wants(self) -> Wants:
-        """CSR rows as they are, and outputs."""
         return Wants(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
@@ -65,7 +64,6 @@ class CrbmScoring:
         return Layout((("units", (4,)), ("strange", ())))
 
     def flops_per_row(self) -> float:
-        """Products and messages."""
         shape = self.shape
         edges = shape.n_visible * shape.n_hidden
         return 2.0 * shape.n_weights + 16.0 * edges * (self.n_sweeps or 16)
@@ -80,7 +78,6 @@ class CrbmScoring:
         return backend, theta, coupling, sweeps_in(self.n_sweeps, epoch)
 
     def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
-        """Count the wrong units of a block."""
         backend, theta, coupling, n_sweeps = prepared
         assert block.y is not None
         how = self.inference, n_sweeps, self.tol, self.damping
@@ -139,13 +136,11 @@ class CrbmOutput:
     damping: float = 1.0
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of a row, dtype)."""
         hidden = self.what in ("hidden", "given")
         width = self.shape.n_hidden if hidden else self.shape.n_visible
         return (width,), "uint8" if self.what == "states" else "float32"
 
     def prepare(self, backend: Any) -> Any:
-        """Parameters, and what inference needs of W."""
         theta = backend.asarray(self.theta, np.float32)
         coupling = None
         if self.shape.n_hidden and self.inference != "independent" and self.what != "given":
@@ -153,13 +148,11 @@ class CrbmOutput:
         return backend, theta, coupling
 
     def infer(self, prepared: Any, block: Block) -> Inference:
-        """Beliefs of a block's rows."""
         backend, theta, coupling = prepared
         how = self.inference, self.n_sweeps, self.tol, self.damping
         return run_inference(self.shape, theta, coupling, block, how, backend)
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
-        """Output of a block's rows."""
         backend, theta, _ = prepared
         xp = backend.xp
         if self.what == "given":

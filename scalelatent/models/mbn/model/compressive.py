@@ -24,7 +24,6 @@ class NetworkRows:
     what: str = "output"
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of a row, dtype)."""
         return (len(self.biases[-1]),), "float32"
 
     def prepare(self, backend: Any) -> Any:

@@ -84,7 +84,6 @@ class ArraySets:
     k: int
 
     def read(self, which: int) -> Any:
-        """Those of a clustering."""
         return self.rows[which * self.k : (which + 1) * self.k]
 
 
@@ -120,7 +119,6 @@ class Layer:
 
     @property
     def code_dtype(self) -> str:
-        """Type of the layer's codes."""
         return "uint16" if self.k <= SHORT_CODES else "uint32"
 
     def columns(self, which: int) -> np.ndarray:

@@ -28,7 +28,6 @@ class LayerCoder:
     last = None
 
     def stages(self) -> tuple[LayerCoder]:
-        """Itself."""
         return (self,)
 
     @property
@@ -37,11 +36,9 @@ class LayerCoder:
         return self.layer.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of one output row, dtype)."""
         return (self.stop - self.first,), self.layer.code_dtype
 
     def of_columns(self, first: int, stop: int) -> LayerCoder:
-        """The map to some of the output's columns."""
         return replace(self, first=self.first + first, stop=self.first + stop)
 
     def row_bytes(self) -> int:
@@ -119,11 +116,9 @@ class Network:
 
     @property
     def last(self) -> Any:
-        """The projection."""
         return self.projection
 
     def stages(self) -> tuple[LayerCoder, ...]:
-        """Layer by layer."""
         return tuple(
             LayerCoder(layer, centroids, 0, layer.n_clusterings)
             for layer, centroids in zip(self.layers, self.centroids, strict=True)
@@ -140,7 +135,6 @@ class Network:
         return self.layers[0].wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of one output row, dtype)."""
         if self.projection is not None:
             return self.projection.output()
         return (self.layers[-1].n_clusterings,), self.layers[-1].code_dtype
@@ -150,11 +144,9 @@ class Network:
         return 2 * max(layer.n_clusterings * np.dtype(layer.code_dtype).itemsize for layer in self.layers)
 
     def flops_per_row(self) -> float:
-        """What a row costs, in operations of a matrix product."""
         return sum(layer.n_clusterings * layer.flops_per_row() for layer in self.layers)
 
     def prepare(self, backend: Any) -> Any:
-        """What every block needs."""
         return backend, None if self.projection is None else self.projection.prepare(backend)
 
     def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
@@ -169,7 +161,6 @@ class Network:
             out[:] = self.projection.apply(projected, block)
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
-        """Output rows of the block."""
         (width,), dtype = self.output()
         out = np.empty((len(block.x), width), dtype=dtype)
         for _ in self.fill(prepared, block, out):

@@ -136,18 +136,15 @@ class CodeCounts:
     k: int
 
     def layout(self) -> Layout:
-        """Shape of the statistic."""
         return Layout((("counts", (self.n_clusterings, self.k)),))
 
     def flops_per_row(self) -> float:
-        """Operations a row."""
         return 50.0 * self.n_clusterings
 
     def prepare(self, state: Any, backend: Any) -> None:
         """Nothing."""
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
-        """Add the block's rows."""
         counts = stats["counts"]
         for v in range(self.n_clusterings):
             counts[v] += np.bincount(block.x[:, v], minlength=self.k)
@@ -199,7 +196,6 @@ class StreamedPca:
         return PcaState(0, basis, np.zeros_like(basis), np.zeros(self.width), np.inf)
 
     def components(self, state: PcaState) -> Components:
-        """What has been found."""
         d = self.n_components
         variance, vectors = state.variance[:d], state.vectors[:, :d]
         # Rows that lie in fewer dimensions have nothing along the others.
@@ -207,7 +203,6 @@ class StreamedPca:
         return make_components(np.where(empty, 0.0, vectors), np.where(empty, 0.0, variance), self.mean)
 
     def reductions(self) -> dict[str, Any]:
-        """One part."""
         return {"train": CodeProducts(self.mean, self.width)}
 
     def update(self, state: PcaState, stats: Mapping[str, Stats]) -> PcaState:
@@ -242,11 +237,9 @@ class CodeProducts:
     width: int
 
     def layout(self) -> Layout:
-        """Shape of the statistic."""
         return Layout((("image", (*self.mean.shape, self.width)), ("total", (self.width,))))
 
     def flops_per_row(self) -> float:
-        """Operations a row."""
         return 30.0 * self.mean.shape[0] * self.width
 
     def prepare(self, state: PcaState, backend: Any) -> Any:
@@ -255,7 +248,6 @@ class CodeProducts:
         return backend.kernel, table, self.mean.reshape(-1) @ state.basis
 
     def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
-        """Add the block's rows."""
         kernel, table, offset = prepared
         y = kernel("mbn_gather_sum")(block.x, table) - offset
         kernel("mbn_scatter_add")(block.x, y, stats["image"])
@@ -275,15 +267,12 @@ class CodeProjection:
 
     @classmethod
     def of(cls, components: Components) -> CodeProjection:
-        """On these components."""
         return cls(components.table, components.offset)
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of one output row, dtype)."""
         return (len(self.offset),), "float32"
 
     def prepare(self, backend: Any) -> Any:
-        """The kernel."""
         return backend.kernel("mbn_gather_sum")
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:

@@ -73,6 +73,5 @@ def _filled_up(w: np.ndarray, of: np.ufunc) -> np.ndarray:
 
 
 def make_coupling(w: np.ndarray) -> Coupling:
-    """See :func:`..reference.make_coupling`."""
     w = np.asarray(w, dtype=np.float32)
     return Coupling(w, *limits_of(w))

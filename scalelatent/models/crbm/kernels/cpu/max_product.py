@@ -169,7 +169,6 @@ def max_product(
     tol: float | None = None,
     damping: float = 1.0,
 ) -> Inference:
-    """See :func:`..reference.max_product`."""
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol, damping)
     found, w = unfilled(bv, bh), coupling.padded
     scratch = aligned(w.shape), aligned((UNIT_FIELDS, len(w))), aligned((UNIT_FIELDS + 1, w.shape[1]))

@@ -77,7 +77,6 @@ def _infer(
 def mean_field(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """See :func:`..reference.mean_field`."""
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
     found, (v, h), strip = unfilled(bv, bh), coupling.w.shape, min(STRIP, len(bv))
     fields = UNIT_FIELDS + 1

@@ -137,7 +137,6 @@ def _infer(
 def mixed_product(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """See :func:`..reference.mixed_product`."""
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
     found, a = unfilled(bv, bh), coupling.a
     units = aligned((UNIT_FIELDS + 1, len(a))), aligned((UNIT_FIELDS + 1, a.shape[1]))

@@ -272,7 +272,6 @@ def sum_product(
     tol: float | None = None,
     damping: float = 1.0,
 ) -> Inference:
-    """See :func:`..reference.sum_product`."""
     return _run(coupling, bv, bh, n_sweeps, tol, None, damping)
 
 
@@ -285,7 +284,6 @@ def sum_product_pairs(
     pairs: np.ndarray,
     damping: float = 1.0,
 ) -> Inference:
-    """See :func:`..reference.sum_product_pairs`."""
     if pairs.shape != coupling.w.shape:
         raise ValueError(f"pairs of shape {pairs.shape} are wanted in the shape of W, {coupling.w.shape}")
     return _run(coupling, bv, bh, n_sweeps, tol, pairs, damping)
@@ -294,7 +292,6 @@ def sum_product_pairs(
 def bethe(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> np.ndarray:
-    """See :func:`..reference.bethe`."""
     return _run(coupling, bv, bh, n_sweeps, tol, np.zeros(coupling.w.shape, dtype=np.float32)).log_z
 
 
