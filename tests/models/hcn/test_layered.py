@@ -12,8 +12,8 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.kernels.exact import ABSENT, GRID, POOL_FLOOR
-from scalelatent.models.hcn.model.hierarchy import Hierarchy, shift_priors
+from scalelatent.models.hcn.kernels.exact import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR, to_grid
+from scalelatent.models.hcn.model.hierarchy import Hierarchy, learn, shift_priors
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
 from scalelatent.models.hcn.model.layered import LayeredEvidence, LayeredMessages, row_bytes
 from scalelatent.models.hcn.model.templates import TemplateCounts
@@ -219,3 +219,33 @@ def test_online_minibatches_leave_no_messages() -> None:
     after = learner.step(state, stats, 10)
     assert (after.beliefs != state.beliefs).any()
     assert learner.summary(after)["weights_on"] == (after.beliefs > 0).sum()
+
+
+def in_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
+    return np.arange(n, dtype=np.int32)[None]
+
+
+def test_templates_of_other_classes_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of an image's own class alone, where its label is known, come to the same bits."""
+    net, images = two_layers(classes=(0, 1, 1, 0), floor=CLASS_FLOOR)
+    x, y = images.rows(0, 10)
+    y = np.array(net.classes)[y]
+    by_class = np.argsort(y, kind="stable")
+    pixels, labels = net.layers[0].evidence(x[by_class]), y[by_class]
+    monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.shuffled", in_order)
+    found = []
+    for of_class in (True, False):
+        kept, units = net.start(len(x), of_class), to_grid(net.first_beliefs())
+        for number in range(12):
+            units = units + learn(net, kept, units, pixels, labels, 0, number, make_backend("cpu"))
+        found.append(units)
+        assert kept[-1].s.shape[-1] == (2 if of_class else 4)
+    np.testing.assert_array_equal(*found)
+    assert (found[0] != to_grid(net.first_beliefs())).mean() > 0.3
+
+
+def test_templates_of_another_class_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: the first templates, whatever the class."""
+    monkeypatch.setattr(Hierarchy, "of_class", lambda net, code: np.arange(net.per_class))
+    with pytest.raises(AssertionError):
+        test_templates_of_other_classes_say_nothing(monkeypatch)

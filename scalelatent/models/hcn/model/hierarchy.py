@@ -9,6 +9,8 @@ height, width, channels).
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -104,6 +106,8 @@ class Hierarchy:
         Of pools and ORs of a layer on the way down.
     seed : int
         Of pools, first beliefs and orders.
+    floor : int
+        Largest message of the class layer, in units.
     """
 
     layers: tuple[FeatureLayer, ...]
@@ -113,6 +117,7 @@ class Hierarchy:
     damping: float = 0.2
     inner_rounds: int = 5
     seed: int = 0
+    floor: int = POOL_FLOOR
 
     @cached_property
     def priors(self) -> tuple[np.ndarray, ...]:
@@ -126,6 +131,16 @@ class Hierarchy:
     def n_templates(self) -> int:
         """Templates of all classes."""
         return self.layers[-1].n_features
+
+    @property
+    def per_class(self) -> int:
+        """Templates of a class, which all have as many; without classes all."""
+        return self.n_templates if self.classes is None else self.classes.count(0)
+
+    def of_class(self, code: int) -> np.ndarray:
+        """Numbers of a class's templates."""
+        assert self.classes is not None
+        return np.flatnonzero(np.array(self.classes) == code)
 
     @cached_property
     def _ends(self) -> np.ndarray:
@@ -145,17 +160,23 @@ class Hierarchy:
             ]
         )
 
-    def start(self, n_rows: int) -> list[LayerMessages]:
-        """Messages of some images before their first pass."""
-        return [self._start(layer, n_rows) for layer in self.layers]
+    def start(self, n_rows: int, of_class: bool = False) -> list[LayerMessages]:
+        """Messages of some images before their first pass; of the templates only those of an image's class,
+        where ``of_class``.
+        """
+        *below, top = self.layers
+        if of_class:
+            top = replace(top, n_features=self.per_class)
+        floors = *(POOL_FLOOR for _ in below), self.floor
+        return [self._start(*one, n_rows) for one in zip((*below, top), floors, strict=True)]
 
-    def _start(self, layer: FeatureLayer, n_rows: int) -> LayerMessages:
+    def _start(self, layer: FeatureLayer, floor: int, n_rows: int) -> LayerMessages:
         (channels, *image), places = layer.image, (n_rows, *layer.places)
         room = message_room((image[0], image[1]), layer.window, layer.n_features)
         made = np.zeros((n_rows, channels, *image), np.int32)
         return LayerMessages(
-            np.full(places, -POOL_FLOOR, np.int32),
-            np.full(places, -POOL_FLOOR, np.int32),
+            np.full(places, -floor, np.int32),
+            np.full(places, -floor, np.int32),
             np.zeros((n_rows, channels, room), np.int32),
             np.zeros((n_rows, channels, room), np.int32),
             np.zeros((n_rows, channels, image[0] * image[1], layer.window[0]), np.uint8),
@@ -183,7 +204,7 @@ class Hierarchy:
         pixels : ndarray of int32, shape (images, channels, height, width)
             Evidence.
         labels : ndarray of int, shape (images,), or None
-            Class of each image; below 0 it is not known.
+            Class of each image; below 0 it is not known. In order where messages are of one class.
         orders : (int, int)
             Number of the first image and of the pass, which key the orders of trees.
         first : bool
@@ -191,24 +212,52 @@ class Hierarchy:
         """
         (row, number), below, damping = orders, pixels, 1.0 if first else self.damping
         raise_pools, sweep = backend.kernel("hcn_raise_pools"), backend.kernel("hcn_sweep_messages")
-        for level, (layer, m, w) in enumerate(zip(self.layers, kept, weights, strict=True)):
-            raise_pools(below, self.priors[level], m.down, m.evidence, damping)
-            trees, rows = len(pixels) * layer.n_pixels, np.array([row])
-            order = shuffled(self.seed, f"hcn layer {level}", number, rows, trees)
-            sweep(*(a[None] for a in (m.evidence, order[0], m.s, w, m.to_s, m.to_w, m.held)), 1.0)
-            below = m.from_below
+        for level, (layer, whole, values) in enumerate(zip(self.layers, kept, weights, strict=True)):
+            raise_pools(below, self.priors[level], whole.down, whole.evidence, damping)
+            for code, m, w in self._groups(level, whole, values, labels):
+                trees, rows = len(m.s) * layer.n_pixels, np.array([row])
+                name = f"hcn layer {level}" if code is None else f"hcn templates of {code}"
+                order = shuffled(self.seed, name, number, rows, trees)
+                sweep(*(a[None] for a in (m.evidence, order[0], m.s, w, m.to_s, m.to_w, m.held)), 1.0)
+                if code is not None:
+                    values[..., self.of_class(code)] = w
+            below = whole.from_below
         top = kept[-1]
-        told = self.class_messages((top.s - top.above).reshape(len(pixels), -1), labels)
+        scores = (top.s - top.above).reshape(len(pixels), -1)
+        told = self.class_messages(scores, None if self._is_narrow(top) else labels)
         kept[-1] = top.lower(told.reshape(top.s.shape))
 
+    def _is_narrow(self, top: LayerMessages) -> bool:
+        """Whether messages are those of the templates of an image's class alone."""
+        return top.s.shape[-1] < self.n_templates
+
+    def _groups(
+        self, level: int, m: LayerMessages, w: np.ndarray, labels: np.ndarray | None
+    ) -> Iterator[tuple[int | None, LayerMessages, np.ndarray]]:
+        """Images that have the same templates, and beliefs of W of these: (class, messages, beliefs)."""
+        if level < len(self.layers) - 1 or not self._is_narrow(m):
+            yield None, m, w
+            return
+        assert labels is not None
+        cuts = [0, *(np.flatnonzero(np.diff(labels)) + 1), len(labels)]
+        for a, b in itertools.pairwise(cuts):
+            code, part = int(labels[a]), LayerMessages(*(value[a:b] for value in vars(m).values()))
+            yield code, part, np.ascontiguousarray(w[..., self.of_class(code)])
+
     def go_down(
-        self, kept: list[LayerMessages], weights: list[np.ndarray], pixels: np.ndarray, backend: Any
+        self,
+        kept: list[LayerMessages],
+        weights: list[np.ndarray],
+        pixels: np.ndarray,
+        labels: np.ndarray | None,
+        backend: Any,
     ) -> None:
         """A backward pass: messages change, beliefs of W do not."""
         lower_trees, lower_pools = backend.kernel("hcn_lower_trees"), backend.kernel("hcn_lower_pools")
         for level in reversed(range(len(self.layers))):
             m = kept[level]
-            made = lower_trees(m.s, weights[level], m.to_s, m.to_w)
+            groups = self._groups(level, m, weights[level], labels)
+            made = np.concatenate([lower_trees(g.s, w, g.to_s, g.to_w) for _, g, w in groups])
             below = kept[level - 1].from_below if level else pixels
             told = lower_pools(below, self.priors[level], made, m.down, self.inner_rounds)
             if level:
@@ -230,12 +279,12 @@ class Hierarchy:
         allowed = np.ones(scores.shape, bool)
         if labels is not None and self.classes is not None:
             allowed = (labels[:, None] < 0) | (np.array(self.classes) == labels[:, None])
-        scores = np.where(allowed, np.clip(scores, -POOL_FLOOR, POOL_FLOOR), -POOL_FLOOR)
+        scores = np.where(allowed, np.clip(scores, -self.floor, self.floor), -self.floor)
         ranked = np.sort(scores, axis=1)
         first = ranked[:, -1:]
-        second = ranked[:, -2:-1] if scores.shape[1] > 1 else np.full_like(first, -POOL_FLOOR)
+        second = ranked[:, -2:-1] if scores.shape[1] > 1 else np.full_like(first, -self.floor)
         others = np.where(scores == first, second, first)
-        return np.where(allowed, -others, -POOL_FLOOR).astype(np.int32)
+        return np.where(allowed, -others, -self.floor).astype(np.int32)
 
     def scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any) -> np.ndarray:
         """Scores of the templates under fixed weights, in units: float64 (images, templates).
@@ -397,7 +446,7 @@ def learn(
     new = beliefs.copy()
     weights = net.split(new)
     if number:
-        net.go_down(kept, weights, pixels, backend)
+        net.go_down(kept, weights, pixels, labels, backend)
     orders = first_row, number if key is None else key
     net.go_up(kept, weights, pixels, labels, orders, number == 0, backend)
     return new - beliefs

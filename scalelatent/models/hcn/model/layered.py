@@ -125,14 +125,16 @@ class LayeredEvidence:
         beliefs, rows = state.beliefs, rows_of(block)
         pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
         for a in range(0, len(rows), self.batch_rows):
-            part = slice(a, a + self.batch_rows)
-            kept, units = self.net.start(len(rows[part])), to_grid(beliefs)
+            x = pixels[a : a + self.batch_rows]
+            y = None if labels is None else labels[a : a + self.batch_rows]
+            # The templates of other classes stay silent: nothing is kept of them.
+            if of_class := y is not None and bool((y >= 0).all()):
+                by_class = np.argsort(y, kind="stable")
+                x, y = x[by_class], y[by_class]
+            kept, units = self.net.start(len(x), of_class), to_grid(beliefs)
             for number in range(self.inner_iterations):
-                of_part = None if labels is None else labels[part]
                 key = block.epoch * self.inner_iterations + number
-                units = units + learn(
-                    self.net, kept, units, pixels[part], of_part, int(rows[a]), number, backend, key=key
-                )
+                units = units + learn(self.net, kept, units, x, y, int(rows[a]), number, backend, key=key)
             check_exact(self.net, units)
             beliefs = forget(beliefs + from_grid(units - to_grid(beliefs)), state.first, self.forgetting)
         n = -(-len(rows) // self.batch_rows)
