@@ -46,6 +46,8 @@ class Kind:
         How Python code fits this kind, where a job cannot; "" where jobs fit it.
     takes_targets : bool
         Whether it learns outputs, which a job may name as a dataset (``[data] target``).
+    supervised : bool
+        Whether it cannot learn without labels or outputs, so that a job must not leave them out.
     report_seconds, report_rows : float, int or None
         What a report takes beside predictions, and the most rows that it looks at (None: all).
     scorer : str
@@ -72,6 +74,7 @@ class Kind:
     warm: str = ""
     python_only: str = ""
     takes_targets: bool = False
+    supervised: bool = False
     scorer: str = "scalelatent.evaluation.scoring:ClassScorer"
     report: str = ""
     compare: str = ""

@@ -35,6 +35,8 @@ def open_job_data(job: Job) -> JobData:
     data = job.data
     _check_targets(job)
     train = open_rows(data.train, data.train_rows, key="train", target=data.target)
+    if not data.labels:
+        train = train.without_labels()
     others = {}
     for name in ("validation", "test"):
         url = getattr(data, name)
@@ -69,7 +71,11 @@ def data_as_begun(data: JobData, run_dir: str) -> JobData:
 
 
 def _check_targets(job: Job) -> None:
-    """Refuse outputs for a model that learns none."""
+    """Refuse outputs for a model that learns none, and a model that learns them without."""
+    if not job.data.labels and find_kind(job.kind).supervised:
+        raise JobError(
+            f"[data] labels = false: a model of kind {job.kind!r} learns from labels or outputs: leave it out"
+        )
     given = {key: getattr(job.data, key) for key in ("target", "validation_target", "test_target")}
     given = {key: url for key, url in given.items() if url is not None}
     if not given:

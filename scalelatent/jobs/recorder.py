@@ -206,17 +206,20 @@ def _is_json(value: Any) -> bool:
     return named_values({"": value}) == named_values({"": plain(value)})
 
 
-def _data_section(rows: Mapping[str, Dataset]) -> dict[str, str]:
+def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
     """The ``[data]`` keys that open the same rows, where another process can."""
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for name, dataset in rows.items():
         key = _ROWS.get(name)
         if key is None:
             continue
         spec = dataset.spec() if dataset.is_stored else None
+        bare = spec is not None and "without_labels" in spec
+        if key == "train" and bare:
+            found["labels"] = False
         target = None if spec is None else spec.get("target")
         paired = target is None or (target["start"], target["stop"]) == (spec["start"], spec["stop"])  # type: ignore[index]
-        if spec is None or not paired:
+        if spec is None or not paired or (bare and key != "train"):  # a job leaves no others out
             found[key] = IN_MEMORY
             continue
         found |= {key: spec["url"], f"{key}_rows": f"{spec['start']}:{spec['stop']}"}

@@ -154,6 +154,8 @@ class DataSection(_Section):
     """Dataset to fit."""
     train_rows: Rows = None
     """Rows of it, such as `"0:50000"`; all by default."""
+    labels: bool = True
+    """`false`: learn from `train` without its labels; those of `validation` and `test` still tell errors."""
     validation: OptText = None
     """Dataset to validate on."""
     validation_rows: Rows = None

@@ -13,6 +13,7 @@ KINDS = (
         parameters="scalelatent.models.capsule.parameters:PARAMETERS",
         kernels=KERNELS,
         warm="scalelatent.models.capsule",
+        supervised=True,
         report="scalelatent.models.capsule.report:section",
         compare="scalelatent.models.capsule.report:compared",
         report_seconds=2.1,

@@ -14,6 +14,7 @@ KINDS = (
         kernels=KERNELS,
         warm="scalelatent.models.crbm",
         takes_targets=True,
+        supervised=True,
         scorer="scalelatent.evaluation.scoring:TargetScorer",
         report="scalelatent.models.crbm.report:section",
         report_seconds=1.8,

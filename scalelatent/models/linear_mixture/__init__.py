@@ -13,6 +13,7 @@ KINDS = (
         parameters="scalelatent.models.linear_mixture.parameters:PARAMETERS",
         kernels=KERNELS,
         warm="scalelatent.models.linear_mixture",
+        supervised=True,
         scorer="scalelatent.models.linear_mixture.scoring:RejectScorer",
         report="scalelatent.models.linear_mixture.report:section",
     ),
