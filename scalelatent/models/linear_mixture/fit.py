@@ -490,19 +490,16 @@ def project_steps(
     last: np.ndarray | None,
 ) -> Generator[Any, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
     """The matrix that smooths or projects rows (``last`` where it is given), and the rows behind it."""
+    # Derived, so that candidates of a search have the same matrix, and so the same rows.
     basis: np.ndarray | None = None
     if model.smoothing and shape is not None:
-        basis = smoothing_matrix(shape, float(model.smoothing))
+        basis = yield Derive(smoothing_matrix, (shape, float(model.smoothing)))
     if last is not None:
         basis = last
     elif model.projection is not None:
         train = rows["train"]
         stats: Stats = yield Collect("svd", SecondMoments(train.n_features), train)
-        moment = stats["moment"][0]
-        if basis is not None:
-            moment = basis.T @ moment @ basis
-        leading = yield Derive(_leading_directions, (moment, int(model.projection)))
-        basis = leading if basis is None else basis @ leading
+        basis = yield Derive(_projection, (stats["moment"][0], basis, int(model.projection)))
     if basis is None:
         return None, rows
     through = {}
@@ -511,8 +508,11 @@ def project_steps(
     return basis, through
 
 
-def _leading_directions(moment: np.ndarray, width: int) -> np.ndarray:
-    return leading_eigenvectors(moment, width)[1]
+def _projection(moment: np.ndarray, smooth: np.ndarray | None, width: int) -> np.ndarray:
+    """Leading directions of rows with these moments, behind the matrix that smooths them."""
+    if smooth is None:
+        return leading_eigenvectors(moment, width)[1]
+    return smooth @ leading_eigenvectors(smooth.T @ moment @ smooth, width)[1]
 
 
 def smoothing_matrix(shape: tuple[int, int], smoothing: float) -> np.ndarray:

@@ -182,6 +182,19 @@ def test_candidates_of_a_search_read_the_rows_once_a_pass(digits, tmp_path):
     assert not list((tmp_path / "run" / "engine" / "sets").glob("*"))
 
 
+@pytest.mark.parametrize(
+    "through", [{"smoothing": 0.5}, {"projection": 20}, {"smoothing": 0.5, "projection": 20}]
+)
+def test_candidates_behind_one_matrix_share_its_rows(digits, through):
+    m = LinearMixtureClassifier(**(SMALL | {"max_iter": 1, "image_shape": (8, 8)} | through))
+    held, log = (digits.test.read_x(0, 400), digits.test.read_y(0, 400)), Log()
+    grid = {"n_components": [2, 3], "n_dims": [2, 4]}
+    search = Search(m, grid, n_jobs=1).fit(digits.x, digits.y, validation=held, callbacks=log)
+    assert {record["rows"] for record in log.of("pass_end")} == {600}
+    alone = clone(m).set_params(**search.best_params_).fit(digits.x, digits.y, validation=held)
+    np.testing.assert_array_equal(search.best_estimator_.bases_, alone.bases_)
+
+
 def test_searches_by_folds_and_of_densities(digits):
     m = LinearMixtureClassifier(**SMALL)
     search = Search(m, {"n_components": [1, 3]}, cv=3, n_jobs=1, refit=False).fit(digits.x, digits.y)
