@@ -66,37 +66,29 @@ def likelihood(args: Any) -> list[dict[str, Any]]:
     return out
 
 
-def clusters(args: Any) -> dict[str, Any]:
-    """Components against labels, over seeds."""
+def clusters(args: Any) -> None:
+    """Components against labels, over seeds; a part of each number of them."""
     x, y = mnist16()
-    out: dict[str, Any] = {}
-
-    def add(name: str, labels: Callable[[int], np.ndarray]) -> None:
-        found = [(nmi(y, of), clustering_accuracy(y, of)) for of in map(labels, range(args.seeds))]
-        mean, sd = np.mean(found, axis=0), np.std(found, axis=0, ddof=1)
-        out[name] = {
-            key: {"mean": round(float(m), 4), "sd": round(float(s), 4)}
-            for key, m, s in zip(("nmi", "accuracy"), mean, sd, strict=True)
-        }
-        print(name, out[name], flush=True)
-        write_part(args.out, "clusters", args.seed, out)
-
     for k in map(int, args.components.split(",")):
-        add(f"scikit-learn's KMeans, {k}", lambda s, k=k: KMeans(k, n_init=1, random_state=s).fit_predict(x))
-        for h in (0, 3, 10, 20):
-            add(
-                f"h = {h}, {k}",
-                lambda s, k=k, h=h: density(s, args.jobs, n_components=k, n_dims=h).fit(x).predict(x),
+        ways: dict[str, Callable[[int], np.ndarray]] = {
+            "scikit-learn's KMeans": lambda s, k=k: KMeans(k, n_init=1, random_state=s).fit_predict(x)
+        }
+        sizes: dict[str, dict[str, Any]] = {f"h = {h}": {"n_dims": h} for h in (0, 3, 10, 20)}
+        sizes["h = 10, own noise, soft"] = {"n_dims": 10, "likelihood": "ppca", "assignment": "soft"}
+        for name, own in sizes.items():
+            ways[name] = lambda s, k=k, own=own: (
+                density(s, args.jobs, n_components=k, **own).fit(x).predict(x)
             )
-        add(
-            f"h = 10, own noise, soft, {k}",
-            lambda s, k=k: (
-                density(s, args.jobs, n_components=k, n_dims=10, likelihood="ppca", assignment="soft")
-                .fit(x)
-                .predict(x)
-            ),
-        )
-    return out
+        out: dict[str, Any] = {}
+        for name, labels in ways.items():
+            found = [(nmi(y, of), clustering_accuracy(y, of)) for of in map(labels, range(args.seeds))]
+            mean, sd = np.mean(found, axis=0), np.std(found, axis=0, ddof=min(1, args.seeds - 1))
+            out[f"{name}, {k}"] = {
+                key: {"mean": round(float(m), 4), "sd": round(float(s), 4)}
+                for key, m, s in zip(("nmi", "accuracy"), mean, sd, strict=True)
+            }
+            print(name, k, out[f"{name}, {k}"], flush=True)
+            write_part(args.out, f"clusters_{k}", args.seed, out)
 
 
 def figures(args: Any) -> dict[str, Any]:
@@ -127,7 +119,11 @@ def _tiles(figure: Any, lines: list[np.ndarray]) -> None:
 
 def main() -> None:
     """Each part by itself."""
-    parts = {"likelihood": likelihood, "clusters": clusters, "figures": figures}
+    parts: dict[str, Callable[[Any], Any]] = {
+        "likelihood": likelihood,
+        "clusters": clusters,
+        "figures": figures,
+    }
     arguments = parser(__doc__, "linear_mixture_density")
     arguments.add_argument("--parts", default=",".join(parts))
     arguments.add_argument("--seeds", type=int, default=5)
@@ -139,8 +135,8 @@ def main() -> None:
     if unknown := [name for name in wanted if name not in parts]:
         raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
     for name in wanted:
-        found = parts[name](args)
-        write_part(args.out, f"{name}_{args.size}" if name == "likelihood" else name, args.seed, found)
+        if found := parts[name](args):
+            write_part(args.out, f"{name}_{args.size}" if name == "likelihood" else name, args.seed, found)
 
 
 if __name__ == "__main__":

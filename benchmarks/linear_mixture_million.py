@@ -5,7 +5,8 @@ digits  for each number of sub-classes a fit of the MNIST rows 0:50000 that the 
         process, and one of the infinite digits on worker processes; errors of both on rows 50000:60000 and on
         the test set
 scale   peak memory of the workers in passes over a tenth, three tenths and all of the digits: 100 sub-classes
-        on workers of 2 GB, 500 on workers of 4 GB, beside what `plan` tells
+        on workers of 2 GB, 500 on workers of 4 GB, beside what `plan` tells; --cache 0 without the rows that
+        workers keep
 
 The dataset is made in FOLDER once; an interrupted fit of `digits` goes on where it stopped. --timings adds
 seconds, which need a machine without other work. Needs SCALELATENT_DATA.
@@ -78,23 +79,26 @@ def measure(k: int, train: Any, held: Any, test: Any, args: Any) -> dict[str, An
 LIMITS = {100: "2GB", 500: "4GB"}
 
 
-def peaks(k: int, train: Any, args: Any) -> dict[str, Any]:
+def peaks(k: int, train: Any, args: Any) -> None:
     """Largest peak of a worker against the rows of a fit of few passes."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=3, tol=0)
     model.set_params(random_state=args.seed)
+    engine = {} if args.cache is None else {"cache": args.cache}
+    about = {"memory_limit": LIMITS[k], "workers": args.workers, "dims": args.dims, "cache": args.cache}
     out: dict[str, Any] = {"rows": [], "peak_worker_mib": [], "planned_mib": [], "passes": []}
     for rows in (len(train) // 10, 3 * len(train) // 10, len(train)):
         # Workers of their own each: a peak is that of a whole process.
         with sl.cluster("local", workers=args.workers, memory_limit=LIMITS[k]) as client:
-            planned = model.plan(train[:rows])["peak_bytes_per_worker"]
+            planned = model.plan(train[:rows], engine=engine)["peak_bytes_per_worker"]
             with TemporaryDirectory(dir=args.folder) as run:
-                model.fit(train[:rows], run_dir=run)
+                model.fit(train[:rows], run_dir=run, engine=engine)
             peak = max(client.run(peak_bytes).values())
         found = rows, round(peak / 2**20), round(planned / 2**20), model.n_iter_
         for name, value in zip(out, found, strict=True):
             out[name].append(value)
         print(k, LIMITS[k], dict(zip(out, found, strict=True)), flush=True)
-    return out | {"memory_limit": LIMITS[k], "workers": args.workers, "dims": args.dims}
+        name = f"scale, {k}" + ("" if args.cache is None else f", cache {args.cache}")
+        write_part(args.out, name, args.seed, out | about)
 
 
 def main() -> None:
@@ -108,6 +112,7 @@ def main() -> None:
     arguments.add_argument("--dims", type=int, default=12)
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--memory-limit", default="2GB")
+    arguments.add_argument("--cache", help="rows that workers keep, of scale; as of engine=")
     arguments.add_argument("--timings", action="store_true")
     args = arguments.parse_args()
     train, held, test = infinite_digits(args.folder, args.rows, args.seed)
@@ -115,7 +120,7 @@ def main() -> None:
     for k in map(int, args.components.split(",") if "digits" in parts else ()):
         write_part(args.out, f"k = {k}", args.seed, measure(k, train, held, test, args))
     for k in map(int, args.sub_classes.split(",") if "scale" in parts else ()):
-        write_part(args.out, f"scale, {k}", args.seed, peaks(k, train, args))
+        peaks(k, train, args)
 
 
 if __name__ == "__main__":

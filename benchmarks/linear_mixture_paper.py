@@ -9,6 +9,11 @@ extensions_DATA  soft rows, code cost, noise of each sub-class and of each pixel
 floors_DATA      the last two with a noise of at least .1 and .3 of the mean variance of a pixel
 dims_DATA        the paper's rule of 95 % of the variance beside other shares and fixed dimensions
 stepwise_DATA    stepwise EM of 1, 2 and 3 epochs beside batch EM
+steps_DATA       stepwise EM of 3 epochs by other step sizes and batches, beside batch EM
+search_DATA      one `sl.Search` over components, dimensions and both weights of tangents, rows streamed from
+                 disk and never cached, so that every pass reads them; its choice on the test rows
+temperature_DATA  the temperature of probabilities by how many training rows choose it: spread, log-loss of
+                 the test rows
 figures_usps     the paper's Figures 1, 2 and 3
 
 DATA: usps; mnist16, MNIST cropped by 2 pixels and averaged to 16 x 16; mnist28. No setting is chosen on test
@@ -21,20 +26,32 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from common import mnist, mnist16, parser, usps, write_part
 
 import scalelatent as sl
-from scalelatent.data import Dataset
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.data import Dataset, create_dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.evaluation.neighbours import nearest_neighbours
 from scalelatent.models.linear_mixture.fit import smoothing_matrix
 from scalelatent.models.linear_mixture.kernels.reference import GAMMA, Frame
-from scalelatent.models.linear_mixture.model.recognise import confidence, reject_curve
+from scalelatent.models.linear_mixture.model.held_out import FittedRows
+from scalelatent.models.linear_mixture.model.recognise import (
+    TEMPERATURES,
+    TemperaturePass,
+    choose_temperature,
+    confidence,
+    probabilities,
+    reject_curve,
+)
 from scalelatent.report.style import new_figure, write_png
 
 SIX = ("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal")
@@ -44,6 +61,7 @@ REJECTS = (0.0, 0.01, 0.05, 0.1)
 FOLDS = 5
 HEAVY, LIGHT = 3.0, 0.3
 HELD = 10_000
+WAYS = ("plain", "light tangents", "tangent distance")
 
 
 # -- rows ----------------------------------------------------------------------------------------------------
@@ -231,38 +249,42 @@ def frame_of(name: str, settings: dict[str, Any]) -> Frame:
 
 
 def table2(name: str, args: Any) -> dict[str, Any]:
-    """Test errors of the ways, each with the settings chosen for it."""
+    """Test errors of the ways, each with the settings chosen for it; written after each seed."""
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
-    source = "mnist16" if name == "mnist28" else name
-    out: dict[str, Any] = {"rows": [len(x), len(test_x)]}
-    wrong: dict[str, np.ndarray] = {}
-    models: dict[str, Any] = {}
-    for way in ("plain", "light tangents", "tangent distance"):
-        settings = chosen(args, source, way)
-        if name == "mnist28":
-            settings = larger(settings)
-        plain = {} if settings["recognition_tangent_weight"] else {"tangents": (), "tangent_smoothing": 0.6}
-        found = []
-        for seed in range(args.seeds):
-            key = json.dumps([seed, dict(sorted((settings | plain).items()))])  # ways may share a fit
+    settings = {way: chosen(args, "mnist16" if name == "mnist28" else name, way) for way in WAYS}
+    if name == "mnist28":
+        settings = {way: larger(of) for way, of in settings.items()}
+    found: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
+    images: dict[str, int] = {}
+    out: dict[str, Any] = {}
+    for seed in range(args.seeds):
+        models: dict[str, Any] = {}  # ways may share a fit
+        for way, of in settings.items():
+            plain = {} if of["recognition_tangent_weight"] else {"tangents": (), "tangent_smoothing": 0.6}
+            key = json.dumps(dict(sorted((of | plain).items())))
             if key not in models:
-                models[key] = fit(name, x, y, args.seed + seed, args.jobs, **settings)
+                models[key] = fit(name, x, y, args.seed + seed, args.jobs, **of)
             model = models[key]
-            moved = frame_of(name, settings) if way == "tangent distance" else None
-            found.append(scores(model, test_x, moved))
-            print(name, way, seed, at_rejects(found[-1], test_y), model.n_iter_, flush=True)
-        wrong[way] = np.array([(one.argmin(axis=1) != test_y).astype(float) for one in found])
-        curves = np.array([at_rejects(one, test_y) for one in found])
-        out[way] = {
-            "settings": settings,
-            "seeds": args.seeds,
-            "images_a_class": len(model.means_) * (1 + model.n_dims_) // len(model.classes_),
-            "at_rejects": {f"{r:g}": spread(of) for r, of in zip(REJECTS, curves.T, strict=True)},
-            "by_error_at_0.1": spread(at_rejects(one, test_y, "error")[-1] for one in found),
-            "wrong_rows": [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]],
-        }
-    out["p"] = {f"{a}, {b}": paired_p(wrong[a], wrong[b]) for a, b in itertools.combinations(wrong, 2)}
+            moved = frame_of(name, of) if way == "tangent distance" else None
+            found[way].append(scores(model, test_x, moved))
+            images[way] = len(model.means_) * (1 + model.n_dims_) // len(model.classes_)
+            print(name, way, seed, at_rejects(found[way][-1], test_y), model.n_iter_, flush=True)
+        out = {"rows": [len(x), len(test_x)]}
+        wrong = {way: np.array([one.argmin(axis=1) != test_y for one in of]) for way, of in found.items()}
+        for way, of_way in found.items():
+            curves = np.array([at_rejects(one, test_y) for one in of_way])
+            out[way] = {
+                "settings": settings[way],
+                "seeds": len(of_way),
+                "images_a_class": images[way],
+                "at_rejects": {f"{r:g}": spread(of) for r, of in zip(REJECTS, curves.T, strict=True)},
+                "by_error_at_0.1": spread(at_rejects(one, test_y, "error")[-1] for one in of_way),
+                "wrong_rows": [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]],
+            }
+        floats = {way: one.astype(float) for way, one in wrong.items()}
+        out["p"] = {f"{a}, {b}": paired_p(floats[a], floats[b]) for a, b in itertools.combinations(WAYS, 2)}
+        write_part(args.out, args.part, args.seed, out)
     return out
 
 
@@ -408,8 +430,13 @@ def beside(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, A
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
     settings, large = chosen(args, name, "plain"), name.startswith("mnist")
+    about = {"settings": settings, "seeds": args.seeds}
     wrong, out = {}, {}
+    kept = begun(args, about)
     for way, params in ways.items():
+        if way in kept and kept[way]["params"] == params:
+            out[way], wrong[way] = kept[way], wrong_of(kept[way]["wrong_rows"], len(test_y))
+            continue
         held_wrong, tests, dims = [], [], []
 
         def fitted(rows: Any, seed: int, params: dict[str, Any] = params) -> Any:
@@ -435,7 +462,17 @@ def beside(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, A
             "p": paired_p(wrong[way], wrong[next(iter(wrong))]),
         }
         print(name, way, out[way], flush=True)
-    return {"settings": settings, "seeds": args.seeds, "ways": out}
+        out[way]["wrong_rows"] = [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]]
+        write_part(args.out, args.part, args.seed, about | {"ways": out})  # long runs lose nothing
+    return about | {"ways": out}
+
+
+def begun(args: Any, about: dict[str, Any]) -> dict[str, Any]:
+    """Ways of this part that an interrupted run has measured."""
+    if not args.resume or not args.out.exists():
+        return {}
+    found = json.loads(args.out.read_text())["parts"].get(args.part, {}).get("result", {})
+    return dict(found["ways"]) if about.items() <= found.items() else {}
 
 
 def extensions(name: str, args: Any) -> dict[str, Any]:
@@ -479,6 +516,141 @@ def stepwise(name: str, args: Any) -> dict[str, Any]:
     ways: dict[str, dict[str, Any]] = {"batch EM": {}}
     ways |= {f"stepwise EM, epochs: {n}": {"algorithm": "stepwise", "n_epochs": n} for n in (1, 2, 3)}
     return beside(name, args, ways)
+
+
+# Beside kappa .7, t0 2 and an eighth of the rows.
+STEP_SIZES: dict[str, dict[str, Any]] = {
+    "kappa .6": {"kappa": 0.6},
+    "kappa .9": {"kappa": 0.9},
+    "t0 1": {"t0": 1.0},
+    "t0 8": {"t0": 8.0},
+    "300 rows a step": {"batch_rows": 300},
+    "1,500 rows a step": {"batch_rows": 1500},
+}
+
+
+def steps(name: str, args: Any) -> dict[str, Any]:
+    """Stepwise EM of three epochs by step sizes and rows of a step."""
+    online = {"algorithm": "stepwise", "n_epochs": 3}
+    ways: dict[str, dict[str, Any]] = {"batch EM": {}, "stepwise EM, epochs: 3": online}
+    ways |= {f"stepwise EM, {title}": online | own for title, own in STEP_SIZES.items()}
+    return beside(name, args, ways)
+
+
+# -- sl.Search -----------------------------------------------------------------------------------------------
+
+
+class Reads(sl.Callback):
+    """Rows and bytes that the passes of learning read."""
+
+    def __init__(self) -> None:
+        self.passes: list[dict[str, Any]] = []
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        self.passes.append({key: record.get(key) for key in ("rows", "bytes_read", "candidates", "seconds")})
+        if len(self.passes) % 5 == 0:
+            print(len(self.passes), self.passes[-1], flush=True)
+
+
+def search(name: str, args: Any) -> dict[str, Any]:
+    """One search over sizes and weights on rows 0:50000; the best candidate, as it is, on the test rows."""
+    x, y = rows_of(name, "train")
+    test_x, test_y = rows_of(name, "test")
+    some, held = next(iter(splits(name, args.seed)))
+    large = name.startswith("mnist")
+    candidates = grid(
+        n_components=(50, 100) if large else (10, 20),
+        n_dims=(10, 14) if large else (8, 12),
+        tangent_weight=(0.0, HEAVY),
+        recognition_tangent_weight=(0.0, LIGHT),
+    )
+    base = sl.LinearMixtureClassifier(
+        tangents=SEVEN, smoothing=0.5, image_shape=shape_of(name), random_state=args.seed
+    )
+    log = Reads()
+    with TemporaryDirectory() as folder:
+        rows = stored(f"{folder}/rows.zarr", x[some], y[some])
+        found = sl.Search(base, candidates, n_jobs=args.jobs)
+        found.fit(rows, validation=(x[held], y[held]), callbacks=log, engine={"cache": 0})
+        about = {"rows": len(rows), "row_bytes": rows.nbytes // len(rows)}
+    results = found.cv_results_
+    out = about | {
+        "candidates": [
+            {"params": own, "held_out": round(1 - float(score), 5), "passes": int(passes)}
+            for own, score, passes in zip(
+                results["params"], results["mean_test_score"], results["n_passes"], strict=True
+            )
+        ],
+        "best": found.best_params_,
+        "passes": len(log.passes),
+        "rows_a_pass": sorted({one["rows"] for one in log.passes}),
+        "bytes_a_pass": sorted({one["bytes_read"] for one in log.passes}),
+        "reads": log.passes,
+    }
+    model = found.best_estimator_
+    tests = {"error": scores(model, test_x), "tangent-distance": scores(model, test_x, frame_of(name, {}))}
+    out["test"] = {way: round(float((one.argmin(axis=1) != test_y).mean()), 5) for way, one in tests.items()}
+    return out
+
+
+def stored(place: str, x: np.ndarray, y: np.ndarray) -> Dataset:
+    """Rows on disk."""
+    writer = create_dataset(place, len(x), x.shape[1:], str(x.dtype), y_dtype="uint8")
+    for shard in range(writer.n_shards):
+        a, b = writer.shard_bounds(shard)
+        writer.write_shard(shard, x[a:b], y[a:b].astype(np.uint8))
+    return writer.finalize()
+
+
+# -- the temperature -----------------------------------------------------------------------------------------
+
+DRAWN = (1000, 2000, 5000, 20_000)
+
+
+def temperature(name: str, args: Any) -> dict[str, Any]:
+    """Temperatures that disjoint draws of training rows choose, as a fit chooses its own."""
+    x, y = rows_of(name, "train")
+    test_x, test_y = rows_of(name, "test")
+    model = fit(name, x, y, args.seed, args.jobs, **chosen(args, name, "plain"))
+    fitted = model._fitted
+    scale = max(float(fitted.pancakes.noise.mean()) * x.shape[1], 1e-12)
+    tried = TemperaturePass(
+        fitted.recogniser(10),
+        scale * TEMPERATURES,
+        FittedRows(fitted.pancakes, fitted.counts, fitted.likelihood),
+    )
+    if fitted.basis is not None:
+        x = x @ fitted.basis.astype(np.float32)
+    prepared, codes = tried.prepare(None, make_backend("cpu")), np.searchsorted(model.classes_, y)
+    order, step, losses = np.random.default_rng(args.seed).permutation(len(x)), DRAWN[0], []
+    begin = time.process_time()
+    for first in range(0, len(x) - step + 1, step):
+        some, stats = order[first : first + step], Stats.zeros(tried.layout())
+        tried.accumulate(prepared, Block(x[some], codes[some], None, 0), stats)
+        losses.append(np.array(stats["loss"]))
+    seconds = time.process_time() - begin
+    of_test, own = scores(model, test_x), np.searchsorted(model.classes_, test_y)
+
+    def log_loss(t: float) -> float:
+        p = probabilities(of_test, t)
+        return float(-np.log(np.maximum(p[np.arange(len(p)), own], 1e-300)).mean())
+
+    out: dict[str, Any] = {"cpu_ms_a_row": round(1000 * seconds / (step * len(losses)), 4), "draws": {}}
+    out["least_log_loss"] = round(min(log_loss(t) for t in tried.temperatures), 5)
+    for rows in (n for n in DRAWN if n <= len(x)):
+        parts = len(losses) // (rows // step)
+        sums = [np.sum(losses[i * rows // step : (i + 1) * rows // step], axis=0) for i in range(parts)]
+        found = np.array([choose_temperature(tried.temperatures, one) for one in sums])
+        told = [log_loss(t) for t in found]
+        out["draws"][str(rows)] = {
+            "draws": parts,
+            "temperature": float(f"{found.mean():.3g}"),
+            "spread": round(float(found.std(ddof=min(1, parts - 1)) / found.mean()), 4),
+            "log_loss": round(float(np.mean(told)), 5),
+            "worst_log_loss": round(float(np.max(told)), 5),
+        }
+        print(name, rows, out["draws"][str(rows)], flush=True)
+    return out
 
 
 # -- figures -------------------------------------------------------------------------------------------------
@@ -594,18 +766,23 @@ def main() -> None:
         "floors": floors,
         "dims": dims,
         "stepwise": stepwise,
+        "steps": steps,
+        "search": search,
+        "temperature": temperature,
         "figures": figures,
     }
     arguments = parser(__doc__, "linear_mixture_paper")
     arguments.add_argument("--parts", required=True, help=f"of {', '.join(parts)}, with _DATA")
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--jobs", type=int, default=1)
+    arguments.add_argument("--resume", action="store_true", help="go on with parts of ways that were cut")
     args = arguments.parse_args()
     wanted = [part.rsplit("_", 1) for part in args.parts.split(",")]
     if unknown := [what for what, *_ in wanted if what not in parts]:
         raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
     for what, name in wanted:
-        write_part(args.out, f"{what}_{name}", args.seed, parts[what](name, args))
+        args.part = f"{what}_{name}"
+        write_part(args.out, args.part, args.seed, parts[what](name, args))
 
 
 if __name__ == "__main__":

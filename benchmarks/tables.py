@@ -391,9 +391,22 @@ def mixture_tangents() -> Iterable[Iterable[Any]]:
                 yield name, size.removeprefix("n_dims "), _mean(first["error"]), *rest
 
 
+@shown("rows|k|h|none, none|none, light|heavy, none|heavy, light")
+def mixture_search() -> Iterable[Iterable[Any]]:
+    for data, r in _mixtures("search").items():
+        lines: dict[Any, list[str]] = {}
+        for one in r["candidates"]:
+            own = one["params"]
+            best = " (chosen)" if own == r["best"] else ""
+            line = lines.setdefault((own["n_components"], own["n_dims"]), [])
+            line.append(f"{100 * one['held_out']:.2f}{best}")
+        for sizes, line in lines.items():
+            yield _ROWS[data], *sizes, *line
+
+
 @shown("rows|way|h|held-out error|test error|p")
 def mixture_ways() -> Iterable[Iterable[Any]]:
-    for what in ("extensions", "floors", "dims", "stepwise"):
+    for what in ("extensions", "floors", "dims", "stepwise", "steps"):
         for data, found in _mixtures(what).items():
             first, *_ = found["ways"]
             for way, r in found["ways"].items():
@@ -601,6 +614,10 @@ def mixture_peers() -> Iterable[Iterable[Any]]:
         told = r["log-likelihood of test rows"]
         name = f"GaussianMixture(10, 'full'), a pass, p = {p}"
         yield name, f"{r['rows']:,}", f"{r['times']:.0f}", f"{told['ours']:.0f}; {told['theirs']:.0f}"
+    if "mfa" in found:
+        r = found["mfa"]
+        told = "; ".join(f"{sum(of) / len(of):.1f}" for of in r["log-likelihood"].values() if of)
+        yield "torch-mfa, 50 models of 6, a pass", f"{r['rows']:,}", f"{r['times']:.0f}", told
     r = found["factors"]
     for solver in ("randomized", "lapack"):
         times = r["seconds"][solver] / r["seconds"]["ours"]
@@ -621,13 +638,31 @@ def mixture_peaks() -> Iterable[Iterable[Any]]:
         if part.startswith("scale"):
             for i, rows in enumerate(r["rows"]):
                 sizes = (f"{r[name][i]} MiB" for name in ("peak_worker_mib", "planned_mib"))
-                yield f"{part.split()[1]}, {r['memory_limit']}", f"{rows:,}", r["passes"][i], *sizes
+                kept = "" if r.get("cache") is None else f", cache {r['cache']}"
+                which = part.removeprefix("scale, ").partition(",")[0]
+                yield f"{which}, {r['memory_limit']}{kept}", f"{rows:,}", r["passes"][i], *sizes
+
+
+@shown(
+    "sub-classes a class|rows|error of rows 50000:60000|of test rows|passes|seconds a pass|read|worker's peak"
+)
+def mixture_million() -> Iterable[Iterable[Any]]:
+    for part, r in read("linear_mixture_million").items():
+        if part.startswith("k = "):
+            for rows, of in ((50_000, r["of 50,000 rows"]), (r["rows"], r["of all"])):
+                errors = (f"{100 * of[key]:.2f} %" for key in ("validation_error", "test_error"))
+                more = ("", "", "")
+                if "gb_read" in of:
+                    peak = f"{of['peak_worker_mib']} MiB"
+                    more = f"{of['median_seconds_a_pass']:.1f}", f"{of['gb_read']:.1f} GB", peak
+                yield part.removeprefix("k = "), f"{rows:,}", *errors, of["passes"], *more
 
 
 @shown("way, clusters|NMI|accuracy")
 def mixture_clusters() -> Iterable[Iterable[Any]]:
-    for way, r in read("linear_mixture_density")["clusters"].items():
-        yield way, _mean(r["nmi"]), _mean(r["accuracy"])
+    for part, ways in read("linear_mixture_density").items():
+        for way, r in ways.items() if part.startswith("clusters") else ():
+            yield way, _mean(r["nmi"]), _mean(r["accuracy"])
 
 
 @shown("job|told|took|told / took|told peak|peak|told / peak")
