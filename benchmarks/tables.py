@@ -404,6 +404,15 @@ def mixture_search() -> Iterable[Iterable[Any]]:
             yield _ROWS[data], *sizes, *line
 
 
+@shown("rows|that choose|draws|temperature|spread|log-loss of the test rows|the worst draw's")
+def mixture_temperature() -> Iterable[Iterable[Any]]:
+    for data, r in _mixtures("temperature").items():
+        for rows, of in r["draws"].items():
+            losses = (f"{of[key]:.4f}" for key in ("log_loss", "worst_log_loss"))
+            spread = f"{100 * of['spread']:.1f} %" if of["draws"] > 1 else ""
+            yield _ROWS[data], f"{int(rows):,}", of["draws"], f"{of['temperature']:.3g}", spread, *losses
+
+
 @shown("rows|way|h|held-out error|test error|p")
 def mixture_ways() -> Iterable[Iterable[Any]]:
     for what in ("extensions", "floors", "dims", "stepwise", "steps"):
