@@ -21,7 +21,7 @@ records of rows are put one after another, where the rest is summed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -56,6 +56,52 @@ class Block:
         return self.start + row if self.rows is None else int(self.rows[row])
 
 
+class Backend(Protocol):
+    """What a work computes with: arrays of one library, kernels for them, and scratch. Of one thread."""
+
+    name: str
+    device: str
+    xp: Any  # numpy or CuPy
+    row_limits: dict[str, int]
+    memory_errors: tuple[type[Exception], ...]
+
+    def kernel(self, name: str) -> Callable[..., Any]:
+        """The body of a kernel."""
+        ...
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Scratch of this shape, valid until the same name is asked for again."""
+        ...
+
+    def asarray(self, a: Any, dtype: Any, name: str | None = None) -> Any:
+        """``a`` as a contiguous array of ``dtype``."""
+        ...
+
+    def take(self, a: Any, rows: Any, name: str) -> Any:
+        """Rows of ``a`` in a named buffer."""
+        ...
+
+    def matmul(self, a: Any, b: Any, name: str) -> Any:
+        """Matrix product in a named buffer."""
+        ...
+
+    def table(self, table: Any) -> Any:
+        """A table of a kernel, where the kernel wants it."""
+        ...
+
+    def to_host(self, a: Any) -> np.ndarray:
+        """As numpy, after all work before it."""
+        ...
+
+    def release_memory(self) -> None:
+        """Let go of scratch, and of what a pool keeps for later."""
+        ...
+
+    def memory_error(self, error: Exception) -> Exception:
+        """In our words: memory that ended."""
+        ...
+
+
 class Reduction(Protocol):
     """An additive pass over rows: what a task computes from its span."""
 
@@ -72,7 +118,7 @@ class Reduction(Protocol):
         """Floating point operations a row, for the size of leaves and spans."""
         ...
 
-    def prepare(self, state: Any, backend: Any) -> Any:
+    def prepare(self, state: Any, backend: Backend) -> Any:
         """What every block of a span needs (for example parameters in float32 on the device)."""
         ...
 
@@ -114,7 +160,7 @@ class RowMap(Protocol):
         """(shape of one output row, dtype)."""
         ...
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Any:
         """What every block needs."""
         ...
 
@@ -213,7 +259,7 @@ class StepLearner(Protocol):
         """Floating point operations a row."""
         ...
 
-    def prepare(self, state: Any, backend: Any) -> Any:
+    def prepare(self, state: Any, backend: Backend) -> Any:
         """What the chains of one step need (for example parameters in float32); once a step and thread."""
         ...
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.kinds import find_kernels, kernel_names, load
+from scalelatent.contract.learners import Backend
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import RunError
 from scalelatent.kernels.vectors import aligned
@@ -37,7 +38,7 @@ class HostBackend:
     # Buffers are kept by name and used again, since fresh pages for each block cost more than the kernel on
     # them. So an instance belongs to one thread.
 
-    xp = np
+    xp: Any = np
     # What means that a card's memory has ended, see :mod:`.halving`: nothing does here.
     memory_errors: tuple[type[Exception], ...] = ()
     device = "cpu"
@@ -51,7 +52,6 @@ class HostBackend:
         return find_kernel(name, self.name)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Scratch of this shape, valid until the same name is asked for again."""
         size = math.prod(shape)
         kept = self._buffers.get(name)
         if kept is None or kept.size < size or kept.dtype != dtype:
@@ -59,7 +59,6 @@ class HostBackend:
         return kept[:size].reshape(shape)
 
     def asarray(self, a: np.ndarray, dtype: Any, name: str | None = None) -> np.ndarray:
-        """``a`` as a contiguous array of ``dtype``."""
         dtype = np.dtype(np.float64) if self.name == "reference" else np.dtype(dtype)
         if a.dtype == dtype and a.flags.c_contiguous:
             return a
@@ -70,7 +69,6 @@ class HostBackend:
         return out
 
     def take(self, a: np.ndarray, rows: np.ndarray, name: str) -> np.ndarray:
-        """Rows of ``a`` in a named buffer."""
         out = self.buffer(name, (len(rows), *a.shape[1:]), a.dtype)
         return np.take(a, rows, axis=0, out=out, mode="clip")
 
@@ -78,11 +76,9 @@ class HostBackend:
         return np.matmul(a, b, out=self.buffer(name, (a.shape[0], b.shape[1]), a.dtype))
 
     def table(self, table: Any) -> Any:
-        """A table of a kernel, where the kernel wants it."""
         return table
 
     def to_host(self, a: np.ndarray) -> np.ndarray:
-        """The same array: it is on the host."""
         return a
 
     def release_memory(self) -> None:
@@ -230,7 +226,6 @@ class CupyBackend:
         return kept[1]
 
     def to_host(self, a: Any) -> np.ndarray:
-        """A numpy copy, after all work before it."""
         if isinstance(a, np.ndarray):
             return a
         with self._work("work on the card"):
@@ -239,7 +234,6 @@ class CupyBackend:
         return host
 
     def release_memory(self) -> None:
-        """Let go of scratch, and of what the pool keeps for later."""
         self._buffers.clear()
         self.stream.synchronize()
         self.xp.get_default_memory_pool().free_all_blocks()
@@ -407,7 +401,3 @@ def _device_name(cupy: Any) -> str:
     number = cupy.cuda.runtime.getDevice()
     name = cupy.cuda.runtime.getDeviceProperties(number)["name"]
     return f"{number} ({name.decode() if isinstance(name, bytes) else name})"
-
-
-Backend = HostBackend | CupyBackend
-"""What a work is given to compute with."""

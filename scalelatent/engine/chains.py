@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block, OnlineLearner, SideBySide
+from scalelatent.contract.learners import Backend, Block, OnlineLearner, SideBySide
 from scalelatent.contract.stats import Stats
 
 from .backend import CupyBackend
@@ -22,9 +22,6 @@ from .grid import PairTree, TreeReducer
 from .order import RowOrder
 from .passes import Stage
 from .reading import Meter, Reader, Stopped, naming
-
-if TYPE_CHECKING:
-    from .backend import Backend
 
 # How often a computing thread looks whether to go on.
 CHECK_SECONDS = 0.2

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block, PartedMap, Reduction, RowMap
+from scalelatent.contract.learners import Backend, Block, PartedMap, Reduction, RowMap
 from scalelatent.contract.stats import Stats
-
-if TYPE_CHECKING:
-    from .backend import Backend
 
 LEAST_ROWS = 64
 """Blocks this short are not cut: what does not fit then is the model."""

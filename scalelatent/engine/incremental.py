@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from scalelatent.contract.learners import Block, LeafLearner, Reduction
+from scalelatent.contract.learners import Backend, Block, LeafLearner, Reduction
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import RunError
@@ -16,9 +16,6 @@ from scalelatent.storage.record import read_record
 from .callbacks import Callback
 from .checkpoints import KEEP_STATES, EngineStore
 from .order import RowOrder
-
-if TYPE_CHECKING:
-    from .backend import Backend
 
 # Steps of an epoch, where rows allow: more leaves gain little, for a leaf's contribution is always an epoch
 # old. A leaf is one block in memory.

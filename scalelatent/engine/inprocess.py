@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.contract.idle import lend
+from scalelatent.contract.learners import Backend
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import ShardError
 
-from .backend import Backend, make_backend, resolve_device
+from .backend import make_backend, resolve_device
 from .cache import PieceCache, shared_cache
 from .callbacks import Callback
 from .chains import ChainRunner, InProcessSteps

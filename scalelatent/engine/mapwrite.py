@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.learners import Block, LabelMap, PartedMap, RowMap
+from scalelatent.contract.learners import Backend, Block, LabelMap, PartedMap, RowMap
 
-from .backend import Backend, make_backend
+from .backend import make_backend
 from .cache import shared_cache
 from .halving import apply_block, fill_block
 from .passes import BLOCK_BYTES, BLOCK_ROWS

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from scalelatent.contract.learners import (
+    Backend,
     BatchLearner,
     OnlineLearner,
     Reduction,
@@ -30,7 +31,6 @@ from .quarantine import Ranges
 from .reading import Meter, Reader, StopEvent, iter_blocks, naming
 
 if TYPE_CHECKING:
-    from .backend import Backend
     from .checkpoints import EngineStore
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector

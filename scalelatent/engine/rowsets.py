@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite
-from scalelatent.contract.learners import Block, RowSets
+from scalelatent.contract.learners import Backend, Block, RowSets
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.storage.disk import Location
@@ -24,7 +24,6 @@ from .reading import Meter, Reader, StopEvent, Stopped, as_rows, naming
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
-    from .backend import Backend
 
 # Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are
 # wanted for tasks, unless they were small.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.finite import LARGEST, find_nonfinite
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
@@ -37,7 +37,7 @@ class SecondMoments:
         """A symmetric rank-one update in float64, counted as if in float32."""
         return 2.0 * self.n_features**2
 
-    def prepare(self, state: Any, backend: Any) -> Any:
+    def prepare(self, state: Any, backend: Backend) -> Any:
         """The backend itself: there are no parameters."""
         return backend
 
@@ -86,7 +86,7 @@ class Project:
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.basis.shape[1],), "float32"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Any:
         """Basis in float32 on the device."""
         return backend, backend.asarray(self.basis, np.float32)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block, RowMap
+from scalelatent.contract.learners import Backend, Block, RowMap
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
@@ -68,7 +68,7 @@ class ScoreTally:
         """An order of magnitude: a map does not tell."""
         return 1e4
 
-    def prepare(self, state: Any, backend: Any) -> Any:
+    def prepare(self, state: Any, backend: Backend) -> Any:
         return self.row_map.prepare(backend)
 
     def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:

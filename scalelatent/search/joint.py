@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import BatchLearner, Block, Reduction
+from scalelatent.contract.learners import Backend, BatchLearner, Block, Reduction
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.engine.grid import RowGrid
@@ -111,7 +111,7 @@ class JointReduction:
         """Sum over members."""
         return sum(slot.reduction.flops_per_row() for slot in self.slots)
 
-    def prepare(self, state: JointState | None, backend: Any) -> Any:
+    def prepare(self, state: JointState | None, backend: Backend) -> Any:
         states = {} if state is None else state.members
         return backend, [slot.reduction.prepare(states.get(slot.member), backend) for slot in self.slots]
 

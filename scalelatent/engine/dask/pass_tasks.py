@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.idle import lend
+from scalelatent.contract.learners import Backend
 from scalelatent.contract.stats import merge_vectors
-from scalelatent.engine.backend import Backend, make_backend
+from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.passes import (

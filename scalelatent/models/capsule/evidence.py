@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.models.capsule.model.members import Members
 from scalelatent.report.classes import ClassesSeen, Confusion, Mistakes, Reliability
 from scalelatent.report.sampled import check_width
+
+if TYPE_CHECKING:
+    from .estimator import CapsuleRegression
 
 __all__ = ["Evidence", "collect_evidence"]
 
@@ -48,7 +51,7 @@ class Evidence:
 
 
 def collect_evidence(
-    model: Any,
+    model: CapsuleRegression,
     data: Dataset,
     *,
     sample_rows: int | None = None,
@@ -86,7 +89,9 @@ def block_rows(n_features: int, itemsize: int, total_dim: int, n_classes: int, b
     return max(1, min(MAX_BLOCK_ROWS, block_bytes // row))
 
 
-def _rows_seen(model: Any, data: Dataset, wiring: Wiring, block_bytes: int) -> Iterator[RowsSeen]:
+def _rows_seen(
+    model: CapsuleRegression, data: Dataset, wiring: Wiring, block_bytes: int
+) -> Iterator[RowsSeen]:
     """Blocks with their latents and scores."""
     step = block_rows(data.n_features, data.dtype.itemsize, wiring.total_dim, wiring.n_classes, block_bytes)
     blocks = [(a, min(a + step, data.n_rows)) for a in range(0, data.n_rows, step)]
@@ -128,7 +133,7 @@ class Wiring:
         return [own[0][1].stop - own[0][1].start for own in self.capsules]
 
 
-def wiring_of(model: Any) -> Wiring:
+def wiring_of(model: CapsuleRegression) -> Wiring:
     """Read the wiring of a fitted :class:`~scalelatent.CapsuleRegression`."""
     # Of the fit: the parameter may have been set to something else since.
     members: Members = model._members

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.parameters import (
     DEVICE,
@@ -21,6 +21,9 @@ from scalelatent.contract.parameters import (
     is_number,
 )
 
+if TYPE_CHECKING:
+    from .estimator import CapsuleRegression
+
 ONLINE = ("stepwise", "incremental", "passive_aggressive")
 
 
@@ -36,7 +39,7 @@ def is_schedule(value: Any) -> bool:
     )
 
 
-def _check_chains(model: Any) -> None:
+def _check_chains(model: CapsuleRegression) -> None:
     if model.batch_rows is not None and model.batch_rows % model.n_chains:
         raise ValueError(
             f"batch_rows={model.batch_rows} is not a multiple of n_chains={model.n_chains}: set batch_rows "
@@ -44,7 +47,7 @@ def _check_chains(model: Any) -> None:
         )
 
 
-def _check_device(model: Any) -> None:
+def _check_device(model: CapsuleRegression) -> None:
     if model.algorithm == "passive_aggressive" and model.device == "gpu":
         raise ValueError(
             "device='gpu': algorithm='passive_aggressive' goes row by row and runs on the processor; leave "

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from .report_figures import (
     rounds_of,
 )
 
+if TYPE_CHECKING:
+    from .estimator import CapsuleRegression
+
 __all__ = ["compared", "section"]
 
 INTERVAL = (
@@ -56,7 +59,11 @@ ARCHITECTURES = {"multiclass": "multiclass", "one_vs_all": "one-versus-all", "al
 
 
 def section(
-    model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
+    model: CapsuleRegression,
+    data: Dataset | None,
+    run: RunFiles,
+    rows: str,
+    progress: Callable[[int, int], None] | None,
 ) -> Section:
     """The part of a capsule model's report; see `scalelatent.contract.kinds.Kind.report`."""
     if len(model.capsule_dims_) > 1:
@@ -113,7 +120,7 @@ def _as_point(run: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _explained(run: RunFiles, model: Any, evidence: Evidence | None) -> list[tuple[str, str]]:
+def _explained(run: RunFiles, model: CapsuleRegression, evidence: Evidence | None) -> list[tuple[str, str]]:
     """What the numbers of a classifier mean."""
     found = []
     if differ := why_errors_differ(run, model.n_iter_, len(model.capsule_dims_)):
@@ -130,7 +137,7 @@ def _explained(run: RunFiles, model: Any, evidence: Evidence | None) -> list[tup
     return found
 
 
-def _subtitle(model: Any) -> str:
+def _subtitle(model: CapsuleRegression) -> str:
     sizes = sorted({int(d) for d in model.capsule_dims_.ravel()})
     dims = f"d = {sizes[0]}" if len(sizes) == 1 else f"d = {sizes[0]} to {sizes[-1]}"
     kind = ARCHITECTURES.get(model.architecture, model.architecture)
@@ -138,7 +145,7 @@ def _subtitle(model: Any) -> str:
 
 
 def _numbers(
-    run: RunFiles, model: Any, evidence: Evidence | None, rows: str
+    run: RunFiles, model: CapsuleRegression, evidence: Evidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """(headline, table)."""
     head: list[tuple[str, str]] = []
@@ -194,7 +201,7 @@ def _history_numbers(run: RunFiles, head: list[tuple[str, str]], mean: str) -> l
     return table
 
 
-def _model_numbers(run: RunFiles, model: Any) -> list[tuple[str, str]]:
+def _model_numbers(run: RunFiles, model: CapsuleRegression) -> list[tuple[str, str]]:
     width = model.W_.shape[1]
     table = []
     if run.event("fit_started").get("rows"):
@@ -215,7 +222,7 @@ def _of_members(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, **of_members, "train_error": None, "validation_error": None}
 
 
-def _history_pictures(run: RunFiles, model: Any) -> list[Picture]:
+def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
     if not run.history:
         return []
     capsules, ensemble = model.capsule_dims_.shape[1], len(model.capsule_dims_) > 1

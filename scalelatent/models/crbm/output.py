@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.parameters import is_number, is_whole
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.data import Dataset
@@ -158,13 +158,13 @@ class _Task:
         found = infer(self._name, coupling, b1, b2, self._sweeps, self._tol, backend, pairs, damping)
         return (*self._told(backend, found, n), None if pairs is None else backend.to_host(pairs))
 
-    def _gibbs(self, backend: Any, params: Any, b1: Any, b2: Any, start: int) -> tuple[Any, Any]:
+    def _gibbs(self, backend: Backend, params: Any, b1: Any, b2: Any, start: int) -> tuple[Any, Any]:
         rows = np.arange(start, start + len(b1))
         numbers = Uniforms(self._model.seed_, 0, rows, lambda a: backend.asarray(a, np.float32))
         found = gibbs_marginals(params, b1, b2, numbers, self._sweeps, backend.xp)
         return tuple(backend.to_host(a).astype(np.float32) for a in found)  # type: ignore[return-value]
 
-    def _told(self, backend: Any, found: Inference, n: int) -> tuple[Any, ...]:
+    def _told(self, backend: Backend, found: Inference, n: int) -> tuple[Any, ...]:
         xp, host = backend.xp, backend.to_host
         visible, hidden = (host(sigmoid(a, xp)).astype(np.float32) for a in (found.lv, found.lh))
         if found.change is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.parameters import (
     DEVICE,
@@ -22,6 +22,9 @@ from scalelatent.contract.parameters import (
     is_whole,
 )
 
+if TYPE_CHECKING:
+    from .estimator import ConditionalRBM
+
 LEARNERS = ("mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic")
 INFERENCES = ("sum-product", "mixed-product", "max-product", "mean-field")
 # Inferences whose messages can be damped, and the learners that train by one of them.
@@ -36,7 +39,7 @@ BATCH_SIZE = 20
 CHAIN_ROWS, LEAST_CHAIN_ROWS, MOST_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 
 
-def batch_size(model: Any, n_rows: int | None = None) -> int:
+def batch_size(model: ConditionalRBM, n_rows: int | None = None) -> int:
     """Rows of a gradient: the parameter, or twenty, cut to what ``n_rows`` and ``n_chains`` allow."""
     if model.batch_size is not None:
         return int(model.batch_size)
@@ -46,7 +49,7 @@ def batch_size(model: Any, n_rows: int | None = None) -> int:
     return max(size // unit, 1) * unit
 
 
-def n_chains(model: Any, n_rows: int | None = None) -> int:
+def n_chains(model: ConditionalRBM, n_rows: int | None = None) -> int:
     """Chains of a step: the parameter, or about one for twenty rows of a batch (of local steps 4)."""
     if model.n_chains is not None:
         return int(model.n_chains)
@@ -57,7 +60,7 @@ def n_chains(model: Any, n_rows: int | None = None) -> int:
     return next(chains for chains in range(most, 0, -1) if size % chains == 0)
 
 
-def step_rows(model: Any, n_rows: int) -> int:
+def step_rows(model: ConditionalRBM, n_rows: int) -> int:
     """Rows of a step over all chains."""
     size = batch_size(model, n_rows)
     return size * int(model.local_steps) * n_chains(model, n_rows) if model.local_steps else size
@@ -72,14 +75,14 @@ def is_rates(value: Any) -> bool:
     return fits and bool(pairs)
 
 
-def _check_corruption(model: Any) -> None:
+def _check_corruption(model: ConditionalRBM) -> None:
     if model.corruption is not None and not model.conditional:
         raise ValueError(
             "conditional=False has no x to corrupt, but corruption is set: leave one of the two out"
         )
 
 
-def _check_used(model: Any) -> None:
+def _check_used(model: ConditionalRBM) -> None:
     """Refuse what is set for other learners: it would change nothing."""
     hamming = isinstance(model.loss, str) and model.loss == "hamming"
     for name, is_set in (("loss", not hamming), ("gibbs_steps", model.gibbs_steps is not None)):
@@ -95,7 +98,7 @@ def _check_used(model: Any) -> None:
         )
 
 
-def _check_chains(model: Any) -> None:
+def _check_chains(model: ConditionalRBM) -> None:
     size, chains = batch_size(model), n_chains(model)
     if not model.local_steps and size % chains:
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from scalelatent.report.sampled import check_width
 from scalelatent.report.style import percent
 
 from .report_figures import plot_convergence, plot_occlusion, plot_restored
+
+if TYPE_CHECKING:
+    from .estimator import ConditionalRBM
 
 __all__ = ["RbmEvidence", "collect_rbm", "section"]
 
@@ -50,7 +53,11 @@ INFERENCES = {
 
 
 def section(
-    model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
+    model: ConditionalRBM,
+    data: Dataset | None,
+    run: RunFiles,
+    rows: str,
+    progress: Callable[[int, int], None] | None,
 ) -> Section:
     """The part of an RBM's report; see `scalelatent.contract.kinds.Kind.report`."""
     evidence = None
@@ -90,7 +97,7 @@ class RbmEvidence:
 
 
 def collect_rbm(
-    model: Any,
+    model: ConditionalRBM,
     data: Dataset,
     *,
     sample_rows: int | None = None,
@@ -119,7 +126,9 @@ def collect_rbm(
     return RbmEvidence(len(data), v, predicted, x if same else None, corrupted, shape, errors, occlusion)
 
 
-def _inputs(model: Any, data: Dataset, pieces: list[tuple[int, int]], v: np.ndarray, corrupted: bool) -> Any:
+def _inputs(
+    model: ConditionalRBM, data: Dataset, pieces: list[tuple[int, int]], v: np.ndarray, corrupted: bool
+) -> Any:
     """What the sampled rows are predicted from."""
     if not corrupted:
         return joined([data.read_x(a, b) for a, b in pieces])
@@ -129,7 +138,7 @@ def _inputs(model: Any, data: Dataset, pieces: list[tuple[int, int]], v: np.ndar
     return corrupt(v, rows, **corruption_of(model, data))
 
 
-def corruption_of(model: Any, data: Dataset) -> dict[str, Any]:
+def corruption_of(model: ConditionalRBM, data: Dataset) -> dict[str, Any]:
     """The corruption that a model was trained to undo, as arguments of `corrupt`; that of its `errors`."""
     from .fit import TEST_STAGE, make_corruption
 
@@ -137,7 +146,7 @@ def corruption_of(model: Any, data: Dataset) -> dict[str, Any]:
     return {name: getattr(how, name) for name in ("kind", "rate", "size", "shape", "seed", "stage")}
 
 
-def _rows_worth(model: Any) -> int:
+def _rows_worth(model: ConditionalRBM) -> int:
     edges = max(1, model.W_.size) * max(1, model.n_sweeps_)
     return int(np.clip(EDGE_UPDATES / (4 * edges), LEAST_ROWS, MOST_ROWS))
 
@@ -147,7 +156,7 @@ def _sides(shape: tuple[int, ...]) -> list[int]:
     return sorted({round(max(shape) * k / LEVELS) for k in range(LEVELS + 1)})
 
 
-def rbm_subtitle(model: Any) -> str:
+def rbm_subtitle(model: ConditionalRBM) -> str:
     """One line that says what the model is."""
     n_visible, n_hidden = model.W_.shape
     hidden = f" and {count(n_hidden, 'hidden unit')}" if n_hidden else ""
@@ -156,7 +165,7 @@ def rbm_subtitle(model: Any) -> str:
 
 
 def rbm_numbers(
-    run: RunFiles, model: Any, evidence: RbmEvidence | None, rows: str
+    run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """(headline, table)."""
     head: list[tuple[str, str]] = []
@@ -225,7 +234,7 @@ def _baseline(evidence: RbmEvidence) -> tuple[str, float]:
     return "knowing nothing of x", float(np.minimum(ones, 1 - ones).mean())
 
 
-def rbm_words(run: RunFiles, model: Any, evidence: RbmEvidence | None) -> list[tuple[str, str]]:
+def rbm_words(run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None) -> list[tuple[str, str]]:
     """What the numbers mean."""
     found = []
     if differ := why_errors_differ(run, model.n_iter_):
@@ -252,7 +261,9 @@ def _largest(w: np.ndarray) -> float:
     return float(np.abs(w).max()) if w.size else 0.0
 
 
-def rbm_pictures(run: RunFiles, model: Any, evidence: RbmEvidence | None, rows: str) -> list[Picture]:
+def rbm_pictures(
+    run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None, rows: str
+) -> list[Picture]:
     """All figures, in the order of the page."""
     found = []
     if evidence is not None and evidence.shape is not None and evidence.x is not None:
@@ -295,7 +306,7 @@ def _occlusion(evidence: RbmEvidence, rows: str) -> Picture:
     return Picture("occlusion", "Error by occlusion", words, alt, plot_occlusion(evidence.occlusion))
 
 
-def _learning(run: RunFiles, model: Any) -> Picture:
+def _learning(run: RunFiles, model: ConditionalRBM) -> Picture:
     beliefs = model.learner in ("mle-bp", "mle-mf", "logistic")
     unit = "log-loss of the beliefs, nats an output" if beliefs else "energy gap an output"
     held = any(record.get("validation_error") is not None for record in run.history)
@@ -317,7 +328,7 @@ def _learning(run: RunFiles, model: Any) -> Picture:
     )
 
 
-def _convergence(run: RunFiles, model: Any) -> Picture:
+def _convergence(run: RunFiles, model: ConditionalRBM) -> Picture:
     shares = [record["converged"] for record in run.history if record.get("converged") is not None]
     words = (
         f"Share of the training rows of whose beliefs none moved by more than {model.tol or CONVERGED:g} in "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,13 +24,20 @@ from scalelatent.report.style import percent
 
 from .report_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
 
+if TYPE_CHECKING:
+    from .estimator import MultilayerBootstrapNetwork
+
 __all__ = ["NetworkEvidence", "collect_network", "section"]
 
 SAMPLE_ROWS = 2000
 
 
 def section(
-    model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
+    model: MultilayerBootstrapNetwork,
+    data: Dataset | None,
+    run: RunFiles,
+    rows: str,
+    progress: Callable[[int, int], None] | None,
 ) -> Section:
     """The part of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
     evidence = None
@@ -78,7 +85,7 @@ class NetworkEvidence:
 
 
 def collect_network(
-    model: Any,
+    model: MultilayerBootstrapNetwork,
     data: Dataset,
     *,
     sample_rows: int = SAMPLE_ROWS,
@@ -112,7 +119,7 @@ def collect_network(
     return NetworkEvidence(data.n_rows, output, planes, ks, classes, names, clusters, curve, metric)
 
 
-def network_subtitle(model: Any) -> str:
+def network_subtitle(model: MultilayerBootstrapNetwork) -> str:
     """One line that says what the model is."""
     ks = " → ".join(f"{k:,}" for k in model.ks_)
     return (
@@ -122,7 +129,7 @@ def network_subtitle(model: Any) -> str:
 
 
 def network_numbers(
-    run: RunFiles, model: Any, evidence: NetworkEvidence | None, rows: str
+    run: RunFiles, model: MultilayerBootstrapNetwork, evidence: NetworkEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """(headline, table)."""
     head: list[tuple[str, str]] = []

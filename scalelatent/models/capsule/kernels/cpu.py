@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import boolean, float64
 
+from scalelatent.contract.learners import Backend
 from scalelatent.kernels import tiles
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.vectors import copy
@@ -75,7 +76,7 @@ def _contiguous(y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def estep(
-    backend: Any,
+    backend: Backend,
     w: np.ndarray,
     x: np.ndarray,
     y: np.ndarray,

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
+
 
 def estep_by_products(
-    backend: Any,
+    backend: Backend,
     w: Any,
     x: Any,
     y: np.ndarray,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.finite import diverged, find_nonfinite, find_too_large
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.models.capsule.kernels.squash import squash_table
@@ -100,7 +100,7 @@ class Prepared:
     where the decision is measured.
     """
 
-    backend: Any
+    backend: Backend
     groups: tuple[tuple[int | None, np.ndarray, Any, Any, np.ndarray], ...]
     w: Any = None
 
@@ -138,7 +138,7 @@ class CapsulePass:
         share = (self.members.labels >= 0).mean(axis=1) @ self.members.dims.sum(axis=1)
         return (4.0 if self.train else 2.0) * self.n_features * float(share)
 
-    def prepare(self, state: CapsuleState, backend: Any) -> Prepared:
+    def prepare(self, state: CapsuleState, backend: Backend) -> Prepared:
         """Stack the weights of the members that still learn."""
         groups = []
         for label, members in self.members.groups:
@@ -197,7 +197,7 @@ class CapsulePass:
 
     def _group(
         self,
-        backend: Any,
+        backend: Backend,
         x: Any,
         y: np.ndarray,
         weight: np.ndarray,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 
 from .online import OnlineCapsule, OnlineState, first_fields
@@ -54,7 +54,7 @@ class CapsuleIncremental(OnlineCapsule):
         more = (("moment", (members.total_dim, p)), ("leaves", (members.n_members,)))
         return Layout(self.train_pass.layout().fields + more)
 
-    def prepare(self, state: IncrementalState, backend: Any) -> Any:
+    def prepare(self, state: IncrementalState, backend: Backend) -> Any:
         """The E-step and its weights, and the state."""
         train = self.train_pass
         return train, train.prepare(state, backend), state  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from scalelatent.contract.finite import diverged
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
@@ -108,7 +108,7 @@ class AveragedPass(CapsulePass):
         """Always: there are few epochs."""
         return True
 
-    def prepare(self, state: Any, backend: Any) -> Prepared:
+    def prepare(self, state: Any, backend: Backend) -> Prepared:
         """The averaged weights of the members that still learn."""
         return super().prepare(replace(state, w=state.average), backend)
 
@@ -266,7 +266,7 @@ class CapsuleStepwise(OnlineCapsule):
         """The E-step of batch EM, and ``counted`` (M,): rows of weight above 0."""
         return Layout((*self.train_pass.layout().fields, ("counted", (self.em.members.n_members,))))
 
-    def prepare(self, state: OnlineState, backend: Any) -> Any:
+    def prepare(self, state: OnlineState, backend: Backend) -> Any:
         """The E-step and its weights."""
         train = self.train_pass
         return train, train.prepare(state, backend)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.reductions.moments import NonFiniteError
@@ -55,7 +55,7 @@ class CapsulePassiveAggressive(OnlineCapsule):
         inverses = [self.em.inverse(r) * (masks[r] @ self.weight) for r in first]
         return np.stack(inverses).astype(np.float32), which.ravel().astype(np.int64)
 
-    def prepare(self, state: OnlineState, backend: Any) -> Any:
+    def prepare(self, state: OnlineState, backend: Backend) -> Any:
         """W in float32, and the thresholds; members that have stopped walk nowhere."""
         rounds = np.minimum(state.round, len(self.em.nu) - 1)
         live = np.flatnonzero(state.finished == 0)

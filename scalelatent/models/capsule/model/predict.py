@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.reductions.moments import NonFiniteError
@@ -16,7 +16,7 @@ from scalelatent.reductions.moments import NonFiniteError
 from .members import Members
 
 
-def class_scores(backend: Any, members: Members, h: Any) -> np.ndarray:
+def class_scores(backend: Backend, members: Members, h: Any) -> np.ndarray:
     """What all members together say of rows: the largest score is the predicted class."""
     kernel = backend.kernel("capsule_probabilities")
     # All members have the same sum of dimensions.
@@ -58,7 +58,7 @@ class CapsuleRows:
             return (self.members.total_dim,), "float32"
         return (self.members.n_classes,), "float64"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Any:
         """Weights in float32; projection and W are one matrix where one product is cheaper than two."""
         w, basis = self.w, self.projection
         if basis is not None and len(w) * len(basis) <= basis.size + w.size:

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.models.capsule.kernels.squash import squash_table
@@ -153,7 +153,7 @@ class RunningCapsule:
         codes: np.ndarray,
         weight: np.ndarray | None,
         options: StreamOptions,
-        backend: Any,
+        backend: Backend,
     ) -> None:
         """Learn from rows, batch by batch in their order."""
         if not np.isfinite(x).all():
@@ -176,7 +176,7 @@ class RunningCapsule:
         codes: np.ndarray,
         weight: np.ndarray | None,
         options: StreamOptions,
-        backend: Any,
+        backend: Backend,
     ) -> None:
         before = self.sums, dict(self._inverses)
         try:
@@ -213,7 +213,7 @@ class RunningCapsule:
         codes: np.ndarray,
         weight: np.ndarray | None,
         options: StreamOptions,
-        backend: Any,
+        backend: Backend,
     ) -> np.ndarray:
         members, p = self.members, x.shape[1]
         estep = CapsulePass(members, p, np.array([options.nu]), None, True)

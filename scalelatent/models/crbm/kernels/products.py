@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.kernels.vectors import lined_up
 
 from .cpu import few_rows
@@ -52,7 +53,7 @@ def outer_less(left: Any, right: Any, less: Any, out: Any, xp: Any) -> None:
         xp.subtract(out, less, out=out)
 
 
-def add_outer_less(left: Any, right: Any, less: Any, total: np.ndarray, backend: Any) -> None:
+def add_outer_less(left: Any, right: Any, less: Any, total: np.ndarray, backend: Backend) -> None:
     """Add left^T right - less, rounded to float32, to a ``total`` of float64 on the host."""
     if len(left) == len(right) and few(left, right, less):
         few_rows.add_outer_less(left, right, less, total)
@@ -75,7 +76,7 @@ def climb_outer(way: Way, left: np.ndarray, right: np.ndarray, pace: StepRates) 
 
 
 def climb_outer_less(
-    way: Way, left: np.ndarray, right: np.ndarray, less: np.ndarray, pace: StepRates, backend: Any
+    way: Way, left: np.ndarray, right: np.ndarray, less: np.ndarray, pace: StepRates, backend: Backend
 ) -> None:
     """:func:`climb_outer` along left^T right - less."""
     theta, velocity, new_theta, _ = way

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.models.crbm.kernels.inference import CONVERGED, Inference
 
 # Inference -> kernel; "independent" is that of a model without hidden units.
@@ -20,7 +21,7 @@ INFERENCES = {
 DAMPED = ("sum-product", "max-product")
 
 
-def couple(weights: Any, backend: Any) -> Any:
+def couple(weights: Any, backend: Backend) -> Any:
     """What every inference needs of W, (v, h), once for all rows that share it."""
     return backend.kernel("crbm_make_coupling")(weights)
 
@@ -32,7 +33,7 @@ def infer(
     b2: Any,
     n_sweeps: int,
     tol: float | None,
-    backend: Any,
+    backend: Backend,
     pairs: Any = None,
     damping: float = 1.0,
 ) -> Inference:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.cpu.units import log_loss
@@ -107,7 +107,7 @@ class Observed:
             out[:, self.columns] = left.T @ self.x
 
 
-def observe(x: Any, backend: Any) -> Observed:
+def observe(x: Any, backend: Backend) -> Observed:
     """Rows of a block where the products are."""
     columns = None
     if isinstance(x, CsrRows):
@@ -119,7 +119,7 @@ def observe(x: Any, backend: Any) -> Observed:
     return Observed(backend.asarray(x, np.float32, "x"), columns)
 
 
-def biases(params: Params, seen: Observed | None, n_rows: int, backend: Any) -> tuple[Any, Any]:
+def biases(params: Params, seen: Observed | None, n_rows: int, backend: Backend) -> tuple[Any, Any]:
     """b1 (rows, v) and b2 (rows, h) of the RBM of each row, valid until the next call with this backend."""
     out = []
     for name, weights, bias in (("b1", params.Wvx, params.bv), ("b2", params.Whx, params.bh)):
@@ -161,7 +161,7 @@ def nll_of_units(lv: Any, beliefs: Any, v: Any, xp: Any) -> Any:
     return out
 
 
-def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Any) -> tuple[Any, Any, Any]:
+def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Backend) -> tuple[Any, Any, Any]:
     """(:func:`observe`, b1, b2) of a block."""
     if not shape.n_observed:
         n_rows = len(block.x if block.y is None else block.y)

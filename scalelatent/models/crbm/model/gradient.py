@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.models.crbm.kernels.products import (
     add_outer_less,
     climb_outer,
@@ -30,7 +31,7 @@ def of_weights(xp: Any, v: Any, phase: Phase, out: Any) -> None:
         outer_less(v, phase.positive, phase.pairs, out, xp)
 
 
-def add_of_weights(backend: Any, v: Any, phase: Phase, total: np.ndarray) -> None:
+def add_of_weights(backend: Backend, v: Any, phase: Phase, total: np.ndarray) -> None:
     """Add the gradient of W, see :func:`of_weights`, to a ``total`` of float64 on the host."""
     if phase.pairs is not None:
         add_outer_less(v, phase.positive, phase.pairs, total, backend)
@@ -41,7 +42,7 @@ def add_of_weights(backend: Any, v: Any, phase: Phase, total: np.ndarray) -> Non
 
 
 def difference(
-    shape: CrbmShape, backend: Any, theta: Any, seen: Observed | None, v: Any, phase: Phase
+    shape: CrbmShape, backend: Backend, theta: Any, seen: Observed | None, v: Any, phase: Phase
 ) -> Any:
     """The gradient of all parameters, summed over rows: a flat vector in a buffer of the backend."""
     flat = backend.buffer("gradient", theta.shape, theta.dtype)
@@ -58,7 +59,7 @@ def difference(
 
 
 def climb_phase(
-    shape: CrbmShape, backend: Any, way: Way, seen: Observed | None, v: Any, phase: Phase, pace: StepRates
+    shape: CrbmShape, backend: Backend, way: Way, seen: Observed | None, v: Any, phase: Phase, pace: StepRates
 ) -> None:
     """:func:`.update.climb` along :func:`difference`. Of few rows on the host products with x are not written
     out, where x has all its columns; that of W with pairs is with momentum or decay.

@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .beliefs import infer
@@ -65,7 +66,7 @@ class Phase:
 class PhaseInput:
     """What a negative phase works on: rows of one gradient, on one backend."""
 
-    backend: Any
+    backend: Backend
     params: Params
     # See :func:`.beliefs.couple`; None where no inference is run
     coupling: Any

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.errors import DivergenceError
@@ -124,7 +124,7 @@ class CrbmLearner:
             sums=np.zeros(N_SUMS),
         )
 
-    def prepare(self, state: CrbmState, backend: Any) -> Any:
+    def prepare(self, state: CrbmState, backend: Backend) -> Any:
         """Parameters where the products are, and what inference needs of W."""
         # A walk copies them in any case.
         theta = backend.asarray(state.theta if self.local_steps else lined_up(state.theta), np.float32)
@@ -267,7 +267,7 @@ class CrbmLearner:
         return stats.vector[: self.shape.n_parameters]
 
     def _phase(
-        self, backend: Any, theta: Any, coupling: Any, cost: Any, block: Block, particles: Any
+        self, backend: Backend, theta: Any, coupling: Any, cost: Any, block: Block, particles: Any
     ) -> tuple[Observed | None, Any, Phase]:
         """(x where the products are, v as numbers, negative phase) of some rows."""
         params = self.shape.split(theta)
@@ -281,7 +281,7 @@ class CrbmLearner:
         )  # fmt: skip
         return seen, v, LEARNERS[self.learner].negative(work)
 
-    def _add_factors(self, stats: Stats, backend: Any, block: Block, v: Any, phase: Phase) -> None:
+    def _add_factors(self, stats: Stats, backend: Backend, block: Block, v: Any, phase: Phase) -> None:
         add_of_weights(backend, v, phase, stats["W"])
         stats["dv"][...] = backend.to_host(v - phase.visible)
         stats["dh"][...] = backend.to_host(phase.positive - phase.hidden)
@@ -320,7 +320,7 @@ class CrbmLearner:
         self._keep_particles(stats, backend, state, block, kept)
 
     @contextmanager
-    def _watched(self, backend: Any, theta: Any, state: CrbmState) -> Iterator[None]:
+    def _watched(self, backend: Backend, theta: Any, state: CrbmState) -> Iterator[None]:
         """Weights and biases that a phase cannot bear end the fit as in a step."""
         try:
             yield
@@ -335,14 +335,14 @@ class CrbmLearner:
         first = block.chain * self.chain_rows
         return slice(first, first + min(len(block.x), self.chain_rows))
 
-    def _particles(self, backend: Any, state: CrbmState, block: Block) -> Any:
+    def _particles(self, backend: Backend, state: CrbmState, block: Block) -> Any:
         """Hidden states of the persistent chains at a block's places; None where there are none."""
         if not self.n_particles:
             return None
         return backend.asarray(state.particles[self._places(block)].copy(), np.float32)
 
     def _keep_particles(
-        self, stats: Stats, backend: Any, state: CrbmState, block: Block, particles: Any
+        self, stats: Stats, backend: Backend, state: CrbmState, block: Block, particles: Any
     ) -> None:
         if particles is not None:
             at = self._places(block)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.kernels.sparse_rows import CsrRows
@@ -30,7 +30,7 @@ def run_inference(
     coupling: Any,
     block: Block,
     how: tuple[str, int, float | None, float],
-    backend: Any,
+    backend: Backend,
 ) -> Inference:
     """Beliefs of rows under parameters on the backend; ``how`` is (inference, sweeps, tol, damping)."""
     _, b1, b2 = block_biases(shape, shape.split(theta), block, backend)
@@ -68,7 +68,7 @@ class CrbmScoring:
         edges = shape.n_visible * shape.n_hidden
         return 2.0 * shape.n_weights + 16.0 * edges * (self.n_sweeps or 16)
 
-    def prepare(self, state: Any, backend: Any) -> Any:
+    def prepare(self, state: Any, backend: Backend) -> Any:
         """Parameters, and what inference needs of W."""
         epoch = 1 if state is None else state.iteration + 1
         theta = backend.asarray(self.theta if state is None else state.theta, np.float32)
@@ -140,7 +140,7 @@ class CrbmOutput:
         width = self.shape.n_hidden if hidden else self.shape.n_visible
         return (width,), "uint8" if self.what == "states" else "float32"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Any:
         theta = backend.asarray(self.theta, np.float32)
         coupling = None
         if self.shape.n_hidden and self.inference != "independent" and self.what != "given":

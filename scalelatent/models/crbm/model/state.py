@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.errors import DivergenceError
 from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, magnitude
 
@@ -65,7 +66,7 @@ class Measures:
         change = None if phase.inferred is None else phase.inferred.change
         self._parts.append([phase.loss, phase.wrong] + ([] if change is None else [change]))
 
-    def sums(self, backend: Any, tol: float | None) -> list[float]:
+    def sums(self, backend: Backend, tol: float | None) -> list[float]:
         """Loss, wrong units, rows, and rows at rest: the ``sums`` of :class:`.state.CrbmState`."""
         columns = [list(column) for column in zip(*self._parts, strict=True)]
         loss, wrong, *change = (

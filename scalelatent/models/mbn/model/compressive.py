@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 
 
@@ -26,7 +26,7 @@ class NetworkRows:
     def output(self) -> tuple[tuple[int, ...], str]:
         return (len(self.biases[-1]),), "float32"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Any:
         """The layers where the backend computes."""
         layers = [
             (backend.asarray(w, np.float32), backend.asarray(b, np.float32))

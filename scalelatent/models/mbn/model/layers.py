@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.sparse_rows import CsrRows
 
@@ -189,7 +190,7 @@ class Layer:
             return 1
         return max(1, min(_TOGETHER, 2**_TOGETHER_BITS >> (self.k - 1).bit_length()))
 
-    def codes(self, backend: Any, x: Any, centroids: Sequence[Any], first: int) -> np.ndarray:
+    def codes(self, backend: Backend, x: Any, centroids: Sequence[Any], first: int) -> np.ndarray:
         """Codes of rows by the clusterings from ``first`` on, which have these centroids: (rows, sets)."""
         if self.number == 1:
             found = [self._nearest(backend, x, part, first + i) for i, part in enumerate(centroids)]
@@ -200,7 +201,7 @@ class Layer:
         lists = backend.kernel("mbn_make_lists")(np.stack(centroids), units)
         return np.asarray(backend.kernel("mbn_nearest_codes")(x, lists))
 
-    def _nearest(self, backend: Any, x: Any, centroids: Any, which: int) -> np.ndarray:
+    def _nearest(self, backend: Backend, x: Any, centroids: Any, which: int) -> np.ndarray:
         kernel, columns = backend.kernel, self.columns(which)
         if self.csr:
             bank = kernel("mbn_make_sparse_bank")(centroids, columns, self.metric)

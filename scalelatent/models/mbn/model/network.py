@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.sparse_rows import CsrRows
 
@@ -53,7 +53,7 @@ class LayerCoder:
         """What it costs to prepare a column."""
         return self.layer.set_flops()
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Any:
         """Centroids are prepared clustering by clustering."""
         return backend
 
@@ -75,7 +75,7 @@ class LayerCoder:
         return out
 
 
-def ready_rows(layer: Layer, backend: Any, x: Any) -> Any:
+def ready_rows(layer: Layer, backend: Backend, x: Any) -> Any:
     """Rows where and as the kernels of a layer take them: converted once for all its clusterings."""
     on_host = backend.xp is np
     if layer.csr:
@@ -93,7 +93,7 @@ def ready_rows(layer: Layer, backend: Any, x: Any) -> Any:
     return _moved(backend, x, np.uint8 if x.dtype == np.uint8 else np.float32)
 
 
-def _moved(backend: Any, x: np.ndarray, dtype: Any) -> Any:
+def _moved(backend: Backend, x: np.ndarray, dtype: Any) -> Any:
     """A card converts what has been moved: few bytes travel."""
     return backend.asarray(backend.asarray(x, x.dtype), dtype)
 
@@ -146,7 +146,7 @@ class Network:
     def flops_per_row(self) -> float:
         return sum(layer.n_clusterings * layer.flops_per_row() for layer in self.layers)
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Any:
         return backend, None if self.projection is None else self.projection.prepare(backend)
 
     def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:

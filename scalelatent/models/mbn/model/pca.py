@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.reductions.eigen import ritz, signs
@@ -141,7 +141,7 @@ class CodeCounts:
     def flops_per_row(self) -> float:
         return 50.0 * self.n_clusterings
 
-    def prepare(self, state: Any, backend: Any) -> None:
+    def prepare(self, state: Any, backend: Backend) -> None:
         """Nothing."""
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
@@ -242,7 +242,7 @@ class CodeProducts:
     def flops_per_row(self) -> float:
         return 30.0 * self.mean.shape[0] * self.width
 
-    def prepare(self, state: PcaState, backend: Any) -> Any:
+    def prepare(self, state: PcaState, backend: Backend) -> Any:
         """The basis by units, and its product with the mean row."""
         table = np.ascontiguousarray(state.basis).reshape(*self.mean.shape, self.width)
         return backend.kernel, table, self.mean.reshape(-1) @ state.basis
@@ -272,7 +272,7 @@ class CodeProjection:
     def output(self) -> tuple[tuple[int, ...], str]:
         return (len(self.offset),), "float32"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Any:
         return backend.kernel("mbn_gather_sum")
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
