@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from scalelatent.errors import JobError
 
 from .show import Jobs, Json, Overwrite, emit, pixels_of, progress_bar, run_of, show_values, size, verb
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
 
 app = typer.Typer(no_args_is_help=True, help="Import, make and look at datasets.")
 
@@ -263,7 +266,7 @@ def bytes_of(text: str, option: str) -> int:
         raise JobError(f"{option} {text}: a size is a number and a unit, for example 512MiB") from None
 
 
-def tell(dataset: Any, as_json: bool) -> None:
+def tell(dataset: Dataset, as_json: bool) -> None:
     """Print what a dataset holds."""
     values = describe(dataset)
     if as_json:
@@ -272,7 +275,7 @@ def tell(dataset: Any, as_json: bool) -> None:
         show_values(values, title=str(values["url"]))
 
 
-def describe(dataset: Any) -> dict[str, Any]:
+def describe(dataset: Dataset) -> dict[str, Any]:
     """Return what `data info` prints."""
     classes = dataset.classes
     values: dict[str, Any] = {
@@ -287,10 +290,10 @@ def describe(dataset: Any) -> dict[str, Any]:
         else [item.item() if hasattr(item, "item") else item for item in classes],
         "data_bytes": dataset.nbytes,
     }
-    if dataset.is_sparse:
-        values["nnz"] = dataset.nnz
-        values["density"] = dataset.nnz / (dataset.n_rows * dataset.n_features)
-        values["nnz_per_row"] = dataset.nnz / dataset.n_rows
+    if (nnz := dataset.nnz) is not None:
+        values["nnz"] = nnz
+        values["density"] = nnz / (dataset.n_rows * dataset.n_features)
+        values["nnz_per_row"] = nnz / dataset.n_rows
     if dataset.y_kind not in (None, "labels"):
         values["y_kind"], values["n_targets"] = dataset.y_kind, dataset.n_targets
     pieces = dataset.pieces(0, dataset.n_rows)

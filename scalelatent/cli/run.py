@@ -22,6 +22,7 @@ from .show import (
 )
 
 if TYPE_CHECKING:
+    from scalelatent.jobs.runfolder import RunFolder
     from scalelatent.jobs.spec import Job
 
 # What of a plan is said in lines of its own.
@@ -125,7 +126,7 @@ def demo(
     _run(resolved, None, json, {"job": str(Path(out, "job.toml")), "train": data.train, "test": data.test})
 
 
-def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) -> None:
+def _run(job: Job, folder: RunFolder | None, json: bool, also: dict[str, Any] | None = None) -> None:
     """Run a new job, or resume one in its folder, with live progress; print what came of it."""
     from scalelatent.jobs.planning import plan_job, plan_lines
     from scalelatent.jobs.runner import run_job, run_new_job
@@ -151,7 +152,7 @@ def _run(job: Job, folder: Any, json: bool, also: dict[str, Any] | None = None) 
     _finish(_summary(result.folder) | (also or {}), json)
 
 
-def _summary(folder: Any) -> dict[str, Any]:
+def _summary(folder: RunFolder) -> dict[str, Any]:
     state = folder.read_state()
     keys = ["id", "state", "pass", "objective", "train_error", "validation_error", "best_validation_error"]
     if state["state"] == "done" and state.get("best_validation_error") is not None:

@@ -24,7 +24,7 @@ from .worker_processes import (
 )
 
 if TYPE_CHECKING:
-    from distributed import Security
+    from distributed import Client, Security
 
 __all__ = [
     "client_of",
@@ -257,7 +257,7 @@ def deaf_to_ctrl_c() -> Any:
     return DeafToCtrlC()
 
 
-def _entered(client: Any) -> Iterator[Any]:
+def _entered(client: Client) -> Iterator[Client]:
     token = _current.set(client)
     try:
         yield client

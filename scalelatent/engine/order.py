@@ -7,13 +7,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scalelatent.kernels.streams import stream
 
 from .grid import spaced
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
 
 # Labels looked at by :func:`sortedness`: this many places of this many neighbours.
 SAMPLED_PLACES, SAMPLED_ROWS = 64, 256
@@ -161,7 +164,7 @@ class Permutations:
         return self._kept[key]
 
 
-def sortedness(dataset: Any) -> float:
+def sortedness(dataset: Dataset) -> float:
     """How far the rows are sorted by label: 0 as in a random order, 1 where all of a class lie together."""
     n = len(dataset)
     if not dataset.has_y or n < 2:
@@ -180,7 +183,7 @@ def sortedness(dataset: Any) -> float:
     return float(np.clip((same - by_chance) / (at_most - by_chance), 0.0, 1.0))
 
 
-def warn_if_sorted(dataset: Any, order: RowOrder) -> float:
+def warn_if_sorted(dataset: Dataset, order: RowOrder) -> float:
     """Warn where rows are sorted by label and the order of rows cannot make up for it."""
     if order.shuffle and order.buffer_rows >= order.segment(0)[1] and order.n_chains == 1:
         return 0.0

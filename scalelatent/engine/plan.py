@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from dask.system import cpu_count
@@ -22,6 +22,9 @@ from .passes import Stage, choose_level, given_grid, make_stage, seconds_per_row
 from .rates import GATHER_RATE, choose_cache, label_seconds, read_seconds
 from .reading import AHEAD
 from .threads import resolve_jobs
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Resident size of a process, and of a worker, that has imported everything and loaded its kernels.
 PROCESS_BYTES, WORKER_BYTES = 304 * 2**20, 240 * 2**20
@@ -106,7 +109,7 @@ class Resources:
         return {"workers": self.workers, "threads": self.threads, "memory": self.memory}
 
 
-def find_resources(client: Any, n_jobs: int | None, limit: str | int | float | None) -> Resources:
+def find_resources(client: Client | None, n_jobs: int | None, limit: str | int | float | None) -> Resources:
     """Workers, threads and memory of a cluster, or of this process."""
     from dask.utils import parse_bytes
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from scalelatent.engine.cache import memory_limit
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError, JobError
 from scalelatent.kernels.streams import resolve_seed, stream
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 __all__ = ["KMeansScores", "clustering_accuracy", "kmeans_scores", "nmi"]
 
@@ -144,7 +147,7 @@ def kmeans_scores(
     restarts: int = 50,
     random_state: Any = 0,
     n_jobs: int | None = None,
-    client: Any = None,
+    client: Client | None = None,
     progress: Progress | None = None,
 ) -> KMeansScores:
     """Cluster an output by k-means, many times from new starts, and hold the clusters against the classes.
@@ -327,7 +330,7 @@ def _on_dask(
     n_clusters: int | None,
     seed: int,
     restarts: int,
-    client: Any,
+    client: Client,
     progress: Progress | None,
 ) -> list[list[float]]:
     from distributed import wait

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.dask.asking import ask_scheduler
 from scalelatent.errors import ScalelatentError
+
+if TYPE_CHECKING:
+    from distributed import Security
 
 __all__ = ["PREFIX", "drive", "key_of"]
 
@@ -60,14 +63,16 @@ def drive(run: str, start: int) -> str:
     return str(outcome[0])
 
 
-def _run(scheduler: str, security: Any, worker: str, run: str, start: int, outcome: list[Any]) -> None:
+def _run(
+    scheduler: str, security: Security | None, worker: str, run: str, start: int, outcome: list[Any]
+) -> None:
     try:
         outcome.append(_drive(scheduler, security, worker, run, start))
     except BaseException as error:  # noqa: BLE001  the task shows it, whatever it is
         outcome.append(error)
 
 
-def _drive(scheduler: str, security: Any, worker: str, run: str, start: int) -> str:
+def _drive(scheduler: str, security: Security | None, worker: str, run: str, start: int) -> str:
     from distributed import Client
 
     from scalelatent.engine.dask.hooks import forgive

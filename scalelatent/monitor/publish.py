@@ -32,12 +32,15 @@ from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.dask import hooks
 
 from .messages import TOPIC, scalars
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 __all__ = ["ClusterLog"]
 
@@ -61,7 +64,7 @@ class ClusterLog(Callback):
 
     def __init__(
         self,
-        client: Any,
+        client: Client,
         run: str,
         *,
         job: str | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import clone
@@ -17,6 +17,9 @@ from scalelatent.storage.disk import Location, locate
 from .candidates import Candidate
 from .criterion import Scoring
 
+if TYPE_CHECKING:
+    from distributed import Client
+
 
 def fit_apart(
     candidates: Sequence[Candidate],
@@ -25,7 +28,7 @@ def fit_apart(
     seed: int,
     *,
     keeps_best: bool,
-    client: Any,
+    client: Client | None,
     run_dir: Any,
     n_jobs: int | None,
     engine: Any,

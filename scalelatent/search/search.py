@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn import get_config
@@ -43,6 +43,9 @@ from .candidates import (
 )
 from .criterion import Scoring
 from .joint_fit import Memo, SharedFit
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Candidates that a notebook shows.
 SHOWN = 20
@@ -183,7 +186,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         validation: Any = None,
         sample_weight: Any = None,
         groups: Any = None,
-        client: Any = None,
+        client: Client | None = None,
         run_dir: Any = None,
         resume: bool = False,
         callbacks: Callback | Sequence[Callback] = (),

@@ -605,7 +605,7 @@ def _eigenproblems(members: Members, init: str) -> int:
 
 
 def _epoch_seconds(
-    told: Forecast, step: LearnOnline, order: Any, rows: Any, row_bytes: int, codes: int
+    told: Forecast, step: LearnOnline, order: RowOrder, rows: Dataset | RowShape, row_bytes: int, codes: int
 ) -> dict[str, float]:
     """Seconds of an epoch, by what takes them."""
     learner, p, threads = (
