@@ -107,7 +107,7 @@ class Reduction(Protocol):
 
     @property
     def wants(self) -> Wants:
-        """Its optional wishes."""
+        """Optional requests."""
         ...
 
     def layout(self) -> Layout:
@@ -153,7 +153,7 @@ class RowMap(Protocol):
 
     @property
     def wants(self) -> Wants:
-        """Its optional wishes."""
+        """Optional requests."""
         ...
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -213,7 +213,7 @@ class RowSets(Protocol):
 
     @property
     def wants(self) -> Wants:
-        """Its optional wishes."""
+        """Optional requests."""
         ...
 
     @property
@@ -248,7 +248,7 @@ class StepLearner(Protocol):
 
     @property
     def wants(self) -> Wants:
-        """Its optional wishes."""
+        """Optional requests."""
         ...
 
     def layout(self) -> Layout:

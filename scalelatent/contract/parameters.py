@@ -12,7 +12,7 @@ DEVICES = ("auto", "cpu", "gpu")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a parameter is a finite number; a bool is none."""
+    """Whether a parameter is a finite number; a bool is refused."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -63,7 +63,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Wants:
-    """Optional wishes of a reduction, row map, set of rows or online learner: its attribute ``wants``.
+    """Optional requests of a reduction, row map, set of rows or online learner: its attribute ``wants``.
 
     Attributes
     ----------

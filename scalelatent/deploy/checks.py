@@ -263,7 +263,7 @@ def _dashboard(folder: str) -> Iterator[Finding]:
 
 
 def _loopback(folder: str) -> Iterator[Finding]:
-    """A local cluster speaks over loopback; sandboxes sometimes forbid even that."""
+    """A local cluster needs loopback, which some sandboxes forbid."""
     with socket.socket() as server, socket.socket() as client:
         server.bind(("127.0.0.1", 0))
         server.listen(1)

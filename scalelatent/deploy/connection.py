@@ -87,7 +87,7 @@ def page_told(client: Client) -> str:
 
 
 def check_protocol(address: str, security: Security | None) -> None:
-    """Refuse a scheduler that speaks another protocol than its address says; it may not be up yet."""
+    """Refuse a scheduler whose protocol is not that of its address; it may not be up yet."""
     scheme, host, port = _parts(address)
     trouble = ""
     with suppress(OSError):
@@ -134,7 +134,7 @@ def _tell_os_error(host: str, port: int, error: OSError) -> str:
 
 
 def _trouble(scheme: str, host: str, port: int, security: Security | None) -> str:
-    """Why there is no scheduler that speaks as the address says; empty where there may be one."""
+    """Why no scheduler answers by the protocol of the address; empty where one may."""
     try:
         if scheme == "tcp":
             return _trouble_tcp(host, port)

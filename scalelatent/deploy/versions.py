@@ -112,7 +112,7 @@ def table_of(rows: list[Difference]) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What else decides bits and speed; loads the libraries that it asks. A probe that fails says so."""
+    """What else decides bits and speed. Loads the libraries; a failing probe is reported."""
     probes: dict[str, Callable[[], Iterator[str]]] = {
         "cpu": _cpu,
         "threads": _threads,

@@ -70,7 +70,7 @@ def fit_batches(
         iteration, state, messages = found
         tell_unreadable(callbacks, messages)
         history = full_history(store, stage, first, iteration)
-        # With its record: who logs records may have been killed before it logged this one.
+        # With its record: the logger may have been killed before it wrote this one.
         last = {"record": history[-1], "history": list(history)} if history else {}
         callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
     done = stage.batch.is_done(state)

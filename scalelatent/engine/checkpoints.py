@@ -140,7 +140,7 @@ class EngineStore:
         return Stage(tree["name"], tree["work"], datasets, tree["grids"], *how)
 
     def save_result(self, name: str, tree: Any) -> None:
-        """What a finished stage leaves: its presence says that the stage is done."""
+        """The result of a finished stage; its presence marks the stage as done."""
         self.write(f"result-{name}.rec", tree)
 
     def load_result(self, name: str) -> Any | None:
@@ -195,7 +195,7 @@ class EngineStore:
                 self.remove(_durable_name(stage, old))
 
     def _states(self, stage: str) -> tuple[list[int], list[int]]:
-        """(iterations of all states, of durable ones), in order, by one look at the folder."""
+        """(iterations of all states, of durable ones), in order, from one listing of the folder."""
         names = self.place.keys("")
         found = [[m for name in names if (m := pattern.fullmatch(name))] for pattern in (_STATE, _DURABLE)]
         states, marks = (sorted(int(m["iteration"]) for m in ms if m["stage"] == stage) for ms in found)

@@ -32,7 +32,7 @@ class Feed:
 
     # Rows are gathered a slab at a time, those of some consecutive steps, so that a step of a few rows costs
     # a few slices. Held are, for each chain, the runs of the buffer in use and of the next, and a few slabs.
-    # A feed that is not asked for a while lets go of its thread and rows, and takes them up again when it is
+    # A feed that is not asked for a while releases its thread and rows, and takes them up again when it is
     # asked.
 
     def __init__(self, reader: Reader, order: RowOrder, chains: Any, n_epochs: int) -> None:
@@ -85,7 +85,7 @@ class Feed:
             self._busy, self._asked = False, time.monotonic()
 
     def close(self) -> None:
-        """End the thread and let go of all rows; a read that hangs is left behind."""
+        """Stop the thread and release all rows; a read that hangs is abandoned."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -178,7 +178,7 @@ class Feed:
         return True
 
     def _forget(self, wanted: int) -> None:
-        """Let go of the runs that are no longer near."""
+        """Release the runs that are not needed soon."""
         if self._near[0] == wanted:
             return
         near = {run for slab in self._ahead(wanted) for run in self._runs(slab)}

@@ -128,7 +128,7 @@ def make_stage(
 
 
 def given_grid(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user said of blocks and leaves, among the options of [engine]."""
+    """The options of [engine] about blocks and leaves."""
     return {k: options[k] for k in ("block_rows", "leaf_rows") if options.get(k) is not None}
 
 
@@ -160,7 +160,7 @@ def _few_leaves(n: int, wanted: float, wished: int) -> RowGrid:
 def choose_block(
     n_features: int, block_rows: int | None = None, leaf_rows: int | None = None, wished: int | None = None
 ) -> int:
-    """Rows of a block: what the user says, or what is wished or suits a call and divides the user's leaf."""
+    """Rows of a block: as given, else as requested or suits a call, such that it divides a given leaf."""
     # What passes here for one number of features passes for any: a fit is refused before it begins.
     for name, value in (("block_rows", block_rows), ("leaf_rows", leaf_rows)):
         if value is not None and value < 1:

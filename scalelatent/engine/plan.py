@@ -337,7 +337,7 @@ class Forecast:
         self.most += seconds if most is None else most
 
     def labels(self, dataset: Any) -> None:
-        """Add the look at all labels that a fit begins with."""
+        """Add the pass over all labels that a fit begins with."""
         if self.measure and dataset is not None and dataset.classes is not None:
             self.add("looking at labels", label_seconds(dataset, dataset.classes))
 
@@ -384,7 +384,7 @@ def summary_of(out: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds as text."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     if seconds < 90 * 60:
@@ -396,7 +396,7 @@ def duration(seconds: float) -> str:
 
 
 def long_fit(out: Mapping[str, Any]) -> str | None:
-    """What to say of a fit that would take over an hour; else None."""
+    """The warning about a fit that would take over an hour; else None."""
     if out["expected_seconds"] <= LONG_SECONDS:
         return None
     return f"this fit would take about {duration(out['expected_seconds'])}: to shorten it, {out['shorter']}"

@@ -1,4 +1,4 @@
-"""Rows of a dataset a piece at a time, as work wants them."""
+"""Rows of a dataset, a piece at a time, in the form that the work requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_WANTS = Wants()
 
 @contextmanager
 def naming(dataset: Dataset) -> Iterator[None]:
-    """Give what a kernel says about a row, and a broken shard, the name of the dataset."""
+    """Add the name of the dataset to errors of kernels and of damaged shards."""
     try:
         yield
     except ShardError as error:

@@ -83,7 +83,7 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
 
 
 def wants_display(verbose: bool | None) -> bool:
-    """Whether a fit shows a display: where it was asked for, and in notebooks where nothing was said."""
+    """Whether a fit shows a display: where asked for, and by default in notebooks."""
     return in_notebook() if verbose is None else bool(verbose)
 
 

@@ -1,4 +1,4 @@
-"""Rows, labels and weights as users give them: what is checked, and what an error says."""
+"""Validation of rows, labels and weights as users give them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def validated(estimator: BaseEstimator, *arrays: Any, **checks: Any) -> Any:
 
 
 def in_one_line(text: str, array: Any) -> str:
-    """What scikit-learn says of an array, with its shape and type in place of its values."""
+    """scikit-learn's message about an array, with its shape and type in place of its values."""
     try:
         shown = np.asarray(array)
         what = f"an array of shape {shown.shape}, {shown.dtype}"

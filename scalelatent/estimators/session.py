@@ -294,7 +294,7 @@ class FitSession:
         return kept["arrays"]
 
     def mapped(self, name: str, step: Map) -> Rows:
-        """The rows behind one more map, which is done when a pass first wants them."""
+        """The rows behind one more map, which is done when a pass first needs them."""
         if self.store is not None:
             # Where an interrupted run has done it and nothing is left that wants them, they go all the same.
             self.leaves(self.scratch().at(f"{name}.zarr"))
@@ -315,7 +315,7 @@ class FitSession:
         return LoopResult(found[1], history)
 
     def rows(self, rows: Rows | Dataset) -> Dataset:
-        """The rows behind all their maps, written when they are first wanted; masks are the caller's."""
+        """The rows behind all their maps, written when they are first needed; masks are the caller's."""
         if isinstance(rows, Dataset):
             return rows
         dataset = rows.dataset

@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that steps speak of: a dataset, through maps that may not be done yet, perhaps masked."""
+    """Rows of a step: a dataset, through maps that may not be done yet, perhaps masked."""
 
     dataset: Dataset
     maps: tuple[tuple[str, RowMap], ...] = ()
@@ -125,7 +125,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class Map:
-    """Rows through a row map. Answer: Rows; they are written when a pass first wants them."""
+    """Rows through a row map. Answer: Rows; they are written when a pass first needs them."""
 
     name: str
     row_map: RowMap

@@ -46,7 +46,7 @@ __all__ = [
 METADATA = "scalelatent-jobs"
 ENDED = ("done", "failed", "cancelled")
 POLL_SECONDS = 0.5
-# After a worker's death its driver begins again elsewhere as soon as the scheduler has noticed.
+# After a worker is lost its driver begins again elsewhere as soon as the scheduler has noticed.
 RESTART_SECONDS = 20.0
 QUEUED_SECONDS = 30.0
 CANCEL_SECONDS = 30.0
@@ -185,7 +185,7 @@ def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Securit
 
 
 def _task_of(client: Client, state: dict[str, Any]) -> str | None:
-    """What a scheduler says of the task that drives a job; None where it drives another start, or none."""
+    """The scheduler's state of the task that drives a job; None where it drives another start, or none."""
     from scalelatent.engine.dask.hooks import task_state
 
     return ask_scheduler(client, task_state, key_of(state["id"], state["starts"]))

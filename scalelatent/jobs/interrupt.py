@@ -35,7 +35,7 @@ class StopRequest(Callback):
         self.by: str | None = None
 
     def ask(self, by: str) -> None:
-        """Ask for the stop; the first who asks is remembered."""
+        """Request the stop; the first requester is recorded."""
         self.by = self.by or by
 
     def check(self) -> None:
@@ -63,7 +63,7 @@ def ask_cancel(folder: RunFolder) -> None:
 
 
 def cancel_asked(folder: RunFolder) -> dict[str, Any] | None:
-    """Return who asked the current start of a run to stop; None where no one did."""
+    """The requester of a stop of the current start of a run, or None."""
     content = folder.place.read(CANCEL)
     if content is None:
         return None

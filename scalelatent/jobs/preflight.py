@@ -100,7 +100,7 @@ def _capacity(client: Client) -> dict[str, Any]:
 def plan_on_worker(
     stored: dict[str, Any], workers: dict[str, Any]
 ) -> tuple[tuple[str, str] | None, list[str]]:
-    """Plan a job: kind and text of what refuses it, or None; and what to say of the plan."""
+    """Plan a job: (kind and text of the error, or None; the plan in words)."""
     try:
         needs = plan_job(Job.from_dict(stored), client=PlannedCluster(workers))  # type: ignore[arg-type]
     except ScalelatentError as error:

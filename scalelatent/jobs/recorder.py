@@ -58,7 +58,7 @@ def recorded(call: FitCall) -> Iterator[Callback]:
 
 
 class _Record(Callbacks):
-    """Makes the run folder when the fit begins, and hands on to those who write it."""
+    """Makes the run folder when the fit begins, and passes hooks on to its writers."""
 
     keeps_run_folder = True
 
@@ -140,7 +140,7 @@ class _Record(Callbacks):
 
 
 def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Job:
-    """The job that says what a call of ``fit`` said; of a folder that is gone on with, what differs now."""
+    """The job equivalent to a call of ``fit``; on resume the earlier job with what differs now."""
     model = getattr(call.model, "estimator", call.model)
     kind, given = model._kind, model.get_params(deep=False)
     drawn = not isinstance(given.get("random_state"), int)
@@ -175,7 +175,7 @@ def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Jo
 
 
 def _search_section(call: FitCall) -> SearchSection | None:
-    """The ``[search]`` that says what a search in Python does; None where a job file cannot say it."""
+    """The ``[search]`` equivalent to a search in Python; None where a job file cannot express it."""
     search, held, grid = call.model, "validation" in call.rows, call.model.param_grid
     seed, own = search.random_state, search.estimator.random_state
     if not (

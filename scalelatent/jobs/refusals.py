@@ -1,4 +1,4 @@
-"""Errors of others, said as ours: a parameter that scikit-learn refuses by a bare ValueError, a full disk."""
+"""Errors of libraries and the system as errors of jobs: a refused parameter, a full disk."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class RunFolder:
         return folder
 
     def _found(self, job: Job) -> None:
-        """Write the first files; who comes first has the folder."""
+        """Write the first files; the first writer owns the folder."""
         place = self.place
         name = job.job.name or self.url.rstrip("/").rsplit("/", 1)[-1]
         # Who puts job.json first has the folder: of two that come at once, one is refused.
@@ -237,7 +237,7 @@ class RunFolder:
         return state
 
     def begin(self, state: str, **values: Any) -> int:
-        """Note that someone wants the run to start, as `state`; returns the number of this start."""
+        """Record a start of the run, as `state`; returns its number."""
         start = int(self._read_state().get("starts", 0)) + 1
         self.update_state(state=state, starts=start, error=None, **values)
         return start
@@ -333,7 +333,7 @@ class RunFolder:
         return found
 
     def _read_state(self) -> dict[str, Any]:
-        """``state.json``, or what the logs say where it is damaged."""
+        """``state.json``, or what follows from the logs where it is damaged."""
         with suppress(JobError):
             state = self._read_json("state.json")
             if isinstance(state.get("id"), str) and state.get("state") in STATES:

@@ -70,7 +70,7 @@ class SearchNews(Callback):
 
 
 def tell_search(folder: RunFolder, search: Any) -> dict[str, Any]:
-    """Write what came of a search into the run folder; returns what ``state.json`` says of it."""
+    """Write the results of a search into the run folder; returns its part of ``state.json``."""
     found = search.cv_results_
     scoring = search.scoring_ if isinstance(search.scoring_, str) else repr(search.scoring_)
     table = [

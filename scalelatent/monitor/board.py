@@ -122,7 +122,7 @@ class Rate:
             self._begin, self._sum = now, 0.0
 
     def at(self, now: float) -> float:
-        """The rate, 0 where nothing was heard of for ten windows."""
+        """The rate, 0 after ten windows without a message."""
         return self.value if now - self._last <= 10 * self.window else 0.0
 
 
@@ -537,7 +537,7 @@ class Board:
         return self.jobs.get(name) or next((job for job in self.jobs.values() if job.id == name), None)
 
     def summary(self, now: float | None = None) -> list[dict[str, Any]]:
-        """A row for each job: running ones first, then the one that was heard of last."""
+        """A row for each job: running ones first, then by the last message."""
         now = time.time() if now is None else now
         order = sorted(self.jobs.values(), key=lambda job: (job.state in ENDED, -(job.began or job.seen)))
         return [job.summary(now) for job in order]

@@ -145,7 +145,7 @@ def snapshot(
 
 
 def _cut(rows: list[dict[str, Any]]) -> int:
-    """Leave some of very many workers out, of the lost ones the first; returns how many."""
+    """Truncate a long list of workers, lost ones first; returns how many are left out."""
     there = sum(not row["lost"] for row in rows)
     hidden = max(0, there - WORKERS) + max(0, len(rows) - there - WORKERS_LOST)
     rows[:] = rows[: min(there, WORKERS)] + rows[there:][-WORKERS_LOST:]
@@ -153,7 +153,7 @@ def _cut(rows: list[dict[str, Any]]) -> int:
 
 
 def _body(scheduler: Any, board: Board, job: str | None) -> str:
-    """The answer as text, made once for all who ask at about the same time."""
+    """The answer as text, cached for a moment."""
     kept = _bodies.setdefault(board, {})
     now = time.monotonic()
     if job not in kept or now - kept[job][0] > FRESH_SECONDS:

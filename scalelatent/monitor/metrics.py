@@ -30,7 +30,7 @@ class JobCollector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The families, as prometheus_client wants them."""
+        """The metric families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         rows = CounterMetricFamily(

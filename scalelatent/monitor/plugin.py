@@ -61,7 +61,7 @@ class ScalelatentPlugin(SchedulerPlugin):
                 self._tell_lost(lost)
 
     def update_graph(self, scheduler: Any, *, keys: Any, **kwargs: Any) -> None:
-        """Let drivers of jobs outlive the first death too."""
+        """Let drivers of jobs be retried from the first lost worker on."""
         self._forgive(scheduler, keys)
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
@@ -71,7 +71,7 @@ class ScalelatentPlugin(SchedulerPlugin):
         scheduler.log_event(TOPIC, {"kind": "joined", "worker": worker, "name": name})
 
     def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
-        """Let drivers of jobs start again any number of times."""
+        """Let drivers of jobs be retried any number of times."""
         self._workers.pop(worker, None)
         self._forgive(scheduler, scheduler.tasks)
 
@@ -101,7 +101,7 @@ class ScalelatentPlugin(SchedulerPlugin):
 
 
 def install(client: Any) -> str:
-    """Put the page, the JSON and the metrics on a scheduler, once; says why where it does not work."""
+    """Put the page, the JSON and the metrics on a scheduler, once; returns why where that fails."""
     try:
         client.register_plugin(ScalelatentPlugin(), name=PLUGIN)
     except ImportError as error:

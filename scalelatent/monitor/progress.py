@@ -23,7 +23,7 @@ REFRESH_SECONDS = 0.25
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: 4.2 s, 1 min 15 s, 2 h 03 min."""
+    """A time as text: 4.2 s, 1 min 15 s, 2 h 03 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -123,7 +123,7 @@ class ProgressDisplay(Callback):
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self._record = dict(record)
-        self._compiling.clear()  # a worker that died has nothing more to say
+        self._compiling.clear()  # a lost worker tells nothing more
         seconds = record.get("seconds")
         if seconds:
             old = self._pass_seconds

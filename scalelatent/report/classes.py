@@ -148,7 +148,7 @@ def confusion_text(confusion: Confusion) -> str:
 
 
 def calibration_text(kept: Reliability, more: str = "") -> str:
-    """What the calibration error is, and what this one says."""
+    """The calibration error in words."""
     total = max(float(kept.counts.sum()), 1e-300)
     promised, right = float(kept.confidence.sum()) / total, float(kept.hits.sum()) / total
     words = [
@@ -156,7 +156,7 @@ def calibration_text(kept: Reliability, more: str = "") -> str:
         "and the share of rows in which it is right, over ten bins of probability, weighted by their rows. "
         "At 0 % a probability of 90 % is right nine times in ten.",
         f"Here the predicted class is given {percent(promised)} on average and is right in {percent(right)} "
-        f"of the rows: the model is {'too modest' if right >= promised else 'too sure'}.",
+        f"of the rows: the model is {'underconfident' if right >= promised else 'overconfident'}.",
     ]
     if more:
         words.append(more)
@@ -221,7 +221,7 @@ def reliability_picture(kept: Reliability, rows: str) -> Picture:
     caption = (
         f"How often the predicted class is right, by the probability it was given, {rows} rows. On the "
         "dashed line a probability says what it promises; the mean distance is "
-        f"{percent(kept.calibration_error)}. Above the line the model is too modest, below too sure."
+        f"{percent(kept.calibration_error)}. Above the line the model is underconfident, below overconfident."
     )
     alt = (
         f"Reliability curve; calibration error {percent(kept.calibration_error)}, log-loss "

@@ -128,7 +128,7 @@ def plot_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
 
 
 def _confusion_colors(share: np.ndarray) -> np.ndarray:
-    """Mistakes are far rarer than hits: each gets a scale of its own, or they would all look white."""
+    """Errors are far rarer than hits, so each has its own colour scale."""
     diagonal = np.eye(len(share), dtype=bool)
     worst = share[~diagonal].max() if len(share) > 1 else 0.0
     maps = matplotlib.colormaps

@@ -58,7 +58,7 @@ class Section:
 
 @dataclass
 class Page:
-    """Everything a page says."""
+    """The content of a page."""
 
     title: str
     subtitle: str

@@ -1,4 +1,4 @@
-"""What a report says of a search: a table of its candidates, and a figure."""
+"""A search in a report: a table of its candidates, and a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The look all figures share: colours, text, class names. Nothing here touches matplotlib's global state."""
+"""The style of all figures: colours, text, class names. matplotlib's global state is left alone."""
 
 from __future__ import annotations
 

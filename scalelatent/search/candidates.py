@@ -190,7 +190,7 @@ def _no_steps() -> Steps:
 
 
 def check_candidate(one: Candidate, params: Mapping[str, Any], derive: Callable[[Derive], Any]) -> Begin:
-    """What the candidate says before work begins; its errors name it."""
+    """The candidate's ``Begin``; errors name the candidate."""
     try:
         return first_step(one.steps, derive)
     except (ValueError, DataError) as error:

@@ -160,7 +160,7 @@ class JointLearner:
         return self._reductions
 
     def update(self, state: JointState, stats: Mapping[str, Stats]) -> JointState:
-        """One update of every member. A member whose numbers have run away is marked, not the others' end."""
+        """One update of every member. A member that diverges is marked, and the others go on."""
         own: dict[str, dict[str, Stats]] = {name: {} for name in self.members}
         for part, reduction in self._reductions.items():
             for slot, piece in zip(reduction.slots, reduction.split(stats[part]), strict=True):
@@ -184,7 +184,7 @@ class JointLearner:
         return {**best, "pass": state.iteration, "candidates": len(self.members), "members": own}
 
     def ended(self, state: JointState) -> list[str]:
-        """Members that want no other pass."""
+        """Members that are done."""
         return [
             name
             for name, learner in self.members.items()
@@ -197,7 +197,7 @@ class JointLearner:
 
 
 def watched_error(summary: Mapping[str, Any]) -> float:
-    """What a summary says of how good the member is; lower is better."""
+    """The error of a member by its summary; lower is better."""
     value = summary.get("best_error", summary.get("objective"))
     return float(value) if value is not None and np.isfinite(value) else float("inf")
 

@@ -1,4 +1,4 @@
-"""The candidates of a search, fitted together: what several want at the same time is one pass."""
+"""The candidates of a search, fitted together: equal requests of several candidates share a pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALLER, NARROWER = "search over smaller candidates", "set projection lower"
 
 
 class Memo:
-    """Results of results, computed once for all who ask the same."""
+    """Derived results, each computed once."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, tuple[Any, Any]] = {}
@@ -93,7 +93,7 @@ class SharedFit:
                 self._learn(waiting)
 
     def _gather(self, waiting: Sequence[Candidate]) -> None:
-        """Samples of the same rows in one pass: what all of them want together."""
+        """Samples of the same rows for all candidates, in one pass."""
         step: Gather = waiting[0].step
         assert step.rows is not None
         assert isinstance(step.sets, ChosenRows), "candidates share samples of rows"
@@ -246,7 +246,7 @@ class SharedFit:
     def _rung(
         self, name: str, running: Sequence[Candidate], outcomes: dict[str, Outcome], first: int, until: int
     ) -> dict[str, Outcome]:
-        """Passes from ``first`` to ``until`` of all who still run; ``outcomes`` are brought up to date."""
+        """Passes from ``first`` to ``until`` of all running candidates; updates ``outcomes``."""
         steps: dict[str, Learn] = {one.key: one.step for one in running}
         session, store = self.session, self.session.store
         kept = store.load_result(f"{name}-groups") if store else None

@@ -108,7 +108,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     min_passes : int
         Passes of the first rung of halving.
     error_score : "raise" or float
-        Score of a candidate whose numbers have run away.
+        Score of a candidate that diverges.
     memory_limit : str, int or None
         Of a process, for example ``"4GB"``; None asks the cluster or this process. Candidates whose
         statistics do not fit together learn in groups.

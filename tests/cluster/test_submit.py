@@ -15,40 +15,20 @@ from typing import Any
 
 import pytest
 
-from scalelatent.data import make_digits
 from scalelatent.errors import JobError, RunError
 from scalelatent.jobs import clusterdriver, control, submit
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import resubmit, submit_job
-from tests.helpers import WITHOUT_REPORT, files_of, until
+from tests.helpers import WITHOUT_REPORT, digits_job, files_of, until
 
-JOB = """
-[job]
-name = "digits"
-seed = 1
-out = "{folder}/unnamed"
-[data]
-train = "{folder}/train.zarr"
-validation = "{folder}/test.zarr"
-[model]
-kind = "capsule"
-capsule_dim = 4
-max_iter = 40
-nu_schedule = "none"
-[engine]
-block_rows = 128
-leaf_rows = 512
-"""
 LONG = ["model.max_iter=100000"]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("submitted")
-    make_digits(str(folder / "train.zarr"), 8_000, base_rows=(0, 1500))
-    make_digits(str(folder / "test.zarr"), 297, base_rows=(1500, 1797))
-    (folder / "job.toml").write_text(JOB.format(folder=folder))
+    digits_job(folder, 40)
     return folder
 
 

@@ -73,7 +73,7 @@ def test_why_errors_differ_names_the_sources(tmp_path: Path) -> None:
     assert why_errors_differ(run_of(tmp_path, {"test": "x"}), 30) is None
 
 
-@pytest.mark.parametrize(("confidence", "verdict"), [(0.25, "too modest"), (0.99, "too sure")])
+@pytest.mark.parametrize(("confidence", "verdict"), [(0.25, "underconfident"), (0.99, "overconfident")])
 def test_the_calibration_error_is_defined_and_read(confidence: float, verdict: str) -> None:
     kept = Reliability.empty()
     kept.counts[2], kept.confidence[2], kept.hits[2] = 100, 100 * confidence, 95

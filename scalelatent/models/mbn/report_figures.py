@@ -46,20 +46,7 @@ _ACROSS = 4
 
 @dataclass(frozen=True)
 class Sweep:
-    """Scores against the values of one parameter.
-
-    Attributes
-    ----------
-    title : str
-        For example the data set.
-    values : sequence of float, n
-    nmi, accuracy : sequence of float, n
-        Means, as shares.
-    nmi_spread, accuracy_spread : sequence of float, n
-        Standard deviations over seeds.
-    marked : float or None
-        The value that was chosen without labels.
-    """
+    """NMI and accuracy, as shares, against the values of one parameter; means and spreads over seeds."""
 
     title: str
     values: Sequence[float]
@@ -67,7 +54,7 @@ class Sweep:
     accuracy: Sequence[float]
     nmi_spread: Sequence[float]
     accuracy_spread: Sequence[float]
-    marked: float | None = None
+    marked: float | None = None  # the value that was chosen without labels
 
 
 def scatter(axes: Axes, points: np.ndarray, codes: np.ndarray | None, size: float = 7.0) -> None:

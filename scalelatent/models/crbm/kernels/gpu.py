@@ -4,8 +4,8 @@ Where the card has clusters of thread blocks (compute capability 9.0 on), eight 
 and its messages stay in their shared memory where they fit. Otherwise messages lie in global memory, for as
 many graphs as fit ``MESSAGE_BYTES``, however many rows there are: a sweep reads them three times and writes
 them once, and reads A twice, the second time both out of the first-level cache: 16 bytes an edge of
-second-level cache beside two dozen operations and one division. Biases are not looked at: a row of which one
-is no number has NaN among its log odds.
+second-level cache beside two dozen operations and one division. Biases are not checked: a row with a
+NaN bias has NaN among its log odds.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Measures:
         self._parts.append([phase.loss, phase.wrong] + ([] if change is None else [change]))
 
     def sums(self, backend: Backend, tol: float | None) -> list[float]:
-        """Loss, wrong units, rows, and rows at rest: the ``sums`` of :class:`.state.CrbmState`."""
+        """Loss, wrong units, rows, and converged rows: the ``sums`` of :class:`.state.CrbmState`."""
         columns = [list(column) for column in zip(*self._parts, strict=True)]
         loss, wrong, *change = (
             backend.to_host(column[0] if len(column) == 1 else backend.xp.concatenate(column))
@@ -78,7 +78,7 @@ class Measures:
 
 
 def shares(state: CrbmState, n_visible: int) -> dict[str, Any]:
-    """Objective and error a unit, and the share of rows at rest, out of a state's sums."""
+    """Objective and error a unit, and the share of converged rows, out of a state's sums."""
     loss, wrong, rows, converged = state.sums.tolist()
     units = max(rows * n_visible, 1.0)
     return {"objective": loss / units, "train_error": wrong / units, "converged": converged / max(rows, 1.0)}
