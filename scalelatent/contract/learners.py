@@ -67,39 +67,30 @@ class Backend(Protocol):
 
     def kernel(self, name: str) -> Callable[..., Any]:
         """The body of a kernel."""
-        ...
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         """Scratch of this shape, valid until the same name is asked for again."""
-        ...
 
     def asarray(self, a: Any, dtype: Any, name: str | None = None) -> Any:
         """``a`` as a contiguous array of ``dtype``."""
-        ...
 
     def take(self, a: Any, rows: Any, name: str) -> Any:
         """Rows of ``a`` in a named buffer."""
-        ...
 
     def matmul(self, a: Any, b: Any, name: str) -> Any:
         """Matrix product in a named buffer."""
-        ...
 
     def table(self, table: Any) -> Any:
         """A table of a kernel, where the kernel wants it."""
-        ...
 
     def to_host(self, a: Any) -> np.ndarray:
         """As numpy, after all work before it."""
-        ...
 
     def release_memory(self) -> None:
         """Let go of scratch, and of what a pool keeps for later."""
-        ...
 
     def memory_error(self, error: Exception) -> Exception:
         """In our words: memory that ended."""
-        ...
 
 
 class Reduction(Protocol):
@@ -108,23 +99,18 @@ class Reduction(Protocol):
     @property
     def wants(self) -> Wants:
         """Optional requests."""
-        ...
 
     def layout(self) -> Layout:
         """Shape of the statistic."""
-        ...
 
     def flops_per_row(self) -> float:
         """Floating point operations a row, for the size of leaves and spans."""
-        ...
 
     def prepare(self, state: Any, backend: Backend) -> Any:
         """What every block of a span needs (for example parameters in float32 on the device)."""
-        ...
 
     def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
         """Add the block's contribution to ``stats``."""
-        ...
 
 
 @runtime_checkable
@@ -133,19 +119,15 @@ class BatchLearner(Protocol):
 
     def reductions(self) -> Mapping[str, Reduction]:
         """The parts of a pass: ``"train"`` and, where there are validation rows, ``"validation"``."""
-        ...
 
     def update(self, state: Any, stats: Mapping[str, Stats]) -> Any:
         """M-step and schedule: a new state; a pure function."""
-        ...
 
     def summary(self, state: Any) -> dict[str, Any]:
         """The scalars of the last pass that the driver, the callbacks and the dashboard see."""
-        ...
 
     def is_done(self, state: Any) -> bool:
         """True where no member wants another pass."""
-        ...
 
 
 class RowMap(Protocol):
@@ -154,19 +136,15 @@ class RowMap(Protocol):
     @property
     def wants(self) -> Wants:
         """Optional requests."""
-        ...
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """(shape of one output row, dtype)."""
-        ...
 
     def prepare(self, backend: Backend) -> Any:
         """What every block needs."""
-        ...
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Output rows of the block, (rows, *shape)."""
-        ...
 
 
 class LabelMap(RowMap, Protocol):
@@ -174,7 +152,6 @@ class LabelMap(RowMap, Protocol):
 
     def labels(self, out: np.ndarray) -> np.ndarray:
         """Class codes of output rows."""
-        ...
 
 
 @runtime_checkable
@@ -189,23 +166,18 @@ class PartedMap(RowMap, Protocol):
     @property
     def last(self) -> RowMap | None:
         """The map that follows."""
-        ...
 
     def stages(self) -> Sequence[PartedMap]:
         """The maps that it is made of."""
-        ...
 
     def row_bytes(self) -> int:
         """Bytes of a row of its output, and of what it has in between."""
-        ...
 
     def of_columns(self, first: int, stop: int) -> PartedMap:
         """The map to some of the output's columns; of a map of one stage."""
-        ...
 
     def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
         """Write the output rows of the block; hands over now and then, so that it can be called off."""
-        ...
 
 
 class RowSets(Protocol):
@@ -214,33 +186,26 @@ class RowSets(Protocol):
     @property
     def wants(self) -> Wants:
         """Optional requests."""
-        ...
 
     @property
     def n_sets(self) -> int:
         """How many."""
-        ...
 
     @property
     def set_rows(self) -> int:
         """Rows of each."""
-        ...
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """(shape of a row as it is kept, dtype)."""
-        ...
 
     def rows(self, which: int) -> np.ndarray:
         """Numbers of a set's rows, in rising order."""
-        ...
 
     def take(self, which: int, x: Any, rows: np.ndarray) -> Any:
         """Some rows of ``x`` as the set keeps them."""
-        ...
 
     def check(self, x: Any, start: int) -> None:
         """Raise ValueError where rows, of which the first is ``start``, cannot be used."""
-        ...
 
 
 class StepLearner(Protocol):
@@ -249,35 +214,27 @@ class StepLearner(Protocol):
     @property
     def wants(self) -> Wants:
         """Optional requests."""
-        ...
 
     def layout(self) -> Layout:
         """Shape of the statistic that a chain returns."""
-        ...
 
     def flops_per_row(self) -> float:
         """Floating point operations a row."""
-        ...
 
     def prepare(self, state: Any, backend: Backend) -> Any:
         """What the chains of one step need (for example parameters in float32); once a step and thread."""
-        ...
 
     def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
         """A new state after one batch of ``n_rows`` rows; a pure function."""
-        ...
 
     def end_epoch(self, state: Any) -> Any:
         """The state after an epoch (a schedule); a pure function. ``return state`` where there is none."""
-        ...
 
     def summary(self, state: Any) -> dict[str, Any]:
         """The scalars that the driver, the callbacks and the dashboard see."""
-        ...
 
     def is_done(self, state: Any) -> bool:
         """True where no more steps are wanted; asked at the ends of epochs and after validations only."""
-        ...
 
 
 class OnlineLearner(StepLearner, Protocol):
@@ -299,7 +256,6 @@ class OnlineLearner(StepLearner, Protocol):
         chains too and is never changed. Random numbers are keyed by (seed, stage, ``block.epoch``, row of
         ``block.rows``).
         """
-        ...
 
 
 @runtime_checkable
@@ -310,7 +266,6 @@ class SideBySide(Protocol):
 
     def run_chains(self, prepared: Any, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
         """What ``run_chain`` does, for each block and its statistic: the same bits."""
-        ...
 
 
 @runtime_checkable
@@ -319,13 +274,11 @@ class ValidatedLearner(StepLearner, Protocol):
 
     def validation(self) -> Reduction:
         """The pass over the validation rows under the state of the moment."""
-        ...
 
     def validated(self, state: Any, stats: Stats) -> Any:
         """A new state that knows what the pass measured (for ``summary``, ``is_done`` and schedules); a pure
         function, called before ``end_epoch``.
         """
-        ...
 
 
 class LeafLearner(ValidatedLearner, Protocol):
@@ -335,11 +288,9 @@ class LeafLearner(ValidatedLearner, Protocol):
         """What is to be kept of a leaf under the state of the moment, a tree of arrays; ``kept`` is what its
         visit in the epoch before left, or None.
         """
-        ...
 
     def exchange(self, prepared: Any, kept: Any, new: Any, stats: Stats) -> None:
         """Add to ``stats`` what a visit changes: what was kept, and what is kept from now on."""
-        ...
 
 
 Work = BatchLearner | StepLearner | Mapping[str, Reduction]

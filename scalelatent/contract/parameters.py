@@ -30,7 +30,6 @@ class Allowed(Protocol):
 
     def refusal(self, value: Any) -> str:
         """What is wrong with a value, after ``name=value``; empty where it is allowed."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -66,23 +66,18 @@ class OnlineSteps(AbstractContextManager["OnlineSteps"], Protocol):
 
     def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:
         """Make a state known where it is needed; returns its handle. ``kept``: the run folder has it."""
-        ...
 
     def get(self, place: Place, handle: Any) -> Any:
         """The state of a handle."""
-        ...
 
     def steps(self, place: Place, stop: int, handle: Any) -> Iterator[Advance]:
         """Do the steps from a place up to ``stop`` of its epoch, one or some at a time."""
-        ...
 
     def end_epoch(self, place: Place, handle: Any) -> Any:
         """The learner's ``end_epoch``; ``place`` is the start of the next epoch."""
-        ...
 
     def summary(self, place: Place, handle: Any) -> tuple[dict[str, Any], bool]:
         """The learner's scalars, and whether it is done."""
-        ...
 
 
 class Executor(Protocol):
@@ -93,28 +88,21 @@ class Executor(Protocol):
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
         """Make a state known where it is needed; returns its handle."""
-        ...
 
     def get_state(self, stage: Stage, iteration: int, handle: Any) -> Any:
         """The state of a handle."""
-        ...
 
     def step(self, stage: Stage, iteration: int, handle: Any, on_rows: OnRows) -> StepResult:
         """One pass of a learner, and its M-step."""
-        ...
 
     def end(self) -> None:
         """No further pass of this fit follows: call off what may have begun."""
-        ...
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> OnlineSteps:
         """The steps of an online learner over the training rows of a stage."""
-        ...
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         """One pass of reductions without a state."""
-        ...
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Write the missing shards of an :class:`~.outputs.OutputTask`."""
-        ...

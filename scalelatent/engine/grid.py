@@ -109,11 +109,9 @@ class Tree(Protocol):
     @property
     def depth(self) -> int:
         """Levels above the leaves."""
-        ...
 
     def family(self, level: int, node: int) -> range:
         """Nodes of a level that share a parent with ``node``."""
-        ...
 
 
 @dataclass(frozen=True)

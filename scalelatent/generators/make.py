@@ -38,7 +38,6 @@ class Generator(Protocol):
 
     def rows(self, start: int, stop: int) -> tuple[Any, Any]:
         """Rows `start:stop`, and their labels or None."""
-        ...
 
 
 def make_rows(

@@ -73,7 +73,6 @@ class Sets(Protocol):
 
     def read(self, which: int) -> Any:
         """Those of a clustering: ndarray (k, columns), or :class:`CsrRows`."""
-        ...
 
 
 @dataclass(frozen=True)
