@@ -625,7 +625,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Returns
         -------
         SeveralObjects
-            With ``predict`` and ``decision_function``, in this process.
+            With ``predict`` and ``decision_function``, in this process. It is not saved: save the network,
+            and ask the loaded one again.
 
         Raises
         ------

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -200,3 +201,23 @@ def test_clusters_have_their_numbers() -> None:
     several = m.with_classes((x.shape[1], x.shape[2] + 1))
     assert several.decision_function(np.pad(x, ((0, 0), (0, 0), (0, 1)))).shape == (20, 1, 2, 2)
     assert several.classes_.tolist() == [0, 1]
+
+
+def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
+    """What is saved is the network: it is asked again for its larger images after a load."""
+    x, y = FEW.rows(0, 20)
+    m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=2, random_state=0)
+    with pytest.warns(UserWarning, match="weights still changed"):
+        m.fit(x, y.astype(int))
+    m.save(tmp_path / "m.zarr")
+    shape = x.shape[1], 2 * x.shape[2]
+    wide = np.concatenate([x, x[::-1]], axis=2)
+    stored = sl.Dataset.from_arrays(wide).save(tmp_path / "x.zarr")
+    found = m.with_classes(shape).predict(wide)
+    assert (found.labels >= 0).any()
+    again = sl.load_model(tmp_path / "m.zarr").with_classes(shape)
+    for given in (wide, stored, da.from_array(wide, chunks=(7, -1, -1))):
+        other = again.predict(given)
+        assert_array_equal(other.labels, found.labels)
+        assert_array_equal(other.positions, found.positions)
+        assert_array_equal(other.scores, found.scores)

@@ -1,0 +1,134 @@
+"""Networks of two layers that are small enough to look at all their weights: the likeliest are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from scalelatent.contract.learners import Block
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.hcn.kernels import reference
+from scalelatent.models.hcn.kernels.exact import to_grid
+from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, channels_last, shifted
+from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
+from scalelatent.models.hcn.model.layered import LayeredMessages
+from tests.models.hcn.test_layered import block_of, learn_batch, two_layers
+
+BELOW = FeatureLayer((1, 1, 4), 2, (1, 2), 0.05, 0.02, 0.3, 0.5)
+"""On images of four pixels two features of two: three places each, 4 bits of W."""
+TOP = replace(BELOW, image=(2, 1, 3), window=(1, 3), p_weight=0.2)
+"""Two templates of 6 bits; with those of two images 18 bits are all that there is."""
+
+
+def log_posterior(x: np.ndarray) -> np.ndarray:
+    """Of all 2 ** 16 weights, each with the better template of each image (2, 4)."""
+    codes = np.arange(2**16)[:, None]
+    features = (codes >> np.arange(4) & 1).astype(bool).reshape(-1, 2, 2)
+    templates = (codes >> np.arange(4, 16) & 1).astype(bool).reshape(-1, 2, 2, 3)
+    made = np.zeros((len(codes), 2, 4), bool)
+    for feature, place, pixel in np.ndindex(2, 3, 2):
+        made[..., place + pixel] |= templates[..., feature, place] & features[:, None, feature, pixel]
+    p01, p10 = BELOW.p01, BELOW.p10
+    chance = np.log([[1 - p10, p10], [p01, 1 - p01]])
+    seen = chance[made[:, None].astype(int), x[None, :, None].astype(int)].sum(axis=3)
+    on = [features.sum(axis=(1, 2)), templates.sum(axis=(1, 2, 3))]
+    prior = on[0] * log_odds(BELOW.p_weight) + on[1] * log_odds(TOP.p_weight)
+    return prior + seen.max(axis=2).sum(axis=1)
+
+
+def found(x: np.ndarray, seed: int) -> int:
+    """Number of the weights that messages come to."""
+    net = Hierarchy((BELOW, TOP), None, side=1, seed=seed)
+    learner = LayeredMessages(net, n_rows=2, alone_passes=100)
+    state = learn_batch(learner, Block(x.astype("u1"), None, None, 0), 1)
+    on = np.concatenate([to_features(part > 0).ravel() for part in net.split(state.beliefs)])
+    return int(on @ 2 ** np.arange(16))
+
+
+def check_likeliest() -> None:
+    """Of eight pairs of images; the best of twelve attempts each, as a fit begins again from other seeds."""
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(8):
+        x = rng.random((2, 4)) < 0.4
+        posterior = log_posterior(x)
+        best = max(posterior[found(x, seed)] for seed in range(12))
+        hits += bool(best > posterior.max() - 1e-9)
+    assert hits >= LEAST
+
+
+LEAST = 4
+
+
+def test_the_likeliest_of_all_weights_are_found() -> None:
+    check_likeliest()
+
+
+def test_templates_that_speak_against_themselves_find_them_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mutant of the test above: an unlabelled template's own score in the maximum."""
+
+    def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
+        return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape).astype(np.int32)
+
+    monkeypatch.setattr(Hierarchy, "class_messages", mutant)
+    with pytest.raises(AssertionError):
+        check_likeliest()
+
+
+def check_above() -> None:
+    """What comes from above is said anew in each pass, whatever was said before."""
+    net, images = two_layers(5, 1)
+    backend, block = make_backend("cpu"), block_of(images, 0, 6)
+    learner = LayeredMessages(net, n_rows=6, alone_passes=3)
+    state = learner.start()
+    new = learner.visit((state, backend), block, None)
+    kept = [LayerMessages(**{k: v.copy() for k, v in new["layers"][str(n)].items()}) for n in range(2)]
+    weights = net.split(to_grid(state.beliefs) + new["change"])
+    top, below = kept[1], kept[0].from_below
+    made = reference.lower_trees(top.s, weights[1], top.to_s, top.to_w)
+    told = reference.lower_pools(below, net.priors[1], made, top.down.copy(), net.inner_rounds)
+    before = kept[0].above
+    net.go_down(kept, weights, net.layers[0].evidence_in(block), None, backend)
+    assert (before != kept[0].above).any()
+    assert_array_equal(kept[0].above, channels_last(told))
+    assert_array_equal(kept[0].s - kept[0].above, channels_last(below))
+
+
+def test_what_comes_from_above_is_not_damped() -> None:
+    check_above()
+
+
+def test_messages_that_are_damped_from_above_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above."""
+    lower = LayerMessages.lower
+
+    def mutant(kept: LayerMessages, above: np.ndarray) -> LayerMessages:
+        return lower(kept, kept.above + np.rint(0.2 * (above - kept.above)).astype(np.int32))
+
+    monkeypatch.setattr(LayerMessages, "lower", mutant)
+    with pytest.raises(AssertionError):
+        check_above()
+
+
+def test_shifts_are_drawn_as_often_as_their_pool_says() -> None:
+    """Of 20,000 draws each share lies within five standard errors; the next pixel's pool would not do."""
+    net = Hierarchy((BELOW, TOP), side=3, seed=4)
+    prior, rng, n = net.priors[0], np.random.default_rng(0), 20_000
+    made = np.zeros((1, 1, 4), bool)
+    made[0, 0, 1] = True
+    share = np.mean([shifted(made, prior, rng)[0, 0] for _ in range(n)], axis=0)
+
+    def chance(pixel: int) -> np.ndarray:
+        """Of the row of a pool, by where it lands."""
+        units = prior[3:6, 0, pixel]
+        return np.exp(units / 256.0) / np.exp(units / 256.0).sum()
+
+    off = np.abs(share[:3] - chance(1)) / np.sqrt(chance(1) * (1 - chance(1)) / n)
+    assert off.max() < 5
+    assert share[3] == 0
+    assert (np.abs(share[:3] - 1 / 3) > 0.02).any()  # even pools would not do
