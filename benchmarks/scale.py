@@ -1,226 +1,428 @@
 """What a pass over a billion rows takes on 1,000 workers, from what passes here cost:
 
-    python benchmarks/scale.py FOLDER [--again] [--kinds capsule,linear_mixture,mbn,crbm,hcn]
+    python benchmarks/scale.py FOLDER [--parts passes,page] [--kinds capsule,linear_mixture,mbn,crbm,hcn]
+    python benchmarks/scale.py FOLDER --quickest --seconds 450
+    python benchmarks/scale.py FOLDER --parts ten_million
 
-Passes of each kind over --rows and a fifth of them, on one worker of a local cluster, give its constants:
-seconds of a row, and of a pass (online: an epoch) beside its rows. Tasks, messages and the scheduler's
-seconds of a span are those of results/simulated_cluster.json. For n rows and W workers of one thread:
+passes       one pass (online: an epoch; mbn: the codes of its first layer) of each kind over each number of
+             rows by each number of workers of a local cluster. Each is a part of results/scale.json: what is
+             there is not measured again without --again, so that an interrupted run goes on. No pass begins
+             that, by those before it, would end after --seconds
+page         scale.md, from results/scale.json and results/simulated_cluster.json
+ten_million  infinite digits (--rows): stepwise capsules, a layer of bootstrap networks, an epoch of a
+             conditional RBM, with the memory of workers over time
 
-    batch    leaves / W, rounded up, times rows of a leaf times seconds of a row
-    online   steps, one after another: rows of a chain times seconds of a row, and a step's part of its own
-    both     bytes from a store at the rate of a worker; the scheduler's seconds of all spans
+``--quickest`` measures capsules and mixtures at a million rows and below, the others at 100,000 and below;
+else capsules and mixtures go up to ten million, mbn to four. Needs SCALELATENT_DATA.
 
-The longest of the three counts, for they overlap, and what a pass costs beside its rows comes on top.
-``--again`` checks it by passes over 100,000, 1 and 4 million rows on 1 and 2 workers. Prices and rates of the
-store are assumed (STORE). Writes results/scale.json and scale.md.
+The model. Passes of the two fewest rows of a kind by one worker give its constants: seconds of a row, and of
+a pass beside its rows. The spans of a pass over n rows by W workers are those that the engine cuts (its own
+functions are asked). Then
+
+    batch, map  the rows of the worker that has most spans, times seconds of a row
+    online      steps, one after another: rows of the worker with most chains, times seconds of a row, and
+                what spreading a step costs; or all on one worker, where that takes less
+    all         bytes from a store at the rate of a worker; the scheduler's seconds of all tasks
+
+The longest of these counts, for they overlap; on top come the seconds of a pass beside its rows, and the
+levels of the reduce tree, whose vectors go over the network. Passes that gave no constants check the model.
+Prices and rates of store and network are assumed (ASSUMED); what a span, a shard and a step cost the
+scheduler is measured with simulated workers (simulated_cluster.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from common import RESULTS, infinite_digits, open_or, parser, write_part
 
 import scalelatent as sl
+from scalelatent.contract.learners import Reduction
 from scalelatent.data import Dataset, make_images
-from scalelatent.engine.mapwrite import PARTED_BYTES
+from scalelatent.engine.checkpoints import EngineStore
+from scalelatent.engine.grid import FAN_IN
+from scalelatent.engine.passes import choose_grid, choose_level
+from scalelatent.engine.plan import MAX_TASKS
+from scalelatent.estimators.session import tile_layout
+from scalelatent.models.mbn.fit import LayerCoder, layers_of
 
 PAGE = Path(__file__).parent / "scale.md"
 BILLION, WORKERS = 10**9, 1000
-# Of an object store: dollars of a thousand requests that read and that write, MB/s that a worker reads.
-STORE = {"dollars_of_1000_gets": 0.0004, "dollars_of_1000_puts": 0.005, "mb_per_second_of_a_worker": 100.0}
-# A leaf of a long pass: this share of its rows, rounded up to blocks times a power of two (engine/passes.py).
-LEAVES = 1024
-STEP_SECONDS = 0.02  # of a step on a cluster beside its chains, as plans have it
-MBN: dict[str, Any] = {"n_clusterings": 100, "k1": 100}
-SETTINGS = {
-    "computing": "more workers; [engine] leaf_rows where leaves are fewer than workers",
-    "reading": "[engine] cache: rows that stay with workers",
-    "scheduler": "[engine] leaf_rows: fewer, longer spans",
-    "steps": "n_chains: more of a step at once",
+# Of an object store: dollars of a thousand requests that read and that write (list prices of S3 standard),
+# MB/s that a worker reads; MB/s of its network. None of them was measured.
+ASSUMED = {
+    "dollars_of_1000_gets": 0.0004,
+    "dollars_of_1000_puts": 0.005,
+    "store_mb_per_second_of_a_worker": 100.0,
+    "network_mb_per_second_of_a_worker": 1000.0,
 }
+SETTINGS = {
+    "refused": "fewer `n_clusterings`, or a smaller `k1`: a map has tiles of fixed size",
+    "computing": "more workers, while a pass has spans for them: `[engine] leaf_rows`",
+    "reading": "`[engine] cache`: rows that stay with workers",
+    "scheduler": "`[engine] leaf_rows`: fewer, longer spans",
+    "steps": "`n_chains` (and with it the rows of a step): more of a step at once",
+}
+PASSES = 4  # of batch learners; the first, which reads and compiles, does not count
+SMALLEST = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
+LARGER = {
+    "batch": (100_000, 1_000_000, 4_000_000, 10_000_000),
+    "map": (100_000, 1_000_000, 4_000_000),
+    "online": (100_000,),
+}
+QUICKEST = {"batch": 1_000_000, "map": 100_000, "online": 100_000}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kind: its model, its rows, the stage whose pass is meant."""
+    """A kind: its loop, its rows, the stage whose pass is meant, how often a fit goes over all rows."""
 
+    loop: str
     rows: str
     stage: str
-    make: Any
-    online: bool = False
+    make: Callable[[], Any]
+    passes: int
+    why: str
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of passes: two that give the constants, then those that check them."""
+        return SMALLEST["batch" if self.loop == "batch" else "slow"] + LARGER[self.loop]
 
 
-def crbm() -> Any:
-    return sl.ConditionalRBM(
-        n_hidden=64, n_epochs=2, corruption={"kind": "flip", "rate": 0.1}, random_state=0
-    )
+def crbm(n_hidden: int = 64) -> Any:
+    corruption = {"kind": "flip", "rate": 0.1}
+    return sl.ConditionalRBM(n_hidden=n_hidden, n_epochs=1, corruption=corruption, random_state=0)
 
 
 def hcn() -> Any:
-    chains = {"n_chains": 8, "chain_batches": 40, "warmup_rows": 1000}
+    chains = {"n_chains": 8, "chain_batches": 10, "warmup_rows": 1000}
     return sl.HierarchicalCompositionalNetwork([(32, (8, 6))], n_epochs=1, random_state=0, **chains)
+
+
+def mbn(n_clusterings: int = 100, k1: int = 100) -> Any:
+    sizes = {"n_clusterings": n_clusterings, "k1": k1, "n_components": 5}
+    return sl.MultilayerBootstrapNetwork(**sizes, decay=0.5, random_state=0)
 
 
 CASES = {
     "capsule": Case(
-        "digits", "capsule_estep", lambda: sl.CapsuleRegression(capsule_dim=6, max_iter=4, random_state=0)
+        "batch",
+        "digits",
+        "capsule_estep",
+        lambda: sl.CapsuleRegression(capsule_dim=6, random_state=0),
+        100,
+        "a hundred, after which most of the paper's fall in log-loss is over",
     ),
     "linear_mixture": Case(
+        "batch",
         "digits",
         "linear_mixture_em",
-        lambda: sl.LinearMixtureClassifier(n_components=10, n_dims=10, max_iter=4, random_state=0),
+        lambda: sl.LinearMixtureClassifier(n_components=10, n_dims=10, random_state=0),
+        50,
+        "fifty of its EM",
     ),
-    "mbn": Case(
-        "digits",
-        "mbn_code-l1",
-        lambda: sl.MultilayerBootstrapNetwork(**MBN, n_components=5, random_state=0),
-    ),
-    "crbm": Case("letters", "crbm_learn", crbm, online=True),
-    "hcn": Case("letters", "hcn_learn", hcn, online=True),
+    "mbn": Case("map", "digits", "mbn_code-l1", mbn, 6, "six layers, each as the first"),
+    "crbm": Case("online", "letters", "crbm_learn", crbm, 1, "an epoch"),
+    "hcn": Case("online", "letters", "hcn_learn", hcn, 1, "an epoch"),
 }
 
 
 def rows_of(folder: Path, name: str, n: int) -> Dataset:
-    """Infinite digits of 28 x 28, or images of letters, made once."""
+    """The first n infinite digits of 28 x 28, or images of letters; of the smallest dataset that has them."""
+    made = (int(place.stem.rpartition("-")[2]) for place in folder.glob(f"{name}-*.zarr"))
+    size = min((rows for rows in made if rows >= n), default=n)
     if name == "digits":
-        digits: Dataset = infinite_digits(folder, n, seed=0)[0]
-        return digits
-    place = folder / f"{name}-{n}.zarr"
-    letters: Dataset = open_or(place, lambda: make_images(place, name, n, seed=0))
-    return letters
+        found: Dataset = infinite_digits(folder, size, seed=0)[0]
+    else:
+        place = folder / f"{name}-{size}.zarr"
+        found = open_or(place, lambda: make_images(place, name, size, seed=0))
+    return found if len(found) == n else found[:n]
+
+
+# -- measuring -----------------------------------------------------------------------------------------------
+
+
+class Over(KeyboardInterrupt):
+    """The pass that is meant was seen: the rest of the fit is not wanted."""
 
 
 class Seen(sl.Callback):
-    """Seconds of the passes of a stage, where none is told those until the next; then it ends the fit."""
+    """Seconds of the passes of a stage; of a map, which tells none, until the next stage."""
 
-    def __init__(self, stage: str) -> None:
-        self.stage, self.began, self.passes = stage, 0.0, list[dict[str, Any]]()
+    def __init__(self, stage: str, wanted: int = PASSES) -> None:
+        self.stage, self.wanted, self.began, self.passes = stage, wanted, 0.0, list[float]()
         self.checkpoint_bytes = 0
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        if self.began and not self.passes:
-            self.passes.append({"seconds": time.perf_counter() - self.began})
-        if self.passes:
-            raise KeyboardInterrupt
+        if self.began:
+            self.passes = self.passes or [time.perf_counter() - self.began]
+            raise Over
         if info["stage"] == self.stage:
             self.began = time.perf_counter()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         if record["stage"] == self.stage:
-            self.passes.append(record)
+            self.passes.append(float(record["seconds"]))
+            # A checkpoint follows a pass only after it was told: the next one ends it.
+            if len(self.passes) > self.wanted:
+                raise Over
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
         self.checkpoint_bytes = Path(info["path"]).stat().st_size
 
     @property
     def seconds(self) -> float:
-        """The fastest: the first reads and compiles."""
-        return min(float(record["seconds"]) for record in self.passes)
+        """Of the fastest of the second, third and fourth pass."""
+        return min(self.passes[1:PASSES] or self.passes)
 
 
-def passes(case: Case, ds: Dataset, workers: int) -> Seen:
-    """Passes on a cluster of its own."""
-    seen = Seen(case.stage)
-    with sl.cluster("local", workers=workers), tempfile.TemporaryDirectory() as run:
-        try:
-            case.make().fit(ds, callbacks=seen, run_dir=run, engine={"checkpoint_passes": 1})
-        except KeyboardInterrupt:
-            if not seen.passes:
-                raise
-    return seen
+@dataclass(frozen=True)
+class Rows:
+    """So many rows, for the functions of the engine that cut them."""
+
+    n: int
+    n_features: int
+
+    def __len__(self) -> int:
+        return self.n
 
 
-def shape(case: Case, ds: Dataset) -> dict[str, Any]:
-    """What is counted of a kind: bytes of a row, of a statistic, rows of a request, and steps or leaves."""
-    stages = case.make().plan(ds).get("stages", {})
-    part: dict[str, Any] = next((s for name, s in stages.items() if case.stage.endswith(name)), {})
-    pieces = ds.pieces()
-    found = {
+def cut(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
+    """How a pass of a batch learner is cut: its spans, rows of a span, levels of the tree above spans."""
+    grid = choose_grid(Rows(n, n_features), reduction)
+    level = choose_level(grid, reduction, workers)
+    rows = min(n, grid.leaf_rows * FAN_IN**level)
+    return {"spans": grid.n_nodes(level), "span_rows": rows, "levels": grid.depth - level}
+
+
+def cut_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
+    """How the codes of a layer are cut: tiles, their rows by their share of columns, readings of a row."""
+    tiles = tile_layout(n, row_bytes, coder)
+    width = int(coder.output()[0][0])
+    strips, parts = -(-n // tiles["shard_rows"]), -(-width // tiles["tile_columns"])
+    rows = math.ceil(min(n, tiles["shard_rows"]) * tiles["tile_columns"] / width)
+    return {"spans": strips * parts, "span_rows": rows, "levels": 0, "readings": parts}
+
+
+def shape(case: Case, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
+    """What is counted of a pass, here and of a billion rows."""
+    store, pieces = EngineStore(run / "engine"), ds.pieces()
+    found: dict[str, Any] = {
         "row_bytes": ds.nbytes / len(ds),
-        "rows_of_a_request": pieces[0][1] - pieces[0][0] if pieces else len(ds),
-        "statistic_bytes": part.get("statistic_bytes", 0),
+        "rows_of_a_request": pieces[0][1] - pieces[0][0],
     }
-    if case.online:
-        found |= {"batch_rows": part["batch_rows"], "chains": part["chains"]}
+    if case.loop == "map":
+        layer = layers_of(case.make(), ds, 0.5, 0)[0]
+        coder = LayerCoder(layer, None, 0, layer.n_clusterings)
+        flops, statistic = layer.n_clusterings * layer.flops_per_row(), 0
+
+        def cut_into(n: int, workers: int) -> dict[str, int]:
+            return cut_map(n, max(1, ds.nbytes // len(ds)), coder)
+
+    elif case.loop == "online":
+        latest = store.latest_state(case.stage)
+        assert latest is not None
+        order, learner = latest[1]["order"], store.load_stage(case.stage).online
+        flops, statistic = learner.flops_per_row(), learner.layout().nbytes
+        found |= {"step_rows": order.batch_rows, "chains": order.n_chains}
+
+        def cut_into(n: int, workers: int) -> dict[str, int]:
+            return {"spans": math.ceil(n / order.batch_rows), "span_rows": order.batch_rows, "levels": 0}
+
     else:
-        # Of a map a task writes a shard of its output, however many rows there are.
-        shard = int(PARTED_BYTES // (found["row_bytes"] + 4 * MBN["n_clusterings"]))
-        found |= {"leaf_rows": part.get("leaf_rows", shard), "leaves_grow": bool(part)}
-    return found
+        stage = store.load_stage(case.stage)
+        reduction, rows = stage.reductions["train"], stage.datasets["train"]
+        flops, statistic = reduction.flops_per_row(), reduction.layout().nbytes
+        found["row_bytes"] = rows.nbytes / len(rows)  # projected ones
+
+        def cut_into(n: int, workers: int) -> dict[str, int]:
+            return cut(n, workers, rows.n_features, reduction)
+
+    found |= {"flops_of_a_row": flops, "statistic_bytes": statistic}
+    return found | {"cut": cut_into(len(ds), workers), "cut_of_a_billion": cut_into(BILLION, WORKERS)}
 
 
-def calibrate(name: str, folder: Path, rows: int) -> dict[str, Any]:
-    """The constants of a kind."""
-    case = CASES[name]
-    few, many = (rows_of(folder, case.rows, n) for n in (rows // 5, rows))
-    short, long = (passes(case, ds, 1) for ds in (few, many))
-    row = max(long.seconds - short.seconds, 1e-9) / (len(many) - len(few))
+def busy() -> float:
+    """Share of this machine's processors that other work takes at this moment."""
+    return psutil.cpu_percent(interval=1.0) / 100
+
+
+def fit_seen(case: Case, ds: Dataset, workers: int) -> dict[str, Any]:
+    """A fit on the cluster of the moment, up to the pass that is meant."""
+    seen = Seen(case.stage)
+    begin, others = time.perf_counter(), busy()
+    with tempfile.TemporaryDirectory() as run:
+        with suppress(Over):
+            case.make().fit(ds, callbacks=seen, run_dir=run, engine={"checkpoint_passes": 1})
+        counted = shape(case, ds, Path(run), workers)
+    return {
+        "kind": next(name for name, known in CASES.items() if known is case),
+        "rows": len(ds),
+        "workers": workers,
+        "seconds": seen.seconds,
+        "in_all": time.perf_counter() - begin,
+        "busy_before": others,
+        "checkpoint_bytes": seen.checkpoint_bytes,
+        **counted,
+    }
+
+
+def wanted(a: argparse.Namespace) -> list[tuple[str, int, int]]:
+    """(kind, rows, workers) of the passes that are asked for; those that give constants first."""
+    out = []
+    for name in a.kinds.split(","):
+        case = CASES[name]
+        sizes = a.sizes or [n for n in case.sizes if not a.quickest or n <= QUICKEST[case.loop]]
+        # Constants come from one worker alone.
+        out += [(name, n, w) for i, n in enumerate(sizes) for w in a.workers if i > 1 or w == 1]
+    return sorted(out, key=lambda piece: (piece[2], piece[1]))
+
+
+def measure(a: argparse.Namespace) -> None:
+    """All passes that are asked for and not there yet, by one cluster for each number of workers."""
+    begin, had = time.perf_counter(), {} if a.again else pieces_of(a.out)
+    todo = [piece for piece in wanted(a) if piece not in had]
+    datasets = {(name, n): rows_of(a.folder, CASES[name].rows, n) for name, n, _ in todo}
+    took: dict[tuple[str, int], float] = {}
+    for workers in sorted({piece[2] for piece in todo}):
+        with sl.cluster("local", workers=workers):
+            warm: set[str] = set()
+            for name, n, _ in (piece for piece in todo if piece[2] == workers):
+                case = CASES[name]
+                # By what the same rows took one worker, or as many times as long as there are more of them.
+                known = [(rows, s) for (kind, rows), s in took.items() if kind == name]
+                likely = max((s * max(1.0, n / rows) for rows, s in known[-1:]), default=0.0)
+                left = a.seconds - (time.perf_counter() - begin)
+                if likely > left:
+                    print(
+                        f"{name}, {n:,} rows, {workers} workers: left out, with {left:.0f} s left", flush=True
+                    )
+                    continue
+                if name not in warm:  # kernels are compiled or loaded
+                    warm.add(name)
+                    fit_seen(case, rows_of(a.folder, case.rows, 2000), workers)
+                found = fit_seen(case, datasets[name, n], workers)
+                took[name, n] = found["in_all"]
+                print(f"{time.perf_counter() - begin:.0f} s: {found}", flush=True)
+                write_part(a.out, f"{name}, {n:,} rows, {workers} workers", a.seed, found)
+
+
+# -- telling -------------------------------------------------------------------------------------------------
+
+
+def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
+    """The passes that were measured, with their dates."""
+    parts = json.loads(out.read_text(encoding="utf-8"))["parts"] if out.exists() else {}
+    return {
+        (r["kind"], r["rows"], r["workers"]): r | {"date": part["machine"]["date"]}
+        for part in parts.values()
+        if "kind" in (r := part["result"])
+    }
+
+
+def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) -> dict[str, Any] | None:
+    """Seconds of a row and of a pass beside its rows, by the two smallest passes of one worker."""
+    own = sorted(n for name, n, workers in pieces if name == kind and workers == 1)
+    if len(own) < 2:
+        return None
+    few, many = (pieces[kind, n, 1] for n in own[:2])
+    row = max(many["seconds"] - few["seconds"], 1e-9) / (many["rows"] - few["rows"])
     return {
         "seconds_of_a_row": row,
-        "seconds_of_a_pass": max(0.0, long.seconds - len(many) * row),
-        "checkpoint_bytes": long.checkpoint_bytes,
-        **shape(case, many),
+        "seconds_of_a_pass": max(0.0, few["seconds"] - few["rows"] * row),
+        "from": own[:2],
     }
 
 
-def of_a_span() -> dict[str, float]:
-    """Scheduler's seconds, tasks and messages of a span, merges included, with 1,000 simulated workers."""
-    kept = json.loads((RESULTS / "simulated_cluster.json").read_text())["results"]
-    many = max(kept["saturated"], key=lambda found: found["workers"])
-    return {
-        "seconds": kept["bounds"]["scheduler_cpu_ms_per_span_merges_included"] / 1e3,
-        "tasks": many["tasks_per_pass"] / many["spans"],
-        "messages": many["messages_per_pass"] / many["spans"],
-    }
+def of_scheduler() -> dict[str, dict[str, float]]:
+    """Seconds, tasks and messages of a span, a shard and a step, with most simulated workers."""
+    parts = json.loads((RESULTS / "simulated_cluster.json").read_text(encoding="utf-8"))["parts"]
+
+    def most(loop: str) -> Any:
+        return parts[f"{loop} {max(int(p.split()[1]) for p in parts if p.startswith(f'{loop} '))}"]["result"]
+
+    def each(r: dict[str, Any], count: int) -> dict[str, float]:
+        beats = r["idle_scheduler_share"] * r["seconds_per_pass"]
+        seconds = max(0.0, r["scheduler_cpu_seconds_per_pass"] - beats) / count
+        counts = {name: r[f"{name}_per_pass"] / count for name in ("tasks", "messages")}
+        return {"workers": r["workers"], "seconds": seconds, **counts}
+
+    batch, shards = most("batch"), most("map")
+    out = {"batch": each(batch, batch["spans"]), "map": each(shards, shards["shards"])}
+    return out | {f"online {r['chains']}": each(r, r["steps"]) for r in most("online")}
 
 
-def leaf_of(constants: dict[str, Any], n: int) -> int:
-    """Rows of a leaf of a pass over n rows."""
-    leaf = int(constants["leaf_rows"])
-    while constants["leaves_grow"] and leaf < n / LEAVES:
-        leaf *= 2
-    return leaf
+def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
+    """Seconds that a step beyond its computing takes two workers, of a state about as large."""
+    kept = json.loads((RESULTS / "minibatch_steps.json").read_text(encoding="utf-8"))["results"]
+    spread = [r for r in kept["dask_2_workers"] if "all_beyond_computing_ms" in r]
+    nearest = min(
+        spread,
+        key=lambda r: (abs(math.log(r["state_kib"] * 1024 / statistic_bytes)), abs(r["chains"] - chains)),
+    )
+    return float(nearest["all_beyond_computing_ms"]) / 1e3
 
 
-def tell(constants: dict[str, Any], online: bool, n: int, workers: int, *, remote: bool) -> dict[str, Any]:
-    """The parts of a pass and its seconds; bytes, spans, and dollars of requests."""
-    row, bytes_read = constants["seconds_of_a_row"], n * constants["row_bytes"]
-    parts: dict[str, float] = {}
-    if online:
-        steps, chains = math.ceil(n / constants["batch_rows"]), constants["chains"]
-        spans, at_once = steps * chains, math.ceil(chains / workers)
-        step = STEP_SECONDS if workers > 1 else 0.0  # on one worker it is a part of the seconds of a row
-        parts["steps"] = steps * (constants["batch_rows"] / chains * row * at_once + step)
-    else:
-        leaf = leaf_of(constants, n)
-        spans = math.ceil(n / leaf)
-        parts["computing"] = (
-            max(math.ceil(spans / workers) * min(leaf, n) if remote else 0, n / workers) * row
+def tell(r: dict[str, Any], n: int, workers: int, *, remote: bool = False) -> dict[str, Any]:
+    """The parts of a pass and its seconds; bytes, tasks, messages and dollars of requests.
+
+    ``r``: what was counted of a pass, and the constants of its kind.
+    """
+    loop, row, shared = (
+        CASES[r["kind"]].loop,
+        r["seconds_of_a_row"],
+        r["cut_of_a_billion" if remote else "cut"],
+    )
+    scheduler, parts, spans = of_scheduler(), dict[str, float](), shared["spans"]
+    if loop == "online":
+        steps, chains = math.ceil(n / r["step_rows"]), r["chains"]
+        each = r["step_rows"] / chains * row
+        at_once = math.ceil(chains / workers)
+        spread = each * at_once + cost_of_spreading(chains, r["statistic_bytes"])
+        alone = each * chains <= spread
+        parts["steps"] = steps * (each * chains if alone else spread)
+        spans, reading, sent = steps, 1 if alone else min(workers, chains), 0 if alone else chains
+        counted = min(
+            (known for name, known in scheduler.items() if (name == "online 1") == alone and " " in name),
+            key=lambda known: abs(known["tasks"] - chains),
         )
+    else:
+        busiest = min(n, math.ceil(spans / workers) * shared["span_rows"])
+        parts["computing"] = max(busiest, n / workers) * row
+        counted, reading, sent = scheduler[loop], min(workers, spans), 1
+    bytes_read = n * r["row_bytes"] * shared.get("readings", 1)
     if remote:
-        parts["reading"] = bytes_read / workers / (STORE["mb_per_second_of_a_worker"] * 1e6)
-        parts["scheduler"] = spans * of_a_span()["seconds"]
-    gets = n / constants["rows_of_a_request"]
+        parts["reading"] = bytes_read / reading / (ASSUMED["store_mb_per_second_of_a_worker"] * 1e6)
+        parts["scheduler"] = spans * counted["seconds"]
     first = max(parts, key=lambda name: parts[name])
+    refused = loop != "online" and spans > MAX_TASKS  # the steps of some seconds are one task
+    network = ASSUMED["network_mb_per_second_of_a_worker"] * 1e6
+    merging = shared["levels"] * FAN_IN * r["statistic_bytes"] / network if remote else 0.0
+    gets = n / r["rows_of_a_request"] * shared.get("readings", 1)
+    puts = spans if loop == "map" else 2
     return {
-        "seconds": constants["seconds_of_a_pass"] + parts[first],
-        "parts": parts,
-        "longest": first,
-        "setting": SETTINGS[first],
+        "seconds": r["seconds_of_a_pass"] + parts[first] + merging,
+        "parts": parts | ({"merging": merging} if remote else {}),
+        "breaks": f"refused: above {MAX_TASKS:,} tasks" if refused else first,
+        "setting": SETTINGS["refused" if refused else first],
         "bytes_read": bytes_read,
         "spans": spans,
-        "tasks": round(spans * of_a_span()["tasks"]),
-        "messages": round(spans * of_a_span()["messages"]),
-        "merge_bytes": spans * constants["statistic_bytes"],
-        "checkpoint_bytes": constants["checkpoint_bytes"],
-        "dollars": (gets * STORE["dollars_of_1000_gets"] + 2 * STORE["dollars_of_1000_puts"]) / 1000,
+        "tasks": round(spans * counted["tasks"]),
+        "messages": round(spans * counted["messages"]),
+        "merge_bytes": spans * r["statistic_bytes"] * sent,
+        "dollars": (gets * ASSUMED["dollars_of_1000_gets"] + puts * ASSUMED["dollars_of_1000_puts"]) / 1000,
     }
 
 
@@ -229,77 +431,218 @@ def table(head: str, rows: list[list[str]]) -> list[str]:
     return ["", *(f"| {' | '.join(cells)} |" for cells in (names, ["---"] * len(names), *rows))]
 
 
-def page(found: dict[str, Any]) -> str:
-    """scale.md."""
-    lines = [
-        "# A billion rows, on paper",
-        "",
-        "Written by `python benchmarks/scale.py FOLDER`: constants measured on one worker of this machine,",
-        f"prices and rates of the store assumed ({json.dumps(STORE)}). A pass (an epoch of online kinds, the",
-        f"codes of the first layer of `mbn`) over {BILLION:,} rows on {WORKERS:,} workers of a thread.",
-    ]
-    rows = []
-    for name, r in found.items():
-        told, row = r["billion"], r["constants"]["seconds_of_a_row"]
-        counts = (f"{told[key]:,}" for key in ("spans", "tasks", "messages"))
-        sizes = (f"{told[key] / 2**20:,.1f}" for key in ("bytes_read", "merge_bytes", "checkpoint_bytes"))
-        takes = (
-            f"{row * 1e6:.3g}",
-            f"{told['seconds'] / 3600:.3g}",
-            f"{told['parts'].get('scheduler', 0):,.0f}",
-        )
-        rows.append(
-            [name, *takes, *counts, *sizes, f"{told['dollars']:.2f}", told["longest"], told["setting"]]
-        )
-    head = (
-        "kind|microseconds of a row|hours|scheduler, s|spans|tasks|messages|MiB read|MiB merged|"
-        "MiB of a checkpoint|dollars of requests|what takes longest|what moves it"
-    )
-    lines += table(head, rows)
-    checked = [
-        [name, f"{r['rows']:,}", str(r["workers"]), *(f"{r[key]:.2f}" for key in ("told", "took", "ratio"))]
-        for name, parts in found.items()
-        for r in parts.get("checked", ())
-    ]
-    if checked:
-        lines += table("kind|rows|workers|told, s|took, s|told / took", checked)
-    return "\n".join(lines) + "\n"
+def three(number: float) -> str:
+    """Three figures."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
-def check(name: str, folder: Path, constants: dict[str, Any], sizes: list[int]) -> list[dict[str, Any]]:
-    """Passes that were measured, against what the model tells of them."""
-    case, out = CASES[name], []
-    for n in sizes:
-        for workers in (1, 2):
-            told: float = tell(constants, case.online, n, workers, remote=False)["seconds"]
-            took = passes(case, rows_of(folder, case.rows, n), workers).seconds
-            out.append({"rows": n, "workers": workers, "told": told, "took": took, "ratio": told / took})
-            print(f"{name}: {n:,} rows, {workers} workers: told {told:.2f} s, took {took:.2f} s", flush=True)
+def checked(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Passes that gave no constants, beside what the model tells of them."""
+    out = []
+    for (kind, n, workers), r in sorted(
+        pieces.items(), key=lambda item: (list(CASES).index(item[0][0]), item[0])
+    ):
+        constants = constants_of(kind, pieces)
+        if constants is not None and not (workers == 1 and n in constants["from"]):
+            told = tell(r | constants, n, workers)["seconds"]
+            same = {"kind": kind, "rows": n, "workers": workers, "told": told, "took": r["seconds"]}
+            out.append(same | {"ratio": told / r["seconds"]})
     return out
 
 
+def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, dict[str, Any]]) -> str:
+    """scale.md."""
+    dates = sorted({r["date"] for r in pieces.values()})
+    others = sorted(r["busy_before"] for r in pieces.values())
+    middle = others[len(others) // 2]
+    simulated = " and ".join(
+        f"{kind.split()[0]} {r['workers']:,.0f}"
+        for kind, r in of_scheduler().items()
+        if kind in ("batch", "map", "online 1")
+    )
+    lines = [
+        "# A billion rows, on paper",
+        "",
+        "Written by `python benchmarks/scale.py FOLDER`; its docstring is the model. Constants are measured",
+        f"on one worker of this machine ({', '.join(dates)}; before a pass others kept {middle:.0%} of the",
+        f"processors busy in the median, {others[-1]:.0%} at most); the scheduler's with simulated workers",
+        f"({simulated}). Assumed, not measured: {json.dumps(ASSUMED)}.",
+    ]
+    if middle > 0.1:
+        lines += [
+            "",
+            "**Taken beside other work: neither the times nor the ratios are those of this machine.**",
+        ]
+    lines += ["", f"## A pass over {BILLION:,} rows by {WORKERS:,} workers of one thread"]
+    rows, longest, fits = [], [], []
+    for kind, case in CASES.items():
+        constants = constants_of(kind, pieces)
+        if constants is None:
+            continue
+        r = pieces[kind, constants["from"][1], 1] | constants
+        told, row = tell(r, BILLION, WORKERS, remote=True), constants["seconds_of_a_row"]
+        rows.append([
+            kind, three(row * 1e6), three(r["flops_of_a_row"] / row / 1e9),
+            *(three(told[key]) for key in ("spans", "tasks", "messages")),
+            three(told["bytes_read"] / 2**30), three(told["merge_bytes"] / 2**20),
+            three(r["checkpoint_bytes"] / 2**20), f"{told['dollars']:.2f}",
+        ])  # fmt: skip
+        parts = told["parts"]
+        names = ("computing", "steps", "reading", "scheduler", "merging")
+        seconds = [three(parts[name]) if name in parts else "" for name in names]
+        longest.append([kind, *seconds, three(told["seconds"]), told["breaks"], told["setting"]])
+        hours = case.passes * told["seconds"] / 3600
+        fits.append([kind, str(case.passes), case.why, three(hours), f"{case.passes * told['dollars']:.2f}"])
+    lines += table(
+        "kind|microseconds of a row|GFlop/s|spans or steps|tasks|messages|GiB read|MiB merged|MiB of a "
+        "checkpoint|dollars of requests",
+        rows,
+    )
+    lines += ["", "Seconds of its parts, which overlap but for merging, and what breaks first:"]
+    lines += table(
+        "kind|computing|steps|reading|scheduler|merging|in all|what breaks first|what moves it", longest
+    )
+    lines += ["", "A fit:"]
+    lines += table("kind|passes|that is|hours|dollars of requests", fits)
+    lines += spread_words()
+    found = checked(pieces)
+    if found:
+        good = sum(abs(r["ratio"] - 1) <= 0.2 for r in found)
+        lines += ["", "## Told and measured, seconds of a pass", ""]
+        lines += [f"Within 20 %: {good} of {len(found)}. Those that gave the constants are left out."]
+        lines += table(
+            "kind|rows|workers|told|took|told / took",
+            [
+                [
+                    r["kind"],
+                    f"{r['rows']:,}",
+                    str(r["workers"]),
+                    *(f"{r[k]:.3g}" for k in ("told", "took", "ratio")),
+                ]
+                for r in found
+            ],
+        )
+    if memory:
+        lines += ["", "## Many rows, really run"]
+        lines += table(
+            "fit|rows|GB|workers|minutes|peak of a worker in the first, second, third, last quarter, MiB",
+            [
+                [
+                    name, f"{r['rows']:,}", f"{r['gb']:.1f}", str(r["workers"]), f"{r['seconds'] / 60:.1f}",
+                    ", ".join(map(str, r["peaks_mib"])),
+                ]
+                for name, r in memory.items()
+            ],
+        )  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def spread_words() -> list[str]:
+    """What a step costs the scheduler, by its chains."""
+    steps = {int(name.split()[1]): r for name, r in of_scheduler().items() if name.startswith("online")}
+    rows = [
+        [str(chains), *(three(r[key]) for key in ("tasks", "messages")), three(1e3 * r["seconds"])]
+        for chains, r in sorted(steps.items())
+    ]
+    return [
+        "",
+        "A step whose chains are spread, on simulated workers (1: the steps of some seconds are one task).",
+        "Each chain gets what all chains of the step before found: transfers between workers grow with the",
+        "square of the chains.",
+        *table("chains|tasks of a step|messages|scheduler, ms", rows),
+    ]
+
+
+# -- ten million ---------------------------------------------------------------------------------------------
+
+QUARTERS = 4
+
+
+@contextmanager
+def sampled(client: Any, seconds: float = 2.0) -> Iterator[list[int]]:
+    """The largest resident size of a worker, again and again."""
+    pids = list(client.run(lambda: psutil.Process().pid).values())
+    sizes, ended = list[int](), threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(seconds):
+            with suppress(psutil.NoSuchProcess):
+                sizes.append(max(psutil.Process(pid).memory_info().rss for pid in pids))
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield sizes
+    finally:
+        ended.set()
+        thread.join()
+
+
+def ten_million(a: argparse.Namespace) -> None:
+    """Fits of each of --fits, on a local cluster, with the peaks of quarters of their time."""
+    stepwise = sl.CapsuleRegression(capsule_dim=6, algorithm="stepwise", max_iter=1, random_state=0)
+    fits: dict[str, tuple[Callable[[], Any], str, int]] = {
+        "capsule stepwise": (lambda: stepwise, "capsule_step", 1),
+        "mbn, a layer of 50 x 50": (lambda: mbn(50, 50), "mbn_code-l1", PASSES),
+        "crbm, 16 hidden units, an epoch": (lambda: crbm(16), "crbm_learn", 1),
+    }
+    ds = rows_of(a.folder, "digits", a.rows)
+    for name, (make, stage, passes) in fits.items():
+        if name.split(",")[0].split()[0] not in a.fits:
+            continue
+        seen, begin, others = Seen(stage, passes), time.perf_counter(), busy()
+        workers = max(a.workers)
+        with (
+            tempfile.TemporaryDirectory(dir=a.folder) as run,
+            sl.cluster("local", workers=workers, memory_limit=a.memory_limit) as client,
+            sampled(client) as sizes,
+            suppress(Over),
+        ):
+            make().fit(ds, callbacks=seen, run_dir=run)
+        n = len(sizes)
+        found = {
+            "rows": len(ds),
+            "gb": ds.nbytes / 1e9,
+            "workers": workers,
+            "seconds": time.perf_counter() - begin,
+            "busy_before": others,
+            "peaks_mib": [
+                round(max(sizes[n * i // QUARTERS : max(n * (i + 1) // QUARTERS, 1)]) / 2**20)
+                for i in range(QUARTERS)
+            ],
+        }
+        print(name, found, flush=True)
+        write_part(a.out, f"{name}, {len(ds):,} rows", a.seed, found)
+
+
 def main() -> None:
-    """Constants, what follows from them, and the page."""
+    """Parts that are asked for."""
     args = parser(__doc__, "scale")
+    args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.add_argument("folder", type=Path)
+    args.add_argument("--parts", default="passes,page")
     args.add_argument("--kinds", default=",".join(CASES))
-    args.add_argument("--rows", type=int, default=400_000)
-    args.add_argument("--again", action="store_true", help="check the model by passes")
-    args.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000, 4_000_000])
+    args.add_argument("--sizes", type=int, nargs="+", help="the two smallest give the constants")
+    args.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    args.add_argument("--quickest", action="store_true", help="a million rows at most, or 100,000")
+    args.add_argument("--seconds", type=float, default=math.inf, help="begin nothing that would last longer")
+    args.add_argument("--again", action="store_true", help="measure also what is there")
+    args.add_argument("--rows", type=int, default=10_000_000, help="of ten_million")
+    args.add_argument("--fits", default="capsule,mbn,crbm", help="of ten_million")
+    args.add_argument("--memory-limit", default="3GB", help="of a worker of ten_million")
     a = args.parse_args()
     a.folder.mkdir(parents=True, exist_ok=True)
-    for name in a.kinds.split(","):
-        constants = calibrate(name, a.folder, a.rows)
-        result = {
-            "constants": constants,
-            "billion": tell(constants, CASES[name].online, BILLION, WORKERS, remote=True),
-        }
-        if a.again:
-            result["checked"] = check(name, a.folder, constants, a.sizes)
-        write_part(a.out, name, a.seed, result)
-    parts = json.loads(a.out.read_text())["parts"]
-    target = PAGE if a.out.parent == RESULTS else a.out.with_suffix(".md")
-    target.write_text(page({name: found["result"] for name, found in parts.items()}), encoding="utf-8")
+    parts = a.parts.split(",")
+    if "ten_million" in parts:
+        ten_million(a)
+    if "passes" in parts:
+        measure(a)
+    if "page" in parts:
+        kept = json.loads(a.out.read_text(encoding="utf-8"))["parts"]
+        memory = {name: part["result"] for name, part in kept.items() if "peaks_mib" in part["result"]}
+        target = PAGE if a.out.parent == RESULTS else a.out.with_suffix(".md")
+        target.write_text(page(pieces_of(a.out), memory), encoding="utf-8")
+        print(f"written to {target}")
 
 
 if __name__ == "__main__":

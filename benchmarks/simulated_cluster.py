@@ -1,11 +1,18 @@
-"""What a pass costs the scheduler, on a simulated cluster of up to 1,000 workers.
+"""What the loops of a fit cost the scheduler, on a simulated cluster of up to 1,000 workers.
 
 The scheduler is a real one in a process of its own. The workers are real Worker objects, packed into a few
 processes: they get, answer and exchange the messages of 1,000 machines, only their spans hold a few rows. The
-driver is the engine's own. Measured are the CPU seconds of scheduler and driver and the messages of a pass;
-from the cost of a task follows how many workers one job can keep busy, and how long its spans must be.
+driver is the engine's own. Measured are the CPU seconds of scheduler and driver and the messages of a pass,
+of a step and of a map; from the cost of a task follows how many workers one job can keep busy, and how long
+its spans must be.
 
-    python benchmarks/simulated_cluster.py [--workers 10 100 1000] [--passes 5]
+    python benchmarks/simulated_cluster.py [--loops batch paced online map] [--workers 10 100 1000]
+
+batch   passes of a batch learner, whose spans compute nothing
+paced   the same with --paced workers and spans of a second
+online  steps of a minibatch learner, all chains on a worker of their own (--chains of them, however many
+        workers there are), and all steps of a segment on one worker (chains 1)
+map     an output of four shards for each worker
 """
 
 from __future__ import annotations
@@ -13,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import logging
 import multiprocessing
 import statistics
@@ -21,13 +27,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import parser, write
+from common import parser, write_part
 
 LEAF_ROWS, FEATURES = 8, 4
 QUIET = {
@@ -61,7 +68,8 @@ def run_scheduler(pipe: Any) -> None:
 
 def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
     import dask
-    import simulated_learner  # noqa: F401  what tasks and records name
+    import idle_learner  # noqa: F401  what tasks and records name
+    import simulated_learner  # noqa: F401
     from distributed import Worker
 
     class Tiny(Worker):
@@ -164,7 +172,7 @@ def meter(dask_scheduler: Any) -> dict[str, Any]:
 
 
 class Readings:
-    """A callback that reads the scheduler's meter after every pass."""
+    """A callback that reads the scheduler's meter after every pass, or report of some steps."""
 
     def __init__(self, client: Any) -> None:
         from scalelatent import Callback
@@ -174,6 +182,9 @@ class Readings:
 
         class Read(Callback):
             def on_pass_end(self, record: dict[str, Any]) -> None:
+                outer.take()
+
+            def on_report(self, record: dict[str, Any]) -> None:
                 outer.take()
 
         self.callback = Read()
@@ -208,6 +219,71 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
     return {"workers": count, "spans": spans, "idle_scheduler_share": idle} | summary(
         readings.taken[:-1], spans
     )
+
+
+def measure_steps(
+    dataset: Any, count: int, chains: list[int], steps: int, numbers: int
+) -> list[dict[str, Any]]:
+    """Steps of a learner that computes nothing, by so many chains, each on a worker of its own."""
+    from idle_learner import Idle
+
+    from scalelatent.engine.callbacks import Callbacks
+    from scalelatent.engine.checkpoints import EngineStore
+    from scalelatent.engine.dask.executor import DaskExecutor
+    from scalelatent.engine.online_loop import fit_online
+    from scalelatent.engine.order import RowOrder
+    from scalelatent.engine.passes import make_stage
+
+    out = []
+    with simulated(count, 2) as client:
+        client.run_on_scheduler(count_messages)
+        idle = idle_share(client)
+        for n in chains:
+            if n > count:
+                continue
+            # Of one worker that does all steps a report has more of them: they are no tasks.
+            batch, every = 2 * n, steps if n > 1 else 50 * steps
+            rows = dataset[: batch * every * 4]
+            stage = make_stage("simulated_step", Idle(numbers), {"train": rows}, "cpu")
+            with tempfile.TemporaryDirectory() as folder:
+                executor = DaskExecutor(client, EngineStore(folder), checkpoint_seconds=3600)
+                executor.spread = "all" if n > 1 else "one"
+                readings = Readings(client)
+                fit_online(
+                    executor, stage, Idle(numbers).start(), order=RowOrder(len(rows), 0, batch, n_chains=n),
+                    n_epochs=1, callbacks=Callbacks(readings.callback), store=executor.store,
+                    report_steps=every,
+                )  # fmt: skip
+            found = {"workers": count, "chains": n, "steps": every, "idle_scheduler_share": idle}
+            out.append(found | summary(readings.taken[:4], every * n))
+            print({k: v for k, v in out[-1].items() if not k.startswith("messages_")}, flush=True)
+    return out
+
+
+def measure_map(dataset: Any, count: int) -> dict[str, Any]:
+    """A map of four shards for each worker; the second one: the first starts threads and opens files."""
+    from simulated_learner import Echo
+
+    from scalelatent.engine.checkpoints import EngineStore
+    from scalelatent.engine.dask.executor import DaskExecutor
+    from scalelatent.engine.mapwrite import map_rows, start_map
+
+    with simulated(count, 2) as client, tempfile.TemporaryDirectory() as folder:
+        client.run_on_scheduler(count_messages)
+        idle = idle_share(client)
+        rows = dataset[: 4 * count * LEAF_ROWS]
+        executor = DaskExecutor(client, EngineStore(Path(folder) / "run"))
+        readings = Readings(client)
+        for turn in range(2):
+            place = Path(folder) / f"out-{turn}"
+            layout = {"shard_rows": LEAF_ROWS, "chunk_rows": LEAF_ROWS}
+            task = start_map(f"simulated_map-{turn}", rows, Echo(FEATURES), place, "cpu", **layout)
+            readings.take()
+            map_rows(executor, task, lambda done, total: None)
+        readings.take()
+        shards = len(rows) // LEAF_ROWS
+    found = {"workers": count, "shards": shards, "idle_scheduler_share": idle}
+    return found | summary(readings.taken[1:], shards)
 
 
 def idle_share(client: Any, seconds: float = 5.0) -> float:
@@ -251,18 +327,15 @@ def summary(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def bounds(results: list[dict[str, Any]]) -> dict[str, Any]:
+def bounds(found: dict[str, Any]) -> dict[str, Any]:
     """What follows: how many workers (one thread each) a scheduler keeps busy with spans of so many seconds.
 
     Rows do not come into it: a pass has between 4 and 32 spans for each thread (`choose_level`), however many
     rows each of them holds.
     """
-    large = [result for result in results if result["workers"] >= 100] or results
     # Without the heartbeats of the time that a pass took: that depends on this machine, not on the pass.
-    cost = 1e3 * max(
-        (r["scheduler_cpu_seconds_per_pass"] - r["idle_scheduler_share"] * r["seconds_per_pass"]) / r["spans"]
-        for r in large
-    )
+    beats = found["idle_scheduler_share"] * found["seconds_per_pass"]
+    cost = 1e3 * (found["scheduler_cpu_seconds_per_pass"] - beats) / found["spans"]
     told = {
         f"{seconds} s": {
             "workers_at_5_percent_of_a_core": int(0.05 * seconds / cost * 1e3),
@@ -270,61 +343,52 @@ def bounds(results: list[dict[str, Any]]) -> dict[str, Any]:
         }
         for seconds in (0.1, 1, 10, 60)
     }
-    seconds = {str(n): round(n * cost / 1e3 / 0.5, 2) for n in (10, 100, 1000)}
     return {
         "scheduler_cpu_ms_per_span_merges_included": round(cost, 3),
         "spans_per_second_at_half_a_core": int(0.5e3 / cost),
         "by_seconds_of_a_span": told,
-        "shortest_span_seconds_at_half_a_core_by_workers": seconds,
+        "shortest_span_seconds_at_half_a_core": round(found["workers"] * cost / 1e3 / 0.5, 2),
     }
 
 
 def main() -> None:
     arguments = parser(__doc__, "simulated_cluster")
     arguments.formatter_class = argparse.RawDescriptionHelpFormatter
+    arguments.add_argument("--loops", nargs="+", default=["batch", "paced", "online", "map"])
     arguments.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1000])
     arguments.add_argument("--passes", type=int, default=4, help="measured; two more are run")
-    arguments.add_argument(
-        "--paced", type=int, default=200, help="workers of the run with spans of a second; 0: none"
-    )
+    arguments.add_argument("--paced", type=int, default=200, help="workers of the run with spans of a second")
+    arguments.add_argument("--chains", type=int, nargs="+", default=[1, 8, 32, 100])
+    arguments.add_argument("--steps", type=int, default=4, help="of each of four reports")
     arguments.add_argument(
         "--numbers", type=int, default=1000, help="float64 numbers of the statistic and the state"
     )
-    arguments.add_argument("--again", action="store_true", help="only what follows from the figures in --out")
     a = arguments.parse_args()
-    if a.again:
-        kept = json.loads(a.out.read_text())
-        kept["results"]["bounds"] = bounds(kept["results"]["saturated"])
-        a.out.write_text(json.dumps(kept, indent=1) + "\n")
-        print(kept["results"]["bounds"])
-        return
     import numpy as np
 
     from scalelatent import Dataset
 
-    rows = LEAF_ROWS * 4 * max(*a.workers, a.paced)
-    told: dict[str, Any] = {
-        "note": "the machine had two cores and was shared with other work: CPU seconds count, not seconds",
-        "saturated": [],
-        "spans_of_a_second": None,
-    }
+    longest = max(4 * LEAF_ROWS * max(*a.workers, a.paced), 8 * a.steps * max(50, *a.chains))
+    x = np.zeros((longest, FEATURES), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
-        x = np.zeros((rows, FEATURES), np.uint8)
-        if a.paced:
-            few = Dataset.from_arrays(x[: LEAF_ROWS * 4 * a.paced])
-            stored = few.save(Path(folder) / "few", chunk_rows=LEAF_ROWS * 64)
-            # Spans of one leaf where a pass has less than 32 of them for each worker: a block sleeps once.
-            told["spans_of_a_second"] = measure(stored, a.paced, max(2, a.passes // 2), 1.0, a.numbers)
-            print(told["spans_of_a_second"], flush=True)
         dataset = Dataset.from_arrays(x).save(Path(folder) / "rows", chunk_rows=LEAF_ROWS * 64)
+
+        def passes(count: int, number: int, seconds: float) -> dict[str, Any]:
+            found = measure(dataset[: 4 * LEAF_ROWS * count], count, number, seconds, a.numbers)
+            return found | {"bounds": bounds(found)}
+
+        loops: dict[str, Callable[[int], Any]] = {
+            "batch": lambda count: passes(count, a.passes, 0.0),
+            "online": lambda count: measure_steps(dataset, count, a.chains, a.steps, a.numbers),
+            "map": lambda count: measure_map(dataset, count),
+        }
+        if "paced" in a.loops:
+            write_part(a.out, "paced", a.seed, passes(a.paced, max(2, a.passes // 2), 1.0))
         for count in a.workers:
-            told["saturated"].append(measure(dataset, count, a.passes, 0.0, a.numbers))
-            print(
-                {k: v for k, v in told["saturated"][-1].items() if not k.startswith("messages_")}, flush=True
-            )
-            told["bounds"] = bounds(told["saturated"])
-            write(a.out, a.seed, told)  # now: the largest takes its time
-    print(told["bounds"])
+            for loop in loops.keys() & set(a.loops):
+                found = loops[loop](count)
+                print(found, flush=True)
+                write_part(a.out, f"{loop} {count}", a.seed, found)
 
 
 if __name__ == "__main__":

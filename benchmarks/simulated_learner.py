@@ -1,4 +1,4 @@
-"""A batch learner that computes next to nothing; a file of its own, so that workers can be sent it."""
+"""A batch learner and a map that compute next to nothing, in a file of their own: workers can be sent it."""
 
 from __future__ import annotations
 
@@ -64,6 +64,23 @@ class Counting:
         return state["iteration"] >= self.passes
 
 
+@dataclass(frozen=True)
+class Echo:
+    """A map whose output is its input."""
+
+    features: int
+    wants = Wants()
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        return (self.features,), "uint8"
+
+    def prepare(self, backend: Any) -> None:
+        return None
+
+    def apply(self, prepared: None, block: Block) -> np.ndarray:
+        return block.x
+
+
 # Records hold types of scalelatent only.
-for _type in (Count, Counting):
+for _type in (Count, Counting, Echo):
     _type.__module__ = "scalelatent.simulated_learner"

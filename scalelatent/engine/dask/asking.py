@@ -18,6 +18,8 @@ __all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "wo
 ASK_SECONDS = 30.0
 # Beyond the time of each worker: an event loop that hangs too.
 LOOP_SECONDS = 5.0
+# Calls at once: one for each of 1,000 workers takes as many connections to the scheduler, which refuses some.
+CALLS = 32
 
 Answer = TypeVar("Answer")
 
@@ -57,22 +59,25 @@ def ask_workers(
     limit = ASK_SECONDS if seconds is None else seconds
     addresses = list(worker_infos(client) if workers is None else workers)
 
-    async def ask(address: str) -> Any:
-        answer = client.run(function, *args, workers=[address], on_error="return", asynchronous=True)
+    async def ask(some: list[str]) -> dict[str, Any]:
+        answer = client.run(function, *args, workers=some, on_error="return", asynchronous=True)
         try:
-            return (await asyncio.wait_for(answer, limit))[address]  # type: ignore[arg-type]
-        except TimeoutError:
-            return TimeoutError(f"no answer within {limit:g} s")
-        except KeyError:
-            return ConnectionError(f"worker {address} has left")
-        except OSError as error:
-            return error
+            found = await asyncio.wait_for(answer, limit)  # type: ignore[arg-type]
+            return {a: found.get(a, ConnectionError(f"worker {a} has left")) for a in some}
+        except (TimeoutError, OSError) as error:
+            if len(some) > 1:  # one that hangs does not hide the others
+                return await ask_all([[address] for address in some])
+            slow = isinstance(error, TimeoutError)
+            return {some[0]: TimeoutError(f"no answer within {limit:g} s") if slow else error}
 
-    async def ask_all() -> list[Any]:
-        return list(await asyncio.gather(*map(ask, addresses)))
+    async def ask_all(groups: list[list[str]]) -> dict[str, Any]:
+        return {a: found for part in await asyncio.gather(*map(ask, groups)) for a, found in part.items()}
 
-    answers = _bounded(client, limit + LOOP_SECONDS, lambda: client.sync(ask_all))
-    return dict(zip(addresses, answers, strict=True))
+    size = -(-len(addresses) // CALLS)
+    groups = [addresses[i : i + size] for i in range(0, len(addresses), size)] if addresses else []
+    longest = limit * (2 if size > 1 else 1) + LOOP_SECONDS
+    answers = _bounded(client, longest, lambda: client.sync(ask_all, groups))
+    return {address: answers[address] for address in addresses}
 
 
 def ask_every_worker(
@@ -86,6 +91,7 @@ def ask_every_worker(
         infos, now = worker_infos(client), time.time()
         seen = {address: infos[address]["last_seen"] for address in silent if address in infos}
         told = [f"{a} (last heard of {now - seen[a]:.0f} s ago)" for a in sorted(seen, key=seen.__getitem__)]
+        told += [f"{address} (which has left)" for address in silent if address not in seen]
         raise RunError(
             f"not all workers of {address_of(client)} answer within {limit:g} s; silent are: "
             f"{', '.join(told[:5])}: stop those that hang, and try again"
