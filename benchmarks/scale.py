@@ -350,8 +350,9 @@ def of_scheduler() -> dict[str, dict[str, float]]:
     """Seconds, tasks and messages of a span, a shard and a step, with most simulated workers."""
     parts = json.loads((RESULTS / "simulated_cluster.json").read_text(encoding="utf-8"))["parts"]
 
-    def most(loop: str) -> Any:
-        return parts[f"{loop} {max(int(p.split()[1]) for p in parts if p.startswith(f'{loop} '))}"]["result"]
+    def largest(loop: str) -> list[dict[str, Any]]:
+        found = [part["result"] for name, part in parts.items() if name.split()[0] == loop]
+        return sorted(found, key=lambda r: int(r["workers"]))
 
     def each(r: dict[str, Any], count: int) -> dict[str, float]:
         beats = r["idle_scheduler_share"] * r["seconds_per_pass"]
@@ -359,9 +360,9 @@ def of_scheduler() -> dict[str, dict[str, float]]:
         counts = {name: r[f"{name}_per_pass"] / count for name in ("tasks", "messages")}
         return {"workers": r["workers"], "seconds": seconds, **counts}
 
-    batch, shards = most("batch"), most("map")
+    batch, shards = largest("batch")[-1], largest("map")[-1]
     out = {"batch": each(batch, batch["spans"]), "map": each(shards, shards["shards"])}
-    return out | {f"online {r['chains']}": each(r, r["steps"]) for r in most("online")}
+    return out | {f"online {r['chains']}": each(r, r["steps"]) for r in largest("online")}
 
 
 def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
@@ -456,9 +457,7 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
     others = sorted(r["busy_before"] for r in pieces.values())
     middle = others[len(others) // 2]
     simulated = " and ".join(
-        f"{kind.split()[0]} {r['workers']:,.0f}"
-        for kind, r in of_scheduler().items()
-        if kind in ("batch", "map", "online 1")
+        f"{r['workers']:,.0f} ({kind})" for kind, r in of_scheduler().items() if not kind.startswith("online")
     )
     lines = [
         "# A billion rows, on paper",
@@ -541,7 +540,7 @@ def spread_words() -> list[str]:
     """What a step costs the scheduler, by its chains."""
     steps = {int(name.split()[1]): r for name, r in of_scheduler().items() if name.startswith("online")}
     rows = [
-        [str(chains), *(three(r[key]) for key in ("tasks", "messages")), three(1e3 * r["seconds"])]
+        [str(chains), *(three(r[key]) for key in ("workers", "tasks", "messages")), three(1e3 * r["seconds"])]
         for chains, r in sorted(steps.items())
     ]
     return [
@@ -549,7 +548,7 @@ def spread_words() -> list[str]:
         "A step whose chains are spread, on simulated workers (1: the steps of some seconds are one task).",
         "Each chain gets what all chains of the step before found: transfers between workers grow with the",
         "square of the chains.",
-        *table("chains|tasks of a step|messages|scheduler, ms", rows),
+        *table("chains|workers|tasks of a step|messages|scheduler, ms", rows),
     ]
 
 

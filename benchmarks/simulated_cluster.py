@@ -12,7 +12,7 @@ batch   passes of a batch learner, whose spans compute nothing
 paced   the same with --paced workers and spans of a second
 online  steps of a minibatch learner, all chains on a worker of their own (--chains of them, however many
         workers there are), and all steps of a segment on one worker (chains 1)
-map     an output of four shards for each worker
+map     an output of --shards shards for each worker
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -223,7 +223,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
 
 def measure_steps(
     dataset: Any, count: int, chains: list[int], steps: int, numbers: int
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Steps of a learner that computes nothing, by so many chains, each on a worker of its own."""
     from idle_learner import Idle
 
@@ -234,13 +234,10 @@ def measure_steps(
     from scalelatent.engine.order import RowOrder
     from scalelatent.engine.passes import make_stage
 
-    out = []
     with simulated(count, 2) as client:
         client.run_on_scheduler(count_messages)
         idle = idle_share(client)
-        for n in chains:
-            if n > count:
-                continue
+        for n in (n for n in chains if n <= count):
             # Of one worker that does all steps a report has more of them: they are no tasks.
             batch, every = 2 * n, steps if n > 1 else 50 * steps
             rows = dataset[: batch * every * 4]
@@ -255,13 +252,11 @@ def measure_steps(
                     report_steps=every,
                 )  # fmt: skip
             found = {"workers": count, "chains": n, "steps": every, "idle_scheduler_share": idle}
-            out.append(found | summary(readings.taken[:4], every * n))
-            print({k: v for k, v in out[-1].items() if not k.startswith("messages_")}, flush=True)
-    return out
+            yield found | summary(readings.taken[:4], every * n)
 
 
-def measure_map(dataset: Any, count: int) -> dict[str, Any]:
-    """A map of four shards for each worker; the second one: the first starts threads and opens files."""
+def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
+    """A map of so many shards for each worker; the second one: the first starts threads and opens files."""
     from simulated_learner import Echo
 
     from scalelatent.engine.checkpoints import EngineStore
@@ -271,7 +266,7 @@ def measure_map(dataset: Any, count: int) -> dict[str, Any]:
     with simulated(count, 2) as client, tempfile.TemporaryDirectory() as folder:
         client.run_on_scheduler(count_messages)
         idle = idle_share(client)
-        rows = dataset[: 4 * count * LEAF_ROWS]
+        rows = dataset[: shards * count * LEAF_ROWS]
         executor = DaskExecutor(client, EngineStore(Path(folder) / "run"))
         readings = Readings(client)
         for turn in range(2):
@@ -281,9 +276,8 @@ def measure_map(dataset: Any, count: int) -> dict[str, Any]:
             readings.take()
             map_rows(executor, task, lambda done, total: None)
         readings.take()
-        shards = len(rows) // LEAF_ROWS
-    found = {"workers": count, "shards": shards, "idle_scheduler_share": idle}
-    return found | summary(readings.taken[1:], shards)
+    found = {"workers": count, "shards": shards * count, "idle_scheduler_share": idle}
+    return found | summary(readings.taken[1:], shards * count)
 
 
 def idle_share(client: Any, seconds: float = 5.0) -> float:
@@ -360,6 +354,7 @@ def main() -> None:
     arguments.add_argument("--paced", type=int, default=200, help="workers of the run with spans of a second")
     arguments.add_argument("--chains", type=int, nargs="+", default=[1, 8, 32, 100])
     arguments.add_argument("--steps", type=int, default=4, help="of each of four reports")
+    arguments.add_argument("--shards", type=int, default=4, help="of a map, for each worker")
     arguments.add_argument(
         "--numbers", type=int, default=1000, help="float64 numbers of the statistic and the state"
     )
@@ -368,7 +363,7 @@ def main() -> None:
 
     from scalelatent import Dataset
 
-    longest = max(4 * LEAF_ROWS * max(*a.workers, a.paced), 8 * a.steps * max(50, *a.chains))
+    longest = max(max(4, a.shards) * LEAF_ROWS * max(*a.workers, a.paced), 8 * a.steps * max(50, *a.chains))
     x = np.zeros((longest, FEATURES), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
         dataset = Dataset.from_arrays(x).save(Path(folder) / "rows", chunk_rows=LEAF_ROWS * 64)
@@ -377,18 +372,20 @@ def main() -> None:
             found = measure(dataset[: 4 * LEAF_ROWS * count], count, number, seconds, a.numbers)
             return found | {"bounds": bounds(found)}
 
-        loops: dict[str, Callable[[int], Any]] = {
-            "batch": lambda count: passes(count, a.passes, 0.0),
-            "online": lambda count: measure_steps(dataset, count, a.chains, a.steps, a.numbers),
-            "map": lambda count: measure_map(dataset, count),
-        }
+        def keep(name: str, found: dict[str, Any]) -> None:
+            print(found, flush=True)
+            write_part(a.out, name, a.seed, found)
+
         if "paced" in a.loops:
-            write_part(a.out, "paced", a.seed, passes(a.paced, max(2, a.passes // 2), 1.0))
+            keep("paced", passes(a.paced, max(2, a.passes // 2), 1.0))
         for count in a.workers:
-            for loop in loops.keys() & set(a.loops):
-                found = loops[loop](count)
-                print(found, flush=True)
-                write_part(a.out, f"{loop} {count}", a.seed, found)
+            if "batch" in a.loops:
+                keep(f"batch {count}", passes(count, a.passes, 0.0))
+            if "online" in a.loops:
+                for found in measure_steps(dataset, count, a.chains, a.steps, a.numbers):
+                    keep(f"online {count} by {found['chains']}", found)
+            if "map" in a.loops:
+                keep(f"map {count}", measure_map(dataset, count, a.shards))
 
 
 if __name__ == "__main__":

@@ -20,13 +20,15 @@ from .window import Batch, TaskEnded, Window, Work, depth_for
 if TYPE_CHECKING:
     from .executor import DaskExecutor
 
-# Tasks of earlier passes that the scheduler may have to remember, and passes in a chain.
+# Tasks of earlier passes that the scheduler may have to remember, and passes in a chain. Measured is what
+# comes of them: thousand_passes.py finds 65 tasks at most, and 1 kB a pass. The numbers themselves are
+# guesses.
 CHAIN_TASKS, CHAIN_PASSES = 2000, 32
 # Of passes that take less than this the driver hears at their end only: a future for each span would be two
-# more packets through the scheduler.
+# more packets through the scheduler. Not measured by itself: a guess.
 QUIET_SECONDS = 0.8
 # The event that tells of a pass comes in one packet with the news that its task is done; where it does not,
-# a task is asked.
+# a task is asked. Not measured: a guess.
 EVENT_SECONDS = 1.0
 
 

@@ -15,8 +15,10 @@ from .window import TaskEnded, Work
 if TYPE_CHECKING:
     from .executor import DaskExecutor
 
-# How often the driver looks at the futures of a pass, of a long one less often.
+# How often the driver looks at the futures of a pass, of a long one less often. Measured together: the driver
+# takes 1.5 % of a core with spans of a second (submit.py), 0.5 ms a task with 1,000 simulated workers.
 POLL_SECONDS, LOOK_SHARE, WAIT_SECONDS = 0.02, 5e-5, 0.25
+# Not measured: guesses.
 GUARD_SECONDS, FETCH_SECONDS = 10.0, 30
 
 

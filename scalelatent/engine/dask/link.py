@@ -13,6 +13,7 @@ from scalelatent.errors import RunError, ScalelatentError
 
 from .asking import ask_every_worker
 
+# Not measured: a guess.
 CALL_SECONDS = 60.0
 T = TypeVar("T")
 

@@ -116,7 +116,7 @@ def end_site(ref: Ref, name: str, token: str) -> None:
     _recent.forget(ref[:2])
 
 
-# Unused sites that are kept: this many, for this long.
+# Unused sites that are kept: this many, for this long. Not measured: guesses.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 
 

@@ -15,7 +15,8 @@ from .hooks import topic_handler
 TOPIC = "scalelatent"
 # Kernels that workers compile.
 KERNELS = f"{TOPIC}-kernels"
-# The scheduler keeps the last events of each topic it ever heard of, so passes share a few.
+# The scheduler keeps the last events of each topic it ever heard of, so passes share a few: 1 kB a pass is
+# left in it (thousand_passes.py). How many is a guess.
 _PASS_TOPICS = 8
 
 Handler = Callable[[Any], None]

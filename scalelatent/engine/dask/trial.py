@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
 
 # Of a worker's limit: a worker that dies with as much in use was most likely ended by its nanny (at 95 %).
+# How far below is a guess, since memory is looked at every few seconds.
 FULL = 0.8
 BEGUN = "begun.json"
+# Not measured: guesses.
 QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
 
 
@@ -217,6 +219,7 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     return f"{look[0].upper()}{look[1:]}, {memory}"
 
 
+# Not measured: a guess.
 SAMPLE_SECONDS = 0.25
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .link import ClusterMember
     from .window import Work
 
+# None of the seconds below was measured: guesses, on the side of patience.
 MEMBERS_SECONDS = 5.0
 # A pass that does not move is looked at after so many seconds, then at twice the time, and so on.
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
@@ -23,7 +24,8 @@ FIRST_LOOK, LAST_LOOK = 1.0, 30.0
 HANG_SECONDS, HANG_TIMES = 60.0, 20.0
 # M-steps, merges and other people's tasks say nothing while they compute.
 SILENT_SECONDS = 3600.0
-# Deaths of workers with an item, after which it is tried alone; drivers of jobs are on workers, too.
+# Deaths of workers with an item, after which it is tried alone, so that bad rows end three workers at most
+# (test_bad_shards.py); drivers of jobs are on workers, too.
 DEATHS, DRIVERS = 2, "scalelatent-job-"
 # How long the news of a death may come after the error that it led to.
 NEWS_SECONDS = 2.0

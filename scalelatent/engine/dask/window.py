@@ -11,6 +11,7 @@ from .graph import Graph, Reads
 
 Batch = list[tuple[Any, str]]
 
+# One item is computed, one waits: streamed_pass.py was taken with these numbers, and not with others.
 WINDOW = 2
 # Short items are handed out in larger numbers, at most so many a thread: their sum keeps a worker busy for a
 # while, and the driver out of the way.
