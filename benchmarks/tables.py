@@ -667,6 +667,23 @@ def mixture_million() -> Iterable[Iterable[Any]]:
                 yield part.removeprefix("k = "), f"{rows:,}", *errors, of["passes"], *more
 
 
+@shown("loop|workers|a piece of it|tasks of a piece|messages of a piece|scheduler, ms|driver, ms")
+def simulated_loops() -> Iterable[Iterable[Any]]:
+    for part, r in read("simulated_cluster").items():
+        name = {"batch": "batch", "paced": "batch, spans of 1 s", "map": "map", "online": "online"}
+        loop = part.split()[0]
+        if loop == "online":
+            pieces, what = r["steps"], f"a step of {r['chains']} chains"
+            what = "a step, all on one worker" if r["chains"] == 1 else what
+        else:
+            pieces, what = r.get("spans", r.get("shards")), "a shard" if loop == "map" else "a span"
+        beats = r["idle_scheduler_share"] * r["seconds_per_pass"]
+        of_scheduler = 1e3 * (r["scheduler_cpu_seconds_per_pass"] - beats) / pieces
+        of_driver = r["driver_cpu_ms_per_task"] * r["tasks_per_pass"] / pieces
+        counts = (f"{r[key] / pieces:.3g}" for key in ("tasks_per_pass", "messages_per_pass"))
+        yield name[loop], f"{r['workers']:,}", what, *counts, f"{of_scheduler:.2f}", f"{of_driver:.2f}"
+
+
 @shown("way, clusters|NMI|accuracy")
 def mixture_clusters() -> Iterable[Iterable[Any]]:
     for part, ways in read("linear_mixture_density").items():
