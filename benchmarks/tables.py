@@ -489,6 +489,33 @@ def hidden_traits() -> Iterable[Iterable[Any]]:
     yield "1,000 test images", len(fits), *cells
 
 
+@shown("400 digits|clean|flips|border|patches|grid|line clutter|deletion|mean of these six")
+def corrupted_digits() -> Iterable[Iterable[Any]]:
+    found = read("hcn_digits")
+    kinds = {"compositional network": [fit["errors"] for fit in found["hcn"].values()]}
+    for name, fit in found.items():
+        if name.startswith("rival "):
+            kinds[f"{name.removeprefix('rival ')} ({fit['setting']})"] = [fit["errors"]]
+    for name, errors in kinds.items():
+        yield name, *(percent(statistics.median(e[key] for e in errors), 1) for key in errors[0])
+
+
+@shown(
+    "digits|features on|weights of one|templates on|weights of one|edges over those of a digit|training error"
+)
+def digit_templates() -> Iterable[Iterable[Any]]:
+    for seed, r in read("hcn_digits")["hcn"].items():
+        yield (
+            f"seed {seed}",
+            r["features_used"],
+            r["weights_of_a_used_feature"],
+            r["templates_used"],
+            r["weights_of_a_used_template"],
+            r["edges_drawn_over_those"],
+            percent(r["training_error"], 1),
+        )
+
+
 @shown("features|that pay|compression of test images|put in an image|error from places|from pixels")
 def digit_parts() -> Iterable[Iterable[Any]]:
     for r in read("hcn_mnist").values():

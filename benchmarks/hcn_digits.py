@@ -1,0 +1,403 @@
+"""Two layers of parts under templates, on 40 digits of each class (section 4.4, Figures 9 and 12):
+
+    python benchmarks/hcn_digits.py [--parts hcn,layers,pictures,rivals] [--seeds 3] [--test-rows 10000]
+
+The first 40 training digits of each class of MNIST, through oriented filters. Errors on the test digits as
+they are and under six corruptions of their grey values (see `data make --help`), drawn by --seed: flips of
+10 % of the pixels, a border of up to 3, a patch of 8 x 8 random pixels, a grid every 7, three lines across,
+deletion of 10 % of the pixels and of three rows or columns. All settings were chosen on training digits that
+nothing learns from (rows 50000 and after). Told for each seed of the network:
+
+hcn     errors; edges of images that templates make without noise, over those of the training digits; CPU
+        seconds of a fit, one thread
+trial   one setting, on --each digits of a class: the same on 400 held-out training digits, which all settings
+        were chosen by; told by its command
+layers  errors of the same weights under even pools, and without pools, on 400 held-out training digits
+rivals  each fitted to the same 400 digits, its setting chosen on 2,000 others: the nearest digit by grey
+        values; each digit as a template, of its edges; logistic regression on the largest edge of each 3 x 3
+        pixels; a convolutional network of the same form (pools, features of 3 x 3, the best of a class's
+        templates), and a standard one with ReLU
+
+Draws results/hcn_digits.png (features), _templates.png and _corrupted.png, and with the rivals _form.png and
+_standard.png (first weights of the convolutional networks). Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import mnist, parser, write_part
+from hcn_common import draw, tiles
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+
+import scalelatent as sl
+from scalelatent.data import Dataset
+from scalelatent.generators.corrupted import CorruptedImages
+from scalelatent.models.hcn.model.filters import OrientedFilters
+
+CLASSES, EACH, SIDE = 10, 40, 28
+HELD, TRIED = slice(50_000, 52_000), slice(50_000, 50_400)
+CORRUPTIONS: dict[str, dict[str, Any]] = {
+    "flips": {"importer": "noisy-digits", "share": 0.1},
+    "border": {"importer": "bordered-digits", "width": 3},
+    "patches": {"importer": "patched-digits", "patch": [8, 8]},
+    "grid": {"importer": "gridded-digits", "pitch": 7},
+    "line clutter": {"importer": "cluttered-digits", "lines": 3},
+    "deletion": {"importer": "deleted-digits", "share": 0.1, "lines": 3},
+}
+SHOWN = (2, 5)
+NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
+PARTS = "hcn,layers,pictures,rivals"  # and trial
+Predict = Callable[[np.ndarray], np.ndarray]
+
+
+def digits(rows: slice, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
+    """Grey images and labels, without the margin of MNIST."""
+    x, y = mnist(rows, part)
+    return x.reshape(-1, SIDE, SIDE), y.astype(np.int64)
+
+
+def first_of_each(n: int = EACH) -> tuple[np.ndarray, np.ndarray]:
+    """The first training digits of each class, in their order."""
+    x, y = digits(slice(0, 5_000))
+    chosen = np.sort(np.concatenate([np.flatnonzero(y == code)[:n] for code in range(CLASSES)]))
+    return x[chosen], y[chosen]
+
+
+def corrupted(x: np.ndarray, name: str, seed: int) -> np.ndarray:
+    """Images as `data make` corrupts them; "clean": as they are."""
+    if name == "clean":
+        return x
+    how = {**CORRUPTIONS[name], "seed": seed, "threshold": None, "base_rows": [0, len(x)]}
+    return CorruptedImages(Dataset.from_arrays(x), how).rows(0, len(x))[0]
+
+
+def model_of(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
+    """The network of all fits here."""
+    return sl.HierarchicalCompositionalNetwork(
+        [(args.features, 3)],
+        templates=args.templates,
+        filters=args.filters,
+        filter_size=args.filter_size,
+        p01=args.p01,
+        p10=args.p10,
+        p_weight=args.p_weight,
+        online=True,
+        forgetting=args.forgetting,
+        batch_size=args.batch_size,
+        n_epochs=args.epochs,
+        damping=args.damping,
+        inner_iterations=args.inner_iterations,
+        random_state=seed,
+        n_jobs=1,
+    )
+
+
+def errors(predict: Predict, args: Any, held_out: bool = False) -> dict[str, float]:
+    """Shares of test digits, or of held-out training digits, that are told wrong, clean and corrupted."""
+    x, y = digits(TRIED) if held_out else digits(slice(0, args.test_rows), "test")
+    found = {}
+    for name in ("clean", *CORRUPTIONS):
+        n = args.test_rows if name == "clean" else args.corrupted_rows
+        told = predict(corrupted(x[:n], name, args.seed))
+        found[name] = round(float((told != y[:n]).mean()), 4)
+    found["mean of corruptions"] = round(float(np.mean([found[name] for name in CORRUPTIONS])), 4)
+    return found
+
+
+def edges(x: np.ndarray, args: Any) -> np.ndarray:
+    """What the filters find, bool (images, filters, 28, 28)."""
+    return OrientedFilters(args.filters, args.filter_size).edges(np.ascontiguousarray(x))
+
+
+def spread(on: np.ndarray) -> np.ndarray:
+    """The largest of 3 x 3 pixels around each."""
+    wide = np.pad(on, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    rows = wide[:, :, :-2] | wide[:, :, 1:-1] | wide[:, :, 2:]
+    return rows[..., :-2] | rows[..., 1:-1] | rows[..., 2:]
+
+
+def shares(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any]:
+    """How dense templates and features are; errors on the training digits."""
+    made = model.sample(args.drawn, noise=False, random_state=args.seed).reshape(args.drawn, -1)
+    made = made[made.any(axis=1)]  # templates that no image came to are empty
+    of_images = edges(x, args).sum() / len(x)
+    features, templates = (w.reshape(len(w), -1).sum(axis=1) for w in model.weights_)
+    return {
+        "training_error": round(1 - model.score(Dataset.from_arrays(x, y)), 4),
+        "edges_of_a_digit": round(float(of_images), 1),
+        "edges_drawn_over_those": round(float(made.sum() / len(made) / of_images), 3),
+        "features_used": int((features > 0).sum()),
+        "weights_of_a_used_feature": round(float(features[features > 0].mean()), 1),
+        "templates_used": int((templates > 0).sum()),
+        "weights_of_a_used_template": round(float(templates[templates > 0].mean()), 1),
+    }
+
+
+class Form(torch.nn.Module):
+    """Edges to scores: pools, linear features and the best template of a class, or a standard network."""
+
+    def __init__(self, args: Any, standard: bool) -> None:
+        super().__init__()
+        self.standard, n = standard, args.features
+        self.low = torch.nn.Conv2d(args.filters, n, 3)
+        if standard:
+            self.high = torch.nn.Conv2d(n, n, 3)
+            self.top = torch.nn.Sequential(
+                torch.nn.Flatten(),
+                torch.nn.Linear(n * 4, 128),
+                torch.nn.ReLU(),
+                torch.nn.Linear(128, CLASSES),
+            )
+        else:
+            self.top = torch.nn.Linear(n * (SIDE - 2) ** 2, CLASSES * args.templates)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.standard:
+            x = torch.nn.functional.max_pool2d(torch.relu(self.low(x)), 3)
+            return self.top(torch.nn.functional.max_pool2d(torch.relu(self.high(x)), 3))
+        x = self.low(torch.nn.functional.max_pool2d(x, 3, 1, 1))
+        x = self.top(torch.nn.functional.max_pool2d(x, 3, 1, 1).flatten(1))
+        return x.unflatten(1, (CLASSES, -1)).amax(dim=2)
+
+
+@dataclass(frozen=True, eq=False)
+class Convolutional:
+    """A network that tells the classes of grey images."""
+
+    net: Form
+    args: Any
+
+    @classmethod
+    def trained(
+        cls, x: np.ndarray, y: np.ndarray, args: Any, *, standard: bool, decay: float
+    ) -> Convolutional:
+        """By cross-entropy, on a few images."""
+        torch.manual_seed(args.seed)
+        net, given = Form(args, standard), torch.tensor(edges(x, args), dtype=torch.float32)
+        steps = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=decay)
+        for _ in range(args.cnn_epochs):
+            for rows in torch.randperm(len(given)).split(40):
+                steps.zero_grad()
+                torch.nn.functional.cross_entropy(net(given[rows]), torch.tensor(y)[rows]).backward()
+                steps.step()
+        return cls(net, args)
+
+    @torch.no_grad()
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        parts = np.array_split(images, max(1, len(images) // 250))
+        on = (torch.tensor(edges(part, self.args), dtype=torch.float32) for part in parts)
+        return np.concatenate([self.net(part).argmax(dim=1).numpy() for part in on])
+
+
+def nearest(x: np.ndarray, y: np.ndarray, k: int) -> Predict:
+    """The nearest digits by grey values."""
+    model = KNeighborsClassifier(k, algorithm="brute").fit(x.reshape(len(x), -1) / 255.0, y)
+    return lambda images: model.predict(images.reshape(len(images), -1) / 255.0)
+
+
+def exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: float) -> Predict:
+    """The training digit whose edges best explain an image, each within two pixels of where it lies."""
+    off, on = np.log(p01 / (1 - p10)), np.log((1 - p01) / p10)
+    of = edges(x, args).reshape(len(x), -1).astype(np.float32)
+
+    def predict(images: np.ndarray) -> np.ndarray:
+        found = []
+        for part in np.array_split(images, max(1, len(images) // 500)):
+            near = spread(spread(edges(part, args))).reshape(len(part), -1)
+            found.append((np.where(near, on, off).astype(np.float32) @ of.T).argmax(axis=1))
+        return y[np.concatenate(found)]
+
+    return predict
+
+
+def logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Predict:
+    """Logistic regression on the largest edge of each 3 x 3 pixels."""
+
+    def pooled(images: np.ndarray) -> np.ndarray:
+        return spread(edges(images, args))[:, :, 1::3, 1::3].reshape(len(images), -1).astype(np.float32)
+
+    model = LogisticRegression(C=penalty, max_iter=300).fit(pooled(x), y)
+    return lambda images: model.predict(pooled(images))
+
+
+def rivals(
+    x: np.ndarray, y: np.ndarray, args: Any
+) -> Iterator[tuple[str, list[tuple[str, Callable[[], Predict]]]]]:
+    """Name, and ways to fit it."""
+    yield "the nearest digit", [(f"k = {k}", lambda k=k: nearest(x, y, k)) for k in (1, 3)]
+    yield (
+        "each digit a template",
+        [(f"p01 {a:g}, p10 {b:g}", lambda a=a, b=b: exemplars(x, y, args, a, b)) for a, b in NOISES],
+    )
+    yield (
+        "logistic regression",
+        [(f"C = {c:g}", lambda c=c: logistic(x, y, args, c)) for c in (0.01, 0.1, 1)],
+    )
+    for name, standard in (("convolutional, same form", False), ("convolutional, standard", True)):
+        fit = functools.partial(Convolutional.trained, x, y, args, standard=standard)
+        yield name, [(f"decay {decay:g}", functools.partial(fit, decay=decay)) for decay in args.decays]
+
+
+def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) -> tuple[str, float, Predict]:
+    """The way with the least error on held-out training digits."""
+    x, y = digits(rows)
+    found = []
+    for name, fit in ways:
+        predict = fit()
+        found.append((name, round(float((predict(x) != y).mean()), 4), predict))
+        print(f"  {name}: {found[-1][1]}", flush=True)
+    return min(found, key=lambda one: one[1])
+
+
+def with_pools(model: Any, **pools: Any) -> Any:
+    """The same weights under other pools."""
+    other, network = copy.copy(model), model._network
+    other._network = replace(network, net=replace(network.net, **pools))
+    return other
+
+
+def reading(model: Any, p01: float, p10: float) -> tuple[str, Callable[[], Predict]]:
+    """The same weights, that read images with other chances of noise than they were learned with."""
+    other, network = copy.copy(model), model._network
+    below, *above = network.net.layers
+    below = replace(below, p01=p01, p10=p10)
+    other._network = replace(network, net=replace(network.net, layers=(below, *above)))
+    return f"p01 {p01:g}, p10 {p10:g}", lambda: other.predict
+
+
+def grey(on: np.ndarray, args: Any) -> np.ndarray:
+    """What channels stand for: each is its filter, (n, channels, h, w) as (n, h + size - 1, w + size - 1)."""
+    half = OrientedFilters(args.filters, args.filter_size).weights
+    kernels = torch.tensor(np.concatenate([half, -half])[:, None], dtype=torch.float32)
+    drawn = torch.nn.functional.conv_transpose2d(torch.tensor(on, dtype=torch.float32), kernels)[:, 0].numpy()
+    most = np.abs(drawn).max(axis=(1, 2), keepdims=True)
+    return 0.5 + 0.5 * drawn / np.where(most > 0, most, 1)
+
+
+def template_edges(model: Any, templates: np.ndarray) -> np.ndarray:
+    """Edges that templates make where no pool shifts them, (templates, channels, 28, 28)."""
+    features, over = (torch.tensor(w.astype(np.float32)) for w in model.weights_)
+    return (torch.nn.functional.conv_transpose2d(over[templates], features) > 0).numpy()
+
+
+def pictures(args: Any, model: Any) -> None:
+    """Features, templates of two classes, corrupted digits."""
+    features = model.weights_[0]
+    used = features[features.reshape(len(features), -1).any(axis=1)]
+    line = [(f"{len(used)} features of {len(features)}", tiles(1 - grey(used, args), 8))]
+    draw(args.out.with_suffix(".png"), [line])
+    shown = []
+    for code in SHOWN:
+        of = np.flatnonzero(model.template_classes_ == code)
+        drawn = 1 - grey(template_edges(model, of), args)
+        shown.append((f"{len(of)} templates of {code}", tiles(drawn, 8)))
+    draw(args.out.with_name(f"{args.out.stem}_templates.png"), [shown])
+    x, _ = digits(slice(0, 8), "test")
+    row = [(name, tiles(corrupted(x, name, args.seed) / 255, 2)) for name in ("clean", *CORRUPTIONS)]
+    draw(args.out.with_name(f"{args.out.stem}_corrupted.png"), [row[:4], row[4:]])
+
+
+def kept_or_fitted(
+    args: Any, seed: int, x: np.ndarray, y: np.ndarray
+) -> tuple[sl.HierarchicalCompositionalNetwork, dict[str, float]]:
+    """A network, and CPU seconds of its fit; from --models, where it is kept there."""
+    place = args.models and args.models / f"digits-{seed}"
+    if place and place.exists():
+        return sl.load_model(place), {}
+    begin = time.process_time()
+    model = model_of(args, seed).fit(Dataset.from_arrays(x, y))
+    seconds = {"cpu_seconds": round(time.process_time() - begin, 1)}
+    if place:
+        model.save(place)
+    return model, seconds
+
+
+def told_by(args: Any) -> str:
+    """A setting in short."""
+    names = ("each", "features", "templates", "filters", "filter_size", "p01", "p10", "p_weight")
+    names += ("forgetting", "batch_size", "epochs", "damping", "inner_iterations")
+    return ", ".join(f"{name} {getattr(args, name)}" for name in names)
+
+
+def main() -> None:
+    """Each part by itself, all seeds of it."""
+    arguments = parser(__doc__, "hcn_digits")
+    arguments.add_argument("--parts", default=PARTS)
+    arguments.add_argument("--seeds", type=int, default=3, help="so many networks, from --seed on")
+    arguments.add_argument("--test-rows", type=int, default=10_000, help="clean ones")
+    arguments.add_argument("--corrupted-rows", type=int, default=10_000, help="under each corruption")
+    arguments.add_argument("--features", type=int, default=64)
+    arguments.add_argument("--templates", type=int, default=32)
+    arguments.add_argument("--filters", type=int, default=16)
+    arguments.add_argument("--filter-size", type=int, default=5)
+    arguments.add_argument("--p01", type=float, default=0.05)
+    arguments.add_argument("--p10", type=float, default=1e-3)
+    arguments.add_argument("--p-weight", type=float, nargs=2, default=[0.01, 0.001])
+    arguments.add_argument("--forgetting", type=float, default=0.98)
+    arguments.add_argument("--batch-size", type=int, default=10)
+    arguments.add_argument("--epochs", type=int, default=1)
+    arguments.add_argument("--damping", type=float, default=0.1)
+    arguments.add_argument("--inner-iterations", type=int, default=10)
+    arguments.add_argument("--rivals", help="those alone whose names hold this")
+    arguments.add_argument("--models", type=Path, help="folder to keep fitted networks in")
+    arguments.add_argument("--each", type=int, default=EACH, help="training digits of a class")
+    arguments.add_argument("--drawn", type=int, default=64, help="images drawn for densities")
+    arguments.add_argument("--decays", type=float, nargs="+", default=[1e-4, 1e-1], help="weight decay")
+    arguments.add_argument("--cnn-epochs", type=int, default=30)
+    args = arguments.parse_args()
+    parts, (x, y) = args.parts.split(","), first_of_each(args.each)
+    told: dict[str, dict[str, Any]] = {part: {} for part in parts}
+
+    def say(part: str, name: str, found: dict[str, Any]) -> None:
+        told[part][name] = found
+        print(part, name, found, flush=True)
+        write_part(args.out, part, args.seed, told[part])
+
+    if "rivals" in parts:
+        for name, ways in rivals(x, y, args):
+            if args.rivals and args.rivals not in name:
+                continue
+            how, held, predict = chosen(ways)
+            found = {"errors": errors(predict, args), "setting": how, "held_out_error": held}
+            print(name, found, flush=True)
+            write_part(args.out, f"rival {name}", args.seed, found)
+            if isinstance(predict, Convolutional):
+                first = predict.net.low.weight.detach().numpy()
+                shown = (f"first weights, {name}", tiles(1 - grey(first, args), 8))
+                place = "standard" if predict.net.standard else "form"
+                draw(args.out.with_name(f"{args.out.stem}_{place}.png"), [[shown]])
+    for seed in range(args.seed, args.seed + args.seeds):
+        if not {"hcn", "layers", "pictures", "trial"} & set(parts):
+            break
+        model, seconds = kept_or_fitted(args, seed, x, y)
+        if "trial" in parts:
+            found = {"errors": errors(model.predict, args, True), **shares(model, x, y, args), **seconds}
+            print(found, flush=True)
+            write_part(args.out, f"trial {told_by(args)}", args.seed, found)
+        if "hcn" in parts:
+            found = {**shares(model, x, y, args), **seconds}
+            how, held, predict = chosen([reading(model, *noise) for noise in NOISES], TRIED)
+            found |= {"setting": how, "held_out_error": held}
+            say("hcn", str(seed), found | {"errors": errors(predict, args)})
+        if "pictures" in parts and seed == args.seed:
+            pictures(args, model)
+        if "layers" in parts:
+            even, none = with_pools(model, spread=0.0), with_pools(model, side=1)
+            tx, ty = digits(TRIED)
+            kinds = {"pools of the fit": model, "even pools": even, "no pools": none}
+            shown = {name: round(float((way.predict(tx) != ty).mean()), 4) for name, way in kinds.items()}
+            say("layers", str(seed), shown)
+
+
+if __name__ == "__main__":
+    main()
