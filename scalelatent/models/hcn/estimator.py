@@ -122,7 +122,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         turn; appendix B) make binary channels on the way. At a pixel the strongest is on, where a step of
         64 grey levels would be. ``reconstruct`` and ``sample`` give channels.
     filter_size : int, default 3
-        Side of a filter, in pixels: odd.
+        Side of a filter, in pixels: odd. A single flipped pixel is an edge of filters of 3 x 3, not of larger
+        ones.
     image_shape : (int, int) or (int, int, int) or None
         (height, width) or (channels, height, width) of flat rows.
     patience : int or None

@@ -61,6 +61,13 @@ def block_of(x: np.ndarray) -> Block:
     return Block(x.reshape(len(x), -1), None, None, 7)
 
 
+def test_a_flipped_pixel_is_an_edge_of_small_filters_alone() -> None:
+    images = np.zeros((1, 9, 9), np.uint8)
+    images[0, 4, 4] = 255
+    assert OrientedFilters(16, 3).edges(images).sum() == 8  # of all pixels around it
+    assert not OrientedFilters(16, 5).edges(images).any()
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
     layer, images = grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)

@@ -249,3 +249,10 @@ def test_templates_of_another_class_are_noticed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Hierarchy, "of_class", lambda net, code: np.arange(net.per_class))
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_say_nothing(monkeypatch)
+
+
+def test_class_messages_that_are_too_small_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other mutant: those of kept messages, which are less than what pixels say of a template."""
+    monkeypatch.setitem(globals(), "CLASS_FLOOR", POOL_FLOOR)
+    with pytest.raises(AssertionError):
+        test_templates_of_other_classes_say_nothing(monkeypatch)
