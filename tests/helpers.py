@@ -144,6 +144,6 @@ def csr_rows(x: np.ndarray) -> CsrRows:
 
 
 def fresh_kernel() -> Any:
-    """A kernel that is compiled by whoever calls it first: of a function in no file nothing is kept."""
+    """A kernel that is compiled at its first call: without a file there is no cache."""
     code = (lambda x: x + 1).__code__.replace(co_filename="<nowhere>")
     return jit.entry(int64)(FunctionType(code, {"__name__": "nowhere"}))

@@ -343,7 +343,7 @@ def test_errors_are_json_where_output_is(scalelatent):
 
 @pytest.fixture
 def unforeseen(monkeypatch, tmp_path):
-    """What nobody foresaw happens wherever a dataset is described."""
+    """An unexpected error happens wherever a dataset is described."""
     from scalelatent import data
 
     def fail(url):

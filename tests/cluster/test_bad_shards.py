@@ -1,4 +1,4 @@
-"""Rows that kill whoever reads them: named after the third death, left out where that was asked for."""
+"""Rows that kill their worker: named after the third lost worker, left out where that was asked for."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_the_driver_is_on_the_only_worker_and_dies_with_it(
         folder = RunFolder.open(submit_job(resolve(stored, environ={}), client=client).run)
         until(lambda: len(folder.records("metrics.jsonl")) > 1)
         mark.touch()
-        # While its driver is begun anew the job is told as one whose driver was lost.
+        # While its driver is restarted the job is told as one whose driver was lost.
         ended = until(
             lambda: (now := folder.read_state())["state"] == "failed" and not now.get("driver_lost") and now,
             seconds=120,

@@ -1,4 +1,4 @@
-"""Workers of unequal speed on a real cluster: each its share, nobody waits long at the end, the same bits.
+"""Workers of unequal speed on a real cluster: each its share, no long wait at the end, the same bits.
 
 The kernel sleeps for as long as the speed of its worker says, so the machine's cores do not matter.
 """

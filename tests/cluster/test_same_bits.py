@@ -213,7 +213,7 @@ def test_tasks_are_small_few_and_named_for_people(
     assert strange == []
     assert len({key for key, _, _ in submitted}) == len(submitted)
     counts = [sum(f"-it{number:04d}-" in key for key in esteps) for number in (1, 2, 3, 4, 5)]
-    # A pass has begun behind the last one, which nobody could know to be the last; none behind that.
+    # A pass has begun after the last one, which could not be known to be the last; none after that.
     assert counts[0] == counts[1] == counts[2] >= counts[3]
     assert counts[4] == 0
     for number in (1, 2, 3):

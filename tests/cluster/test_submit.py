@@ -159,7 +159,7 @@ def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
 
 
 def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> None:
-    """A task that Dask runs again after its job has ended, or was started anew, finds that out."""
+    """A task that Dask runs again after its job has ended, or was restarted, finds that out."""
     folder = RunFolder.open(submit_job(make("run", "model.max_iter=3"), client=cluster).run)
     assert settled(folder)["state"] == "done"
     until(lambda: folder.records("events.jsonl")[-1].get("state") == "done")  # its last line

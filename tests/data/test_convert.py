@@ -57,7 +57,7 @@ def test_codec_alone_keeps_the_fingerprint(stored: Dataset, tmp_path: Path, code
         ({}, (10, 20)),
         ({"chunk_rows": 5}, (5, 20)),
         ({"shard_rows": 50}, (10, 50)),
-        ({"shard_rows": 25}, (25, 25)),  # 10 does not divide it: chunks are chosen anew
+        ({"shard_rows": 25}, (25, 25)),  # 10 does not divide it: chunks are chosen again
         ({"chunk_rows": 30}, (30, 120)),
         ({"chunk_rows": "auto", "shard_rows": "auto"}, (95, 95)),
     ],

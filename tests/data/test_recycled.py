@@ -1,4 +1,4 @@
-"""Memory that rows are read into: used again when nobody holds them, never while somebody does."""
+"""Memory that rows are read into: reused when they have no references left, never before."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_zarr_reads_it_without_us(tmp_path: Path) -> None:
 def test_what_only_zarr_can_decode_is_read_through_it(
     how: dict[str, Any], named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A dataset that someone has packed anew with a codec of zarr's is still ours; one line tells it."""
+    """A dataset repacked with a codec of zarr's can still be read; one line tells it."""
     import zarr
     from zarr import codecs
 

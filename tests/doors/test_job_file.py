@@ -15,7 +15,7 @@ GOOD = {"job.out": '"run"', "data.train": '"a.zarr"', "model.kind": '"capsule"'}
 
 # Of a value of the job file: name, "section.key", its text in TOML, words of the message.
 VALUES: list[tuple[str, str, str, str]] = [
-    ("section nobody knows", "modell.kind", '"x"', "unknown section [modell]; did you mean 'model'?"),
+    ("unknown section", "modell.kind", '"x"', "unknown section [modell]; did you mean 'model'?"),
     ("key of data", "data.trian", '"x"', "unknown key 'trian' in [data]; did you mean 'train'?"),
     ("key of model", "model.capsul_dim", "4", "unknown key 'capsul_dim' in [model] (kind 'capsule'); did yo"),
     ("key of engine", "engine.block_row", "4", "unknown key 'block_row' in [engine]; did you mean 'block_ro"),

@@ -1,4 +1,4 @@
-"""Files of a run folder that were torn or changed: made anew where possible, else refused in one line."""
+"""Files of a run folder that were torn or changed: made again where possible, else refused in one line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RECORDS: list[tuple[str, bytes, str]] = [
     ("a type without a colon", sealed({"!type": "scalelatent.Stats", "fields": {}}), "does not know"),
     ("a type that is a number", sealed({"!type": 3, "fields": {}}), "not one of scalelatent's"),
     ("a type of others", sealed({"!type": "os:path", "fields": {}}), "not one of scalelatent's"),
-    ("a type nobody has", sealed({"!type": "scalelatent.x:Y", "fields": {}}), "does not know"),
+    ("an unknown type", sealed({"!type": "scalelatent.x:Y", "fields": {}}), "does not know"),
     ("no fields", sealed({"!type": "scalelatent.contract.learners:Block"}), "not a tree of values (KeyError"),
     ("an array that lacks", sealed({"!array": "a7"}), "not a tree of values (KeyError: 'a7')"),
     ("an array that is a list", sealed({"!array": []}), "not a tree of values (TypeError"),

@@ -1,4 +1,4 @@
-"""Rows that are read ahead: kept while someone computes, let go when nobody does, not read twice."""
+"""Rows that are read ahead: kept while they are used, released when idle, not read twice."""
 
 from __future__ import annotations
 

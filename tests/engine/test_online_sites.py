@@ -78,7 +78,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def test_many_fits_at_once(ref: Any, sites: Sites) -> None:
-    """More of them than are kept when nobody uses them, all at the same time."""
+    """More of them than are kept when idle, all at the same time."""
     together, answers = threading.Barrier(12), dict[int, Any]()
 
     def work(i: int) -> None:
@@ -128,7 +128,7 @@ def test_the_end_of_a_fit_waits_for_the_task_that_is_at_work(
     sites.end(ref, "toy_step", "t0")  # twice harms nothing
     with sites.use(ref, "toy_step", "t1") as site:
         step(site, 0, 2)
-    sites.end(ref, "toy_step", "t1")  # nobody at work: at once, and aside
+    sites.end(ref, "toy_step", "t1")  # idle: at once, and aside
     assert _eventually(lambda: closed == [[0, 1], [0, 1]])
 
 

@@ -1,4 +1,4 @@
-"""The order of rows: every row once an epoch, the same whoever asks."""
+"""The order of rows: every row once an epoch, the same on every worker."""
 
 from __future__ import annotations
 

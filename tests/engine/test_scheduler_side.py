@@ -62,7 +62,7 @@ def test_spans_of_one_shard_go_to_one_worker(others: dict[str, Any]) -> None:
     cluster.lose("a")
     assert cluster.doomed() == {"i", "j", "k"}
     bound = cluster.bound()
-    assert set(bound) == {"i", "j"}  # nobody knows which of its rows a worker dies of: k may go anywhere
+    assert set(bound) == {"i", "j"}  # which of its rows kill a worker is unknown: k may go anywhere
     assert len(set(bound.values()) - {"d"}) == 1
 
 

@@ -347,7 +347,7 @@ def test_a_task_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists()
 
 
-@pytest.mark.parametrize("then", ["removed", "made anew"])
+@pytest.mark.parametrize("then", ["removed", "made again"])
 def test_a_task_writes_nothing_once_its_run_is_gone(tmp_path: Path, then: str) -> None:
     ref = EngineStore(tmp_path / "run").ref
     task = EngineStore(*ref)
@@ -355,7 +355,7 @@ def test_a_task_writes_nothing_once_its_run_is_gone(tmp_path: Path, then: str) -
     assert task.ref == ref
     shutil.rmtree(tmp_path / "run")
     there = "was removed"
-    if then == "made anew":
+    if then == "made again":
         there = f"belongs to run {EngineStore(tmp_path / 'run').ref[1]} now"
     writes = [
         lambda: task.save_state("toy_estep", 2, {"at": 2}, durable=False),

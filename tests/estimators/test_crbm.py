@@ -111,7 +111,7 @@ def test_free_energy_of_a_corrupting_model(pair: Pair, held: Pair) -> None:
 def test_corruption_on_the_fly_is_the_same_one_stored(
     how: dict[str, Any], pair: Pair, tmp_path: Path
 ) -> None:
-    """Of one epoch: the next one corrupts anew."""
+    """Of one epoch: the next one draws a new corruption."""
     v = pair[1]
     fly = make(corruption=how, n_epochs=1).fit(v)
     x = corrupt(v, np.arange(len(v)), 0, seed=fly.seed_, stage="corruption", **how)

@@ -224,7 +224,7 @@ def test_partial_fit_goes_on_from_a_fit(
     for m in (model, twin):
         m.partial_fit(held_out[0][100:140], held_out[1][100:140])
     np.testing.assert_allclose(twin.W_, model.W_, rtol=1e-5, atol=1e-7)
-    # And so does one that was saved right after its fit; a new fit begins anew.
+    # And so does one that was saved right after its fit; a new fit starts from scratch.
     fitted = make(algorithm, max_iter=20, projection=24, architecture=architecture).fit(*digits)
     np.testing.assert_array_equal(fitted.W_, w)
     fitted.save(tmp_path / "f.zarr")

@@ -197,7 +197,7 @@ def test_a_drawn_seed_is_resumed(digits: Arrays, tmp_path: Path, seed: Any) -> N
 
 @pytest.mark.parametrize("algorithm", ["em", "stepwise"])
 def test_a_warm_start_is_resumed(digits: Arrays, tmp_path: Path, algorithm: str) -> None:
-    """The weights and the basis that it began with lie in the run folder, whoever resumes it."""
+    """The weights and the basis that it began with lie in the run folder, for any process that resumes it."""
     options = {**OPTIONS, "projection": 12, "algorithm": algorithm, "n_epochs": 3, "warm_start": True}
     half = digits[0][:300], digits[1][:300]
 
@@ -334,7 +334,7 @@ def _crbm(x: Dataset, folder: Path | None, **more: Any) -> Any:
 
 
 def _capsule(x: Dataset, folder: Path | None, **more: Any) -> Any:
-    engine = {**SMALL, "cache": 0}  # each pass reads its rows anew
+    engine = {**SMALL, "cache": 0}  # each pass reads its rows again
     return CapsuleRegression(projection=None, **OPTIONS).fit(x, run_dir=folder, engine=engine, **more)
 
 

@@ -203,7 +203,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def place(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(inprocess, "shared_cache", lambda *_: cache.PieceCache(0))  # rows are read anew
+    monkeypatch.setattr(inprocess, "shared_cache", lambda *_: cache.PieceCache(0))  # rows are read again
     return Place(data=tmp_path / "d.zarr", run=tmp_path / "run")
 
 

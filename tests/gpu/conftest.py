@@ -77,7 +77,7 @@ def _forget_bodies() -> None:
 
 @pytest.fixture
 def fake(emulated):
-    """CuPy replaced by its stand-in; modules that import CuPy are loaded anew."""
+    """CuPy replaced by its stand-in; modules that import CuPy are loaded again."""
     fake_cupy = load("fake_cupy")
     _forget_bodies()
     before = fake_cupy.install(emulated)

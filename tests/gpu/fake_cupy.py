@@ -1,7 +1,7 @@
 """As much of CuPy as the package uses, over numpy, with kernels run by :class:`emulation.Emulated`.
 
 Strict where CuPy is: host and device arrays do not mix, nothing becomes a numpy array by itself, kernels
-take numpy scalars. New memory is filled with garbage, so that a number that nobody wrote is seen. Where
+take numpy scalars. New memory is filled with garbage, so that an uninitialised number is seen. Where
 CuPy is installed, a test holds these names against it.
 """
 

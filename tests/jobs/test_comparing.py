@@ -56,7 +56,7 @@ def test_what_differs_is_told_and_what_came_of_it(tmp_path: Path) -> None:
     }
     assert wanted.items() <= first.items()
     assert (first["best_validation_error"], first["test_error"]) == (0.125, 0.0621)
-    assert "validation_error" not in first  # of the last pass: nobody has its weights
+    assert "validation_error" not in first  # of the last pass, whose weights were not kept
     assert told["notes"] == []
     ((caption, columns, rows),) = comparison_tables(told)
     assert caption == "capsule: test rows of t.zarr"

@@ -133,7 +133,7 @@ def test_a_part_of_kernels_is_not_called_from_python() -> None:
         twice(1)
 
 
-# Two kernels of one module: whoever compiles says so, who loads says nothing.
+# Two kernels of one module: compiling is reported, loading is not.
 TELLING = """
 import os
 import time

@@ -281,7 +281,7 @@ def test_summary_is_scalars() -> None:
     summary = learner.summary(states[-1])
     assert summary["pass"] == 1
     assert summary["objective"] == pytest.approx(2.0)
-    assert summary["train_error"] is None  # nobody has measured what the members decide together
+    assert summary["train_error"] is None  # what the members decide together was not measured
     assert summary["mean_member_train_error"] == pytest.approx(0.25)
     assert summary["validation_error"] is None
     assert summary["nu"] == pytest.approx(0.8)

@@ -47,7 +47,7 @@ def tree(seed: int, v: int, h: int, scale: float) -> np.ndarray:
     seen: tuple[list[int], list[int]] = ([int(rng.integers(v))], [])
     rest = [(0, i) for i in range(v) if i != seen[0][0]] + [(1, j) for j in range(h)]
     for side, unit in [rest[k] for k in rng.permutation(len(rest))]:
-        if not seen[1 - side]:  # nobody to join yet: a component of its own, which is a tree too
+        if not seen[1 - side]:  # nothing to join yet: a component of its own, which is a tree too
             seen[side].append(unit)
             continue
         other = int(rng.choice(seen[1 - side]))
