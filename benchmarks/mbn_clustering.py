@@ -30,6 +30,15 @@ from typing import Any
 
 import numpy as np
 from common import RESULTS, data_folder, mnist, parser, write_part
+from mbn_figures import (
+    SHAPES,
+    Sweep,
+    outlier_example,
+    plot_densities,
+    plot_outlier,
+    plot_sweeps,
+    synthetic_points,
+)
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
@@ -38,6 +47,7 @@ from scalelatent.evaluation import kmeans_scores, pca
 from scalelatent.models.mbn.decay import code_rows
 from scalelatent.models.mbn.fit import layer_components, layers_of
 from scalelatent.models.mbn.model.pca import CodeProjection
+from scalelatent.report.style import write_png
 
 LONG_SECONDS, FEW_SEEDS = 60.0, 3
 DECAYS = tuple(round(0.1 * i, 1) for i in range(1, 10))
@@ -310,16 +320,6 @@ def first_layers_of_all(args: Any) -> dict[str, Any]:
 
 def figures(args: Any) -> dict[str, Any]:
     """Pictures from the parts that are there, beside the JSON."""
-    from scalelatent.models.mbn.report_figures import (
-        SHAPES,
-        outlier_example,
-        plot_densities,
-        plot_outlier,
-        plot_sweeps,
-        synthetic_points,
-    )
-    from scalelatent.report.style import write_png
-
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
     drawn: list[str] = []
 
@@ -356,8 +356,6 @@ def figures(args: Any) -> dict[str, Any]:
 
 
 def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
-    from scalelatent.models.mbn.report_figures import Sweep
-
     found = dict(sorted(found.items(), key=lambda item: float(item[0])))
     columns = [
         [value[key] / 100 for value in found.values()]

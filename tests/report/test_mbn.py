@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,19 @@ from scalelatent.evaluation import retrieval_accuracy, score_clusters
 from scalelatent.evaluation.scoring import score_dataset
 from scalelatent.models.mbn import report as mbn
 from scalelatent.models.mbn.report import collect_network, network_numbers, network_pictures
-from scalelatent.models.mbn.report_figures import (
-    SHAPES,
-    Sweep,
-    outlier_example,
-    plot_layers,
-    plot_outlier,
-    plot_output,
-    plot_retrieval,
-    plot_sweeps,
-    synthetic_points,
-)
+from scalelatent.models.mbn.report_figures import plot_layers, plot_output, plot_retrieval
 from scalelatent.report import build_report
 from scalelatent.report.runfiles import read_run
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def paper() -> dict[str, Any]:
+    """What benchmarks/mbn_figures.py defines."""
+    if not BENCHMARKS.is_dir():
+        pytest.skip("the benchmarks are in the repository alone")
+    return runpy.run_path(str(BENCHMARKS / "mbn_figures.py"))
 
 
 @cache
@@ -140,7 +141,7 @@ def test_output_codes_are_drawn_by_their_plane() -> None:
     assert "the number of codes that two rows share" in captions[2]
 
 
-def test_figures_hold_what_they_are_given() -> None:
+def test_figures_hold_what_they_are_given(paper: dict[str, Any]) -> None:
     points, codes = np.arange(24.0).reshape(12, 2), np.arange(12)
     drawn = plot_output(points, codes, [str(i) for i in range(12)]).axes[0]
     found = np.concatenate([c.get_offsets() for c in drawn.collections])
@@ -149,26 +150,27 @@ def test_figures_hold_what_they_are_given() -> None:
     one = plot_output(points[:, :1], None, []).axes[0]
     assert one.get_ylabel() == "rank"
     assert len(plot_layers([points] * 5, list("abcde"), codes, []).axes) == 5
-    figure = plot_outlier(points, points, -points, codes, 3)
+    figure = paper["plot_outlier"](points, points, -points, codes, 3)
     assert figure.axes[2].lines[0].get_xydata().tolist() == [[-6, -7]]
 
 
-def test_curves_hold_what_they_are_given() -> None:
-    sweep = Sweep("wine", [0.1, 0.5], [0.8, 0.5], [0.9, 0.7], [0.01, 0.02], [0.0, 0.1], 0.5)
-    axes = plot_sweeps([sweep, sweep], "decay").axes
+def test_curves_hold_what_they_are_given(paper: dict[str, Any]) -> None:
+    sweep = paper["Sweep"]("wine", [0.1, 0.5], [0.8, 0.5], [0.9, 0.7], [0.01, 0.02], [0.0, 0.1], 0.5)
+    axes = paper["plot_sweeps"]([sweep, sweep], "decay").axes
     assert len(axes) == 2
     assert [line.get_ydata().tolist() for line in axes[0].lines[:2]] == [[0.8, 0.5], [0.9, 0.7]]
     assert axes[0].lines[2].get_xdata()[0] == 0.5
     curve = plot_retrieval({"MBN": ([1, 3], [0.5, 0.25])}, floor=0.1).axes[0]
     assert curve.lines[0].get_xydata().tolist() == [[1, 0.5], [3, 0.25]]
     with pytest.raises(DataError, match="nothing|no scores"):
-        plot_sweeps([], "decay")
+        paper["plot_sweeps"]([], "decay")
     with pytest.raises(DataError, match="no retrieval curve"):
         plot_retrieval({})
 
 
-def test_synthetic_points_are_the_same_again_and_of_uneven_density() -> None:
-    for shape in SHAPES:
+def test_synthetic_points_are_the_same_again_and_of_uneven_density(paper: dict[str, Any]) -> None:
+    synthetic_points = paper["synthetic_points"]
+    for shape in paper["SHAPES"]:
         rows, classes = synthetic_points(shape)
         np.testing.assert_array_equal(rows, synthetic_points(shape)[0])
         assert len(rows) == len(classes)
@@ -176,4 +178,4 @@ def test_synthetic_points_are_the_same_again_and_of_uneven_density() -> None:
     rows, classes = synthetic_points("Gaussian")
     spread = [rows[classes == c].std() for c in range(3)]
     assert max(spread) > 3 * min(spread)
-    assert len(outlier_example()[0]) == 201
+    assert len(paper["outlier_example"]()[0]) == 201
