@@ -516,6 +516,16 @@ def digit_templates() -> Iterable[Iterable[Any]]:
         )
 
 
+@shown(
+    "grey traits|filters|passes end with weights that change|traits that are a feature|error of four clusters"
+)
+def grey_traits() -> Iterable[Iterable[Any]]:
+    for r in read("hcn_gray").values():
+        size, own = r["filter_size"], sum(bool(of) for of in r["features_of_traits"].values())
+        cells = f"{r['filters']} of {size} x {size}", "no" if r["settled"] else "yes", f"{own} of 4"
+        yield f"{r['images']} images", *cells, percent(r["test_error"], 1)
+
+
 @shown("features|that pay|compression of test images|put in an image|error from places|from pixels")
 def digit_parts() -> Iterable[Iterable[Any]]:
     for r in read("hcn_mnist").values():
