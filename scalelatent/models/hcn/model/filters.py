@@ -9,7 +9,7 @@ import numpy as np
 
 GREY_LEVELS = 256
 EDGE = 64
-"""Grey levels of a step below which no filter is on."""
+"""Grey levels of a step below which no filter is on; a guess that no experiment has compared with others."""
 # Whole numbers, so that sums are the same in any order: grey levels in so many parts.
 PARTS = 2**12
 
