@@ -108,6 +108,7 @@ def fit(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int, **params:
 def scores(model: Any, x: np.ndarray, moved: Frame | None = None) -> np.ndarray:
     """Errors of classes, by tangent distance where tangents are given."""
     model._fitted = replace(model._fitted, frame=moved)
+    model.set_params(recognition="error" if moved is None else "tangent-distance")
     return np.asarray(-model.decision_function(x), dtype=np.float64)
 
 

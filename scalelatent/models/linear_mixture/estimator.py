@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,11 +26,13 @@ from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.linear_mixture.kernels.reference import Frame
 from scalelatent.models.linear_mixture.model import density
+from scalelatent.models.linear_mixture.model.em import KeptMoments
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes
 from scalelatent.models.linear_mixture.model.recognise import confidence, probabilities, reject_curve
 
-from .fit import ONLINE_PARAMETERS, check_sizes, fit_steps, plan, shape_of
+from .fit import ONLINE_PARAMETERS, check_sizes, fit_steps, plan, recognising, shape_of
 from .onnx_export import draw_probabilities
+from .other_bases import other_bases
 from .output import DENSE, Fitted, MixtureRows, density_of
 from .parameters import DENSITY_PARAMETERS, PARAMETERS
 
@@ -54,6 +57,9 @@ class _LinearMixtures(StreamedEstimator):
     weights_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.weights)
     component_classes_ = Learned(FIT_AGAIN, lambda model: model._fitted.classes)
     basis_ = Learned(FIT_AGAIN, lambda model: model._fitted.basis)
+    # Parameters of the classifier alone.
+    recognition = "error"
+    n_candidates = 10
     _fitted: Fitted
 
     @property
@@ -80,8 +86,61 @@ class _LinearMixtures(StreamedEstimator):
 
     def _row_map(self, what: What) -> MixtureRows:
         name, label = what if isinstance(what, tuple) else (what, None)
-        candidates = int(getattr(self, "n_candidates", 10))
-        return MixtureRows(self._fitted, name, -1 if label is None else label, candidates)
+        fitted = recognising(self, self._fitted)  # type: ignore[arg-type]
+        return MixtureRows(fitted, name, -1 if label is None else label, int(self.n_candidates))
+
+    def with_bases(
+        self,
+        n_dims: float | None = None,
+        *,
+        tangents: Sequence[str] | None = None,
+        recognition_tangent_weight: float | None = None,
+    ) -> Self:
+        """The same sub-classes with other dimensions or tangents, without a reading of the rows.
+
+        A fit by moments (``statistics="moments"``, or "auto" where those of all sub-classes are under 8 MB)
+        keeps them; the directions of each sub-class follow exactly.
+
+        Parameters
+        ----------
+        n_dims : int, float or None
+            As the parameter; None: as in the fit.
+        tangents : sequence of str or None
+            As the parameter; "thickness" only if it is among those of the fit.
+        recognition_tangent_weight : float or None
+            As the parameter.
+
+        Returns
+        -------
+        model
+            Fitted, with these parameters; this one stays as it is. Its temperature is that of the fit, in
+            proportion to the error of the rows.
+
+        Raises
+        ------
+        ValueError
+            The model has no moments, or its likelihood is "factor-analysis"; dimensions that the rows have no
+            room for; a share of the variance that ``max_dims`` cannot reach.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_digits
+        >>> x, y = load_digits(return_X_y=True)
+        >>> m = LinearMixtureClassifier(n_components=2, n_dims=8, random_state=0).fit(x / 16, y)
+        >>> fewer = m.with_bases(3)
+        >>> fewer.bases_.shape, m.bases_.shape
+        ((20, 64, 3), (20, 64, 8))
+        """
+        check_is_fitted(self)
+        given = {
+            "n_dims": n_dims,
+            "tangents": tangents,
+            "recognition_tangent_weight": recognition_tangent_weight,
+        }
+        new = copy(self).set_params(**{name: value for name, value in given.items() if value is not None})
+        new._check_params()
+        new._fitted = other_bases(new, self._fitted)  # type: ignore[arg-type]
+        return new
 
     def encode(self, X: Any, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Codes of rows under their best sub-classes.
@@ -130,7 +189,7 @@ class _LinearMixtures(StreamedEstimator):
                         "knows: fit again with rows of all classes"
                     )
             fitted = fitted.with_rows(x, codes)
-        self._fitted = fitted  # all rows, or none
+        self._fitted = replace(fitted, kept=None)  # all rows, or none
         return self
 
     def _mapped_rows(self, X: Any, what: What) -> np.ndarray:
@@ -164,6 +223,9 @@ class _LinearMixtures(StreamedEstimator):
         arrays |= {"component_classes": f.classes, "priors": f.priors, "counts": f.counts}
         if f.basis is not None:
             arrays["basis"] = f.basis
+        if f.kept is not None:
+            arrays["kept_means"] = f.kept.means
+            arrays |= {f"kept_{name}": array for name, array in f.kept.sums.items()}
         values: dict[str, Any] = {
             "n_dims": now.n_dims,
             "likelihood": f.likelihood,
@@ -193,9 +255,19 @@ class _LinearMixtures(StreamedEstimator):
             frame,
             arrays["counts"],
             float(values["floor"]),
+            kept=_kept_of(arrays),
         )
         if "classes" in values:
             self._set_learned(classes_=np.array(values["classes"], dtype=values["classes_dtype"]))
+
+
+def _kept_of(arrays: dict[str, np.ndarray]) -> KeptMoments | None:
+    """Moments of a saved model."""
+    if "kept_means" not in arrays:
+        return None
+    names = ("count", "total", "moment", "thickness")
+    sums = {name: arrays[f"kept_{name}"] for name in names if f"kept_{name}" in arrays}
+    return KeptMoments(arrays["kept_means"], sums)
 
 
 def _own_columns(model: _LinearMixtures, columns: np.ndarray) -> np.ndarray:
@@ -264,7 +336,8 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     image_shape : (int, int) or None
         Height and width of the images that rows are; None takes those of the dataset.
     recognition : {"error", "tangent-distance"}
-        Score of a row, or the least of it over small changes of the row along its own tangents.
+        Score of a row, or the least of it over small changes of the row along its own tangents. It may change
+        after the fit; the temperature of probabilities stays that of the fit.
     n_candidates : int, default 10
         Best sub-classes of a row that tangent distance is computed for.
     warm_start : bool

@@ -381,12 +381,13 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
             few = replace(em, finish_passes=TANGENT_PASSES)
             result = yield Learn("tangents", few, first_of_few, train_rows, classes, predictor)
             end, history = result.state, [*history, *result.history]
-    tangents = frame if getattr(model, "recognition", "error") == "tangent-distance" else None
-    fitted = fitted_of(mixture, end, None, tangents)
+    fitted = fitted_of(mixture, end, None, frame)
     if n_classes > 1:
-        temperature = yield from temperature_steps(model, fitted, rows, classes, end)
+        temperature = yield from temperature_steps(model, recognising(model, fitted), rows, classes, end)
         fitted = replace(fitted, temperature=temperature)
     tell_cut_directions(fitted)
+    if end.kept is not None:
+        fitted = replace(fitted, kept=end.kept.part(end.now.weights > 0))
     model._keep(replace(fitted, basis=basis), end.iteration, history, classes)
 
 
@@ -545,6 +546,22 @@ def fitted_of(mixture: Mixture, state: MixtureState, basis: np.ndarray | None, f
     )
 
 
+def recognising(model: AnyMixture, fitted: Fitted) -> Fitted:
+    """What row maps need: tangents where rows are recognised by their distance, no moments.
+
+    Raises
+    ------
+    ValueError
+        Tangent distance without tangents.
+    """
+    by_tangents = model.recognition == "tangent-distance"
+    if by_tangents and fitted.frame is None:
+        raise ValueError(
+            "recognition='tangent-distance' needs tangents, and the fit had none: set tangents and fit again"
+        )
+    return replace(fitted, frame=fitted.frame if by_tangents else None, kept=None)
+
+
 def tell_cut_directions(fitted: Fitted) -> None:
     """Say once of a fit that some sub-classes have fewer directions than others."""
     h = fitted.pancakes.n_dims
@@ -578,7 +595,7 @@ def temperature_steps(
     if held == "train":
         rows_of_fit = FittedRows(fitted.pancakes, fitted.counts, fitted.likelihood)
         every = max(1, len(rows[held].dataset) // HELD_OUT_ROWS)
-    recogniser = fitted.recogniser(getattr(model, "n_candidates", 10))
+    recogniser = fitted.recogniser(model.n_candidates)
     tried = TemperaturePass(recogniser, temperatures, rows_of_fit, every)
     stats: Stats = yield Collect(f"temperature-{state.iteration}", tried, rows[held], classes)
     return choose_temperature(temperatures, np.array(stats["loss"]))

@@ -12,6 +12,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.wants import Wants
 from scalelatent.models.linear_mixture.kernels.reference import Frame, all_scores, make_scorer
 from scalelatent.models.linear_mixture.model import density
+from scalelatent.models.linear_mixture.model.em import KeptMoments
 from scalelatent.models.linear_mixture.model.online import add_rows
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes, few_scores, scores_of
 from scalelatent.models.linear_mixture.model.recognise import PancakeRows, probabilities
@@ -56,6 +57,8 @@ class Fitted:
         Smallest noise.
     own : bool
         Whether no other object shares these pancakes: then rows change them in place.
+    kept : KeptMoments or None
+        What other bases come from, of a fit by moments; no row map has it.
     """
 
     pancakes: Pancakes
@@ -68,6 +71,7 @@ class Fitted:
     counts: np.ndarray
     floor: float
     own: bool = False
+    kept: KeptMoments | None = None
 
     @property
     def starts(self) -> np.ndarray:

@@ -106,6 +106,26 @@ class Mixture:
 
 
 @dataclass(frozen=True)
+class KeptMoments:
+    """What the last pass of a fit by moments has summed: other bases come from it without a pass.
+
+    Attributes
+    ----------
+    means : ndarray, shape (K, p)
+        About which moments are taken.
+    sums : dict
+        ``count``, ``total``, ``moment`` and, of tangents of thickness, ``thickness`` of a statistic.
+    """
+
+    means: np.ndarray
+    sums: dict[str, np.ndarray]
+
+    def part(self, which: np.ndarray) -> KeptMoments:
+        """Of some sub-classes."""
+        return KeptMoments(self.means[which], {name: array[which] for name, array in self.sums.items()})
+
+
+@dataclass(frozen=True)
 class MixtureState:
     """Everything that changes from pass to pass.
 
@@ -130,6 +150,8 @@ class MixtureState:
         Phase of the last pass.
     refills, refilled, starved, dropped : int
         Passes with refills and sub-classes refilled so far; starving in the last pass; dropped.
+    kept : KeptMoments or None
+        At the end of a fit by moments.
     """
 
     now: Pancakes
@@ -149,6 +171,7 @@ class MixtureState:
     starved: int = 0
     dropped: int = 0
     passed: int = START
+    kept: KeptMoments | None = None
 
 
 def initial_state(mixture: Mixture, now: Pancakes, phase: int = START) -> MixtureState:
@@ -481,7 +504,7 @@ class MixtureEM:
         DivergenceError
             The objective is not finite.
         """
-        train, how = stats["train"], assigner(self.mixture, state)
+        train, how, before = stats["train"], assigner(self.mixture, state), state.now.means
         rows = max(float(train["sums"][2]), TINY)
         objective = float(train["sums"][0]) / rows
         p, h = self.mixture.n_features, state.now.n_dims
@@ -510,12 +533,36 @@ class MixtureEM:
             state = replace(state, temperature=max(self._residual(now, count), self.mixture.floor))
         if state.phase in (START, SETTLE, MAIN):
             state = self._refill(state)
-        return self._schedule(state, traces)
+        state = self._schedule(state, traces)
+        if state.phase == DONE and self.mixture.statistics == "moments":
+            names = [
+                name for name in ("count", "total", "moment", "thickness") if name in train.layout.slices
+            ]
+            state = replace(state, kept=KeptMoments(before, {name: np.array(train[name]) for name in names}))
+        return state
+
+    def refitted(self, kept: KeptMoments) -> Pancakes:
+        """Pancakes of this learner's dimensions and tangents from the moments of another's last pass.
+
+        Those of factor analysis are found step by step from the ones before, which have other dimensions.
+        """
+        k, width = len(kept.means), self.width
+        empty = np.zeros((k, self.mixture.n_features, width)), np.zeros((k, width)), np.zeros(k)
+        now = Pancakes(kept.means, *empty, np.ones(k), self.n_dims)
+        state = replace(initial_state(self.mixture, now, FINISH), counts=kept.sums["count"])
+        found, traces = self._maximise(state, kept.sums, True)
+        now = replace(now, n_dims=self._with_dims(replace(state, now=found)).n_dims)
+        phase = MAIN if self.mixture.likelihood == "ppca" else FINISH
+        weights = _spread_weight(self.mixture.finish_weight, traces)
+        state = replace(state, now=now, phase=phase, tangent_weights=weights)
+        return self._maximise(state, kept.sums, True)[0]
 
     def _residual(self, now: Pancakes, count: np.ndarray) -> float:
         return float(count @ now.noise.reshape(len(count), -1).mean(axis=1) / max(count.sum(), TINY))
 
-    def _maximise(self, state: MixtureState, train: Stats, last: bool) -> tuple[Pancakes, np.ndarray]:
+    def _maximise(
+        self, state: MixtureState, train: Stats | Mapping[str, np.ndarray], last: bool
+    ) -> tuple[Pancakes, np.ndarray]:
         """(the next pancakes, mean squares of the rows (K,) and of each tangent (K, 1 + tangents))."""
         m, now = self.mixture, state.now
         count = np.array(train["count"])
@@ -553,7 +600,7 @@ class MixtureEM:
         return Pancakes(means, bases, values, noise, weights, h), traces
 
     def _maximise_images(
-        self, now: Pancakes, family: str, train: Stats, part: slice, last: bool
+        self, now: Pancakes, family: str, train: Stats | Mapping[str, np.ndarray], part: slice, last: bool
     ) -> tuple[np.ndarray, ...]:
         """Means, bases, values, noise, and mean squares as of :meth:`_maximise`, of some sub-classes."""
         m, h = self.mixture, now.n_dims
@@ -604,7 +651,12 @@ class MixtureEM:
         return np.maximum(left, self.mixture.floor)
 
     def _with_tangents(
-        self, state: MixtureState, train: Stats, moment: np.ndarray, means: np.ndarray, n: np.ndarray
+        self,
+        state: MixtureState,
+        train: Stats | Mapping[str, np.ndarray],
+        moment: np.ndarray,
+        means: np.ndarray,
+        n: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """(moments with those of the tangents, D G S G'D', as they weigh; mean squares of all)."""
         m, frame = self.mixture, self.mixture.frame
