@@ -4,6 +4,8 @@ python benchmarks/linear_mixture_million.py FOLDER --components 10,20,50
 digits  for each number of sub-classes a fit of the MNIST rows 0:50000 that the digits are made of, in this
         process, and one of the infinite digits on worker processes; errors of both on rows 50000:60000 and on
         the test set
+small   the same fits of the rows cropped by 2 and averaged to 16 x 16, 100 sub-classes a class, settings of
+        `linear_mixture_paper.py` for tangent distance (chosen on rows 50000:60000); errors by both
 scale   peak memory of the workers in passes over a tenth, three tenths and all of the digits: 100 sub-classes
         on workers of 2 GB, 500 on workers of 4 GB, beside what `plan` tells; --cache 0 without the rows that
         workers keep
@@ -20,10 +22,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import infinite_digits, parser, write_part
+from common import infinite_digits, open_or, parser, write_part
 
 import scalelatent as sl
+from scalelatent.data import convert_dataset
 from scalelatent.deploy.probes import peak_bytes
+from scalelatent.models.linear_mixture.kernels.reference import TANGENTS
 
 
 class Tell(sl.Callback):
@@ -35,22 +39,25 @@ class Tell(sl.Callback):
 
 
 def errors(model: Any, held: Any, test: Any) -> dict[str, float]:
-    """Of validation and test rows."""
-    return {
-        "validation_error": round(1 - model.score(held), 4),
-        "test_error": round(1 - model.score(test), 4),
-        "passes": model.n_iter_,
-    }
+    """Of validation and test rows; by tangent distance too where the model has tangents."""
+    out = {"passes": model.n_iter_}
+    for name, recognition in (("", "error"), ("_tangent_distance", "tangent-distance")):
+        if recognition == "error" or model.tangents:
+            model.set_params(recognition=recognition)
+            out |= {
+                f"validation_error{name}": round(1 - model.score(held), 4),
+                f"test_error{name}": round(1 - model.score(test), 4),
+            }
+    return out
 
 
-def measure(k: int, train: Any, held: Any, test: Any, args: Any) -> dict[str, Any]:
-    """Both fits of k sub-classes a class."""
-    params = {"n_components": k, "n_dims": args.dims, "random_state": args.seed}
-    base = sl.open_dataset(args.folder / "train.zarr")[:50_000]
+def measure(params: dict[str, Any], base: Any, train: Any, held: Any, test: Any, args: Any) -> dict[str, Any]:
+    """Fits of the rows that the digits are made of, and of the digits."""
+    params, k = params | {"random_state": args.seed}, params["n_components"]
     few = sl.LinearMixtureClassifier(n_jobs=args.workers, **params).fit(base, validation=held)
     out: dict[str, Any] = {"rows": len(train), "of 50,000 rows": errors(few, held, test)}
     print(k, out, flush=True)
-    run = args.folder / f"mixture-{len(train)}-{k}-{args.dims}"
+    run = args.folder / f"mixture-{len(train)}-{k}-{params['n_dims']}-{train.n_features}"
     begin = time.perf_counter()
     with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
         print(f"dashboard: {client.dashboard_link}", flush=True)
@@ -73,6 +80,23 @@ def measure(k: int, train: Any, held: Any, test: Any, args: Any) -> dict[str, An
         }
     print(k, out, flush=True)
     return out
+
+
+SMALL = {
+    "n_components": 100,
+    "n_dims": 10,
+    "smoothing": 0.5,
+    "likelihood": "code-cost",
+    "tangents": TANGENTS,
+    "tangent_smoothing": 0.6,
+    "recognition_tangent_weight": 0.0,
+}
+
+
+def averaged_rows(folder: Path, ds: Any, name: str) -> Any:
+    """The rows at 16 x 16, written once."""
+    place = folder / f"{name}-16.zarr"
+    return open_or(place, lambda: convert_dataset(ds, place, crop=2, resize=(16, 16)))
 
 
 # Sub-classes of all classes: what a worker may use.
@@ -117,8 +141,14 @@ def main() -> None:
     args = arguments.parse_args()
     train, held, test = infinite_digits(args.folder, args.rows, args.seed)
     parts = args.parts.split(",")
+    base = sl.open_dataset(args.folder / "train.zarr")[:50_000]
     for k in map(int, args.components.split(",") if "digits" in parts else ()):
-        write_part(args.out, f"k = {k}", args.seed, measure(k, train, held, test, args))
+        params = {"n_components": k, "n_dims": args.dims}
+        write_part(args.out, f"k = {k}", args.seed, measure(params, base, train, held, test, args))
+    if "small" in parts:
+        named = {"base": base, f"digits-{args.rows}": train, "held": held, "test": test}
+        rows = (averaged_rows(args.folder, ds, name) for name, ds in named.items())
+        write_part(args.out, "16 x 16, k = 100", args.seed, measure(SMALL, *rows, args))
     for k in map(int, args.sub_classes.split(",") if "scale" in parts else ()):
         peaks(k, train, args)
 
