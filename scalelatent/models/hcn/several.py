@@ -15,7 +15,7 @@ from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import check_classes
 from scalelatent.estimators.steps import Collect, Rows, Steps
-from scalelatent.models.hcn.kernels.exact import ABSENT, CLASS_FLOOR, POOL_FLOOR, from_grid
+from scalelatent.models.hcn.kernels.exact import ABSENT, from_grid
 from scalelatent.models.hcn.model.compression import PixelCounts
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
@@ -93,7 +93,6 @@ def several_of(
         float(model.pool_spread),
         damping(model),
         int(model.inner_rounds),
-        floor=CLASS_FLOOR if is_online(model) else POOL_FLOOR,
     )
     return SeveralLayers(net, classes, per_class)
 

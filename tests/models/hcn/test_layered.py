@@ -186,7 +186,7 @@ def test_class_messages() -> None:
     scores = np.array([[5, 3, 9, 9], [1, 2, 3, 4]], np.int32)
     np.testing.assert_array_equal(net.class_messages(scores, None), [[-9, -9, -9, -9], [-4, -4, -4, -3]])
     found = net.class_messages(scores, np.array([0, -1]))
-    np.testing.assert_array_equal(found, [[-3, -5, -POOL_FLOOR, -POOL_FLOOR], [-4, -4, -4, -3]])
+    np.testing.assert_array_equal(found, [[-3, -5, -CLASS_FLOOR, -CLASS_FLOOR], [-4, -4, -4, -3]])
 
 
 def test_a_template_that_speaks_against_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def in_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> n
 
 def test_templates_of_other_classes_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of an image's own class alone, where its label is known, come to the same bits."""
-    net, images = two_layers(classes=(0, 1, 1, 0), floor=CLASS_FLOOR)
+    net, images = two_layers(classes=(0, 1, 1, 0))
     x, y = images.rows(0, 10)
     y = np.array(net.classes)[y]
     by_class = np.argsort(y, kind="stable")
@@ -252,7 +252,7 @@ def test_templates_of_another_class_are_noticed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_class_messages_that_are_too_small_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other mutant: those of kept messages, which are less than what pixels say of a template."""
-    monkeypatch.setitem(globals(), "CLASS_FLOOR", POOL_FLOOR)
+    """The other mutant: those of pools, which are less than what pixels say of a template."""
+    monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.CLASS_FLOOR", POOL_FLOOR)
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_say_nothing(monkeypatch)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from scalelatent.kernels.streams import stream
-from scalelatent.models.hcn.kernels.exact import ABSENT, GRID, POOL_FLOOR
+from scalelatent.models.hcn.kernels.exact import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR
 from scalelatent.models.hcn.kernels.order import shuffled
 from scalelatent.models.hcn.kernels.windows import message_room, shifts
 
@@ -106,8 +106,6 @@ class Hierarchy:
         Of pools and ORs of a layer on the way down.
     seed : int
         Of pools, first beliefs and orders.
-    floor : int
-        Largest message of the class layer, in units.
     """
 
     layers: tuple[FeatureLayer, ...]
@@ -117,7 +115,6 @@ class Hierarchy:
     damping: float = 0.2
     inner_rounds: int = 5
     seed: int = 0
-    floor: int = POOL_FLOOR
 
     @cached_property
     def priors(self) -> tuple[np.ndarray, ...]:
@@ -167,7 +164,7 @@ class Hierarchy:
         *below, top = self.layers
         if of_class:
             top = replace(top, n_features=self.per_class)
-        floors = *(POOL_FLOOR for _ in below), self.floor
+        floors = *(POOL_FLOOR for _ in below), CLASS_FLOOR
         return [self._start(*one, n_rows) for one in zip((*below, top), floors, strict=True)]
 
     def _start(self, layer: FeatureLayer, floor: int, n_rows: int) -> LayerMessages:
@@ -279,12 +276,12 @@ class Hierarchy:
         allowed = np.ones(scores.shape, bool)
         if labels is not None and self.classes is not None:
             allowed = (labels[:, None] < 0) | (np.array(self.classes) == labels[:, None])
-        scores = np.where(allowed, np.clip(scores, -self.floor, self.floor), -self.floor)
+        scores = np.where(allowed, np.clip(scores, -CLASS_FLOOR, CLASS_FLOOR), -CLASS_FLOOR)
         ranked = np.sort(scores, axis=1)
         first = ranked[:, -1:]
-        second = ranked[:, -2:-1] if scores.shape[1] > 1 else np.full_like(first, -self.floor)
+        second = ranked[:, -2:-1] if scores.shape[1] > 1 else np.full_like(first, -CLASS_FLOOR)
         others = np.where(scores == first, second, first)
-        return np.where(allowed, -others, -self.floor).astype(np.int32)
+        return np.where(allowed, -others, -CLASS_FLOOR).astype(np.int32)
 
     def scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any) -> np.ndarray:
         """Scores of the templates under fixed weights, in units: float64 (images, templates).
