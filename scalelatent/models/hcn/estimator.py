@@ -114,13 +114,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     warmup_rows : int or None
         Images that come first, a minibatch a step. None: 4,000 before several chains.
     threshold : float or None
-        Pixels above it are 1. None: pixels are 0 and 1.
+        Pixels above it are 1. None: pixels are 0 and 1. With filters: the step of grey levels from which one
+        is on; None: 64, and blurred lines need less.
     missing : float or None
         Value of pixels that are unknown, in training and after.
     filters : int or None
         With templates: rows are grey images of 0 to 255, of which so many oriented filters (16: over a full
-        turn; appendix B) make binary channels on the way. At a pixel the strongest is on, where a step of
-        64 grey levels would be. ``reconstruct`` and ``sample`` give channels.
+        turn; appendix B) make binary channels on the way. At a pixel the strongest is on, from a step of
+        ``threshold`` grey levels. ``reconstruct`` and ``sample`` give channels.
     filter_size : int, default 3
         Side of a filter, in pixels: odd. A single flipped pixel is an edge of filters of 3 x 3, not of larger
         ones.

@@ -25,7 +25,7 @@ from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Steps
 from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
-from scalelatent.models.hcn.model.filters import OrientedFilters
+from scalelatent.models.hcn.model.filters import EDGE, OrientedFilters
 from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
 
 from .parameters import (
@@ -241,14 +241,15 @@ def make_layers(
 ) -> tuple[FeatureLayer, ...]:
     """The layers of features that the parameters ask for, from the image up."""
     found = []
-    values = [None if v is None else float(v) for v in (model.threshold, model.missing)]
+    threshold, missing = (None if v is None else float(v) for v in (model.threshold, model.missing))
     filters = None
     if model.filters is not None:
-        filters = OrientedFilters(int(model.filters), int(model.filter_size))
+        least = EDGE if threshold is None else threshold
+        filters, threshold = OrientedFilters(int(model.filters), int(model.filter_size), least), None
         image = filters.n, image[1], image[2]
     for (n_features, window), p_weight in zip(layer_sizes(model), weight_priors(model), strict=False):
         priors = float(model.p01), float(model.p10), p_weight, float(model.p_sparsity)
-        layer = FeatureLayer(image, n_features, window, *priors, *values, filters=filters)
+        layer = FeatureLayer(image, n_features, window, *priors, threshold, missing, filters=filters)
         found.append(layer)
         high, wide, channels = layer.places
         image, filters = (channels, high, wide), None

@@ -174,11 +174,13 @@ def _check_used(model: Any) -> None:
     if model.filters is None and model.filter_size != PARAMETERS["filter_size"].default:
         raise ValueError(f"filter_size={model.filter_size} is set, but there are no filters: set filters")
     if model.filters is not None:
-        for name in ("threshold", "missing"):
-            if getattr(model, name) is not None:
-                raise ValueError(
-                    f"{name}={getattr(model, name)} is set, but filters look at grey values: leave it out"
-                )
+        if model.missing is not None:
+            raise ValueError(f"missing={model.missing} is set, but filters look at grey values: leave it out")
+        if model.threshold is not None and not 0 < model.threshold <= 255:
+            raise ValueError(
+                f"threshold={model.threshold}: filters are on from a step of so many grey levels: give a "
+                "number in (0, 255]"
+            )
         if not several:
             raise ValueError(f"filters={model.filters} is set, but belongs to several layers: set templates")
     if several and not online and model.inner_iterations != PARAMETERS["inner_iterations"].default:
@@ -276,7 +278,7 @@ PARAMETERS = Parameters(
         _optional("warmup_rows", "images that come first, a minibatch a step; None: 4,000 before chains", 0),
         Parameter(
             "threshold", None, Number("give a number, or None for pixels of 0 and 1", also=(None,)),
-            "pixels above it are 1",
+            "pixels above it are 1; with filters: the least step of grey levels, None: 64",
         ),
         Parameter(
             "missing", None, Where(is_pixel, "give a number, NaN too, or None"), "value of unknown pixels"

@@ -44,10 +44,11 @@ def test_the_filter_of_an_edge_is_the_one_that_is_on(size: int, direction: int) 
     assert on[[(direction - 1) % 16, direction, (direction + 1) % 16]].sum() == on.sum() > 0
 
 
-def test_a_step_is_as_large_as_its_grey_levels() -> None:
+@pytest.mark.parametrize(("least", "how"), [(EDGE, ()), (16, (16,))])
+def test_a_step_is_as_large_as_its_grey_levels(least: int, how: tuple[int, ...]) -> None:
     images = np.zeros((2, 9, 9), np.uint8)
-    images[0, :, 5:], images[1, :, 5:] = EDGE, EDGE - 1
-    found = OrientedFilters(16, 3).edges(images)
+    images[0, :, 5:], images[1, :, 5:] = least, least - 1
+    found = OrientedFilters(16, 3, *how).edges(images)
     assert_array_equal(np.argwhere(found[0, :, 4, :7]), [[0, 4], [0, 5]])  # on both sides of the step
     assert not found[1, :, 1:-1, :7].any()  # nor where the border adds to it
 

@@ -317,13 +317,22 @@ def test_filters_make_channels_of_grey_images(grey: Any, tmp_path: Any) -> None:
         m.predict(np.zeros((1, 8, 8), np.uint8))
 
 
+def test_the_threshold_of_filters_is_that_of_their_steps(grey: Any) -> None:
+    m, images = grey
+    same(m, network(filters=8, n_epochs=2, threshold=64).fit(images, Y))
+    less = network(filters=8, n_epochs=2, threshold=16).fit(images, Y)
+    on = [one._network.layer.evidence(images) > 0 for one in (m, less)]
+    assert on[0].sum() < on[1].sum()
+    assert not (on[0] & ~on[1]).any()
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ({"filters": 3}, "give an even number of directions"),
         ({"filters": 8, "filter_size": 2}, "give an odd number: a filter has a middle"),
         ({"filter_size": 5}, "filter_size=5 is set, but there are no filters"),
-        ({"filters": 8, "threshold": 3}, "threshold=3 is set, but filters look at grey values"),
+        ({"filters": 8, "threshold": 0}, r"threshold=0: filters are on .*: give a number in \(0, 255\]"),
         ({"filters": 8, "missing": 9.0}, "missing=9.0 is set, but filters look at grey values"),
         ({"filters": 8, "templates": None}, "belongs to several layers: set templates"),
         ({"filters": 8}, "rows from 0 on are of 0 and 1: .* leave filters out"),

@@ -9,7 +9,7 @@ import numpy as np
 
 GREY_LEVELS = 256
 EDGE = 64
-"""Grey levels of a step below which no filter is on; a guess that no experiment has compared with others."""
+"""Grey levels of a step from which a filter is on, where no others are asked for."""
 # Whole numbers, so that sums are the same in any order: grey levels in so many parts.
 PARTS = 2**12
 
@@ -24,10 +24,13 @@ class OrientedFilters:
         Even: opposite directions share their sums.
     size : int
         Side in pixels, odd.
+    threshold : float
+        Grey levels of a step from which a filter is on.
     """
 
     n: int
     size: int
+    threshold: float = EDGE
 
     @cached_property
     def weights(self) -> np.ndarray:
@@ -48,5 +51,5 @@ class OrientedFilters:
         from scalelatent.models.hcn.kernels.cpu.filters import oriented_edges
 
         out = np.empty((len(images), self.n, *images.shape[1:]), np.uint8)
-        oriented_edges(images, self.weights, np.int32(EDGE * PARTS), out)
+        oriented_edges(images, self.weights, np.int32(np.rint(self.threshold * PARTS)), out)
         return out.view(bool)
