@@ -189,6 +189,6 @@ def telling_of_kernels(callbacks: Callback) -> Iterator[None]:
 
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
+    # Without it where another thread imports IPython just now, as clients of MLflow do: then this is none.
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return ask is not None and getattr(ask(), "kernel", None) is not None

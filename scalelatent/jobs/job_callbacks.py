@@ -20,8 +20,8 @@ KEYS = {
     "mlflow": {
         "uri": (
             "text",
-            "Tracking server, or store. By default what `MLFLOW_TRACKING_URI` says, else `mlflow.db` and "
-            "`mlruns` beside the run folder.",
+            "Tracking server, or store. By default what `MLFLOW_TRACKING_URI` says where the driver runs, "
+            "else `mlflow.db` and `mlruns` beside the run folder.",
         ),
         "experiment": ("text", "Made where there is none."),
         "model": ("true, false", "Send the model too."),

@@ -132,7 +132,8 @@ def run_held(
                 with suppress(OSError, RunError):
                     log.settle()
             told = _settle(job, folder, found, request, error)
-            own.on_run_end(_ended(folder))
+            with warnings_told(folder, tell):
+                own.on_run_end(_ended(folder))
             if told is error:
                 raise
             raise told from error

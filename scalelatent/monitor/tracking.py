@@ -16,14 +16,19 @@ from typing import Any
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import JobError, warn_user
 from scalelatent.storage.disk import is_local, locate
+from scalelatent.storage.location import Location
 
 __all__ = ["MlflowTracking"]
 
 RUN_TAG = "scalelatent.run"
 # MLflow's limits.
-PARAMS_AT_ONCE, VALUE_LETTERS = 100, 6000
-# What the end of a run waits for a server that does not answer.
+PARAMS_AT_ONCE, METRICS_AT_ONCE, VALUE_LETTERS = 100, 1000, 6000
+# So long a run waits at its end for a server that answers no call. Not measured: a guess.
 CLOSE_SECONDS = 60.0
+# Of what MLflow raises: its messages hold whole requests.
+ERROR_LETTERS = 300
+# It writes the addresses of runs to standard output, where commands write what programs read.
+SILENCE = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
@@ -31,8 +36,9 @@ class MlflowTracking(Callback):
     """Tell MLflow of a run: the job's values, metrics by pass, at the end scores, the report and the model.
 
     All is sent by a thread of its own, in order: a server that is slow, or not there, holds up no pass, and
-    what fails is warned of once. A resumed run goes on in the run of MLflow that it began. In a job file
-    it is ``[[callbacks]]`` with ``kind = "mlflow"``, and the driver sends, wherever it runs.
+    what fails is warned of once. A run waits at its end as long as the server answers, and then a minute. A
+    resumed run goes on in the run of MLflow that it began. In a job file it is ``[[callbacks]]`` with
+    ``kind = "mlflow"``, and the driver sends, wherever it runs.
 
     Parameters
     ----------
@@ -67,11 +73,14 @@ class MlflowTracking(Callback):
                 f"tracking with MLflow needs a package that is not installed ({error.name or error}): pip "
                 "install 'scalelatent[mlflow]'"
             ) from error
+        os.environ.setdefault(SILENCE, "true")
         self._make: Any = MlflowClient
         self._metric, self._param = Metric, Param
         self.uri, self.experiment, self.model = uri, experiment, model
         self._client: Any = None
+        self._place = uri
         self._run_id: str | None = None
+        self._metrics: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._sender: _Sender | None = None
         self._of_job = False
         self._passes = 0
@@ -112,13 +121,13 @@ class MlflowTracking(Callback):
         self._send_metrics(info["scores"], self._passes)
         for name in ("report", "model"):
             if info[name] is not None and (name == "report" or self.model):
-                self._put(partial(self._send_files, str(info[name]), name))
+                self._put_files(str(info[name]), name)
         if info["error"]:
             self._put(lambda: self._client.set_tag(self._run_id, "scalelatent.error", info["error"][:500]))
         self._end(_STATUS.get(info["state"]))
 
     def _begin(self, folder: str | None, name: str, values: dict[str, Any], tags: dict[str, str]) -> None:
-        self._sender, self._run_id = _Sender(), None
+        self._sender, self._run_id, self._metrics = _Sender(), None, queue.SimpleQueue()
         self._passes, self._warned = 0, False
         self._put(lambda: self._open(folder, name, values, tags), always=True)
 
@@ -132,6 +141,7 @@ class MlflowTracking(Callback):
                     "the address of a tracking server"
                 )
             uri, files = f"sqlite:///{folder}/mlflow.db", Path(folder, "mlruns").as_uri()
+        self._place = uri
         self._client = client = self._make(tracking_uri=uri)
         found = client.get_experiment_by_name(self.experiment)
         place = client.create_experiment(self.experiment, files) if found is None else found.experiment_id
@@ -142,43 +152,57 @@ class MlflowTracking(Callback):
                 self._run_id = earlier[0].info.run_id
                 client.update_run(self._run_id, status="RUNNING")
                 return
-        run_id = client.create_run(place, run_name=name, tags=tags).info.run_id
+        self._run_id = run_id = client.create_run(place, run_name=name, tags=tags).info.run_id
         params = [self._param(key, str(value)[:VALUE_LETTERS]) for key, value in values.items()]
         for a in range(0, len(params), PARAMS_AT_ONCE):
             client.log_batch(run_id, params=params[a : a + PARAMS_AT_ONCE])
-        self._run_id = run_id
 
     def _send_metrics(self, values: Mapping[str, Any], step: int) -> None:
         now = int(time.time() * 1000)
-        metrics = [
-            self._metric(key, float(value), now, step)
-            for key, value in values.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        ]
-        if metrics:
-            self._put(lambda: self._client.log_batch(self._run_id, metrics=metrics))
+        for key, value in values.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                self._metrics.put(self._metric(key, float(value), now, step))
+        self._put(self._send_waiting)
 
-    def _send_files(self, url: str, name: str) -> None:
-        """On the thread: the files of a folder; those of an object store by way of this disk."""
+    def _send_waiting(self) -> None:
+        """On the thread: the metrics that wait, several passes in a call where these are faster."""
+        metrics: list[Any] = []
+        while len(metrics) < METRICS_AT_ONCE and not self._metrics.empty():
+            metrics.append(self._metrics.get())
+        if metrics:
+            self._client.log_batch(self._run_id, metrics=metrics)
+
+    def _put_files(self, url: str, name: str) -> None:
+        """Send the files of a folder, each by a call; of an object store's model its address alone."""
         place = locate(url)
-        if place.local_path("") is not None:
-            self._client.log_artifacts(self._run_id, place.local_path(""), name)
+        top = place.local_path("")
+        if top is None:
+            self._put(lambda: self._client.set_tag(self._run_id, f"scalelatent.{name}", url))
+            for key in place.keys("") if name == "report" else ():
+                self._put(partial(self._send_copy, place, key, name))
             return
-        self._client.set_tag(self._run_id, f"scalelatent.{name}", url)
-        if name == "report":
-            with tempfile.TemporaryDirectory() as folder:
-                for key in place.keys(""):
-                    Path(folder, key).write_bytes(place.read(key) or b"")
-                self._client.log_artifacts(self._run_id, folder, name)
+        for folder, _, files in os.walk(top):
+            below = os.path.normpath(os.path.join(name, os.path.relpath(folder, top)))
+            for file in files:
+                self._put(partial(self._send_file, os.path.join(folder, file), below))
+
+    def _send_copy(self, place: Location, key: str, name: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, key).write_bytes(place.read(key) or b"")
+            self._send_file(os.path.join(folder, key), name)
+
+    def _send_file(self, path: str, below: str) -> None:
+        self._client.log_artifact(self._run_id, path, below)
 
     def _end(self, status: str | None) -> None:
         if self._sender is None:
             return
         if status is not None:
             self._put(lambda: self._client.set_terminated(self._run_id, status))
-        if not self._sender.close(CLOSE_SECONDS):
-            self._warn(f"MLflow did not take all in {CLOSE_SECONDS:.0f} s")
+        answered = self._sender.close(CLOSE_SECONDS)
         self._tell_error()
+        if not answered:
+            self._warn(f"no answer for {CLOSE_SECONDS:.0f} s; the run is whole, and MLflow lacks its rest")
         self._sender = None
 
     def _put(self, call: Callable[[], Any], *, always: bool = False) -> None:
@@ -190,15 +214,15 @@ class MlflowTracking(Callback):
 
     def _tell_error(self) -> None:
         if self._sender is not None and self._sender.error is not None:
-            self._warn(f"{type(self._sender.error).__name__}: {self._sender.error}")
+            text = " ".join(str(self._sender.error).split())
+            short = text if len(text) <= ERROR_LETTERS else text[:ERROR_LETTERS] + " …"
+            goes_on = "the fit goes on, and further errors are not told"
+            self._warn(f"{type(self._sender.error).__name__}: {short}; {goes_on}")
 
     def _warn(self, what: str) -> None:
         if not self._warned:
             self._warned = True
-            warn_user(
-                f"tracking with MLflow ({self.uri or 'local'}): {what}; the fit goes on, and further errors "
-                "are not told"
-            )
+            warn_user(f"tracking with MLflow ({self._place or 'local'}): {what}")
 
 
 class _Sender:
@@ -207,6 +231,9 @@ class _Sender:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        # Since when no call was answered that was tried.
+        self._tried_since: float | None = None
+        self._given_up = False
         self._thread = threading.Thread(target=self._work, name="scalelatent-tracking", daemon=True)
         self._thread.start()
 
@@ -214,14 +241,19 @@ class _Sender:
         self._calls.put(call)
 
     def close(self, seconds: float) -> bool:
-        """Whether all calls were done in that time."""
+        """Whether all calls were tried; False once none was answered for so long."""
         self._calls.put(None)
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        while self._thread.is_alive() and not self._given_up:
+            since = self._tried_since
+            self._given_up = since is not None and time.monotonic() - since > seconds
+            self._thread.join(0.1)
+        return not self._given_up
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (call := self._calls.get()) is not None and not self._given_up:
+            self._tried_since = self._tried_since or time.monotonic()
             try:
                 call()
+                self._tried_since = None
             except Exception as error:  # noqa: BLE001  whatever it raises, the fit goes on
                 self.error = self.error or error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,11 @@ def test_ipython_on_a_terminal_is_no_notebook(notebook):
     del notebook.kernel
     fresh("capsule").fit(X, Y)
     assert notebook.cells == []
+
+
+def test_ipython_that_another_thread_imports_just_now_is_no_notebook(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    fresh("capsule").fit(X, Y)
 
 
 @pytest.mark.parametrize("name", LEARNERS)

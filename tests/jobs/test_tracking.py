@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.request
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -35,6 +36,7 @@ class FakeServer:
         self.runs: dict[str, dict[str, Any]] = {}
         self.broken: Callable[[], None] = lambda: None
         self.uris: list[str] = []
+        self.calls: Counter[str] = Counter()
 
     def client(self, tracking_uri: str) -> Any:
         self.uris.append(tracking_uri)
@@ -61,7 +63,7 @@ class FakeClient:
 
     def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> Any:
         run_id = f"run-{len(self._server.runs)}"
-        empty: dict[str, Any] = {"metrics": [], "params": {}, "files": {}, "status": "RUNNING"}
+        empty: dict[str, Any] = {"metrics": [], "params": {}, "files": [], "status": "RUNNING"}
         self._server.runs[run_id] = {"id": run_id, "name": run_name, "tags": dict(tags), **empty}
         return SimpleNamespace(info=SimpleNamespace(run_id=run_id))
 
@@ -70,12 +72,14 @@ class FakeClient:
 
     def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
         self._server.broken()
+        self._server.calls["metrics"] += bool(metrics)
         self._server.runs[run_id]["metrics"] += [(m.key, m.value, m.step) for m in metrics]
         assert not set(self._server.runs[run_id]["params"]) & {p.key for p in params}  # MLflow refuses these
         self._server.runs[run_id]["params"] |= {p.key: p.value for p in params}
 
-    def log_artifacts(self, run_id: str, folder: str, place: str) -> None:
-        self._server.runs[run_id]["files"][place] = sorted(file.name for file in Path(folder).iterdir())
+    def log_artifact(self, run_id: str, file: str, folder: str) -> None:
+        self._server.broken()
+        self._server.runs[run_id]["files"].append(f"{folder}/{Path(file).name}")
 
     def set_tag(self, run_id: str, key: str, value: str) -> None:
         self._server.runs[run_id]["tags"][key] = value
@@ -131,7 +135,7 @@ def test_a_run_is_told(server: FakeServer, job: Any) -> None:
         (pytest.approx(1 / step), step) for step in range(1, 6)
     ]
     assert ("test_error", 0.25, 5) in told["metrics"]
-    assert told["files"] == {"report": ["index.html"], "model": ["model.json"]}
+    assert sorted(told["files"]) == ["model/model.json", "report/index.html"]
     parent = Path(folder.url).parent
     assert server.uris == [f"sqlite:///{parent}/mlflow.db"]
     assert not [line for line in lines if "warning" in line]
@@ -178,9 +182,64 @@ def test_a_server_that_does_not_answer_holds_up_no_fit(
     server.broken = lambda: answer.wait(60) or None
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.2)
     folder, lines = run(job())
-    answer.set()
     assert folder.read_state()["state"] == "done"
-    assert [line for line in lines if "MLflow did not take all in" in line]
+    (line,) = [line for line in lines if "MLflow" in line]
+    assert "no answer for 0 s; the run is whole, and MLflow lacks its rest" in line
+    answer.set()
+
+
+def test_passes_that_are_faster_than_calls_share_one(server: FakeServer, job: Any, fake: Any) -> None:
+    taken = threading.Event()
+    server.broken = lambda: taken.wait(60) or None
+    fake.before_pass = lambda number: taken.set() if number == 5 else None
+    run(job())
+    (told,) = server.runs.values()
+    steps = [step for key, _, step in told["metrics"] if key == "objective"]
+    assert steps == [1, 2, 3, 4, 5]
+    assert server.calls["metrics"] <= 3  # the four that waited, the fifth, the scores
+
+
+def test_a_slow_server_is_waited_for_as_long_as_it_answers(
+    server: FakeServer, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.broken = lambda: time.sleep(0.5)
+    monkeypatch.setattr(tracking, "CLOSE_SECONDS", 2.0)
+    _, lines = run(job())
+    (told,) = server.runs.values()
+    assert told["status"] == "FINISHED"
+    assert not [line for line in lines if "MLflow" in line]
+
+
+def test_a_call_that_is_refused_leaves_the_others(server: FakeServer, job: Any, fake: Any) -> None:
+    def refuse() -> None:
+        server.broken = lambda: None
+        raise ValueError("a long\n  text " + 400 * "x")
+
+    fake.before_pass = lambda number: setattr(server, "broken", refuse) if number == 3 else time.sleep(0.2)
+    _, lines = run(job())
+    (told,) = server.runs.values()
+    assert told["status"] == "FINISHED"
+    assert ("objective", pytest.approx(1 / 5), 5) in told["metrics"]
+    (line,) = [line for line in lines if "MLflow" in line]
+    assert "ValueError: a long text xxx" in line
+    assert "x …; the fit goes on" in line
+
+
+def test_a_run_that_fails_tells_of_a_server_in_a_line(
+    server: FakeServer, job: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    server.broken = lambda: answer.wait(60) or None
+    monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.2)
+    fake.fail = OSError("no more")
+    lines: list[str] = []
+    made = job()
+    folder = RunFolder.create(made.job.out, made)
+    with pytest.raises(OSError, match="no more"), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        run_job(made, folder, tell=lines.append)
+    answer.set()
+    assert len([line for line in lines if "MLflow" in line]) == 1
 
 
 def test_a_callback_of_another_package_cannot_end_a_fit(
