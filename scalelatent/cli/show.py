@@ -109,6 +109,10 @@ class Reach(NamedTuple):
     scheduler_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The same, from the FILE that the scheduler writes.")
     ] = None
+    gateway: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="URL CLUSTER", help="The same, of a cluster that Dask Gateway started."),
+    ] = None
     tls_ca: TlsCa = None
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
@@ -116,6 +120,12 @@ class Reach(NamedTuple):
     @property
     def address(self) -> str | None:
         """Of the scheduler; None where none is named."""
+        if self.gateway is not None:
+            from scalelatent.deploy.connection import gateway_address
+
+            if self.scheduler is not None or self.scheduler_file is not None:
+                raise JobError("--gateway names the scheduler; leave --scheduler and --scheduler-file out")
+            return gateway_address(*self.gateway)
         if self.scheduler is None and self.scheduler_file is None:
             return None
         from scalelatent.deploy.serving import address_from

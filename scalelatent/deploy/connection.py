@@ -23,12 +23,13 @@ from .clusters import is_loopback
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["check_protocol", "default_scheduler", "open_client", "page_of", "page_told"]
+__all__ = ["check_protocol", "default_scheduler", "gateway_address", "open_client", "page_of", "page_told"]
 
 PROBE_SECONDS = 5.0
 SPEAK_SECONDS, TLS_SPEAK_SECONDS = 1.0, 0.3
 CLIENT_SECONDS = 10.0
 SCHEMES = ("tcp", "tls", "ws", "wss", "ucx", "inproc")
+GATEWAY = "gateway+"
 SCHEDULER_VARIABLE = "SCALELATENT_CLUSTER__SCHEDULER"
 
 
@@ -39,10 +40,27 @@ def default_scheduler() -> str | None:
     return os.environ.get(SCHEDULER_VARIABLE) or dask.config.get("scheduler-address", None)
 
 
+def gateway_address(url: str, name: str) -> str:
+    """The address of a cluster, by that of its gateway and its name there."""
+    if not url.startswith(("http://", "https://")):
+        raise JobError(
+            f"gateway {url!r} is not an address; write for example https://hub/services/dask-gateway"
+        )
+    return f"{GATEWAY}{url.rstrip('/')}#{name}"
+
+
 def open_client(address: str, security: Security | None = None, **options: Any) -> Client:
-    """Connect to a scheduler; JobError within 15 seconds if no Dask scheduler answers there."""
+    """Connect to a scheduler; JobError within 15 seconds if no Dask scheduler answers there.
+
+    One behind Dask Gateway (``gateway+https://…#CLUSTER``) is asked for there, with its certificates.
+    """
     from distributed import Client
 
+    options |= {"timeout": CLIENT_SECONDS, "set_as_default": False}
+    if address.startswith(GATEWAY):
+        from .gateway import open_gateway  # which is built on distributed
+
+        return open_gateway(address, **options)
     scheme, host, port = _parts(address)
     if scheme == "tls" and security is None:
         raise JobError(
@@ -52,9 +70,8 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
     trouble = _trouble(scheme, host, port, security)
     if trouble:
         raise JobError(f"scheduler {address!r}: {trouble}")
-    options |= {"timeout": CLIENT_SECONDS, "security": security, "set_as_default": False}
     try:
-        return within(CLIENT_SECONDS + 5, lambda: Client(address, **options))
+        return within(CLIENT_SECONDS + 5, lambda: Client(address, security=security, **options))
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         raise JobError(
             f"scheduler {address!r} does not answer as a Dask scheduler within {CLIENT_SECONDS:.0f} s: "
@@ -105,6 +122,8 @@ def _parts(address: str) -> tuple[str, str, int]:
 
     try:
         scheme, place = parse_address(address, strict=False)
+        if scheme == "gateway":
+            raise ValueError("a cluster behind Dask Gateway is named by --gateway URL CLUSTER")
         if scheme not in SCHEMES:
             raise ValueError(f"{scheme!r} is none of {', '.join(SCHEMES)}")
         if scheme not in ("tcp", "tls"):

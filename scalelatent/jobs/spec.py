@@ -232,7 +232,7 @@ class ClusterSection(_Section):
     """``[cluster]``: a running Dask scheduler, or the workers to start; neither: this process alone."""
 
     scheduler: OptText = None
-    """Address of a running Dask scheduler."""
+    """Address of a running Dask scheduler, or `gateway+https://hub/services/dask-gateway#CLUSTER`."""
     workers: OptCount = None
     """Worker processes to start on this machine."""
     threads: OptCount = None

@@ -124,7 +124,7 @@ def _at_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job
 
 def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
     """Leave the driver with the scheduler, and see it taken."""
-    address = address_of(client)
+    address = str(job.cluster.scheduler)
     with folder.lock():
         folder.write_job(job)
         start = folder.begin("queued", submitted=time_text(), scheduler=address, driver=None)

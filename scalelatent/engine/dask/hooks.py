@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import importlib
 import logging
@@ -421,7 +422,12 @@ def page_place(scheduler: Any) -> tuple[str, int]:
 
 def scheduler_of(worker: Any) -> tuple[str, Any]:
     """Address of a worker's scheduler, and what a client needs to connect to it."""
-    return str(worker.scheduler.address), worker.security
+    security = worker.security
+    if security.tls_worker_cert is not None and security.tls_client_cert is None:
+        # So are workers behind Dask Gateway, where one certificate serves all.
+        security = copy.copy(security)
+        security.tls_client_cert, security.tls_client_key = security.tls_worker_cert, security.tls_worker_key
+    return str(worker.scheduler.address), security
 
 
 async def add_plugin(scheduler: Any, plugin: Any, name: str) -> None:
