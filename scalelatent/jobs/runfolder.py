@@ -125,7 +125,7 @@ class RunFolder:
         identity = f"{_slug(name)}-{secrets.token_hex(4)}"
         try:
             place.make()
-            if not place.create("job.json", as_json(job.to_dict())):
+            if not place.create("job.json", as_json(job.to_dict() | {"id": identity})):
                 raise JobError(self._occupied())
             self._write_json("state.json", {
                 "id": identity,

@@ -75,7 +75,8 @@ class Location(ABC):
 
     @abstractmethod
     def create(self, key: str, data: bytes) -> bool:
-        """Write a small file whole where none lies; False where one does. Of several, one succeeds."""
+        """Write a small file whole where none lies; False where one does. Of several, one succeeds: no two
+        may give the same bytes, by which a writer knows its own again."""
 
     @abstractmethod
     def delete(self, key: str) -> None:

@@ -29,6 +29,8 @@ class Door:
         How many answers break off in their middle.
     denied : callable or None
         (method, path) -> whether to answer 403.
+    lost : callable or None
+        (method, path) -> whether to do what was asked, and answer 503.
     requests : list of (method, path, range)
     """
 
@@ -37,6 +39,7 @@ class Door:
         self._random, self._lock = random.Random(seed), threading.Lock()
         self.share = self.cut = 0.0
         self.denied: Callable[[str, str], bool] | None = None
+        self.lost: Callable[[str, str], bool] | None = None
         self.requests: list[tuple[str, str, str | None]] = []
         self.turned_away = self.broken_off = 0
         self.in_flight = self.most_in_flight = 0
@@ -59,6 +62,10 @@ class Door:
                 return _answer(environ, start, "403 Forbidden", DENIED)
             if self.gate is not None and "HTTP_RANGE" in environ:
                 self.gate.wait(timeout=20)
+            if self.lost is not None and self.lost(method, path):
+                b"".join(self._application(environ, lambda *answer: lambda data: None))
+                environ["CONTENT_LENGTH"] = "0"  # it was read
+                return _answer(environ, start, "503 Slow Down", SLOW_DOWN)
             body = b"".join(self._application(environ, start))
             if cut and len(body) > 1:
                 self.broken_off += 1
@@ -94,6 +101,17 @@ class Door:
             yield
         finally:
             self.denied = None
+
+    @contextmanager
+    def losing_first(self, method: str, end: str) -> Iterator[None]:
+        """Do the first request of a method for a path that ends so, and answer 503."""
+        left = [True]
+        self.lost = lambda asked, path: asked == method and path.endswith(end) and bool(left and left.pop())
+        try:
+            yield
+        finally:
+            self.lost = None
+        assert not left
 
 
 def _answer(environ: dict[str, Any], start: Any, status: str, body: bytes) -> list[bytes]:

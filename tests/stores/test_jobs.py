@@ -143,6 +143,18 @@ def test_the_whole_cycle(s3: S3, on_disk: Any, tmp_path: Path) -> None:
         assert SECRET.encode() not in store.read(key), key  # type: ignore[operator]
 
 
+def test_a_run_folder_is_its_own_where_the_answer_to_its_first_file_was_lost(
+    s3: S3, base: str, tmp_path: Path
+) -> None:
+    job = load_job(job_file(tmp_path, base))
+    with s3.door.losing_first("PUT", "/run/job.json"):
+        folder = RunFolder.create(job.job.out, job)
+    assert folder.read_state()["state"] == "queued"
+    assert folder.read_job() == job
+    with pytest.raises(JobError, match="already holds a run"):
+        RunFolder.create(job.job.out, job)
+
+
 def test_a_fit_with_its_run_folder_in_a_store(s3: S3, base: str, on_disk: Any) -> None:
     from scalelatent.engine.callbacks import Callback
 

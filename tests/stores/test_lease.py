@@ -142,17 +142,10 @@ def test_heartbeat(url: str, quick: None) -> None:
     lock.release()  # twice harms nothing
 
 
-def test_a_lost_answer_is_no_other_driver(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = locate(url)
-    create = place.create  # type: ignore[attr-defined]
-
-    def put_but_say_no(key: str, data: bytes) -> bool:
-        assert create(key, data)
-        return False
-
-    monkeypatch.setattr(place, "create", put_but_say_no)
-    lock = ObjectLock(place)  # type: ignore[arg-type]
-    lock.acquire()
+def test_a_lost_answer_is_no_other_driver(s3: S3) -> None:
+    lock = ObjectLock(locate(s3.at("run")))  # type: ignore[arg-type]
+    with s3.door.losing_first("PUT", "/lock/000001.json"):
+        lock.acquire()
     lock.release()
 
 
