@@ -125,6 +125,22 @@ def test_draws_are_images_of_the_set() -> None:
     np.testing.assert_array_equal(net.draw(weights, 2, None, 5)[1], net.draw(weights, 2, None, 5)[1])
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
+    net, images = two_layers(13, 2, classes=CATEGORY)
+    weights = [w > 0 for w in net.split(true_weights(net, images))]
+    codes = np.array(CATEGORY)
+    whole = net.draw(weights, 40, codes[np.arange(40) % 4], 5)
+    assert whole.any(axis=(1, 2, 3)).all()
+    weights[-1][..., np.flatnonzero(codes == 1)[0]] = False
+    labels = np.ones(40, int) if labelled else None
+    assert net.draw(weights, 40, labels, 5).any(axis=(1, 2, 3)).all()
+    weights[-1][..., codes == 1] = False  # nothing is left of that class
+    assert net.draw(weights, 40, labels, 5).any(axis=(1, 2, 3)).all() == (not labelled)
+    weights[-1][...] = False
+    assert not net.draw(weights, 4, None, 5).any()
+
+
 def test_leaves_are_copies_and_passes_add_up() -> None:
     """Passes of one visit and of several visits are the same, and what was kept is not changed."""
     net, images = two_layers(classes=(0, 1, 2, 3))

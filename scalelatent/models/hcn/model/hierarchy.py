@@ -346,6 +346,8 @@ class Hierarchy:
     ) -> np.ndarray:
         """Images of the model, without noise: bool (images, channels, height, width).
 
+        Templates without a weight are left out; a class that has no other is an image of nothing.
+
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
@@ -356,12 +358,16 @@ class Hierarchy:
         """
         out = np.empty((n_rows, *self.layers[0].image), bool)
         classes = np.zeros(self.n_templates, int) if self.classes is None else np.array(self.classes)
+        of_class = {code: np.flatnonzero(classes == code) for code in np.unique(classes).tolist()}
+        on = np.asarray(np.any(weights[-1], axis=(0, 1, 2)))
+        used = {code: some[on[some]] for code, some in of_class.items() if on[some].any()}
+        codes = list(used or of_class)
         for row in range(n_rows):
             rng = stream(seed, "hcn draws", 0, row)
             label = -1 if labels is None else int(labels[row])
-            label = rng.integers(classes.max() + 1) if label < 0 else label
+            label = codes[rng.integers(len(codes))] if label < 0 else label
             places = np.zeros((self.n_templates, 1, 1), bool)
-            places[rng.choice(np.flatnonzero(classes == label))] = True
+            places[rng.choice(used.get(label, of_class[label]))] = True
             for w, prior in zip(reversed(weights), reversed(self.priors), strict=True):
                 places = shifted(placed(places, w), prior, rng)
             out[row] = places
