@@ -6,7 +6,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-__all__ = ["BARS", "LETTERS", "SYMBOLS", "bar", "bitmaps", "drawings", "traits"]
+__all__ = ["LETTERS", "SYMBOLS", "bar", "bitmaps", "drawings", "traits"]
 
 _LETTER_ROWS = """
 .###. ####. .###. ####. ##### ##### .###. #...# ### ....# #...# #.... #...#
@@ -79,5 +79,3 @@ LETTERS = drawings("ABCDEFGHIJKLMNOPQRSTUVWXYZ", _LETTER_ROWS)
 """Capital letters, 7 rows of 5 (I: 3) columns."""
 SYMBOLS = drawings(_SYMBOL_NAMES, _SYMBOL_ROWS)
 """Eight symbols of 7 x 7 pixels."""
-BARS = bar(5)
-"""The two bars whose crossings are 25 patterns."""

@@ -71,12 +71,6 @@ class Confusion:
         """Share of rows (by weight) predicted wrong, as the estimator's ``score`` counts them."""
         return self.missed / self.weight if self.weight else float("nan")
 
-    @property
-    def class_error(self) -> np.ndarray:
-        """Share of each true class predicted wrong; NaN for a class without rows."""
-        total = self.counts.sum(axis=1)
-        return np.where(total > 0, 1 - np.diag(self.counts) / np.maximum(total, 1), np.nan)
-
 
 @dataclass
 class Reliability:

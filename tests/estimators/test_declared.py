@@ -61,7 +61,7 @@ def test_the_names_of_the_crbm_are_those_of_its_mathematics() -> None:
     assert crbm.DAMPED == beliefs.DAMPED
     assert crbm.USERS["loss"] == tuple(name for name, one in LEARNERS.items() if one.costs)
     assert crbm.USERS["gibbs_steps"] == tuple(name for name, one in LEARNERS.items() if one.gibbs_steps)
-    damped = [name for name, one in LEARNERS.items() if {one.trained_by, one.inference} & set(crbm.DAMPED)]
+    damped = [name for name, one in LEARNERS.items() if one.inference in crbm.DAMPED]
     assert tuple(damped) == crbm.DAMPED_LEARNERS
     assert crbm.MOST_SCALE == MAX_WEIGHT / 8
 

@@ -44,11 +44,6 @@ def is_or(*values: int) -> float:
     return log_of(values[-1] == max(values[:-1]))
 
 
-def is_pool(*values: int) -> float:
-    *outputs, top = values
-    return -np.log(len(outputs)) if top and sum(outputs) == 1 else log_of(not top and not sum(outputs))
-
-
 def draw_sweep(
     seed: int,
     chains: int,

@@ -12,13 +12,26 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.kernels.exact import to_grid
-from scalelatent.models.hcn.model.batch import leaf_bytes, learn_leaf, start_leaf, visit
+from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
+from scalelatent.models.hcn.model.batch import LeafMessages, leaf_bytes, start_leaf, visit
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
 from scalelatent.models.hcn.model.leaves import KeptMessages
 from tests.models.hcn.cases import Kernels, overlap
 
 BACKEND = Kernels()
+
+
+def learn_leaf(
+    layer: FeatureLayer, evidence: np.ndarray, seed: int, n_sweeps: int, damping: float, restart: int = 0
+) -> tuple[np.ndarray, LeafMessages]:
+    """Beliefs of W in nats, and the leaf, of images that are one leaf."""
+    beliefs, leaf, key = (
+        to_grid(layer.first_beliefs(seed, restart)),
+        start_leaf(layer, len(evidence)),
+        seed + restart,
+    )
+    leaf, change = visit(layer, leaf, evidence, beliefs, 0, key, n_sweeps, damping, BACKEND)
+    return from_grid(beliefs + change), leaf
 
 
 def test_many_sweeps_a_visit_are_visits_of_few() -> None:
@@ -81,7 +94,7 @@ def test_bars_are_found_in_one_image() -> None:
     evidence = layer.evidence(bars.rows(0, 1)[0].reshape(1, -1))
     found = []
     for restart in range(3):
-        beliefs, _ = learn_leaf(layer, evidence, 0, 60, 1.0, BACKEND, restart)
+        beliefs, _ = learn_leaf(layer, evidence, 0, 60, 1.0, restart)
         features = to_features(beliefs > 0)[:, 0]
         found.append(min(overlap(features, truth.astype(bool)) for truth in bars.features))
     assert max(found) >= 0.9
@@ -112,7 +125,7 @@ def test_features_as_large_as_the_image_are_boolean_factors() -> None:
     layer = FeatureLayer((1, 5, 6), 5, (5, 6), 1e-3, 1e-3, 0.3, 0.2)
     best = 0.0
     for restart in range(5):
-        beliefs, _ = learn_leaf(layer, layer.evidence(x), 0, 60, 0.8, BACKEND, restart)
+        beliefs, _ = learn_leaf(layer, layer.evidence(x), 0, 60, 0.8, restart)
         features = to_features(beliefs > 0).reshape(5, 30)
         score = [max((f & g).sum() / max((f | g).sum(), 1) for f in features) for g in factors]
         best = max(best, min(score))
@@ -158,7 +171,7 @@ def test_the_best_of_ten_restarts_is_the_map(image, window, n_features) -> None:
         best = scores(layer, evidence, every_s, every_w).max()
         found = []
         for restart in range(10):
-            beliefs, leaf = learn_leaf(layer, evidence, seed, 60, 0.8, BACKEND, restart)
+            beliefs, leaf = learn_leaf(layer, evidence, seed, 60, 0.8, restart)
             found.append(scores(layer, evidence, leaf.s > 0, (beliefs > 0)[None])[0, 0])
         hits += max(found) >= best - 0.1  # rounding to the grid
     assert hits >= 0.95 * 40

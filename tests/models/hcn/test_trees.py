@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from scalelatent.models.hcn.kernels import reference
-from tests.models.hcn.cases import by_enumeration, draw_sweep, is_and, is_or, is_pool
+from tests.models.hcn.cases import by_enumeration, draw_sweep, is_and, is_or
 
 HUGE = 1e9
 Function = Callable[..., np.ndarray]
@@ -55,15 +55,6 @@ def check_or(up: Function, down: Function) -> None:
         assert_limit(np.array(down(np.array(t))), near[-1])
 
 
-def check_pool(up: Function, down: Function) -> None:
-    rng = np.random.default_rng(2)
-    for m in range(1, 9):
-        b, top = rng.normal(0, 2, size=m), rng.normal(0, 2)
-        want = by_enumeration(is_pool, np.array([*b, top]))
-        assert_allclose(up(b), want[-1], atol=1e-12)
-        assert_allclose(down(b, top), want[:-1], atol=1e-12)
-
-
 def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
     """Of a whole tree: OR of M ANDs, evidence below."""
     rng = np.random.default_rng(3)
@@ -104,10 +95,6 @@ def largest_for_second(t: np.ndarray, below: float) -> np.ndarray:
     return np.minimum(below + positive.sum() - positive, np.maximum(0, -t.max()))
 
 
-def without_log_m(b: np.ndarray) -> float:
-    return reference.pool_up(b) + np.log(len(b))
-
-
 def without_floor(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
     return reference.tree(s, w, below, np.inf)
 
@@ -123,10 +110,6 @@ def test_and() -> None:
 
 def test_or() -> None:
     check_or(reference.or_up, reference.or_down)
-
-
-def test_pool() -> None:
-    check_pool(reference.pool_up, reference.pool_down)
 
 
 def test_trees_are_exact() -> None:
@@ -145,7 +128,6 @@ def test_the_window_of_a_pixel() -> None:
     "check",
     [
         lambda: check_or(largest_for_second, reference.or_down),
-        lambda: check_pool(without_log_m, reference.pool_down),
         lambda: check_floor(without_floor),
         lambda: check_windows(flipped_once),
     ],

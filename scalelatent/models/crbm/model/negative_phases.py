@@ -224,11 +224,6 @@ class Learner:
     # It learns what wrong outputs cost
     costs: bool = False
 
-    @property
-    def trained_by(self) -> str:
-        """The inference of the negative phase; empty where there is none."""
-        return self.inference if self.couples else ""
-
 
 LEARNERS: dict[str, Learner] = {
     "mle-bp": Learner(_mle_bp, "sum-product"),

@@ -59,18 +59,6 @@ def or_down(t: np.ndarray) -> float:
     return float(t[top] + np.maximum(np.delete(t, top), 0).sum())
 
 
-def pool_up(b: np.ndarray) -> float:
-    """To the switch of a POOL, from messages of its outputs (M,)."""
-    return float(np.max(b) - np.log(len(b)))
-
-
-def pool_down(b: np.ndarray, top: float) -> np.ndarray:
-    """To the outputs of a POOL."""
-    b = np.asarray(b, float)
-    best = np.array([np.delete(b, m).max(initial=-np.inf) for m in range(len(b))])
-    return np.minimum(top - np.log(len(b)), -best)
-
-
 def tree(s: np.ndarray, w: np.ndarray, below: float, floor: float = FLOOR) -> tuple[np.ndarray, np.ndarray]:
     """Messages of an AND-OR tree to the places and weights of its pairs, from theirs, each (M,)."""
     g = np.clip(or_up(and_down(s, w), below), -floor, floor)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
 from scalelatent.models.hcn.kernels.order import shuffled
 from scalelatent.models.hcn.kernels.windows import message_room
 
@@ -102,20 +101,3 @@ def visit(
     change = backend.to_host(w)[0] - beliefs
     s, to_s, to_w, held = (backend.to_host(a)[0] for a in (s, *kept))
     return LeafMessages(s, to_s, to_w, held, done, moved), change
-
-
-def learn_leaf(
-    layer: FeatureLayer,
-    evidence: np.ndarray,
-    seed: int,
-    n_sweeps: int,
-    damping: float,
-    backend: Any,
-    restart: int = 0,
-) -> tuple[np.ndarray, LeafMessages]:
-    """Beliefs of W in nats, and the leaf, of images that are one leaf."""
-    beliefs = to_grid(layer.first_beliefs(seed, restart))
-    leaf = start_leaf(layer, len(evidence))
-    key = seed + restart  # restarts see different orders
-    leaf, change = visit(layer, leaf, evidence, beliefs, 0, key, n_sweeps, damping, backend)
-    return from_grid(beliefs + change), leaf

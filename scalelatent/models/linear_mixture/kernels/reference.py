@@ -413,24 +413,3 @@ def tangent_distance(
             score = (d * z * z).sum() + z @ planes.b[q] + planes.c[q] - code @ code
             out[i, j] = score - solve_pivoted(g, b)
     return out
-
-
-def plane_distances(
-    x: np.ndarray, tx: np.ndarray | None, y: np.ndarray, ty: np.ndarray | None, gamma: float = GAMMA
-) -> np.ndarray:
-    """Tangent distances (squared) between rows x and y: one-sided where one has no tangents: (n, m).
-
-    P. Simard, Y. Le Cun, J. Denker, "Efficient pattern recognition using a new transformation distance"
-    (1993).
-    """
-    out = np.empty((len(x), len(y)))
-    for i in range(len(x)):
-        for j in range(len(y)):
-            r = x[i].astype(np.float64) - y[j]
-            planes = [
-                t for t in (None if tx is None else tx[i], None if ty is None else ty[j]) if t is not None
-            ]
-            t = np.concatenate([np.zeros((0, len(r))), *planes])
-            g = t @ t.T
-            out[i, j] = r @ r - solve_pivoted(g + gamma * np.diag(g.diagonal()), t @ r)
-    return out

@@ -17,7 +17,6 @@ from scalelatent.reductions.moments import NonFiniteError
 
 from .held_out import FittedRows
 
-WHAT = ("scores", "sub-classes")
 # Rows whose scores under all sub-classes lie in memory at a time.
 _ROWS = 1024
 # Rows of the fit by which the temperature is chosen, at most.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -68,16 +68,9 @@ def schedule(n: int, k1: int | None, decay: float, k_last: int | None, n_classes
     return ks
 
 
-class Sets(Protocol):
-    """Where the centroids of a layer lie, set by set."""
-
-    def read(self, which: int) -> Any:
-        """Those of a clustering: ndarray (k, columns), or :class:`CsrRows`."""
-
-
 @dataclass(frozen=True)
 class ArraySets:
-    """Centroids in memory."""
+    """Centroids of a layer in memory, read as :class:`~scalelatent.engine.rowsets.StoredSets` are."""
 
     # (V k, columns), or CsrRows
     rows: Any
