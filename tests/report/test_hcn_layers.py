@@ -12,8 +12,14 @@ from matplotlib.colors import to_rgb
 
 from scalelatent import Dataset, HierarchicalCompositionalNetwork
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.report_figures import MOST_LINES, plot_samples, plot_templates
-from scalelatent.models.hcn.report_layers import fill_halves
+from scalelatent.models.hcn.report_figures import (
+    MOST_LINES,
+    direction_colors,
+    plot_edges,
+    plot_samples,
+    plot_templates,
+)
+from scalelatent.models.hcn.report_layers import fill_halves, find_edges
 from scalelatent.report.style import COLORS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")
@@ -69,7 +75,32 @@ def test_pages_without_rows_of_other_rows_and_of_filters(page_of: PageOf, tmp_pa
     (tmp_path / "c").mkdir()
     page, names = page_of(tmp_path / "c", model.fit(grey), Dataset.from_arrays(grey))
     assert "filled" not in names
-    assert "no pixels are hidden" in page
+    assert "edges" in names
+    assert "of 4 directions the strongest at a pixel" in page
+    (tmp_path / "d").mkdir()
+    page, names = page_of(tmp_path / "d", model, Dataset.from_arrays(grey / np.float32(255)))
+    assert "edges" not in names
+    assert "filters read grey images of whole numbers" in page
+
+
+def test_edges_are_those_that_the_filters_find() -> None:
+    grey = image_set("traits", size=5, gap=1, blur=0.5, grain=2).rows(0, 40)[0]
+    model = HierarchicalCompositionalNetwork([(4, 5)], templates=2, filters=8, n_epochs=1, random_state=0)
+    found = find_edges(model.fit(grey), Dataset.from_arrays(grey))
+    assert found.images.dtype == np.uint8
+    assert (found.images[1:, None] == grey).all(axis=(2, 3)).any(axis=1).all()
+    assert found.edges[0].any(axis=(1, 2)).all()  # a disc has all directions
+    assert found.edges.sum(axis=1).max() == 1
+    np.testing.assert_array_equal(found.made, model.reconstruct(found.images[1:]))
+    drawn = plot_edges(found.images, found.edges, found.made)
+    n, colors = len(found.images), direction_colors(8)
+    assert len({tuple(color) for color in colors}) == 8
+    picture = drawn.axes[n + 1].images[0].get_array()
+    channel, y, x = np.argwhere(found.edges[1])[0]
+    np.testing.assert_allclose(picture[y, x], colors[channel])
+    assert (picture[~found.edges[1].any(axis=0)] == 1).all()
+    key = drawn.axes[2 * n].images[0].get_array()
+    assert (key == 1).all()  # templates make nothing of the disc
 
 
 def test_figures_hold_what_they_are_given() -> None:

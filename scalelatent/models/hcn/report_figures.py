@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.colors import to_rgb
+from matplotlib.colors import hsv_to_rgb, to_rgb
 from matplotlib.ticker import FuncFormatter
 
 from scalelatent.errors import DataError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "plot_bits",
+    "plot_edges",
     "plot_evidence",
     "plot_features",
     "plot_filled",
@@ -52,6 +53,11 @@ _HIDDEN = np.array(to_rgb("#e9dcc3"))
 def color_of(feature: int) -> str:
     """The colour of a feature in all figures."""
     return COLORS[feature % len(COLORS)]
+
+
+def direction_colors(n: int) -> np.ndarray:
+    """Colours of oriented filters around a full turn, (n, 3)."""
+    return hsv_to_rgb([(k / n, 0.85, 0.85) for k in range(n)])
 
 
 def plot_parts(
@@ -101,14 +107,19 @@ def _frame(axes: Axes, color: str = LINE, width: float = 0.8) -> None:
         spine.set(color=color, linewidth=width)
 
 
-def _tones(image: np.ndarray, unknown: np.ndarray | None = None, ink: np.ndarray = _INK) -> np.ndarray:
+def _tones(
+    image: np.ndarray,
+    unknown: np.ndarray | None = None,
+    ink: np.ndarray = _INK,
+    colors: np.ndarray | None = None,
+) -> np.ndarray:
     """(channels, h, w) as colours: ink, or of several channels the mean colour of those that are on."""
     out = np.broadcast_to(_WHITE, (*image.shape[1:], 3)).copy()
     on = image.any(axis=0)
     if len(image) == 1:
         out[on] = ink
     else:
-        tones = np.array([to_rgb(color_of(c)) for c in range(len(image))])
+        tones = np.array([to_rgb(color_of(c)) for c in range(len(image))]) if colors is None else colors
         out[on] = np.einsum("chw,cz->hwz", image.astype(float), tones)[on] / image.sum(axis=0)[on, None]
     if unknown is not None:
         out[unknown.all(axis=0)] = _HIDDEN
@@ -149,7 +160,12 @@ def _compared(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) -> np.nd
     return out
 
 
-def plot_features(weights: np.ndarray, used: np.ndarray, often: np.ndarray | None = None) -> Figure:
+def plot_features(
+    weights: np.ndarray,
+    used: np.ndarray,
+    often: np.ndarray | None = None,
+    colors: np.ndarray | None = None,
+) -> Figure:
     """All features, those that are used in ink, with how often each lies in an image.
 
     Parameters
@@ -157,6 +173,8 @@ def plot_features(weights: np.ndarray, used: np.ndarray, often: np.ndarray | Non
     weights : ndarray of bool, shape (F, channels, h, w)
     used : ndarray of bool, shape (F,)
     often : ndarray of float, shape (F,), or None
+    colors : ndarray of float, shape (channels, 3), or None
+        Of channels; None: those of features.
     """
     shown = np.arange(len(weights))
     if len(weights) > MOST_FEATURES:  # the most used ones, in their order
@@ -171,7 +189,7 @@ def plot_features(weights: np.ndarray, used: np.ndarray, often: np.ndarray | Non
             axes.set_axis_off()
             continue
         f = int(shown[k])
-        axes.imshow(_tones(weights[f], None, _INK if used[f] else _PALE), interpolation="nearest")
+        axes.imshow(_tones(weights[f], None, _INK if used[f] else _PALE, colors), interpolation="nearest")
         _frame(axes, color_of(f) if used[f] else LINE, 1.6 if used[f] else 0.8)
         said = "not used" if not used[f] else "" if often is None else f"{often[f]:.2g}"
         color = color_of(f) if used[f] else MUTED
@@ -256,6 +274,31 @@ def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Fi
     return figure
 
 
+def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figure:
+    """Grey images, their edges in the colours of their directions, and edges that were made of these.
+
+    Parameters
+    ----------
+    images : ndarray of uint8, shape (n, height, width)
+        The first is a key to the colours.
+    edges : ndarray of bool, shape (n, filters, height, width)
+    made : ndarray of bool, shape (n - 1, filters, height, width)
+        Of all images but the first.
+    """
+    n, colors = len(images), direction_colors(edges.shape[1])
+    side = _side(edges.shape, n)
+    figure = new_figure(n * side + 0.5, 3 * side * images.shape[1] / images.shape[2] + 0.3)
+    axes = figure.subplots(3, n, squeeze=False)
+    for line, name in zip(axes, ("image", "edges", "made"), strict=True):
+        line[0].set_ylabel(name, fontsize=9, color=INK)
+    axes[0, 0].set_title("key", fontsize=9, color=INK, pad=2)
+    for k in range(n):
+        _draw(axes[0, k], np.repeat(images[k, :, :, None], 3, axis=2))
+        _draw(axes[1, k], _tones(edges[k], colors=colors))
+        _draw(axes[2, k], _tones(made[k - 1] if k else np.zeros_like(edges[0]), colors=colors))
+    return figure
+
+
 def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, tuple[int, int]]:
     """Templates (lines) by features (columns), those with the most weights, and how many of each are drawn.
 
@@ -286,7 +329,7 @@ def _most(counts: np.ndarray, n: int) -> np.ndarray:
     return np.sort(np.argsort(-counts, kind="stable")[:n])
 
 
-def plot_samples(images: np.ndarray, names: Sequence[str]) -> Figure:
+def plot_samples(images: np.ndarray, names: Sequence[str], colors: np.ndarray | None = None) -> Figure:
     """Images, bool (lines, n, channels, height, width), each line with its name."""
     lines, n, _, height, width = images.shape
     side = _side(images.shape[1:], n)
@@ -295,5 +338,5 @@ def plot_samples(images: np.ndarray, names: Sequence[str]) -> Figure:
     for r, name in enumerate(names):
         axes[r, 0].set_ylabel(name, fontsize=9, color=INK)
         for c in range(n):
-            _draw(axes[r, c], _tones(images[r, c]))
+            _draw(axes[r, c], _tones(images[r, c], colors=colors))
     return figure

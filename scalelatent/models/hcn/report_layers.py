@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.sampled import check_width
 from scalelatent.report.style import percent
 
-from .report_figures import MOST_CLASSES, plot_samples, plot_templates
+from .report_figures import MOST_CLASSES, direction_colors, plot_edges, plot_samples, plot_templates
 from .report_shared import (
     FILLED,
     PLACES,
@@ -24,9 +25,10 @@ from .report_shared import (
     filled_picture,
     hide,
     learning_pictures,
+    shown,
 )
 
-__all__ = ["fill_halves", "layers_section"]
+__all__ = ["fill_halves", "find_edges", "layers_section"]
 
 # Samples of a class.
 DRAWN = 6
@@ -34,20 +36,22 @@ DRAWN = 6
 
 def layers_section(model: Any, data: Dataset | None, run: RunFiles, rows: str) -> Section:
     """The part of a network with templates."""
-    filled = None
-    if model.filters is not None:
-        run.notes.append("Filters read edges of grey images: no pixels are hidden and filled in.")
-    elif data is None:
-        run.notes.append("No images were at hand: those that pixels are hidden of are left out.")
+    filled = edges = None
+    if data is None:
+        what = "whose edges are shown" if model.filters is not None else "that pixels are hidden of"
+        run.notes.append(f"No images were at hand: those {what} are left out.")
     else:
         try:
-            filled = fill_halves(model, data)
+            if model.filters is None:
+                filled = fill_halves(model, data)
+            else:
+                edges = find_edges(model, data)
         except ScalelatentError as error:
             run.notes.append(f"The images could not be used, so their figure is left out: {error}")
     head, table = _numbers(run, model, filled)
     subtitle = f"Hierarchical compositional network, {model._network.told()}"
     snippet = how_to_use(run, model, gives="the class of each image, or its cluster")
-    return Section(subtitle, head, table, _pictures(run, model, filled, rows), _words(), snippet)
+    return Section(subtitle, head, table, _pictures(run, model, filled, edges, rows), _words(), snippet)
 
 
 def fill_halves(model: Any, data: Dataset) -> FilledImages:
@@ -59,6 +63,37 @@ def fill_halves(model: Any, data: Dataset) -> FilledImages:
     hidden, given = hide(whole.shape, layer.window[0])
     made = model.inpaint(x, given)
     return FilledImages(whole > 0, given | (whole == 0), made > 0, hidden)
+
+
+@dataclass(frozen=True)
+class EdgeImages:
+    """Grey images and what filters find in them; the first is a bright disc, which has all directions.
+
+    Attributes
+    ----------
+    images : ndarray of uint8, shape (n, height, width)
+    edges : ndarray of bool, shape (n, filters, height, width)
+    made : ndarray of bool, shape (n - 1, filters, height, width)
+        What the best template of each image makes.
+    """
+
+    images: np.ndarray
+    edges: np.ndarray
+    made: np.ndarray
+
+
+def find_edges(model: Any, data: Dataset) -> EdgeImages:
+    """Edges of evenly spaced images of a dataset, and of a disc."""
+    check_width(data, model.n_features_in_)
+    layer = model._network.layer
+    size = layer.image[1:]
+    pieces = spaced(len(data), shown(layer.image) - 1, PLACES)
+    x = np.concatenate([data.read_x(a, b) for a, b in pieces])
+    made = model.reconstruct(x) > 0  # refuses what is no grey image
+    y, z = np.indices(size) - (np.array(size)[:, None, None] - 1) / 2
+    disc = 255 * (np.hypot(y, z) <= 0.35 * min(size))
+    images = np.concatenate([disc[None], x.reshape(-1, *size)]).astype(np.uint8)
+    return EdgeImages(images, layer.filters.edges(images), made)
 
 
 def _numbers(
@@ -91,14 +126,33 @@ def _words() -> list[tuple[str, str]]:
     return [("Templates", templates)]
 
 
-def _pictures(run: RunFiles, model: Any, filled: FilledImages | None, rows: str) -> list[Picture]:
+def _pictures(
+    run: RunFiles, model: Any, filled: FilledImages | None, edges: EdgeImages | None, rows: str
+) -> list[Picture]:
     """All figures, in the order of the page."""
-    below = zip(model.weights_[:-1], model.used_[:-1], strict=True)
-    found = [features_picture(*one, layer=level) for level, one in enumerate(below, 1)]
+    found = [] if edges is None else [_edges(model, edges, rows)]
+    of_edges = model.filters is not None
+    for level, one in enumerate(zip(model.weights_[:-1], model.used_[:-1], strict=True), 1):
+        found.append(features_picture(*one, layer=level, of_edges=of_edges and level == 1))
     found += [_templates(model), _samples(model)]
     if filled is not None and filled.any_hidden:
         found.append(filled_picture(filled, rows, "the best template of each makes"))
     return found + learning_pictures(run)
+
+
+def _edges(model: Any, edges: EdgeImages, rows: str) -> Picture:
+    words = (
+        f"Evenly spaced {rows} images; their edges: of {model.filters} directions the strongest at a pixel, "
+        "in its colour; and those that the best template of each image makes. The bright disc is the key to "
+        "the colours, which features and samples below have too."
+    )
+    found, made = (percent(float(part.any(axis=1).mean())) for part in (edges.edges[1:], edges.made))
+    alt = (
+        f"{count(len(edges.made), 'image')} in three lines; {found} of the pixels are on an edge, and "
+        f"{made} of those that templates make."
+    )
+    figure = plot_edges(edges.images, edges.edges, edges.made)
+    return Picture("edges", "Edges of grey images", words, alt, figure, wide=True)
 
 
 def _lines(model: Any) -> str:
@@ -130,5 +184,7 @@ def _samples(model: Any) -> Picture:
     if n < len(model.classes_):
         words += f" Of {len(model.classes_)} the first {n}."
     alt = f"{DRAWN} images a line, {count(n, 'line')}; {percent(float(made.mean()))} of the pixels are on."
-    figure = plot_samples(made.reshape(n, DRAWN, *made.shape[1:]), [f"{kind} {label}" for label in classes])
+    colors = None if model.filters is None else direction_colors(made.shape[1])
+    names = [f"{kind} {label}" for label in classes]
+    figure = plot_samples(made.reshape(n, DRAWN, *made.shape[1:]), names, colors)
     return Picture("samples", "Samples", words, alt, figure, wide=True)

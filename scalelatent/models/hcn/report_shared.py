@@ -11,7 +11,7 @@ from scalelatent.report.page import Picture, count, listing
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
-from .report_figures import plot_evidence, plot_features, plot_filled
+from .report_figures import direction_colors, plot_evidence, plot_features, plot_filled
 
 # Images that are filled in, from so many places of the data; those drawn, of how many pixels side by side.
 FILLED, PLACES = 100, 50
@@ -81,13 +81,18 @@ def warmed(run: RunFiles) -> int:
 
 
 def features_picture(
-    weights: np.ndarray, used: np.ndarray, often: np.ndarray | None = None, layer: int = 1
+    weights: np.ndarray,
+    used: np.ndarray,
+    often: np.ndarray | None = None,
+    layer: int = 1,
+    of_edges: bool = False,
 ) -> Picture:
     """All features of a layer, and how often each lies in an image where that is known."""
     words = "All features with their numbers; those that are used in ink and framed in their colour"
     words += "." if often is None else ", below each how often it lies in an image, in the mean."
     if len(weights[0]) > 1:
-        what = "channels" if layer == 1 else "features of the layer below"
+        below = "features of the layer below" if layer > 1 else "channels"
+        what = "directions of edges" if of_edges else below
         words += f" A pixel has the mean colour of the {what} that are on in it."
     alt = f"{int(used.sum())} of {count(len(used), 'feature')} are used"
     if often is not None and used.any():
@@ -96,7 +101,8 @@ def features_picture(
     name, title = "features", "Features"
     if layer > 1:
         name, title = f"{name}-{layer}", f"{title} of layer {layer}"
-    return Picture(name, title, words, f"{alt}.", plot_features(weights, used, often), wide=True)
+    figure = plot_features(weights, used, often, direction_colors(weights.shape[1]) if of_edges else None)
+    return Picture(name, title, words, f"{alt}.", figure, wide=True)
 
 
 def learning_pictures(run: RunFiles) -> list[Picture]:
