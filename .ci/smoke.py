@@ -60,6 +60,6 @@ def main() -> None:
             print(f"{name}: the same on a cluster", flush=True)
 
 
-if __name__ == "__main__":  # workers import this file anew
+if __name__ == "__main__":  # workers import this file again
     warnings.filterwarnings("error", module="scalelatent")
     main()

@@ -32,7 +32,7 @@ def find_real_data() -> Path | None:
     return beside if beside.is_dir() else None
 
 
-# Whole folders for the full check: clusters, object stores and recipes are started anew for nearly each of
+# Whole folders for the full check: clusters, object stores and recipes are started for nearly each of
 # their tests. A plain run keeps what shows the same bits on a cluster, through killed workers and drivers.
 SLOW_FOLDERS = ("cluster", "stores", "recipes")
 KEPT = ("test_same_bits.py", "test_failures.py")

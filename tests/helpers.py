@@ -66,7 +66,7 @@ class InterruptAt(Callback):
 
 
 def refuse_pickle(monkeypatch: Any) -> None:
-    """Whoever pickles or unpickles from now on fails."""
+    """Pickling and unpickling fail from now on."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("pickle was called")

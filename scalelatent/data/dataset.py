@@ -139,7 +139,7 @@ class Dataset:
         Raises
         ------
         DataError
-            No such column, one that holds no numbers, a null (the message names row and column); a Dask
+            No such column, one that is not numeric, a null (the message names row and column); a Dask
             DataFrame, which does not know its number of rows.
 
         Examples

@@ -52,7 +52,9 @@ def scores_of(output: Any, metric: str) -> DocumentScores:
         raise DataError(f"the output has shape {values.shape}: give rows (n, d) of at least one column")
     numbers: np.ndarray = values.data if sparse else values  # type: ignore[assignment]
     if numbers.dtype.kind not in "buif" or (numbers.dtype.kind == "f" and not np.isfinite(numbers).all()):
-        raise DataError("the output holds NaN, infinity or no numbers: nothing can be ranked by these rows")
+        raise DataError(
+            "the output is not numeric, or holds NaN or infinity: nothing can be ranked by these rows"
+        )
     if metric == "overlap":
         return _Overlap(values)
     if metric == "euclidean":

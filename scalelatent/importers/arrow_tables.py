@@ -82,7 +82,7 @@ def import_parquet(
     Raises
     ------
     DataError
-        No such file or column, columns that hold no numbers, a null, NaN or infinity (with row and column), a
+        No such file or column, columns that are not numeric, a null, NaN or infinity (with row and column), a
         damaged file, an output that exists. No dataset is left behind.
 
     Examples

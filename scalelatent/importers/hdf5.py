@@ -269,7 +269,7 @@ class H5Rows:
         self.shape = tuple(int(array.shape[a]) for a in self._order)
         self.dtype = np.dtype(str) if self._strings else array.dtype
         if 0 in self.shape:
-            raise DataError(f"{name} has shape {self.shape}, which holds no numbers; nothing to import")
+            raise DataError(f"{name} has shape {self.shape}, which is empty: nothing to import")
         self._band_rows = self._choose_band(array)
         self._band = np.empty(0)
         self._row = self._taken = 0

@@ -144,5 +144,5 @@ def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[
         )
     shape = tuple(int(v) for v in np.frombuffer(axes, ">u4"))
     if math.prod(shape) == 0:
-        raise DataError(f"{name}: its header says shape {shape}, which holds no numbers; nothing to import")
+        raise DataError(f"{name}: its header says shape {shape}, which is empty: nothing to import")
     return shape, np.dtype(_TYPES[magic[2]]), 4 + len(axes)

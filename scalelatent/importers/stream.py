@@ -93,9 +93,7 @@ class RowStream:
         self._start = self._offset = offset
         self._row_bytes = n_features(shape[1:]) * dtype.itemsize
         if shape[0] < 1 or self._row_bytes < 1:
-            raise DataError(
-                f"{name}: its header says shape {shape}, which holds no numbers; nothing to import"
-            )
+            raise DataError(f"{name}: its header says shape {shape}, which is empty: nothing to import")
         if self._row_bytes > _MAX_ROW_BYTES:
             raise DataError(
                 f"{name}: its header says shape {shape}, that is {self._row_bytes:,} bytes a row; the "
@@ -176,7 +174,7 @@ class ArrayStream:
     def __init__(self, values: np.ndarray, name: str) -> None:
         self.name, self.shape, self.dtype = name, values.shape, values.dtype
         if 0 in values.shape:
-            raise DataError(f"{name} has shape {values.shape}, which holds no numbers; nothing to import")
+            raise DataError(f"{name} has shape {values.shape}, which is empty: nothing to import")
         self._values = values
         self._next = 0
 

@@ -122,7 +122,7 @@ def test_cancelled_in_mid_segment_workers_stop_at_once(
         leave = Leave(2.0)
         with pytest.raises(KeyboardInterrupt):
             run(workers, tmp_path, spread=spread, callback=leave)
-        assert time.monotonic() - leave.left < 3  # the driver waits for nobody
+        assert time.monotonic() - leave.left < 3  # the driver waits for no worker
         assert _eventually(lambda: sum(workers.run(_at_work).values()) == 0, seconds=4)
         assert time.monotonic() - leave.left < 6
     finally:

@@ -95,7 +95,7 @@ def test_the_bits_are_those_of_one_process(fitted: SimpleNamespace) -> None:
 
 
 def test_every_row_is_computed_once(fitted: SimpleNamespace) -> None:
-    """No pass was begun anew, and nothing was moved once it ran."""
+    """No pass was restarted, and nothing was moved once it ran."""
     rows = [0] * PASSES
     for own in fitted.blocks.values():
         for iteration, n, _, _ in own:

@@ -111,7 +111,7 @@ def test_wrong_magic_missing_and_swapped(files: tuple[Path, Path], tmp_path: Pat
     _refused(tmp_path, "it holds labels, not images", images=files[1], labels=files[0])
     _refused(tmp_path, "it holds images, not labels", images=files[0], labels=files[0])
     path.write_bytes(struct.pack(">BBBB3I", 0, 0, 8, 3, 0, 5, 4))
-    _refused(tmp_path, "shape (0, 5, 4), which holds no numbers", images=path)
+    _refused(tmp_path, "shape (0, 5, 4), which is empty", images=path)
     path.write_bytes(gzip.compress(struct.pack(">BBBB3I", 0, 0, 8, 3, 9, 2**31, 2**31)))
     _refused(tmp_path, "bytes a row; the header is damaged", images=path)
 

@@ -122,7 +122,7 @@ def test_bad_arrays(tmp_path: Path) -> None:
     refused(make(path, x=Y), r"array 'x' has shape \(53,\); rows x features are needed", out)
     refused(make(path, x=3.0), "array 'x' holds no array, but a single value or nothing", out)
     refused(make(path, x=h5py.Empty("f4")), "array 'x' holds no array, but a single value or nothing", out)
-    refused(make(path, x=X[:0]), r"array 'x' has shape \(0, 5, 4\), which holds no numbers", out)
+    refused(make(path, x=X[:0]), r"array 'x' has shape \(0, 5, 4\), which is empty", out)
     refused(make(path, x=X.astype("c8")), "array 'x' holds complex numbers", out)
     refused(make(path, x=X.astype("S3")), "array 'x' holds values of type", out)
     compound = np.zeros((53, 2), [("a", "f4"), ("b", "i4")])

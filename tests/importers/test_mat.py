@@ -167,7 +167,7 @@ def test_bad_variables(tmp_path: Path, version: str) -> None:
 
 def test_empty_variables(tmp_path: Path) -> None:
     savemat(tmp_path / "a.mat", {"x": np.zeros((0, 4))})
-    refused(tmp_path / "a.mat", r"'x' has shape \(0, 4\), which holds no numbers")
+    refused(tmp_path / "a.mat", r"'x' has shape \(0, 4\), which is empty")
     save73(tmp_path / "b.mat", {"x": np.zeros(2)})  # MATLAB stores the shape of an empty array instead of it
     with h5py.File(tmp_path / "b.mat", "r+") as file:
         file["x"].attrs["MATLAB_empty"] = np.uint8(1)

@@ -41,7 +41,7 @@ def _server() -> Iterator[tuple[str, Door]]:
 
 
 def lead_to(patch: pytest.MonkeyPatch, endpoint: str, folder: object) -> None:
-    """Have the environment lead to the server, with nobody's own credentials in it."""
+    """Have the environment lead to the server, without the credentials of this user."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
         patch.delenv(name)
     for name, value in {

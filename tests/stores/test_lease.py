@@ -58,7 +58,7 @@ def test_one_driver(url: str, place: str, request: pytest.FixtureRequest) -> Non
             pass
         folder.update_state(state="running")
         assert RunFolder.open(url).read_state()["state"] == "running"
-    assert RunFolder.open(url).read_state()["state"] == "failed"  # nobody drives it
+    assert RunFolder.open(url).read_state()["state"] == "failed"  # no driver holds it
     with RunFolder.open(url).lock():
         pass
     assert locate(url).keys("lock") == ["000002.json"]

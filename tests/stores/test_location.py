@@ -157,7 +157,7 @@ def test_one_of_many_creates(s3: S3) -> None:
 def test_reads_are_in_flight_together(s3: S3) -> None:
     place = locate(s3.at("x"))
     place.write("f", bytes(1000))
-    s3.door.gate = threading.Barrier(4)  # nobody is answered before four have asked
+    s3.door.gate = threading.Barrier(4)  # no request is answered before four are there
     try:
         assert len(place.read_ranges([("f", i, 1) for i in range(8)])) == 8
     finally:

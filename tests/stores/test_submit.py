@@ -32,7 +32,7 @@ def workers(_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     from distributed import Client, LocalCluster
 
     with pytest.MonkeyPatch.context() as patch:
-        lead_to(patch, _server[0], tmp_path_factory.mktemp("nobody"))
+        lead_to(patch, _server[0], tmp_path_factory.mktemp("aws"))
         cluster = LocalCluster(
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
             memory_limit=0, silence_logs=50,

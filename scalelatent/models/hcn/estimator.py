@@ -614,7 +614,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @available_if(is_several)
     def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> SeveralObjects:
-        """Several objects in larger images, under another class layer and without learning anew (section
+        """Several objects in larger images, under another class layer and without learning again (section
         2.4); only with ``templates``.
 
         Parameters

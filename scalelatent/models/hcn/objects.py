@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class SeveralObjects:
     """A fitted network under another class layer: images are larger, and several objects lie in them.
 
-    Made by :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes`; nothing is learned anew.
+    Made by :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes`; nothing is learned again.
 
     Attributes
     ----------

@@ -81,7 +81,7 @@ def test_templates_that_speak_against_themselves_find_them_less_often(
 
 
 def check_above() -> None:
-    """What comes from above is said anew in each pass, whatever was said before."""
+    """What comes from above replaces what came before, in each pass."""
     net, images = two_layers(5, 1)
     backend, block = make_backend("cpu"), block_of(images, 0, 6)
     learner = LayeredMessages(net, n_rows=6, alone_passes=3)

@@ -301,7 +301,7 @@ def test_sub_classes_of_few_rows_have_fewer_directions(caplog):
         assert len(told) == 1
         assert "1 of 2 sub-classes" in told[0]
         assert np.isfinite(m.predict_proba(x)).all()
-        # Directions that nobody spans reconstruct nothing of other rows.
+        # Directions that no basis spans reconstruct nothing of other rows.
         span = x[60:] - x[60:].mean(axis=0)
         far = rng.normal(size=(1, 9)) @ (np.eye(9) - np.linalg.pinv(span) @ span)
         row = far + x[60:].mean(axis=0)
