@@ -1,4 +1,4 @@
-"""Networks of parts on a cluster: the bits of this process, whichever worker dies, and wherever a fit resumes."""
+"""Networks of parts on a cluster: the bits of this process, when workers die, and wherever a fit resumes."""
 
 from __future__ import annotations
 

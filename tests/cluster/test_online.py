@@ -1,4 +1,4 @@
-"""Online fits on a cluster: the bits of the fit in this process, whichever worker dies; small tasks; nothing grows."""
+"""Online fits on a cluster: the bits of the fit in this process, when workers die, and small tasks."""
 
 from __future__ import annotations
 
