@@ -132,7 +132,7 @@ def override(job: Job, settings: Iterable[str]) -> Job:
             continue
         values[section][key] = (value, "command line", f"--set {setting}")
         other = {"workers": "scheduler", "scheduler": "workers"}.get(key)
-        if other:  # one takes the place of the other
+        if other and str(value).strip().lower() != "none":  # one takes the place of the other
             values[section][other] = (None, "default", "")
     made = {name: _section(name, given, "job", origins) for name, given in values.items()}
     changed = replace(job, **made, params=params, origins=origins)

@@ -126,6 +126,9 @@ def test_resume_may_change_the_cluster_only():
     assert override(job, ["cluster.workers=4"]).cluster.workers == 4
     moved = override(job, ["cluster.scheduler=tcp://h:1"])
     assert (moved.cluster.workers, moved.cluster.scheduler) == (None, "tcp://h:1")
+    # As a command line with --scheduler says it.
+    moved = override(moved, ['cluster.scheduler="tcp://h:2"', "cluster.workers=none"])
+    assert (moved.cluster.workers, moved.cluster.scheduler) == (None, "tcp://h:2")
     with pytest.raises(JobError, match="may only change"):
         override(job, ["model.capsule_dim=4"])
     with pytest.raises(JobError, match="did you mean 'workers'"):
