@@ -31,6 +31,7 @@ from scalelatent.engine.mapwrite import map_rows, map_to_array, open_spec, parte
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stage
+from scalelatent.engine.plan import MAX_TASKS
 from scalelatent.engine.quarantine import Quarantine, check_choice
 from scalelatent.engine.resume_identity import same_form
 from scalelatent.engine.rowsets import StoredSets, places_within, start_sets
@@ -539,13 +540,16 @@ def codes_place(records: Location, name: str) -> Location:
 
 
 def tile_layout(n: int, row_bytes: int, row_map: Any) -> dict[str, Any]:
-    """Rows and columns of the tiles of a map's output: a function of the rows and the map alone."""
+    """Rows and columns of the tiles of a map's output: a function of the rows and the map alone.
+
+    Where there would be more than MAX_TASKS, tiles are wider; then higher.
+    """
     (width,) = row_map.output()[0]
-    strips = -(-n // parted_rows(row_bytes, row_map))
+    strips = -(-n // max(parted_rows(row_bytes, row_map), -(-n // MAX_TASKS)))
     rows = -(-n // strips)
     work = rows * row_map.flops_per_row() + row_map.column_flops()
     wanted = min(TASK_FLOPS, max(LEAST_FLOPS, strips * width * work / TASKS))
-    columns = max(1, min(round(wanted / work), width))
+    columns = max(1, min(round(wanted / work), width), -(-width // (MAX_TASKS // strips)))
     return {"shard_rows": rows, "tile_columns": columns}
 
 

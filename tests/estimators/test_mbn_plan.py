@@ -14,11 +14,14 @@ import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 import scalelatent as sl
-from scalelatent.engine.mapwrite import PARTED_ROWS
-from scalelatent.engine.plan import ALLOWED_SHARE, find_resources
+from scalelatent.engine.mapwrite import PARTED_ROWS, parted_rows
+from scalelatent.engine.plan import ALLOWED_SHARE, MAX_TASKS, find_resources
 from scalelatent.errors import PlanError
 from scalelatent.estimators import base
+from scalelatent.estimators.session import tile_layout
 from scalelatent.models.mbn import fit as mbn_fit
+from scalelatent.models.mbn.model.layers import Layer
+from scalelatent.models.mbn.model.network import LayerCoder
 from scalelatent.models.mbn.model.pca import StreamedPca
 from scalelatent.storage.disk import LocalLocation
 
@@ -138,6 +141,26 @@ def test_components_that_do_not_settle(rows: sl.Dataset, monkeypatch: Any) -> No
 def test_a_schedule_that_is_not_chosen_yet() -> None:
     with pytest.raises(NotFittedError, match="decay='auto' is chosen by fit"):
         _network(decay="auto").schedule(600)
+
+
+def test_tiles_of_very_many_rows_are_larger_and_others_as_they_were() -> None:
+    tasks = set()
+    for n in (10**3, 10**6, 10**8, 10**9, 10**10):
+        for row_bytes in (64, 784, 20_000):
+            for width in (10, 400):
+                layer = Layer(1, 0, n, width, 1000, 784, 0, 0.5, "euclidean", False, "uint8")
+                coder = LayerCoder(layer, None, 0, width)
+                rows = -(-n // -(-n // parted_rows(row_bytes, coder)))
+                work = rows * coder.flops_per_row() + coder.column_flops()
+                wanted = min(2e11, max(5e9, -(-n // rows) * width * work / 16))
+                columns = max(1, min(round(wanted / work), width))
+                count = -(-n // rows) * -(-width // columns)
+                tiles = tile_layout(n, row_bytes, coder)
+                if count <= MAX_TASKS:
+                    assert tiles == {"shard_rows": rows, "tile_columns": columns}
+                assert -(-n // tiles["shard_rows"]) * -(-width // tiles["tile_columns"]) <= MAX_TASKS
+                tasks.add(count > MAX_TASKS)
+    assert tasks == {True, False}
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "uint16", "float64"])

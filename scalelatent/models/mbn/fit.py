@@ -15,10 +15,9 @@ from scalelatent.contract.parameters import is_number
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.mapwrite import PARTED_BYTES, parted_rows
+from scalelatent.engine.mapwrite import PARTED_BYTES
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.plan import (
-    MAX_TASKS,
     Forecast,
     Resources,
     RowShape,
@@ -298,20 +297,15 @@ def _plan(model: MultilayerBootstrapNetwork, told: Forecast, decay: float) -> di
         told.add("choosing decay", DECAY_SECONDS)
     for layer in layers:
         centroid_bytes = _centroid_bytes(layer, train)
-        memory = _memory(layer, train, centroid_bytes, row_bytes, resources)
+        coder = LayerCoder(layer, None, 0, layer.n_clusterings)
+        tiles = tile_layout(n, row_bytes, coder)
+        memory = _memory(layer, train, centroid_bytes, row_bytes, tiles, resources)
         peak = max(
             peak, check_fits(f"layer {layer.number} (k = {layer.k})", memory, resources, _remedy(layer))
         )
-        coder = LayerCoder(layer, None, 0, layer.n_clusterings)
-        tiles = tile_layout(n, row_bytes, coder)
         strips = -(-n // tiles["shard_rows"])
         count = strips * -(-layer.n_clusterings // tiles["tile_columns"])
         code_bytes = n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize
-        if count > MAX_TASKS:
-            raise PlanError(
-                f"layer {layer.number} would make {count} tasks, above {MAX_TASKS}: fit fewer rows, or lower "
-                "n_clusterings or k1"
-            )
         slots = min(resources.slots, count)
         per_row, per_set = _code_seconds(told, layer, train)
         beside = told.pass_overhead(count)
@@ -422,17 +416,21 @@ def _centroid_bytes(layer: Layer, train: Dataset) -> int:
     return int(layer.k * layer.output()[0][0] * np.dtype(layer.dtype).itemsize)
 
 
-def _converted(layer: Layer, train: Dataset, row_bytes: int) -> int:
+def _converted(layer: Layer, train: Dataset, rows: int) -> int:
     """Bytes of a task's rows as the first layer's kernels take them; 0 where they are stored so."""
     if layer.number > 1 or layer.dtype == "float32" or (layer.dtype == "uint8" and not layer.csr):
         return 0
     entries = (train.nnz or 0) / len(train) if layer.csr else layer.width
-    rows = min(len(train), parted_rows(row_bytes, LayerCoder(layer, None, 0, layer.n_clusterings)))
     return int(4 * entries * rows)
 
 
 def _memory(
-    layer: Layer, train: Dataset, centroids: int, row_bytes: int, resources: Resources
+    layer: Layer,
+    train: Dataset,
+    centroids: int,
+    row_bytes: int,
+    tiles: Mapping[str, int],
+    resources: Resources,
 ) -> dict[str, int]:
     threads = resources.threads
     at_once = layer.together
@@ -448,10 +446,12 @@ def _memory(
     else:
         # Packed in float32, and once more while it is being packed.
         ready = 8 * layer.k * layer.n_columns
-    rows = PARTED_BYTES + row_bytes
+    # Of very many rows tiles are larger.
+    code_bytes = tiles["tile_columns"] * np.dtype(layer.code_dtype).itemsize
+    rows = max(PARTED_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes
     return {
         "process": process_bytes(resources),
-        "rows of a task": threads * (2 * rows + _converted(layer, train, row_bytes)),
+        "rows of a task": threads * (2 * rows + _converted(layer, train, tiles["shard_rows"])),
         "centroids of the clusterings at work": threads * (at_once * centroids + ready),
         "centroids while they are gathered": 2 * threads * max(centroids, min(SHARD_BYTES, 16 * centroids)),
     }
