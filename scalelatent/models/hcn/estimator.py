@@ -627,8 +627,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Returns
         -------
         SeveralObjects
-            With ``predict`` and ``decision_function``, in this process. It is not saved: save the network,
-            and ask the loaded one again.
+            With ``predict`` and ``decision_function``, in this process; a cluster takes them as
+            ``client.submit(found.predict, images)``. It is not saved: save the network, and ask the loaded
+            one again.
 
         Raises
         ------
