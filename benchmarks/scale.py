@@ -68,7 +68,7 @@ ASSUMED = {
     "network_mb_per_second_of_a_worker": 1000.0,
 }
 SETTINGS = {
-    "refused": "fewer `n_clusterings`, or a smaller `k1`: a map has tiles of fixed size",
+    "refused": "`[engine] leaf_rows`: fewer, longer leaves",
     "computing": "more workers, while a pass has spans for them: `[engine] leaf_rows`",
     "reading": "`[engine] cache`: rows that stay with workers",
     "scheduler": "`[engine] leaf_rows`: fewer, longer spans",

@@ -172,6 +172,29 @@ def test_auto_spreads_steps_that_compute_for_long_and_no_others(workers: Any) ->
     assert steps._use_one(1)
 
 
+def test_steps_go_back_to_one_worker_whose_first_ones_were_slow(
+    workers: Any, run: Any, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    kept = {name: getattr(dask_online.DaskSteps, name) for name in ("_on_one", "_on_all")}
+
+    def noted(name: str) -> Any:
+        def call(self: Any, *args: Any) -> Any:
+            out = kept[name](self, *args)
+            if not found:  # as if kernels had been loaded
+                self._one = self._work = 5.0
+            found.append(name)
+            return out
+
+        return call
+
+    for name in kept:
+        monkeypatch.setattr(dask_online.DaskSteps, name, noted(name))
+    same(run(workers, tmp_path, spread="auto", epochs=3), alone(epochs=3))
+    assert found[:2] == ["_on_one", "_on_all"]
+    assert set(found[2:]) == {"_on_one"}
+
+
 # -- interrupts and deaths -----------------------------------------------------------------------------------
 
 

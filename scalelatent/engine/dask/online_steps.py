@@ -294,6 +294,8 @@ class DaskSteps:
         out = self._result([future, *futures], workers)
         seconds = (time.perf_counter() - begin) / count
         self._work = out["work"] / count
+        # What one worker took may have been its first steps, with kernels to load and rows to read.
+        self._one = self._work if self._one is None else min(self._one, self._work)
         # A late answer of one segment says little; a lasting one moves the mean.
         self._cost = 0.7 * self._cost + 0.3 * max(seconds - out["longest"] / count, 0.0)
         self.spread_steps += count
