@@ -65,7 +65,7 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
         if wants_display(call.verbose) and not given.shows_progress:
             from scalelatent.monitor.progress import fit_display  # which is built on rich
 
-            before.append(stack.enter_context(fit_display()))
+            before.append(stack.enter_context(fit_display(call.client)))
         if call.run_dir is not None and not given.keeps_run_folder:
             before.append(stack.enter_context(ask("fit recorder")(call)))
         inside = _WITHIN.set(True)

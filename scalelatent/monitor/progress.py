@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from html import escape
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,12 +15,19 @@ from rich.table import Table
 from rich.text import Text
 
 from scalelatent.engine.callbacks import COMPILING, Callback, in_notebook
+from scalelatent.engine.dask.asking import worker_infos
+from scalelatent.errors import RunError
 
 from .messages import AFTER_FIT, ERRORS, MEASURED, part_of
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 __all__ = ["ProgressDisplay", "describe", "duration", "fit_display"]
 
 REFRESH_SECONDS = 0.25
+# Between two questions to a scheduler how many workers it has. Not measured: a guess.
+COUNT_SECONDS = 5.0
 
 
 def duration(seconds: float) -> str:
@@ -236,15 +244,29 @@ class ProgressDisplay(Callback):
 class NotebookProgress(ProgressDisplay):
     """Show how a fit goes on in the output of a notebook's cell.
 
-    It is renewed when something is told, four times a second at most; rows done in between are not drawn.
+    It is renewed when something is told, four times a second at most; rows done in between are not drawn. Of
+    a fit on a cluster it tells how many workers there are, and where the dashboard is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, client: Client | None = None) -> None:
         # What is said in lines elsewhere is in the display here.
         super().__init__(Console(quiet=True))
+        self._client = client
+        self._workers: int | None = None
+        self._counted = -COUNT_SECONDS
+        self._page = ""
+
+    def on_fit_start(self, info: dict[str, Any]) -> None:
+        """Open the display, with what the cluster is like."""
+        if self._client is not None and not self._page:
+            with suppress(KeyError):  # distributed.dashboard.link names a variable that is not set
+                self._page = self._client.dashboard_link or ""
+        self._count_workers()
+        super().on_fit_start(info)
 
     def on_stage(self, info: dict[str, Any]) -> None:
         super().on_stage(info)
+        self._count_workers()
         self._renew()
 
     def on_progress(self, info: dict[str, Any]) -> None:
@@ -257,7 +279,19 @@ class NotebookProgress(ProgressDisplay):
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         super().on_pass_end(record)
+        self._count_workers()
         self._renew()
+
+    def _count_workers(self) -> None:
+        if self._client is not None and time.monotonic() - self._counted >= COUNT_SECONDS:
+            self._counted = time.monotonic()
+            with suppress(OSError, RunError):  # the fit tells of a scheduler that is lost
+                self._workers = len(worker_infos(self._client))
+
+    def _words(self) -> list[str]:
+        workers = self._workers
+        count = "" if workers is None else f"{workers:,} worker{'' if workers == 1 else 's'}"
+        return [*super()._words(), count]
 
     def _open(self) -> Display:
         return _Cell(self)
@@ -273,9 +307,12 @@ class NotebookProgress(ProgressDisplay):
         pairs = describe(self._record)
         bar = f'<progress value="{done}" max="{total}" style="width:14em"></progress>' if total else ""
         html = f"<div><b>{escape(self._where())}</b> {bar} {escape(' · '.join(words))}"
+        if self._page:
+            html += f' · <a href="{escape(self._page)}" target="_blank">dashboard</a>'
         if pairs:
             html += "<br><small>" + escape("   ".join(f"{name} {text}" for name, text in pairs)) + "</small>"
         lines = ["  ".join([self._where(), *words]), "   ".join(f"{name} {text}" for name, text in pairs)]
+        lines += [f"dashboard: {self._page}"] if self._page else []
         return {"text/plain": "\n".join(filter(None, lines)), "text/html": html + "</div>"}
 
 
@@ -299,6 +336,6 @@ class _Cell:
         self.renew(now=True)
 
 
-def fit_display() -> ProgressDisplay:
+def fit_display(client: Client | None = None) -> ProgressDisplay:
     """The display of a fit that Python code calls: for a notebook, or for standard error."""
-    return NotebookProgress() if in_notebook() else ProgressDisplay(Console(stderr=True))
+    return NotebookProgress(client) if in_notebook() else ProgressDisplay(Console(stderr=True))

@@ -11,6 +11,7 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 import scalelatent as sl
+from scalelatent.monitor import progress
 
 X, Y = np.random.default_rng(0).normal(size=(80, 6)), np.arange(80) % 2
 V = (X > 0).astype("u1")
@@ -88,6 +89,46 @@ def test_a_notebook_shows_one_bar_a_fit(name, notebook, capsys):
     assert "80/80 rows" in last["text/plain"]
     assert '<progress value="80" max="80"' in last["text/html"]
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.cluster
+def test_a_notebook_shows_the_cluster_of_a_fit(notebook, monkeypatch):
+    from distributed import LocalCluster
+
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "COUNT_SECONDS", 0.0)
+    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
+
+        class Joins(sl.Callback):
+            def on_pass_end(self, record: dict[str, Any]) -> None:
+                if record["pass"] == 2:
+                    cluster.scale(2)
+                    cluster.wait_for_workers(2)
+
+        fresh("capsule").fit(X, Y, client=cluster, callbacks=Joins())
+        page = cluster.dashboard_link
+    (told,) = notebook.cells
+    assert "1 worker\n" in told[0]["text/plain"]
+    assert "2 workers\n" in told[-1]["text/plain"]
+    assert any("at most" in bundle["text/html"] for bundle in told)  # the time left
+    assert "objective" in told[-1]["text/html"]
+    assert f'<a href="{page}" target="_blank">dashboard</a>' in told[-1]["text/html"]
+    assert f"dashboard: {page}" in told[-1]["text/plain"]
+
+
+@pytest.mark.cluster
+def test_a_notebook_links_no_dashboard_that_it_cannot_name(notebook):
+    import dask
+    from distributed import LocalCluster
+
+    with (
+        dask.config.set({"distributed.dashboard.link": "{NO_SUCH_VARIABLE}/status"}),
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+    ):
+        fresh("capsule").fit(X, Y, client=cluster)
+    last = notebook.cells[0][-1]
+    assert "1 worker" in last["text/html"]
+    assert "dashboard" not in last["text/html"] + last["text/plain"]
 
 
 def test_a_notebook_shows_nothing_where_it_is_told_so(notebook):
