@@ -15,6 +15,8 @@ from .read.containers import SlicedRows, opened
 from .read.sources import ArrayRows, CsrSource, RowSource, as_source, is_dask, is_zarr
 
 if TYPE_CHECKING:
+    from scalelatent.storage.location import Location
+
     from .dataset import Dataset
 
 __all__ = ["Columns", "PairedRows", "Shifted", "as_binary", "label_source"]
@@ -29,14 +31,18 @@ class Columns:
         y: RowSource | None = None,
         weight: RowSource | None = None,
         *,
-        url: str | None = None,
+        place: Location | None = None,
         attrs: schema.DatasetAttrs | None = None,
         shared: bool = False,
     ) -> None:
         self.x, self.y, self.weight = x, y, weight
-        self.url, self.attrs, self.shared = url, attrs, shared
+        self.place, self.attrs, self.shared = place, attrs, shared
         self.weight_is_own = False
         self.y_left_out = False
+
+    @property
+    def url(self) -> str | None:
+        return None if self.place is None else self.place.url
 
     @property
     def paired(self) -> PairedRows | None:
@@ -93,7 +99,7 @@ class Columns:
         return "" if self.attrs is None or self.attrs.fingerprint is None else self.attrs.fingerprint
 
     def _other(self, y: RowSource | None, weight: RowSource | None, shared: bool) -> Columns:
-        other = Columns(self.x, y, weight, url=self.url, attrs=self.attrs, shared=shared)
+        other = Columns(self.x, y, weight, place=self.place, attrs=self.attrs, shared=shared)
         other.weight_is_own, other.y_left_out = self.weight_is_own, self.y_left_out
         return other
 

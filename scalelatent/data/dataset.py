@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.errors import DataError
-from scalelatent.storage.disk import locate
+from scalelatent.storage.stores import known_place, place_of
 
 from . import schema
 from .columns import Columns, PairedRows, Shifted, as_binary, label_source
@@ -24,10 +24,16 @@ from .read.stored import open_columns
 from .write.create import copy_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import dask.array as da
     import xarray
+    from fsspec.mapping import FSMap
+    from zarr.abc.store import Store
+    from zarr.storage import StorePath
+
+    from scalelatent.storage.access import Access
+    from scalelatent.storage.location import Location
 
     from .torch_rows import TorchRows
 
@@ -162,7 +168,8 @@ class Dataset:
         DataError
             The dataset is gone, or its content is no longer the one described.
         """
-        ds = _open_cached(spec["url"], locate(spec["url"]).stamp("zarr.json"))
+        url, mark = spec["url"], spec.get("access")
+        ds = _open_cached(url, mark, known_place(url, mark).stamp("zarr.json"))
         if ds.fingerprint() != spec["fingerprint"]:
             then = earlier_columns(ds._columns, spec["fingerprint"])
             ds = ds if then is None else cls(then)
@@ -175,6 +182,11 @@ class Dataset:
         ds = ds[spec["start"] : spec["stop"]]
         ds = ds.without_labels() if spec.get("without_labels") else ds
         return ds.with_target(cls.from_spec(spec["target"])) if "target" in spec else ds
+
+    def __reduce__(self) -> Any:
+        if not self.is_stored:
+            return Dataset, (self._columns, self._start, self._stop)
+        return _reopened, (self.spec(), self.accesses)
 
     @property
     def n_rows(self) -> int:
@@ -250,6 +262,20 @@ class Dataset:
     def url(self) -> str | None:
         """Where it is stored, or None."""
         return self._columns.url
+
+    @property
+    def place(self) -> Location | None:
+        """The place where it is stored, with its access; None for arrays."""
+        return self._columns.place
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """What opens it, and the rows paired with it, besides their addresses; another process needs them,
+        too. Pickled datasets have theirs with them.
+        """
+        own = () if self.place is None or self.place.access is None else (self.place.access,)
+        paired = self._columns.paired
+        return own if paired is None else (*own, *paired.dataset.accesses)
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -514,6 +540,8 @@ class Dataset:
             "stop": self._stop,
             "fingerprint": self._columns.fingerprint,
         }
+        if self.place is not None and self.place.access is not None:
+            spec["access"] = self.place.access.mark
         if self._columns.y_left_out:
             spec["without_labels"] = True
         paired = self._columns.paired
@@ -702,13 +730,25 @@ class Dataset:
         return self._start + start, self._start + stop
 
 
-def open_dataset(url: str | os.PathLike[str]) -> Dataset:
+def open_dataset(
+    url: str | os.PathLike[str] | Location | Store | StorePath | FSMap,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Dataset:
     """Open a stored dataset.
 
     Parameters
     ----------
-    url : str or path-like
-        A local path, `file:///path`, `s3://bucket/key`, `memory://name`, or another address; see `locate`.
+    url : str, path-like or store
+        A local path, `file:///path`, `s3://bucket/key`, `az://container/key`, `memory://name`, or another
+        address; or a store with the dataset at its root: of zarr (``zarr.storage.ObjectStore``,
+        ``FsspecStore``, ``ZipStore``, …, or a ``StorePath`` in one), of obstore (``obstore.store.S3Store``),
+        or fsspec's ``fs.get_mapper(path)``.
+    storage_options : dict, optional
+        What fsspec's file system of the address takes, for example ``{"anon": True}`` or
+        ``{"endpoint_url": …, "key": …, "secret": …}`` of `s3://`; by default the environment says it.
+        They, and stores, go to the workers of a Dask cluster and along with a pickled dataset, and are never
+        written to a run folder or a model.
 
     Returns
     -------
@@ -727,14 +767,23 @@ def open_dataset(url: str | os.PathLike[str]) -> Dataset:
     >>> _ = rows.save("memory://doc-open", overwrite=True)
     >>> open_dataset("memory://doc-open")
     <Dataset 4 rows x (3,) uint8, 2 classes, 'memory://doc-open'>
+
+    >>> import fsspec
+    >>> open_dataset(fsspec.filesystem("memory").get_mapper("/doc-open")).read_y(0, 4).tolist()
+    [0, 1, 0, 1]
     """
-    return Dataset(Columns(**open_columns(locate(url))))
+    return Dataset(Columns(**open_columns(place_of(url, storage_options))))
+
+
+def _reopened(spec: dict[str, Any], accesses: tuple[Access, ...]) -> Dataset:
+    """A pickled dataset; its accesses are known here once they are unpickled."""
+    return Dataset.from_spec(spec)
 
 
 @functools.lru_cache(maxsize=16)
-def _open_cached(url: str, stamp: Any) -> Dataset:
+def _open_cached(url: str, mark: str | None, stamp: Any) -> Dataset:
     """A dataset opened once per process and state of its metadata file."""
-    return open_dataset(url)
+    return open_dataset(known_place(url, mark))
 
 
 def _hash_rows(ds: Dataset) -> str:

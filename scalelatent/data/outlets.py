@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,20 +60,11 @@ class _Column:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._ds, self._name = ds, name
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        if not self._ds.is_stored:
-            return _Column, (self._ds, self._name, self.shape, self.dtype)
-        return _of_spec, (type(self._ds), self._ds.spec(), self._name, self.shape, self.dtype)
-
     def __getitem__(self, key: tuple[slice, ...]) -> np.ndarray:
         start, stop, _ = key[0].indices(self.shape[0])
         read = {"x": self._ds.read_x, "y": self._ds.read_y, "weight": self._ds.read_weight}[self._name]
         rows = np.asarray(read(start, stop)).reshape(stop - start, *self.shape[1:])
         return rows.astype(self.dtype, copy=False)[(slice(None), *key[1:])]
-
-
-def _of_spec(kind: type[Dataset], spec: dict[str, Any], *given: Any) -> _Column:
-    return _Column(kind.from_spec(spec), *given)
 
 
 def _column(ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> da.Array:

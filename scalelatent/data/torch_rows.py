@@ -30,18 +30,6 @@ class TorchRows(IterableDataset):  # type: ignore[type-arg]
         # Shared with workers that live on from epoch to epoch.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        if self._ds.is_stored:
-            state["_ds"] = type(self._ds), self._ds.spec()
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if isinstance(self._ds, tuple):
-            kind, spec = self._ds
-            self._ds = kind.from_spec(spec)
-
     def __len__(self) -> int:
         """Rows, or batches, of an epoch."""
         if self._batch is None:

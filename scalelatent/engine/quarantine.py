@@ -12,6 +12,7 @@ from scalelatent.errors import RunError, ShardError
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
+    from scalelatent.storage.location import Location
 
     from .callbacks import Callback
     from .checkpoints import EngineStore
@@ -63,6 +64,7 @@ class Quarantine:
     def __init__(self, choice: str = "stop", store: EngineStore | None = None) -> None:
         self.skips = check_choice(choice) == "skip"
         self._store = store
+        self._places: dict[str, Location] = {}
         kept = None if store is None else store.place.read(FILE)
         try:
             self.shards = [] if kept is None else [BadShard(**entry) for entry in json.loads(kept)]
@@ -74,6 +76,8 @@ class Quarantine:
 
     def rows_of(self, dataset: Dataset) -> Ranges:
         """Rows of a dataset that are left out, as disjoint runs in order."""
+        if dataset.place is not None:
+            self._places[dataset.place.url] = dataset.place
         if dataset.url is None or not self.shards:
             return ()
         first, last = dataset.extent
@@ -140,7 +144,7 @@ class Quarantine:
         from scalelatent.data import open_dataset
 
         out = sum(s.stop - s.start for s in self.shards if s.url == bad.url) + bad.stop - bad.start
-        rows = len(open_dataset(bad.url))
+        rows = len(open_dataset(self._places.get(bad.url, bad.url)))
         if out > MOST * rows:
             raise RunError(
                 f"shard {bad.file} (rows {bad.start}:{bad.stop}) is bad ({bad.why}), and with it {out} of "

@@ -214,7 +214,10 @@ class FitSession:
 
     def visible(self, name: str, dataset: Dataset) -> Dataset:
         """The dataset where every worker can open it: itself, or a temporary copy beside the records."""
-        if self.client is None or dataset.is_stored:
+        if self.client is None:
+            return dataset
+        if dataset.is_stored:
+            self.executor.lend_access(dataset)
             return dataset
         place = self.scratch().at(f"{name}.zarr")
         self._leftovers.append(place)

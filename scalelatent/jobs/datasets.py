@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
 from scalelatent.errors import JobError
+from scalelatent.storage.disk import is_local
 
 from .spec import Job, parse_rows
 
@@ -34,7 +35,8 @@ def open_job_data(job: Job) -> JobData:
     """Open what ``[data]`` names and check that it fits together."""
     data = job.data
     _check_targets(job)
-    train = open_rows(data.train, data.train_rows, key="train", target=data.target)
+    how = {"storage_options": data.storage_options}
+    train = open_rows(data.train, data.train_rows, key="train", target=data.target, **how)
     if not data.labels:
         train = train.without_labels()
     others = {}
@@ -43,7 +45,7 @@ def open_job_data(job: Job) -> JobData:
         if url is None:
             continue
         target = getattr(data, f"{name}_target") or (data.target if url == data.train else None)
-        others[name] = open_rows(url, getattr(data, f"{name}_rows"), key=name, target=target)
+        others[name] = open_rows(url, getattr(data, f"{name}_rows"), key=name, target=target, **how)
         if others[name].n_features != train.n_features:
             raise JobError(
                 f"[data] {name} = {url!r} has {others[name].n_features} features a row, train has "
@@ -87,13 +89,23 @@ def _check_targets(job: Job) -> None:
         )
 
 
-def open_rows(url: str, rows: str | None = None, *, key: str = "data", target: str | None = None) -> Dataset:
-    """Open a dataset, or a run of its rows."""
+def open_rows(
+    url: str,
+    rows: str | None = None,
+    *,
+    key: str = "data",
+    target: str | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> Dataset:
+    """Open a dataset, or a run of its rows; the options are for addresses, not for what lies on a disk."""
     from scalelatent.data import open_dataset
 
-    dataset = open_dataset(url)
+    def opened(url: str) -> Dataset:
+        return open_dataset(url, storage_options=None if is_local(url) else storage_options)
+
+    dataset = opened(url)
     if target is not None:  # before rows are counted from an end
-        dataset = dataset.with_target(open_dataset(target))
+        dataset = dataset.with_target(opened(target))
     if rows is None:
         return dataset
     n_rows = dataset.n_rows

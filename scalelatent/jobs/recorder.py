@@ -213,7 +213,7 @@ def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
         key = _ROWS.get(name)
         if key is None:
             continue
-        spec = dataset.spec() if dataset.is_stored else None
+        spec = dataset.spec() if dataset.is_stored and not dataset.accesses else None
         bare = spec is not None and "without_labels" in spec
         if key == "train" and bare:
             found["labels"] = False
@@ -231,7 +231,10 @@ def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
 def python_only(job: Job) -> str:
     """Why the command line cannot go on with a run; empty where it can."""
     if job.in_memory:
-        return f"its rows ({', '.join(job.in_memory)}) lived in the memory of a Python process"
+        return (
+            f"its rows ({', '.join(job.in_memory)}) were given in Python: they lived in memory, or were "
+            "opened with storage options or a store object"
+        )
     if job.origins.get("model.kind") == SEARCH:
         return (
             "it is a search with candidates, folds, scores or limits that no [search] of a job file can say"

@@ -69,7 +69,8 @@ def _job_rows(folder: RunFolder, tell: Callable[[str], None]) -> Dataset | None:
         job = folder.read_job()
         if job.in_memory:
             tell(
-                f"the rows of {folder.url} lived in memory, so the report shows none; in Python: "
+                f"the rows of {folder.url} lived in memory, or were opened in Python with storage options or "
+                "a store object, so the report shows none; in Python: "
                 f"scalelatent.load_model({folder.url!r}).report({folder.url!r}, data=(X, y))"
             )
             return None

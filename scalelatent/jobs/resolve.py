@@ -7,7 +7,6 @@ file > defaults. The origin of every value is kept, and `scalelatent plan` print
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 
 from scalelatent.contract.kinds import find_kind, job_kind
 from scalelatent.errors import JobError, StoreError, nearest
+from scalelatent.storage.access import SECRET_NAMES
 from scalelatent.storage.disk import check_address
 from scalelatent.storage.location import FROM_ENVIRONMENT
 
@@ -31,7 +31,7 @@ __all__ = ["load_job", "override", "parse_setting", "parse_value", "resolve"]
 _ALSO_CHANGEABLE = ("engine.on_bad_shard", "engine.cache")
 
 PREFIX = "SCALELATENT_"
-_SECRET = re.compile(r"secret|token|passw|credential|storage_options|access_?key|(^|_)key$", re.IGNORECASE)
+_ACCOUNTS = ("anon", "cloud", "google_default")  # what gcsfs takes for a token, and are none
 _PATH_KEYS = {
     "job": ("out", "scratch"),
     "data": ("train", "validation", "test", "target", "validation_target", "test_target"),
@@ -172,8 +172,16 @@ def _harmless(section: str, key: str, value: Any, where: str) -> Any:
     """The value, unless it is a credential: job files are copied into run folders, and shown around."""
     shape = SECTIONS.get(section)
     known = () if shape is None else shape.model_fields
-    if section != "model" and key not in known and _SECRET.search(key):
+    if section != "model" and key not in known and SECRET_NAMES.search(key) and value not in _ACCOUNTS:
         raise JobError(f"{where}: [{section}] {key} looks like a credential: take it out; {FROM_ENVIRONMENT}")
+    if (section, key) == ("data", "storage_options") and isinstance(value, str) and value != "none":
+        raise JobError(
+            f"{where}: [data] storage_options is no table such as {{anon = true}}; credentials do not belong "
+            f"there: {FROM_ENVIRONMENT}"
+        )
+    if key.startswith("storage_options") and isinstance(value, Mapping):
+        for name, inner in value.items():
+            _harmless(section, f"{key}.{name}", inner, where)
     for text in value if isinstance(value, list | tuple) else [value]:
         if isinstance(text, str) and "\0" in text:
             raise JobError(f"{where}: [{section}] {key} holds a NUL character: take it out")

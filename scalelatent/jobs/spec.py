@@ -170,6 +170,8 @@ class DataSection(_Section):
     """The outputs of `validation`, where it is another dataset than `train`."""
     test_target: OptText = None
     """The outputs of `test`, where it is another dataset than `train`."""
+    storage_options: Annotated[dict[str, Any] | None, BeforeValidator(_none_word)] = None
+    """What fsspec's file system of these addresses takes, such as `{anon = true}`; no credentials."""
 
 
 class EngineSection(_Section):

@@ -40,13 +40,26 @@ def clears_too(location: Location, other: Location) -> bool:
     return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
 
 
-def refuse_onto(url: str | os.PathLike[str], source: str | os.PathLike[str] | None) -> None:
+def refuse_onto(
+    url: str | os.PathLike[str] | Location, source: str | os.PathLike[str] | Location | None
+) -> None:
     """Refuse an output that would replace what is read for it, under whatever name."""
-    if source is not None and clears_too(locate(url), locate(source)):
+    if source is None:
+        return
+    place, read = locate(url), locate(source)
+    if clears_too(place, read) or _is_behind(read, place):
         raise DataError(
-            f"{locate(source).url}: a dataset cannot be written onto itself (the output is "
-            f"{locate(url).url}); choose another output"
+            f"{read.url}: a dataset cannot be written onto itself (the output is {place.url}); choose "
+            "another output"
         )
+
+
+def _is_behind(read: Location, place: Location) -> bool:
+    """Whether a place holds what is read by way of a store object, which does not say where that lies."""
+    if read.access is None or read.access.store is None:
+        return False
+    raw = read.read("zarr.json")
+    return raw is not None and raw == place.read("zarr.json")
 
 
 def _real(location: Location) -> str:

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
+    from .access import Access
+
 __all__ = ["FROM_ENVIRONMENT", "REMOVED", "Location"]
 
 FROM_ENVIRONMENT = (
     "credentials come from the environment (for s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-    "AWS_PROFILE with ~/.aws/credentials), never from an address or a job file"
+    "AWS_PROFILE with ~/.aws/credentials; for az: AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY), "
+    "never from an address or a job file"
 )
 
 REMOVED = "scalelatent-removed"
@@ -29,6 +32,7 @@ class Location(ABC):
     """A folder, by its url; keys are relative to it, with `/` between parts."""
 
     shared: bool = True
+    access: Access | None = None
     reads_at_once: int = 1
 
     def __init__(self, url: str) -> None:

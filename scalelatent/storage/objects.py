@@ -1,4 +1,4 @@
-"""Object stores (`s3://`, `gs://`, …) and memory (`memory://`), through fsspec."""
+"""Object stores (`s3://`, `gs://`, `az://`, …) and memory (`memory://`), through fsspec."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalelatent.errors import StoreError
 
+from .access import Access
 from .location import FROM_ENVIRONMENT, Location
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 READS_AT_ONCE = 8
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
+_EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure")
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 # By name: the libraries that raise them may not be installed.
 _TRANSIENT_NAMES = frozenset(
@@ -45,6 +47,10 @@ _TRANSIENT_NAMES = frozenset(
         "ResponseParserError",
         "ResponseStreamingError",
         "ServerDisconnectedError",
+        "ServiceRequestError",
+        "ServiceRequestTimeoutError",
+        "ServiceResponseError",
+        "ServiceResponseTimeoutError",
     }
 )
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
@@ -58,7 +64,7 @@ class _OutOfRange(StoreError):
 class ObjectLocation(Location):
     """A prefix of an object store, or of this process's memory (`memory://name`, for tests and trials)."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: Access | None = None) -> None:
         protocol, _, rest = url.partition("://")
         self.protocol = protocol.lower()
         rest = rest.strip("/")
@@ -66,10 +72,14 @@ class ObjectLocation(Location):
             example = "memory://trial" if self.protocol == "memory" else f"{self.protocol}://bucket/name"
             raise StoreError(f"{url!r} needs a name: write for example {example!r}")
         super().__init__(f"{self.protocol}://{rest}")
-        self._fs = _filesystem(self.protocol, os.getpid())
+        self.access = access
+        self._fs = _filesystem(self.protocol, os.getpid(), access)
         self._root = str(self._fs._strip_protocol(self.url)).rstrip("/")
         self.shared = self.protocol != "memory"
         self.reads_at_once = READS_AT_ONCE if self.shared else 1
+
+    def __reduce__(self) -> Any:
+        return ObjectLocation, (self.url, self.access)
 
     @property
     def filesystem(self) -> tuple[Any, str]:
@@ -77,7 +87,7 @@ class ObjectLocation(Location):
         return self._fs, self._root
 
     def at(self, key: str) -> ObjectLocation:
-        return ObjectLocation(f"{self.url}/{key}")
+        return ObjectLocation(f"{self.url}/{key}", self.access)
 
     def zarr_store(self, *, read_only: bool) -> Store:
         from .zarrstore import LocationStore
@@ -100,7 +110,10 @@ class ObjectLocation(Location):
         stop = None if start < 0 else start + length
 
         def get(path: str) -> bytes:
-            return bytes(self._fs.cat_file(path, start=start, end=stop))
+            begin = start
+            if start < 0 and _EXTRAS.get(self.protocol) == "azure":  # it knows no ranges from the end
+                begin = max(0, int(self._fs.info(path)["size"]) + start)
+            return bytes(self._fs.cat_file(path, start=begin, end=stop))
 
         got = self._patient(key, get)
         # Not every store knows of ranges from the end: some send all.
@@ -211,7 +224,7 @@ class ObjectLocation(Location):
 
 
 @functools.lru_cache(maxsize=32)
-def _filesystem(protocol: str, pid: int) -> Any:
+def _filesystem(protocol: str, pid: int, access: Access | None = None) -> Any:
     """The file system of a protocol, one a process: its connections and threads do not survive a fork."""
     import fsspec
 
@@ -226,8 +239,8 @@ def _filesystem(protocol: str, pid: int) -> Any:
         ) from error
     except ValueError as error:
         raise StoreError(
-            f"addresses with '{protocol}://' are not known here; use a local path, s3://, gs://, memory:// "
-            "or another protocol of fsspec"
+            f"addresses with '{protocol}://' are not known here; use a local path, s3://, gs://, az://, "
+            "memory:// or another protocol of fsspec"
         ) from error
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if extra == "s3":
@@ -238,14 +251,23 @@ def _filesystem(protocol: str, pid: int) -> Any:
 
         limits = ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS)
         options["session_kwargs"] = {"timeout": limits}
+    if access is not None:
+        options = {**access.options, **options}
+        for name, own in options.items():
+            if isinstance(own, dict) and isinstance(given := access.options.get(name), Mapping):
+                options[name] = {**own, **given}
     try:
         inspect.signature(kind.__init__).bind(None, **options)
     except TypeError as error:  # one that wants a host, a user: ftp, sftp, webhdfs
         raise StoreError(
             f"addresses with '{protocol}://' are not known here ({error}); copy what lies there to a disk, "
-            "or to s3:// or gs://"
+            "or to s3://, gs:// or az://"
         ) from error
-    made = kind(**options)
+    try:
+        made = kind(**options)
+    except ValueError as error:
+        said = scrub(error) if access is None else access.hide(scrub(error))
+        raise StoreError(f"'{protocol}://' cannot be opened ({said}); {FROM_ENVIRONMENT}") from error
     if extra == "s3":
         made.retries = 1
     return made
@@ -296,7 +318,7 @@ def _answer(error: BaseException) -> tuple[int | None, str]:
         if isinstance(response, dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return status, str(response.get("Error", {}).get("Code", ""))
-        for name in ("status", "code"):
+        for name in ("status", "code", "status_code"):
             if isinstance(value := getattr(e, name, None), int):
                 return value, ""
     return None, ""
@@ -319,6 +341,7 @@ def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent:
     status, code = _answer(error)
     names = {type(e).__name__ for e in _chain(error)}
     root = place.url.split("/")[2]
+    said = scrub(error) if place.access is None else place.access.hide(scrub(error))
     if isinstance(error, StoreError):
         return error
     if code in ("NoSuchBucket", "InvalidBucketName") or "bucket does not exist" in str(error):
@@ -338,17 +361,17 @@ def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent:
             "public bucket: FSSPEC_S3_ANON=true"
         )
     if _is_transient(error):
-        said = f"{status} {code}".strip() if status else scrub(error)
+        said = f"{status} {code}".strip() if status else said
         return StoreError(
             f"{what}: the store did not answer as it should in {tries} attempts over {spent:.0f} s (the "
             f"last: {said}); look whether it is up and reachable from here, then go on"
         )
     if isinstance(error, PermissionError) or status in (401, 403):
         return StoreError(
-            f"{what}: permission denied ({code or status or scrub(error)}): the credentials in use may "
+            f"{what}: permission denied ({code or status or said}): the credentials in use may "
             f"not do this in {root!r}; let them read, write, list and delete there, or use others"
         )
-    return StoreError(f"{what}: {type(error).__name__}: {scrub(error)}")
+    return StoreError(f"{what}: {type(error).__name__}: {said}")
 
 
 def scrub(error: BaseException | str) -> str:

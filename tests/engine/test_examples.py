@@ -117,6 +117,6 @@ def test_rows_of_pieces_and_of_bad_shards() -> None:
     assert (whole_shards(stored, 35, 45), whole_shards(stored[30:], 55, 60)) == ((0, 80), (80, 90))
     quarantine = Quarantine("skip")
     quarantine.shards.append(BadShard("rows.zarr", "rows.zarr/x/c/1", 100, 200, 3, "workers died of it"))
-    assert quarantine.rows_of(SimpleNamespace(url="rows.zarr", extent=(150, 400))) == ((0, 50),)
+    assert quarantine.rows_of(SimpleNamespace(place=None, url="rows.zarr", extent=(150, 400))) == ((0, 50),)
     with pytest.raises(ValueError, match="'stop' or 'skip', not 'skp': did you mean 'skip'"):
         check_choice("skp")

@@ -37,11 +37,11 @@ def bad(start: int, stop: int, url: str = "rows.zarr") -> BadShard:
 def test_rows_of_a_slice(runs: list[tuple[int, int]], first: int, n: int) -> None:
     quarantine = Quarantine("skip")
     quarantine.shards = [bad(a, a + size) for a, size in runs]
-    found = quarantine.rows_of(SimpleNamespace(url="rows.zarr", extent=(first, first + n)))
+    found = quarantine.rows_of(SimpleNamespace(place=None, url="rows.zarr", extent=(first, first + n)))
     lost = {row for a, size in runs for row in range(a, a + size)} & set(range(first, first + n))
     assert {row + first for a, b in found for row in range(a, b)} == lost
     assert all(b < c for (_, b), (c, _) in itertools.pairwise(found))
-    assert quarantine.rows_of(SimpleNamespace(url="others.zarr", extent=(0, 100))) == ()
+    assert quarantine.rows_of(SimpleNamespace(place=None, url="others.zarr", extent=(0, 100))) == ()
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -140,8 +140,8 @@ def test_a_dataset_that_is_away_is_no_bad_shard(tmp_path: Path, toy: Any) -> Non
 def test_an_output_follows_its_source() -> None:
     quarantine = Quarantine("skip")
     quarantine.shards = [bad(100, 200), bad(300, 400)]
-    source = SimpleNamespace(url="rows.zarr", extent=(150, 350))
-    mapped = SimpleNamespace(url="mapped.zarr", extent=(0, 200))
+    source = SimpleNamespace(place=None, url="rows.zarr", extent=(150, 350))
+    mapped = SimpleNamespace(place=None, url="mapped.zarr", extent=(0, 200))
     for _ in range(2):
         quarantine.follow(source, mapped)
     assert quarantine.rows_of(mapped) == quarantine.rows_of(source) == ((0, 50), (150, 200))

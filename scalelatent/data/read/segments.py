@@ -174,7 +174,7 @@ def columns_then(columns: Columns, state: EarlierState) -> Columns:
     assert x is not None
     then = replace(attrs, fingerprint=state.fingerprint, classes=state.classes)
     weight = None if columns.weight_is_own else columns.weight
-    out = Columns(x, first(y), first(weight), url=columns.url, attrs=then, shared=columns.shared)
+    out = Columns(x, first(y), first(weight), place=columns.place, attrs=then, shared=columns.shared)
     out.y_left_out = columns.y_left_out
     if columns.weight_is_own:
         assert columns.weight is not None

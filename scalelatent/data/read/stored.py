@@ -9,7 +9,6 @@ from scalelatent.data.checksums import check_digests, seal_columns
 from scalelatent.data.csr_store import StoredCsr
 from scalelatent.data.schema import DatasetAttrs
 from scalelatent.errors import DataError
-from scalelatent.storage.disk import locate
 
 from .chunks import StoredRows
 from .segments import JoinedRows, RecodedRows
@@ -110,7 +109,7 @@ def open_columns(location: Location) -> dict[str, Any]:
     attrs = read_attrs(location)
     if not attrs.complete:
         raise unfinished(location, attrs)
-    columns: dict[str, Any] = {"url": location.url, "attrs": attrs, "shared": location.shared}
+    columns: dict[str, Any] = {"place": location, "attrs": attrs, "shared": location.shared}
     group = open_group(location)
     own = own_columns(location, attrs, group)
     check_digests(location, attrs, own, group)
@@ -179,7 +178,7 @@ def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str
 
 def segment_location(location: Location, path: str) -> Location:
     """Where a segment of the dataset at a place lies."""
-    return locate(f"{location.url}/{path}")
+    return location.at(path)
 
 
 def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def _cast(ds: Dataset, dtype: np.dtype[Any], lossy: bool) -> Dataset:
 def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
     """The same dataset with other rows; labels and weights stay."""
     old = ds._columns
-    columns = Columns(x, old.y, old.weight, url=old.url, attrs=old.attrs)
+    columns = Columns(x, old.y, old.weight, place=old.place, attrs=old.attrs)
     return Dataset(columns, ds._start, ds._stop)
 
 

@@ -341,7 +341,7 @@ def create_like(
     **changed: Any,
 ) -> ShardWriter:
     """The writer of a new dataset whose rows are of the kind of another's: shape, types, classes, weights."""
-    refuse_onto(url, ds.url)
+    refuse_onto(url, ds.place)
     check_room(locate(url), overwrite, resumable=False)
     place = begin_dataset(
         url,
@@ -391,9 +391,9 @@ def copy_rows(
 
 def link_dataset(ds: Dataset, place: Location) -> str:
     """Have a finished dataset at another place, too, file by file; returns its fingerprint."""
-    if ds.url is None or not ds.is_stored:
+    if ds.place is None or not ds.is_stored:
         raise DataError("rows in memory cannot be linked: write them with Dataset.save")
-    source = locate(ds.url)
+    source = ds.place
     with explain_os_errors(place, f"copying {ds.url}"):
         here, there = source.local_path(""), place.local_path("")
         if here is not None and there is not None:

@@ -24,6 +24,7 @@ from scalelatent.storage.folder_probe import folder_trouble
 from .cluster_pass import DaskPass
 from .failures import WAIT_SECONDS, LeftOut, error_of, guard_spans, look_after
 from .graph import Graph
+from .lending import lend_access
 from .link import CALL_SECONDS, Link
 from .maps import run_map, save_lazy
 from .online_steps import DaskSteps
@@ -149,6 +150,10 @@ class DaskExecutor:
                 f"({'; '.join(sorted(set(blind.values())))}): put it on storage that all workers share "
                 "(run_dir=…, or [job] out), and let them have the credentials for it"
             )
+
+    def lend_access(self, dataset: Dataset) -> None:
+        """Let the workers open a dataset as this process does."""
+        lend_access(self.client, dataset)
 
     # -- names and news --------------------------------------------------------------------------------------
 

@@ -1,0 +1,35 @@
+"""Lending workers what opens a dataset besides its address, so that tasks name it by its mark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distributed import WorkerPlugin
+
+from scalelatent.errors import RunError
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.storage.access import Access
+
+__all__ = ["lend_access"]
+
+
+class LentAccess(WorkerPlugin):
+    """Once unpickled on a worker, the accesses are known there, for as long as it is held."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+
+
+def lend_access(client: Any, ds: Dataset) -> None:
+    """Have all workers, also those that join later, open a dataset as this process does."""
+    for access in ds.accesses:
+        try:
+            client.register_plugin(LentAccess(access), name=f"scalelatent-access-{access.mark}")
+        except Exception as error:
+            raise RunError(
+                f"{ds.url} was opened with storage options or a store that the workers cannot be given "
+                f"({type(error).__name__}: {access.hide(str(error))}): install its package there, give "
+                "options that can be pickled, or let the environment of the workers say them"
+            ) from error

@@ -1,0 +1,72 @@
+"""How a place is opened where its address does not say it: options of fsspec, or a store object of zarr."""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["SECRET_NAMES", "Access", "known_access"]
+
+SECRET_NAMES = re.compile(
+    r"secret|token|passw|credential|signature|connection_string|access_?key|(^|[_.])(key|sas|sig|auth)$",
+    re.IGNORECASE,
+)
+"""Names of options whose values are not to be written or shown."""
+
+_known: weakref.WeakValueDictionary[str, Access] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class Access:
+    """Options of fsspec, or a zarr store. Records hold its mark, a random word; pickles hold all of it."""
+
+    def __init__(self, mark: str, options: dict[str, Any], store: Any = None) -> None:
+        self.mark, self.options, self.store = mark, options, store
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], store: Any = None) -> Access:
+        """That of some options or of a store, the same one for the same."""
+        with _lock:
+            for known in list(_known.values()):
+                if known.store is store and known.options == options:
+                    return known
+            return _enter(cls(uuid.uuid4().hex[:16], dict(options), store))
+
+    def __reduce__(self) -> Any:
+        return _received, (self.mark, self.options, self.store)
+
+    def __repr__(self) -> str:
+        return f"Access({self.mark}: {', '.join(self.options) or type(self.store).__name__})"
+
+    def hide(self, text: str) -> str:
+        """A text without the secrets of the options."""
+        for value in _secrets(self.options):
+            text = text.replace(value, "…")
+        return text
+
+
+def known_access(mark: str) -> Access | None:
+    """The access of a mark, where this process made or was lent it."""
+    return _known.get(mark)
+
+
+def _enter(access: Access) -> Access:
+    _known[access.mark] = access
+    return access
+
+
+def _received(mark: str, options: dict[str, Any], store: Any) -> Access:
+    with _lock:
+        return _known.get(mark) or _enter(Access(mark, options, store))
+
+
+def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _secrets(value)
+        elif isinstance(value, str) and len(value) >= 4 and SECRET_NAMES.search(name):
+            yield value

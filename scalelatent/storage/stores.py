@@ -1,0 +1,227 @@
+"""Places that are more than an address: with options of fsspec, or store objects of zarr."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from scalelatent.errors import DataError, StoreError
+
+from .access import Access, known_access
+from .disk import LocalLocation, check_address, is_local, locate
+from .location import Location
+from .objects import READS_AT_ONCE, ObjectLocation, scrub
+
+if TYPE_CHECKING:
+    from zarr.abc.store import ByteRequest, Store
+
+__all__ = ["StoreLocation", "known_place", "place_of"]
+
+_T = TypeVar("_T")
+
+
+def place_of(thing: Any, storage_options: Mapping[str, Any] | None = None) -> Location:
+    """The place of an address, with options of fsspec, or of a store of zarr, obstore or fsspec."""
+    if isinstance(thing, (str, os.PathLike, Location)) and storage_options is None:
+        return locate(thing)
+    if isinstance(thing, (str, os.PathLike)):
+        return _with_options(os.fspath(thing), storage_options or {})
+    if storage_options is not None:
+        raise DataError(f"storage_options belong to an address, and a {type(thing).__name__} has its own")
+    from zarr.storage import LocalStore, StorePath
+
+    store, path = (thing.store, thing.path) if isinstance(thing, StorePath) else (_store_of(thing), "")
+    if isinstance(store, LocalStore):
+        return LocalLocation(os.path.join(store.root, path))
+    return StoreLocation(Access.of({}, store), path)
+
+
+def known_place(url: str, mark: str | None) -> Location:
+    """The place of an address and the mark of its access, as records hold them."""
+    if mark is None:
+        return locate(url)
+    access = known_access(mark)
+    if access is None:
+        raise DataError(
+            f"{url} was opened with storage options or a store object, which are not written down: open it "
+            "again with open_dataset, and give that"
+        )
+    if access.store is None:
+        return ObjectLocation(url, access)
+    return StoreLocation(access, url.removeprefix(_name_of(access.store)).strip("/"))
+
+
+def _with_options(url: str, options: Mapping[str, Any]) -> Location:
+    if is_local(url):
+        raise DataError(
+            f"{url} lies on a disk, which takes no storage_options: leave them out (they are fsspec's, "
+            "for addresses such as 's3://bucket/name')"
+        )
+    check_address(url)
+    return ObjectLocation(url, Access.of(options))
+
+
+def _store_of(thing: Any) -> Store:
+    from zarr.abc.store import Store
+
+    if isinstance(thing, Store):
+        return thing
+    kind = f"{type(thing).__module__}.{type(thing).__name__}"
+    if kind == "fsspec.mapping.FSMap":
+        from zarr.storage import FsspecStore
+
+        return FsspecStore.from_mapper(thing, read_only=True)
+    if kind.startswith("obstore."):
+        from zarr.storage import ObjectStore
+
+        return ObjectStore(thing, read_only=True)
+    raise DataError(
+        f"a {kind} is no place: give a path, an address such as 's3://bucket/name', or a store of zarr, "
+        "obstore or fsspec (fs.get_mapper(path))"
+    )
+
+
+class StoreLocation(Location):
+    """A folder of a zarr store, to read."""
+
+    # Only the caller's thread waits for zarr's event loop. What zarr reads by itself goes from that loop to
+    # the store: a thread in between that waited for the loop could wait for itself.
+
+    access: Access
+
+    def __init__(self, access: Access, path: str = "") -> None:
+        from zarr.storage import StorePath
+
+        from .zarrstore import FolderStore
+
+        name = _name_of(access.store)
+        super().__init__(f"{name}/{path}" if path else name)
+        self.access, self._path = access, path
+        self.shared = not _in_memory(access.store)
+        self.reads_at_once = READS_AT_ONCE if self.shared else 1
+        self._store = FolderStore(access.store, path)
+        self._wait("", StorePath.open(access.store, path="", mode=None))  # some are to be opened first
+
+    def __reduce__(self) -> Any:
+        return StoreLocation, (self.access, self._path)
+
+    def at(self, key: str) -> StoreLocation:
+        return StoreLocation(self.access, self._store.at(key))
+
+    def zarr_store(self, *, read_only: bool) -> Store:
+        return self._store if read_only else self._refuse()
+
+    def read(self, key: str) -> bytes | None:
+        return self._wait(key, self._get(key))
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        return self._wait(key, self._part((key, start, length)))
+
+    def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
+        async def parts() -> list[bytes]:
+            return await asyncio.gather(*map(self._part, wanted))
+
+        return self._wait("", parts()) if wanted else []
+
+    def keys(self, prefix: str) -> list[str]:
+        async def names() -> list[str]:
+            return [name async for name in self._store.list_dir(prefix)]
+
+        try:
+            found = self._wait(prefix, names())
+        except FileNotFoundError:
+            return []
+        return sorted({name.rstrip("/").rsplit("/", 1)[-1] for name in found} - {""})
+
+    def has(self, key: str) -> bool:
+        return self._wait(key, self._store.exists(key))
+
+    def is_empty(self) -> bool:
+        return not self.keys("")
+
+    def stamp(self, key: str) -> Any:
+        data = self.read(key)
+        return None if data is None else (hashlib.blake2b(data).hexdigest(), len(data))
+
+    def make(self) -> None:
+        self._refuse()
+
+    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        self._refuse()
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._refuse()
+
+    def delete(self, key: str) -> None:
+        self._refuse()
+
+    def delete_tree(self, prefix: str) -> None:
+        self._refuse()
+
+    def replacing(self) -> contextlib.AbstractContextManager[Location]:
+        self._refuse()
+
+    def remove_folders(self) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise StoreError(
+            f"{self.url} is a store object, which is read and not written: write to a path or an address"
+        )
+
+    async def _get(self, key: str, wanted: ByteRequest | None = None) -> bytes | None:
+        from zarr.core.buffer import default_buffer_prototype
+
+        found = await self._store.get(key, default_buffer_prototype(), wanted)
+        return None if found is None else found.to_bytes()
+
+    async def _part(self, item: tuple[str, int, int] | str) -> bytes:
+        from zarr.abc.store import RangeByteRequest, SuffixByteRequest
+
+        key, start, length = (item, 0, None) if isinstance(item, str) else item
+        wanted: ByteRequest | None = None
+        if length is not None:
+            wanted = RangeByteRequest(start, start + length) if start >= 0 else SuffixByteRequest(-start)
+        found = await self._get(key, wanted)
+        if found is None:
+            raise FileNotFoundError(self.name_of(key))
+        return found[:length]
+
+    def _wait(self, key: str, answer: Coroutine[Any, Any, _T]) -> _T:
+        """What the store answers; errors of its library are translated."""
+        from zarr.core.sync import sync
+
+        try:
+            return sync(answer)
+        except (FileNotFoundError, StoreError):
+            raise
+        except Exception as error:  # each library has errors of its own
+            name = self.name_of(key) if key else self.url
+            raise StoreError(f"{name}: {type(error).__name__}: {scrub(error)}") from error
+
+
+def _name_of(store: Any) -> str:
+    """What messages call a store: its kind and its own words, without credentials."""
+    kind = type(store).__name__
+    words = scrub(re.sub(r"^\w+://|[<>]", "", str(store)))
+    words = re.sub(r"\?[^\s\"')]*", "?…", words)
+    return f"store://{words if words.startswith(kind) else f'{kind}({words})'}"
+
+
+def _in_memory(store: Any) -> bool:
+    """Whether the content of a store lies in this process alone."""
+    from zarr.storage import FsspecStore, MemoryStore, ObjectStore, WrapperStore
+
+    if isinstance(store, WrapperStore):
+        return _in_memory(store._store)
+    if isinstance(store, FsspecStore):
+        protocol = store.fs.protocol
+        return "memory" in ((protocol,) if isinstance(protocol, str) else protocol)
+    if isinstance(store, ObjectStore):
+        return type(store.store).__name__ == "MemoryStore"
+    return isinstance(store, MemoryStore)

@@ -1,0 +1,410 @@
+"""Datasets opened with storage options, or from stores of zarr, obstore and fsspec."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import fsspec
+import numpy as np
+import pytest
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, StorePath, ZipStore
+
+import scalelatent as sl
+from scalelatent import Dataset, open_dataset
+from scalelatent.data import append_rows, make_digits
+from scalelatent.errors import DataError, JobError, RunError, StoreError
+from scalelatent.jobs.resolve import load_job, resolve
+from scalelatent.jobs.runner import run_new_job
+from scalelatent.storage import objects
+from scalelatent.storage.access import Access
+from scalelatent.storage.disk import locate
+from scalelatent.storage.stores import place_of
+
+from .conftest import S3, SECRET
+
+X = np.random.default_rng(1).integers(0, 255, (650, 8), dtype=np.uint8)
+Y = np.arange(650) % 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset of two segments, `a.zarr`."""
+    folder = tmp_path_factory.mktemp("stores")
+    Dataset.from_arrays(X[:600], Y[:600]).save(folder / "a.zarr", chunk_rows=20, shard_rows=100)
+    append_rows(folder / "a.zarr", Dataset.from_arrays(X[600:], Y[600:]))
+    return folder
+
+
+def filled(store: Any, source: Path) -> Any:
+    """A zarr store with a folder's files in it."""
+    make = default_buffer_prototype().buffer.from_bytes
+    for file in source.rglob("*"):
+        if file.is_file():
+            sync(store.set(str(file.relative_to(source)), make(file.read_bytes())))
+    return store
+
+
+def of_obstore(folder: Path) -> Any:
+    return pytest.importorskip("obstore.store").LocalStore(str(folder))
+
+
+def zipped(folder: Path) -> ZipStore:
+    path = folder / "a.zip"
+    if not path.exists():
+        filled(ZipStore(path, mode="w"), folder / "a.zarr").close()
+    return ZipStore(path, mode="r")
+
+
+STORES = {
+    "memory": lambda folder: filled(MemoryStore(), folder / "a.zarr"),
+    "zip": zipped,
+    "local": lambda folder: LocalStore(folder / "a.zarr"),
+    "path in a store": lambda folder: StorePath(
+        LoggingStore(LocalStore(folder), log_level="ERROR"), "a.zarr"
+    ),
+    "fsspec": lambda folder: FsspecStore.from_url(f"file://{folder}/a.zarr"),
+    "mapper": lambda folder: fsspec.filesystem("file").get_mapper(str(folder / "a.zarr")),
+    "obstore": lambda folder: of_obstore(folder / "a.zarr"),
+    "path in obstore": lambda folder: StorePath(ObjectStore(of_obstore(folder)), "a.zarr"),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_rows_of_a_store(kind: str, folder: Path) -> None:
+    plain, ds = open_dataset(folder / "a.zarr"), open_dataset(STORES[kind](folder))
+    assert ds.fingerprint() == plain.fingerprint()
+    np.testing.assert_array_equal(ds.read_x(0, 650), X)
+    np.testing.assert_array_equal(ds[590:640].read_y(0, 50), Y[590:640])
+    assert ds.to_dask()[0].sum().compute(scheduler="threads") == X.sum()
+    assert ds.is_stored == (kind != "memory")
+    if ds.is_stored:
+        again = pickle.loads(pickle.dumps(ds[3:7]))
+        np.testing.assert_array_equal(again.read_x(0, 4), X[3:7])
+        np.testing.assert_array_equal(Dataset.from_spec(ds.spec()).read_x(0, 2), X[:2])
+
+
+def test_rows_of_a_store_in_memory_are_in_memory(folder: Path) -> None:
+    ds = open_dataset(STORES["memory"](folder))
+    with pytest.raises(DataError, match=r"store://MemoryStore\(.*lies in the memory of this process"):
+        ds.spec()
+    code = (
+        "import sys, cloudpickle, scalelatent; print(cloudpickle.load(sys.stdin.buffer).read_x(0, 650).sum())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], input=cloudpickle.dumps(ds), capture_output=True, timeout=100
+    )
+    assert int(told.stdout) == X.sum(), told.stderr.decode()
+
+
+def test_a_fit_of_a_store_is_that_of_its_files(folder: Path) -> None:
+    def fitted(rows: Any) -> Any:
+        return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(rows)
+
+    plain, ds = open_dataset(folder / "a.zarr"), open_dataset(STORES["memory"](folder))
+    np.testing.assert_array_equal(fitted(ds).predict_proba(X), fitted(plain).predict_proba(X))
+
+
+def test_a_store_is_read_and_not_written(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "a.zarr", tmp_path / "a.zarr")
+    store = FsspecStore.from_url(f"file://{tmp_path}/a.zarr")
+    with pytest.raises(StoreError, match=r"is a store object, which is read and not written"):
+        place_of(store).write("new", b"")
+    with pytest.raises(DataError, match="cannot be written onto itself"):
+        open_dataset(store).save(tmp_path / "a.zarr", overwrite=True)
+    np.testing.assert_array_equal(open_dataset(store).save(tmp_path / "b.zarr").read_x(0, 650), X)
+
+
+def test_damage_is_named_by_file_and_rows(folder: Path) -> None:
+    store = STORES["memory"](folder)
+    ds = open_dataset(store)
+    sync(store.delete("x/c/3/0"))
+    with pytest.raises(DataError, match=r"MemoryStore\(\d+\)/x/c/3/0 \(rows 300:400 of 'x'\) is missing"):
+        ds.read_x(250, 350)
+    sync(store.set("x/c/3/0", default_buffer_prototype().buffer.from_bytes(b"?" * 900)))
+    with pytest.raises(DataError, match=r"x/c/3/0 \(rows 300:400 of 'x'\) is damaged"):
+        ds.read_x(250, 350)
+
+
+def test_what_is_no_place(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"a builtins.dict is no place: give a path"):
+        open_dataset({})  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="takes no storage_options"):
+        open_dataset(folder / "a.zarr", storage_options={"anon": True})
+    with pytest.raises(DataError, match="a MemoryStore has its own"):
+        open_dataset(MemoryStore(), storage_options={})
+    with pytest.raises(DataError, match=r"store://MemoryStore\(.*does not exist"):
+        open_dataset(MemoryStore())
+
+
+def test_a_mark_from_another_process_says_what_to_do(folder: Path) -> None:
+    spec = open_dataset(STORES["fsspec"](folder)).spec() | {"access": "0" * 16}
+    with pytest.raises(DataError, match="open it again with open_dataset"):
+        Dataset.from_spec(spec)
+
+
+ONE_THREAD = """
+import sys, zarr
+from concurrent.futures import ThreadPoolExecutor
+from zarr.storage import FsspecStore
+from scalelatent.storage.stores import place_of
+zarr.config.set({"threading.max_workers": 1})
+place = place_of(FsspecStore.from_url(sys.argv[1]))
+x = zarr.open_group(place.zarr_store(read_only=True), mode="r")["x"]
+with ThreadPoolExecutor(4) as pool:
+    print(sum(pool.map(lambda a: int(x[a : a + 100].sum()), range(0, 600, 100))))
+"""
+
+
+def test_stores_are_asked_without_threads_that_wait(folder: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", ONE_THREAD, f"file://{folder}/a.zarr"], capture_output=True, timeout=100
+    )
+    assert int(told.stdout) == X[:600].sum(), told.stderr.decode()
+
+
+# -- storage options ---------------------------------------------------------------------------------------
+
+
+def options_of(s3: S3) -> dict[str, Any]:
+    return {"key": "AKIATESTTESTTEST", "secret": SECRET, "endpoint_url": s3.endpoint}
+
+
+@pytest.fixture
+def options(s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None) -> dict[str, Any]:
+    """Options that lead to the server, which the environment no longer does."""
+    made = options_of(s3)
+    make_digits(s3.at("digits.zarr"), 300)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    objects.forget_connections()
+    return made
+
+
+def test_options_open_what_the_environment_does_not(s3: S3, options: dict[str, Any]) -> None:
+    ds = open_dataset(s3.at("digits.zarr"), storage_options=options)
+    np.testing.assert_array_equal(
+        ds[5:9].to_dask()[0].compute(scheduler="threads")[0].ravel(), ds.read_x(5, 6)[0]
+    )
+    assert Dataset.from_spec(ds.spec()).fingerprint() == ds.fingerprint()
+    assert Access.of(options) is Access.of(dict(options)) is ds.accesses[0]
+
+
+def test_secrets_are_not_shown(s3: S3, options: dict[str, Any]) -> None:
+    ds = open_dataset(s3.at("digits.zarr"), storage_options=options)
+    shown = [
+        repr(ds),
+        ds._repr_html_(),
+        str(ds.spec()),
+        repr(ds.accesses),
+        repr(ds.place),
+        repr(ds.to_dask()),
+    ]
+    assert SECRET not in "".join(shown)
+    assert ds.accesses[0].hide(f"no entry with {SECRET}!") == "no entry with …!"
+    with s3.door.denying(lambda method, path: True), pytest.raises(StoreError) as error:
+        open_dataset(s3.at("digits.zarr"), storage_options=options)
+    assert SECRET not in str(error.value)
+
+
+def test_a_run_folder_and_a_model_hold_no_secret(s3: S3, options: dict[str, Any], tmp_path: Path) -> None:
+    ds = open_dataset(s3.at("digits.zarr"), storage_options=options)
+    model = sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
+    model.fit(ds, run_dir=tmp_path / "run")
+    model.save(tmp_path / "model.zarr")
+    model.report(tmp_path / "report")
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) > 10
+    for file in files:
+        assert SECRET.encode() not in file.read_bytes(), file
+    model.fit(
+        open_dataset(s3.at("digits.zarr"), storage_options=options), run_dir=tmp_path / "run", resume=True
+    )
+    from scalelatent.jobs.recorder import check_resumable
+    from scalelatent.jobs.runfolder import RunFolder
+
+    with pytest.raises(JobError, match="opened with storage options or a store object"):
+        check_resumable(RunFolder.open(str(tmp_path / "run")))
+
+
+OPEN_AND_SUM = "import pickle, sys; print(pickle.load(sys.stdin.buffer).read_x(0, 300).sum(dtype=int))"
+
+
+def test_a_pickled_dataset_opens_in_another_process(s3: S3, options: dict[str, Any]) -> None:
+    ds = open_dataset(s3.at("digits.zarr"), storage_options=options)
+    told = subprocess.run(
+        [sys.executable, "-c", OPEN_AND_SUM], input=pickle.dumps(ds), capture_output=True, timeout=100
+    )
+    assert int(told.stdout) == ds.read_x(0, 300).sum(dtype=int), told.stderr.decode()
+
+
+# -- jobs --------------------------------------------------------------------------------------------------
+
+
+def job_file(folder: Path, train: str, options: str, more: str = "") -> Path:
+    file = folder / "job.toml"
+    file.write_text(
+        f'[job]\nseed = 1\nout = "{folder}/run"\n[data]\ntrain = "{train}"\nstorage_options = {options}\n'
+        f'[model]\nkind = "capsule"\ncapsule_dim = 2\nmax_iter = 2\n{more}'
+    )
+    return file
+
+
+def test_a_job_with_options(s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None, tmp_path: Path) -> None:
+    make_digits(s3.at("digits.zarr"), 300)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    objects.forget_connections()
+    job = load_job(job_file(tmp_path, s3.at("digits.zarr"), f'{{endpoint_url = "{s3.endpoint}"}}'))
+    result = run_new_job(job)
+    assert result.folder.read_state()["state"] == "done"
+    assert result.folder.read_job().data.storage_options == {"endpoint_url": s3.endpoint}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"secret": "my-secret"},
+        {"account_key": "my-secret"},
+        {"sas_token": "my-secret"},
+        {"client_kwargs": {"aws_secret_access_key": "my-secret"}},
+        {"connection_string": "AccountKey=my-secret"},
+        {"endpoint_url": "https://me:my-secret@host"},
+    ],
+)
+def test_credentials_among_the_options_of_a_job_are_refused(options: dict[str, Any]) -> None:
+    stored = {
+        "job": {"out": "run"},
+        "data": {"train": "s3://a/b", "storage_options": options},
+        "model": {"kind": "capsule"},
+    }
+    with pytest.raises(JobError, match=r"credential.*AWS_ACCESS_KEY_ID.*never") as error:
+        resolve(stored, environ={})
+    assert "my-secret" not in str(error.value)
+    stored["data"]["storage_options"] = {"token": "anon", "profile": "mine", "anon": True}
+    assert resolve(stored, environ={}).data.storage_options == stored["data"]["storage_options"]
+
+
+# -- Azure -------------------------------------------------------------------------------------------------
+
+
+def test_azure_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects.forget_connections()
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    with pytest.raises(StoreError, match=re.escape("pip install 'scalelatent[azure]'")):
+        open_dataset("az://container/a.zarr", storage_options={"account_name": "me"})
+
+
+# The account and key that every Azurite has.
+_AZURITE = (
+    "AccountName=devstoreaccount1;AccountKey="
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+
+
+@pytest.fixture
+def azure(monkeypatch: pytest.MonkeyPatch, fresh: None) -> Iterator[str]:
+    """Connection string of an Azurite on loopback with an empty container `con`."""
+    pytest.importorskip("adlfs")
+    program = shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("Azurite (npm install azurite) is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    how = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen([program, *how, "--blobPort", str(port)], **quiet)
+    try:
+        end = time.monotonic() + 60
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        from azure.storage.blob import BlobServiceClient
+
+        text = (
+            f"DefaultEndpointsProtocol=http;{_AZURITE};BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
+        )
+        BlobServiceClient.from_connection_string(text).create_container("con")
+        yield text
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_azure(azure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure)
+    Dataset.from_arrays(X, Y).save("az://con/a.zarr", chunk_rows=20, shard_rows=100)
+    place = locate("az://con/k")
+    assert [place.create("x", b"1"), place.create("x", b"2"), place.read("x")] == [True, False, b"1"]
+    model = sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
+    model.fit(open_dataset("az://con/a.zarr"), run_dir="az://con/run")
+    assert sl.load_model("az://con/run").n_iter_ == 2
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING")
+    objects.forget_connections()
+    ds = open_dataset("az://con/a.zarr", storage_options={"connection_string": azure})
+    np.testing.assert_array_equal(ds.read_x(0, 650), X)
+
+
+# -- clusters ----------------------------------------------------------------------------------------------
+
+
+class NotToBeSent(LoggingStore):
+    """A store that lives in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(LocalStore(folder), "ERROR")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it lives only here")
+
+
+def capsule(**fit: Any) -> Any:
+    rows = fit.pop("rows")
+    return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(rows, **fit)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_workers_are_lent_the_options(s3: S3, options: dict[str, Any], tmp_path: Path) -> None:
+    ds = open_dataset(s3.at("digits.zarr"), storage_options=options)
+    alone = capsule(rows=ds)
+    with sl.cluster("local", workers=1, threads=1) as client:
+        model = capsule(rows=ds, client=client, run_dir=tmp_path / "run")
+        client.cluster.scale(2)  # one that joins later is lent them, too
+        client.wait_for_workers(2, timeout=60)
+        client.retire_workers(list(client.scheduler_info()["workers"])[:1])
+        out = model.predict(ds, out=tmp_path / "labels.zarr", client=client)
+        of_one = alone.predict(ds, out=tmp_path / "alone.zarr")
+        np.testing.assert_array_equal(out.read_x(0, 300), of_one.read_x(0, 300))
+        assert client.compute(ds.to_dask()[0].sum()).result(timeout=60) == ds.read_x(0, 300).sum(dtype=int)
+        both = ds.without_labels().with_target(ds)
+        assert client.submit(lambda rows: rows.n_targets, both).result(timeout=60) == ds.n_features
+        seen = str(client.scheduler_info()) + str(client.get_events("all"))
+        assert SECRET not in seen
+    for file in tmp_path.rglob("*"):
+        assert file.is_dir() or SECRET.encode() not in file.read_bytes(), file
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
+    plain = capsule(rows=open_dataset(folder / "a.zarr")).predict_proba(X)
+    with sl.cluster("local", workers=2, threads=1) as client:
+        for kind in ("fsspec", "zip", "memory"):  # the last one is written where the workers find it
+            ds = open_dataset(STORES[kind](folder))
+            model = capsule(rows=ds, client=client, run_dir=tmp_path / kind)
+            np.testing.assert_array_equal(model.predict_proba(X), plain)
+        refused = open_dataset(NotToBeSent(folder / "a.zarr"))
+        with pytest.raises(RunError, match="a store that the workers cannot be given .*only here"):
+            capsule(rows=refused, client=client)
