@@ -417,8 +417,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         ----------
         X : array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels), or Dataset
             One image or more.
-        y : ignored
-            There are no labels to learn: a warning says so.
+        y : array-like, shape (n,), or None
+            With templates: classes, of which -1 is none; the first call names all of them. Else not learned
+            from, as a warning says.
 
         Returns
         -------

@@ -458,9 +458,12 @@ class WeightsWatched(Callback):
             return
         self.told = True
         now, move = ("off", "raise") if not share else ("on", "lower")
+        # Places of a network with templates have no prior of their own.
+        several = is_several(self.model)
+        more = "" if several else f" or p_sparsity (now {self.model.p_sparsity:g})"
         warn_user(
             f"all weights are {now} after epoch {record['pass']}: {move} p_weight (now "
-            f"{weight_priors(self.model)[0]:g}) or p_sparsity (now {self.model.p_sparsity:g})"
+            f"{weight_priors(self.model)[0]:g}{', of the first layer' if several else ''}){more}"
         )
 
 

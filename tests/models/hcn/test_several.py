@@ -208,6 +208,16 @@ def test_hidden_pixels_and_drawn_images(fitted: Any) -> None:
         fitted.sample(2, y=[1])
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_that_are_all_off_are_told(way: str) -> None:
+    how = {**WAYS[way], "n_epochs": 1, "p_weight": [1e-9, 1e-20], "n_chains": 1}
+    with pytest.warns(
+        UserWarning, match=r"all weights are off .*raise p_weight \(now 1e-09, of the first layer\)$"
+    ):
+        m = network(**how).fit(X, Y)
+    assert m.history_[-1]["share_on"] == 0
+
+
 def test_a_stream_and_a_warm_start() -> None:
     how = {**WAYS["online"], "n_epochs": 1, "n_chains": 1}
     m = network(**how).partial_fit(X[:20], Y[:20])

@@ -177,6 +177,7 @@ class LayeredEvidence:
             "weights_on": sum(on),
             "weights_on_by_layer": on,
             "weights_changed": state.changed if state.rows else state.last_changed,
+            "share_on": sum(on) / self.n_weights,
             "validation_error": known,
         }
 
