@@ -11,7 +11,7 @@ from scalelatent.contract.kinds import load
 from scalelatent.engine.callbacks import Callback, Unfailing
 from scalelatent.errors import JobError, nearest
 
-__all__ = ["GROUP", "KEYS", "OWN", "check_callbacks", "make_callbacks"]
+__all__ = ["GROUP", "KEYS", "OWN", "callbacks_trouble", "check_callbacks", "make_callbacks"]
 
 GROUP = "scalelatent.callbacks"
 OWN = {"mlflow": "scalelatent.monitor.tracking:MlflowTracking"}
@@ -57,6 +57,15 @@ def make_callbacks(tables: Sequence[Mapping[str, Any]]) -> Unfailing:
         except (TypeError, ValueError) as error:
             raise JobError(f"[[callbacks]] kind {table['kind']!r}: {error}") from error
     return Unfailing(made)
+
+
+def callbacks_trouble(tables: Sequence[Mapping[str, Any]]) -> str:
+    """Why this process cannot make the callbacks of a job; empty where it can."""
+    try:
+        make_callbacks(tables)
+    except JobError as error:
+        return str(error)
+    return ""
 
 
 def _class_of(name: str, where: str) -> type[Callback]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.deploy.checks import no_workers, require
 from scalelatent.deploy.probes import Wanted
-from scalelatent.engine.dask.asking import address_of, worker_infos
+from scalelatent.engine.dask.asking import address_of, ask_workers, worker_infos
 from scalelatent.errors import JobError, PlanError, ScalelatentError
 
+from .job_callbacks import callbacks_trouble
 from .planning import PlannedCluster, plan_job, plan_lines
 from .spec import Job
 
@@ -41,6 +42,8 @@ def check_cluster(
         scratch={} if job.job.scratch is None else {"[job] scratch": job.job.scratch},
     )
     require(client, ("workers", "device", "datasets", "scratch"), wanted)
+    if job.callbacks:
+        _check_callbacks(client, job)
     _check_plan(client, job, tell)
 
 
@@ -59,6 +62,13 @@ def _wait_for_worker(client: Client, wait: float, tell: Callable[[str], None]) -
             waiting = True
             tell(f"waiting up to {wait:g} s for a worker")
         time.sleep(0.1)
+
+
+def _check_callbacks(client: Client, job: Job) -> None:
+    """Refuse callbacks that some worker cannot make: each may drive the job."""
+    for address, trouble in ask_workers(client, callbacks_trouble, job.callbacks).items():
+        if isinstance(trouble, str) and trouble:
+            raise JobError(f"{trouble} (where worker {address} runs, which may drive the job)")
 
 
 def _check_plan(client: Client, job: Job, tell: Callable[[str], None]) -> None:

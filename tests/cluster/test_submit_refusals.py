@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,18 @@ def test_a_run_folder_that_the_workers_do_not_see(
     with pytest.raises(JobError, match=r"/proc/self/cwd/run: workers .* cannot use it"):
         submit_job(job(job__out="/proc/self/cwd/run"), client=client)
     assert os.listdir(tmp_path) == []
+
+
+def test_callbacks_that_a_worker_cannot_make(client: Any, job: Any, tmp_path: Path) -> None:
+    client.run(exec, "import sys; sys.modules['mlflow'] = None")
+    try:
+        with pytest.raises(
+            JobError, match=r"scalelatent\[mlflow\]' \(where worker tcp://.* may drive the job"
+        ):
+            submit_job(replace(job(), callbacks=({"kind": "mlflow"},)), client=client)
+    finally:
+        client.run(exec, "import sys; del sys.modules['mlflow']")
+    assert not (tmp_path / "run").exists()
 
 
 def test_folders_that_cannot_be_written(refused: Any, tmp_path: Path) -> None:

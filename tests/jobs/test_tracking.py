@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -324,7 +326,7 @@ def real_server(tmp_path: Path) -> Iterator[str]:
         until(up, 150)
         yield url
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGKILL)  # it has processes of its own
         process.wait(30)
         log.close()
 
