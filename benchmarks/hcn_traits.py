@@ -1,6 +1,6 @@
 """Networks of two layers on the set of two traits (section 4.3, Figure 7):
 
-    python benchmarks/hcn_traits.py [--parts clusters,supervised,few,filled] [--seeds 5]
+    python benchmarks/hcn_traits.py [--parts clusters,supervised,few,filled,leaves,flips] [--seeds 5]
 
 100 training and 10,000 test images of `data make traits` for each seed (of the images and of the network): a
 square or a circle, and one of two diagonals. Told for each seed:
@@ -11,6 +11,11 @@ supervised  2 templates for each of two categories, which no trait alone tells
 few         one template a pattern; 4 labelled and 96 unlabelled images
 filled      under the network of `clusters`, one half of each trait of 1,000 test images is hidden: share of
             the pixels filled in that lie within one pixel of a true one
+leaves      `clusters` with the messages of 2, 5 and 20 leaves, which all move at once; damping .1, .1 and .05
+flips       `supervised` where 0 to 10 % of the pixels of training images are flipped, and p01 and p10 say so
+            (at least .001; 200 passes at most), on the same test images; beside it two convolutional
+            networks, one of the same form (pools, 4 linear features of 13 x 13, the best of 2 templates of a
+            class) and a standard one with ReLU, with the weight decay that tells 1,000 other images best
 
 A record of history_ is of up to ten passes. CPU seconds of a fit are those of the process, one thread. Draws
 results/hcn_traits.png.
@@ -19,9 +24,11 @@ results/hcn_traits.png.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import torch
 from common import parser, write_part
 from hcn_common import draw, overlaps, tiles
 from scipy.ndimage import binary_dilation
@@ -34,21 +41,28 @@ from scalelatent.generators.images import image_set
 TRAINING, TEST, FILLED = 100, 10_000, 1_000
 SIZE, GAP = 13, 2
 PATTERNS = 4
-PARTS = "clusters,supervised,few,filled"
+PARTS = "clusters,supervised,few,filled,leaves,flips"
+DAMPING = {2: 0.1, 5: 0.1, 20: 0.05}
+FLIPS, PASSES = (0.0, 0.001, 0.01, 0.03, 0.1), 200
+DECAYS, EPOCHS = (1e-4, 1e-1), 100
 
 
-def rows(seed: int, labels: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+def rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels; training images come first."""
-    x, y = image_set("traits", seed=seed, labels=labels, size=SIZE, gap=GAP).rows(start, stop)
+    x, y = image_set("traits", seed=seed, labels=labels, size=SIZE, gap=GAP, **how).rows(start, stop)
     assert y is not None
     return x, y.astype(np.int64)
 
 
-def fitted(seed: int, templates: int, x: np.ndarray, y: np.ndarray | None) -> tuple[Any, dict[str, Any]]:
+def fitted(
+    seed: int, templates: int, x: np.ndarray, y: np.ndarray | None, leaves: int = 1, **how: Any
+) -> tuple[Any, dict[str, Any]]:
     """A network of these images, and what its fit took."""
-    model = sl.HierarchicalCompositionalNetwork([(4, SIZE)], templates=templates, random_state=seed, n_jobs=1)
+    model = sl.HierarchicalCompositionalNetwork(
+        [(4, SIZE)], templates=templates, n_chains=leaves, random_state=seed, n_jobs=1, **how
+    )
     begin = time.process_time()
-    model.fit(Dataset.from_arrays(x, y))
+    model.fit(Dataset.from_arrays(x, y), engine={"leaf_rows": TRAINING // leaves})
     seconds = time.process_time() - begin
     last, traits = model.history_[-1], image_set("traits", size=SIZE).features
     return model, {
@@ -66,10 +80,10 @@ def error(found: np.ndarray, true: np.ndarray) -> float:
     return round(float((found != true).mean()), 6)
 
 
-def clusters(seed: int) -> tuple[Any, dict[str, Any]]:
+def clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
     """Errors of patterns without labels: a pattern is one cluster, matched by the training images."""
     x, y = rows(seed, "pattern", 0, TRAINING)
-    model, told = fitted(seed, PATTERNS, x, None)
+    model, told = fitted(seed, PATTERNS, x, None, **how)
     counts = np.zeros((PATTERNS, PATTERNS), int)
     np.add.at(counts, (model.predict(x), y), 1)
     of = linear_sum_assignment(-counts)[1]
@@ -90,6 +104,52 @@ def with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
     model, told = fitted(seed, 2 if labels == "category" else 1, x, y)
     test, true = rows(seed, labels, TRAINING, TRAINING + TEST)
     return {"test_error": error(model.predict(test), true), **told}
+
+
+def networks() -> dict[str, torch.nn.Module]:
+    """Convolutional networks that score two categories, not trained."""
+    of, edge = torch.nn, torch.nn.ReLU()
+    pool, half = of.MaxPool2d(3, 1, 1), of.MaxPool2d(3, 2, 1)
+    best = of.Sequential(of.Unflatten(1, (1, 2, 2)), of.MaxPool3d((1, 1, 2)), of.Flatten())
+    same = pool, of.Conv2d(1, 4, SIZE), pool, of.Flatten(), of.LazyLinear(4), best
+    low, high = (of.Conv2d(1, 32, 3), edge, half), (of.Conv2d(32, 64, 3), edge, half)
+    top = of.Flatten(), of.LazyLinear(128), edge, of.Linear(128, 2)
+    return {"same form": of.Sequential(*same), "standard": of.Sequential(*low, *high, *top)}
+
+
+def trained(seed: int, name: str, x: np.ndarray, y: np.ndarray, decay: float) -> torch.nn.Module:
+    """A convolutional network of these images, by cross-entropy."""
+    torch.manual_seed(seed)
+    net, given = networks()[name], torch.tensor(x[:, None], dtype=torch.float32)
+    net(given[:1])
+    steps = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=decay)
+    for _ in range(EPOCHS):
+        for part in torch.randperm(len(given)).split(10):
+            steps.zero_grad()
+            torch.nn.functional.cross_entropy(net(given[part]), torch.tensor(y[part.numpy()])).backward()
+            steps.step()
+    return net
+
+
+def told_by(net: torch.nn.Module, x: np.ndarray) -> np.ndarray:
+    """Categories of images."""
+    with torch.no_grad():
+        return net(torch.tensor(x[:, None], dtype=torch.float32)).argmax(dim=1).numpy()
+
+
+def flips(seed: int, share: float) -> dict[str, Any]:
+    """Test errors of networks whose training images have so many flipped pixels."""
+    x, y = rows(seed, "category", 0, TRAINING, noise=share)
+    test, true = rows(seed, "category", TRAINING, TRAINING + TEST)
+    others = rows(seed, "category", TRAINING + TEST, TRAINING + TEST + 1_000)
+    noise = max(share, 1e-3)
+    model, told = fitted(seed, 2, x, y, p01=noise, p10=noise, n_epochs=PASSES)
+    errors = {"compositional": error(model.predict(test), true)}
+    for name in networks():
+        nets = [trained(seed, name, x, y, decay) for decay in DECAYS]
+        net = min(nets, key=lambda net: error(told_by(net, others[0]), others[1]))
+        errors[name] = error(told_by(net, test), true)
+    return {"errors": errors, **told}
 
 
 def halves(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
@@ -137,7 +197,8 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=5, help="so many, from --seed on")
     args = arguments.parse_args()
     parts = args.parts.split(",")
-    told: dict[str, dict[str, Any]] = {part: {} for part in parts}
+    torch.set_num_threads(1)
+    told: dict[str, dict[str, Any]] = defaultdict(dict)
 
     def say(part: str, seed: int, found: dict[str, Any]) -> None:
         told[part][str(seed)] = found
@@ -158,6 +219,12 @@ def main() -> None:
             say("supervised", seed, with_labels(seed, "category", TRAINING))
         if "few" in parts:
             say("few", seed, with_labels(seed, "pattern", PATTERNS))
+        if "leaves" in parts:
+            for leaves, damping in DAMPING.items():
+                say(f"{leaves} leaves", seed, clusters(seed, leaves=leaves, damping=damping)[1])
+        if "flips" in parts:
+            for share in FLIPS:
+                say(f"flips {share:g}", seed, flips(seed, share))
 
 
 if __name__ == "__main__":

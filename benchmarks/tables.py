@@ -462,10 +462,14 @@ def letters_online() -> Iterable[Iterable[Any]]:
 
 @shown("two traits|seeds|error: median, worst|the paper's|begun again|weights on, of each layer")
 def two_traits() -> Iterable[Iterable[Any]]:
-    found, names = read("hcn_traits"), ("clusters, no labels", "all labels", "4 of 100 labelled")
-    for part, name, paper in zip(
-        ("clusters", "supervised", "few"), names, (0.006, 0.0007, None), strict=True
-    ):
+    found = read("hcn_traits")
+    kinds = {
+        "clusters": ("clusters, no labels", 0.006),
+        "supervised": ("all labels", 0.0007),
+        "few": ("4 of 100 labelled", None),
+        **{part: (f"clusters, {part}", None) for part in found if part.endswith(" leaves")},
+    }
+    for part, (name, paper) in kinds.items():
         fits = list(found[part].values())
         errors = [fit["test_error"] for fit in fits]
         on = [fit["weights_on"] for fit in fits]
@@ -477,6 +481,18 @@ def two_traits() -> Iterable[Iterable[Any]]:
             f"{sum(fit['restarts'] > 0 for fit in fits)}",
             ", ".join(f"{min(layer)} - {max(layer)}" for layer in zip(*on, strict=True)),
         )
+
+
+@shown("training pixels flipped|seeds|compositional: median, worst|convolutional of the same form|standard")
+def flipped_traits() -> Iterable[Iterable[Any]]:
+    for part, seeds in read("hcn_traits").items():
+        if part.startswith("flips "):
+            errors = [fit["errors"] for fit in seeds.values()]
+            cells = []
+            for name in ("compositional", "same form", "standard"):
+                of = [told[name] for told in errors]
+                cells.append(f"{percent(statistics.median(of))}, {percent(max(of))}")
+            yield f"{100 * float(part.removeprefix('flips ')):g} %", len(errors), *cells
 
 
 @shown("hidden halves|seeds|filled within a pixel of a true one: median, least|hidden within one of a filled")
@@ -517,13 +533,24 @@ def digit_templates() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "grey traits|filters|passes end with weights that change|traits that are a feature|error of four clusters"
+    "grey traits|filters|seeds|traits that are a feature|error of four patterns: median, worst|"
+    "weights on; others than ten passes before"
 )
 def grey_traits() -> Iterable[Iterable[Any]]:
+    kinds: dict[tuple[bool, int], list[Any]] = {}
     for r in read("hcn_gray").values():
-        size, own = r["filter_size"], sum(bool(of) for of in r["features_of_traits"].values())
-        cells = f"{r['filters']} of {size} x {size}", "no" if r["settled"] else "yes", f"{own} of 4"
-        yield f"{r['images']} images", *cells, percent(r["test_error"], 1)
+        kinds.setdefault((r["labels"], r["filter_size"]), []).append(r)
+    for (labels, size), fits in sorted(kinds.items(), key=lambda kind: (not kind[0][0], kind[0][1])):
+        own = [sum(bool(of) for of in r["features_of_traits"].values()) for r in fits]
+        errors = [r["test_error"] for r in fits]
+        yield (
+            "labels of the four patterns" if labels else "clusters",
+            f"{fits[0]['filters']} of {size} x {size}",
+            len(fits),
+            f"{', '.join(map(str, own))} of 4",
+            f"{percent(statistics.median(errors), 1)}, {percent(max(errors), 1)}",
+            ", ".join(f"{sum(r['weights_on'])}; {r['weights_changed']}" for r in fits),
+        )
 
 
 @shown("features|that pay|compression of test images|put in an image|error from places|from pixels")
