@@ -14,6 +14,7 @@ from scalelatent.deploy.checks import no_workers, require
 from scalelatent.deploy.probes import Wanted
 from scalelatent.engine.dask.asking import address_of, ask_workers, worker_infos
 from scalelatent.errors import JobError, PlanError, ScalelatentError
+from scalelatent.storage.disk import is_local
 
 from .job_callbacks import callbacks_trouble
 from .planning import PlannedCluster, plan_job, plan_lines
@@ -36,6 +37,10 @@ def check_cluster(
     """Refuse a job that this cluster cannot run, after waiting for its first worker."""
     _wait_for_worker(client, wait, tell)
     datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASETS}
+    if (
+        job.data.storage_options is not None
+    ):  # an address alone does not open them: the plan does, on a worker
+        datasets = {name: url for name, url in datasets.items() if url is not None and is_local(url)}
     wanted = Wanted(
         device=job.estimator_params().get("device") or "auto",
         datasets={name: url for name, url in datasets.items() if url is not None},

@@ -26,7 +26,9 @@ from scalelatent import Dataset, open_dataset
 from scalelatent.data import append_rows, make_digits
 from scalelatent.errors import DataError, JobError, RunError, StoreError
 from scalelatent.jobs.resolve import load_job, resolve
+from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_new_job
+from scalelatent.jobs.submit import submit_job
 from scalelatent.storage import objects
 from scalelatent.storage.access import Access
 from scalelatent.storage.disk import locate
@@ -232,7 +234,6 @@ def test_a_run_folder_and_a_model_hold_no_secret(s3: S3, options: dict[str, Any]
         open_dataset(s3.at("digits.zarr"), storage_options=options), run_dir=tmp_path / "run", resume=True
     )
     from scalelatent.jobs.recorder import check_resumable
-    from scalelatent.jobs.runfolder import RunFolder
 
     with pytest.raises(JobError, match="opened with storage options or a store object"):
         check_resumable(RunFolder.open(str(tmp_path / "run")))
@@ -408,3 +409,20 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
         refused = open_dataset(NotToBeSent(folder / "a.zarr"))
         with pytest.raises(RunError, match="a store that the workers cannot be given .*only here"):
             capsule(rows=refused, client=client)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_submitted_job_with_options(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None, tmp_path: Path
+) -> None:
+    make_digits(s3.at("digits.zarr"), 300)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    objects.forget_connections()
+    job = load_job(job_file(tmp_path, s3.at("digits.zarr"), f'{{endpoint_url = "{s3.endpoint}"}}'))
+    with sl.cluster("local", workers=2, threads=1) as client:
+        folder = RunFolder.open(submit_job(job, client=client).run)
+        end = time.monotonic() + 120
+        while folder.read_state()["state"] not in ("done", "failed") and time.monotonic() < end:
+            time.sleep(0.2)
+    assert folder.read_state()["state"] == "done"
