@@ -720,15 +720,20 @@ def mixture_peaks() -> Iterable[Iterable[Any]]:
     "sub-classes a class|rows|error of rows 50000:60000|of test rows|passes|seconds a pass|read|worker's peak"
 )
 def mixture_million() -> Iterable[Iterable[Any]]:
-    for part, r in read("linear_mixture_million").items():
-        if part.startswith("k = "):
-            for rows, of in ((50_000, r["of 50,000 rows"]), (r["rows"], r["of all"])):
-                errors = (f"{100 * of[key]:.2f} %" for key in ("validation_error", "test_error"))
-                more = ("", "", "")
-                if "gb_read" in of:
-                    peak = f"{of['peak_worker_mib']} MiB"
-                    more = f"{of['median_seconds_a_pass']:.1f}", f"{of['gb_read']:.1f} GB", peak
-                yield part.removeprefix("k = "), f"{rows:,}", *errors, of["passes"], *more
+    kept = {part: r for part, r in read("linear_mixture_million").items() if "k = " in part}
+    for part, r in sorted(kept.items(), key=lambda item: (item[0][0] != "k", int(item[0].split()[-1]))):
+        size, _, k = part.rpartition("k = ")
+        for rows, of in ((50_000, r["of 50,000 rows"]), (r["rows"], r["of all"])):
+            errors = []
+            for key in ("validation_error", "test_error"):
+                by_tangents = of.get(f"{key}_tangent_distance")
+                more = "" if by_tangents is None else f"; {100 * by_tangents:.2f} % by tangent distance"
+                errors.append(f"{100 * of[key]:.2f} %{more}")
+            costs = ("", "", "")
+            if "gb_read" in of:
+                seconds = f"{of['median_seconds_a_pass']:.1f}" if "median_seconds_a_pass" in of else ""
+                costs = seconds, f"{of['gb_read']:.1f} GB", f"{of['peak_worker_mib']} MiB"
+            yield k + (f", {size.strip(', ')}" if size else ""), f"{rows:,}", *errors, of["passes"], *costs
 
 
 @shown("loop|workers|a piece of it|tasks of a piece|messages of a piece|scheduler, ms|driver, ms")
