@@ -1,6 +1,9 @@
 """Mixtures of linear models as densities of MNIST: python benchmarks/linear_mixture_density.py
 
 likelihood  log-likelihood of test rows against the number of components and of dimensions
+beside      log-likelihood of test rows at 16 x 16 after thirty passes of 20,000 rows, --seeds starts: ours,
+            GaussianMixture with diagonal covariances and with full ones after PCA (the rest is noise),
+            torch-mfa (--mfa: path of its mfa.py; needs torch)
 clusters    NMI and accuracy of the components as clusters, beside k-means, of MNIST at 16 x 16 pixels
 figures     samples, and digits whose lower half is hidden and filled in, by a model of 20,000 rows
 
@@ -11,11 +14,15 @@ in [0, 1), in nats a row; with --size 16 of their averages at 16 x 16. Needs SCA
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import averaged, mnist, mnist16, parser, write_part
+from linear_mixture_peers import fit_mfa, of_mfa
 from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
+from sklearn.mixture import GaussianMixture
 
 import scalelatent as sl
 from scalelatent.evaluation.clustering import clustering_accuracy, nmi
@@ -63,6 +70,64 @@ def likelihood(args: Any) -> list[dict[str, Any]]:
         write_part(
             args.out, f"likelihood_{args.size}", args.seed, out
         )  # long runs lose nothing where they are stopped
+    return out
+
+
+BESIDE_ROWS, PASSES, PCA_DIMS = 20_000, 30, 40
+
+
+def beside(args: Any) -> list[dict[str, Any]]:
+    """Test rows under ours and the models of others."""
+    args.size = 16
+    x, test = continuous("train", args)[:BESIDE_ROWS], continuous("test", args)
+    pca = PCA(PCA_DIMS, random_state=args.seed).fit(x)
+
+    def rest(rows: np.ndarray) -> np.ndarray:
+        return ((rows - pca.inverse_transform(pca.transform(rows))) ** 2).sum(axis=1)
+
+    def ours(seed: int, k: int, h: int) -> float:
+        d = density(
+            seed,
+            args.jobs,
+            n_components=k,
+            n_dims=h,
+            likelihood="ppca",
+            assignment="soft",
+            max_iter=PASSES,
+            tol=0,
+        )
+        return float(d.fit(x).score_samples(test).mean())
+
+    def diagonal(seed: int) -> float:
+        return float(
+            GaussianMixture(50, covariance_type="diag", max_iter=PASSES, random_state=seed).fit(x).score(test)
+        )
+
+    def full(seed: int) -> float:
+        mixture = GaussianMixture(10, max_iter=PASSES, random_state=seed).fit(pca.transform(x))
+        left = x.shape[1] - PCA_DIMS
+        noise = rest(x).mean() / left
+        outside = -0.5 * (left * np.log(2 * np.pi * noise) + rest(test).mean() / noise)
+        return float(mixture.score(pca.transform(test)) + outside)
+
+    ways: dict[str, Callable[[int], float]] = {
+        "ours, K = 50, h = 6": lambda seed: ours(seed, 50, 6),
+        "ours, K = 10, h = 40": lambda seed: ours(seed, 10, 40),
+        "GaussianMixture(50, 'diag')": diagonal,
+        f"GaussianMixture(10, 'full') after PCA({PCA_DIMS})": full,
+    }
+    if args.mfa is not None:
+        ways["torch-mfa, K = 50, h = 6"] = lambda seed: of_mfa(
+            fit_mfa(args.mfa, x, 50, 6, PASSES, seed), test
+        )
+    out = []
+    for name, way in ways.items():
+        found = [way(args.seed + seed) for seed in range(args.seeds)]
+        out.append(
+            {"model": name, "rows": len(x), "passes": PASSES, "test": [round(one, 2) for one in found]}
+        )
+        print(out[-1], flush=True)
+        write_part(args.out, "beside", args.seed, out)
     return out
 
 
@@ -121,6 +186,7 @@ def main() -> None:
     """Each part by itself."""
     parts: dict[str, Callable[[Any], Any]] = {
         "likelihood": likelihood,
+        "beside": beside,
         "clusters": clusters,
         "figures": figures,
     }
@@ -129,6 +195,7 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--components", default="10,50", help="of clusters")
     arguments.add_argument("--size", type=int, default=28, choices=(16, 28), help="of likelihood")
+    arguments.add_argument("--mfa", type=Path, help="mfa.py of torch-mfa; without it `beside` has none")
     arguments.add_argument("--jobs", type=int, default=1)
     args = arguments.parse_args()
     wanted = args.parts.split(",")

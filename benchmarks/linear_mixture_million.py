@@ -9,6 +9,8 @@ small   the same fits of the rows cropped by 2 and averaged to 16 x 16, 100 sub-
 scale   peak memory of the workers in passes over a tenth, three tenths and all of the digits: 100 sub-classes
         on workers of 2 GB, 500 on workers of 4 GB, beside what `plan` tells; --cache 0 without the rows that
         workers keep
+rates   a pass over all digits by two threads of this process and by two workers, 100 and 500 sub-classes:
+        it needs a machine without other work
 
 The dataset is made in FOLDER once; an interrupted fit of `digits` goes on where it stopped. --timings adds
 seconds, which need a machine without other work. Needs SCALELATENT_DATA.
@@ -99,6 +101,8 @@ def averaged_rows(folder: Path, ds: Any, name: str) -> Any:
     return open_or(place, lambda: convert_dataset(ds, place, crop=2, resize=(16, 16)))
 
 
+# Passes of the main phase that are timed.
+PASSES = 4
 # Sub-classes of all classes: what a worker may use.
 LIMITS = {100: "2GB", 500: "4GB"}
 
@@ -125,6 +129,25 @@ def peaks(k: int, train: Any, args: Any) -> None:
         write_part(args.out, name, args.seed, out | about)
 
 
+def rates(k: int, train: Any, args: Any) -> dict[str, Any]:
+    """Seconds of a pass by threads of this process and by worker processes, both reading from disk."""
+    model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=PASSES, tol=0)
+    model.set_params(random_state=args.seed, n_jobs=args.workers)
+
+    def seconds() -> float:
+        return statistics.median(r["seconds"] for r in model.history_ if r["phase"] == "em")
+
+    model.fit(train)
+    here = seconds()
+    with sl.cluster("local", workers=args.workers, memory_limit=LIMITS[k]) as client:
+        model.fit(train, client=client)
+    there = seconds()
+    out = {"rows": len(train), "workers": args.workers, "passes": PASSES}
+    out |= {"seconds in process": here, "seconds of the workers": there, "of its rate": here / there}
+    print(k, out, flush=True)
+    return out
+
+
 def main() -> None:
     """Each number of sub-classes by itself."""
     arguments = parser(__doc__, "linear_mixture_million")
@@ -132,7 +155,7 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=1_000_000)
     arguments.add_argument("--parts", default="digits,scale")
     arguments.add_argument("--components", default="10,20,50", help="a class, of digits")
-    arguments.add_argument("--sub-classes", default="100,500", help="of all classes, of scale")
+    arguments.add_argument("--sub-classes", default="100,500", help="of all classes, of scale, rates")
     arguments.add_argument("--dims", type=int, default=12)
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--memory-limit", default="2GB")
@@ -151,6 +174,8 @@ def main() -> None:
         write_part(args.out, "16 x 16, k = 100", args.seed, measure(SMALL, *rows, args))
     for k in map(int, args.sub_classes.split(",") if "scale" in parts else ()):
         peaks(k, train, args)
+    for k in map(int, args.sub_classes.split(",") if "rates" in parts else ()):
+        write_part(args.out, f"rates, {k}", args.seed, rates(k, train, args))
 
 
 if __name__ == "__main__":

@@ -88,30 +88,39 @@ def density(x: np.ndarray, seed: int, **params: Any) -> Any:
     return sl.LinearMixture(**common, **params).fit(x)
 
 
-def mfa(args: Any) -> dict[str, Any]:
-    """torch-mfa."""
+def fit_mfa(path: Path, x: np.ndarray, k: int, h: int, passes: int, seed: int) -> Any:
+    """One of torch-mfa."""
     import torch
 
     torch.set_num_threads(THREADS)
-    spec = importlib.util.spec_from_file_location("mfa", args.mfa)
+    spec = importlib.util.spec_from_file_location("mfa", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - theirs draws from it
+    model = module.MFA(n_components=k, n_features=x.shape[1], n_factors=h)
+    with contextlib.redirect_stdout(sys.stderr):
+        model.fit(torch.from_numpy(x), max_iterations=passes)
+    return model
+
+
+def of_mfa(model: Any, x: np.ndarray) -> float:
+    """Log-likelihood of rows under one of torch-mfa, through the same formula as ours."""
+    import torch
+
+    weights = torch.softmax(model.PI_logits, 0)
+    arrays = (a.detach().numpy() for a in (model.MU, model.A, torch.exp(model.log_D), weights))
+    return log_likelihood(x, *arrays)
+
+
+def mfa(args: Any) -> dict[str, Any]:
+    """torch-mfa."""
     x, test, k, h = rows_of(784)[: args.rows], rows_of(784, "test"), 50, 6
-    rows = torch.from_numpy(x)
 
     def theirs(passes: int, seed: int) -> Any:
-        torch.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002 - theirs draws from it
-        model = module.MFA(n_components=k, n_features=784, n_factors=h)
-        model.fit(rows, max_iterations=passes)
-        return model
-
-    def told(model: Any) -> float:
-        weights = torch.softmax(model.PI_logits, 0)
-        arrays = (a.detach().numpy() for a in (model.MU, model.A, torch.exp(model.log_D), weights))
-        return log_likelihood(test, *arrays)
+        return fit_mfa(args.mfa, x, k, h, passes, seed)
 
     def ours(passes: int, seed: int) -> Any:
         common: dict[str, Any] = {"likelihood": "ppca", "assignment": "soft", "max_iter": passes}
@@ -124,7 +133,7 @@ def mfa(args: Any) -> dict[str, Any]:
     for seed in range(args.starts):
         likelihoods["ours"].append(of_density(ours(args.passes, seed), test))
         if args.passes * seconds["theirs"] * args.starts <= args.patience:
-            likelihoods["theirs"].append(told(theirs(args.passes, seed)))
+            likelihoods["theirs"].append(of_mfa(theirs(args.passes, seed), test))
         print(likelihoods, flush=True)
     return {
         "rows": len(x),

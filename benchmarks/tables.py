@@ -623,6 +623,12 @@ def mixture_likelihood() -> Iterable[Iterable[Any]]:
             yield _ROWS["mnist" + part[-2:]], *sizes, f"{r['train']:.1f}", f"{r['test']:.1f}"
 
 
+@shown("model|test rows, nats a row")
+def mixture_beside() -> Iterable[Iterable[Any]]:
+    for r in read("linear_mixture_density").get("beside", ()):
+        yield r["model"], " ".join(f"{one:.1f}" for one in r["test"])
+
+
 @shown("work|size|measured|beside")
 def mixture_kernels() -> Iterable[Iterable[Any]]:
     found = read("linear_mixture_kernels")
@@ -734,6 +740,14 @@ def mixture_million() -> Iterable[Iterable[Any]]:
                 seconds = f"{of['median_seconds_a_pass']:.1f}" if "median_seconds_a_pass" in of else ""
                 costs = seconds, f"{of['gb_read']:.1f} GB", f"{of['peak_worker_mib']} MiB"
             yield k + (f", {size.strip(', ')}" if size else ""), f"{rows:,}", *errors, of["passes"], *costs
+
+
+@shown("sub-classes|seconds a pass, two threads|two workers|share of the threads' rate")
+def mixture_rates() -> Iterable[Iterable[Any]]:
+    for part, r in read("linear_mixture_million").items():
+        if part.startswith("rates"):
+            seconds = (f"{r[name]:.2f}" for name in ("seconds in process", "seconds of the workers"))
+            yield part.split()[1], *seconds, f"{r['of its rate']:.2f}"
 
 
 @shown("loop|workers|a piece of it|tasks of a piece|messages of a piece|scheduler, ms|driver, ms")
