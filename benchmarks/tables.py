@@ -588,6 +588,29 @@ def parts_sweeps() -> Iterable[Iterable[Any]]:
         yield name, rates, "; ".join(f"{r[key]:.2f}" for r in sizes) + f" {words}" if key else ""
 
 
+@shown("several layers|milliseconds|over|")
+def parts_layers() -> Iterable[Iterable[Any]]:
+    found = read("hcn_layers")
+    r, told = found["pieces"], found["pieces"]["milliseconds"]
+    both = told["ORs and pools, up"] + told["ORs and pools, down"]
+    trees = told["trees of places and weights"]
+    yield "ORs and pools, up and down", f"{both:.2f}", f"{r['ORs and pools over trees']:.2f}", "of the trees"
+    yield "trees of places and weights", f"{trees:.2f}", "", ""
+    times = r["trees to what they make over the bare loop"], r["a forward pass over its products"]
+    yield (
+        "trees to what they make",
+        f"{told['trees to what they make']:.2f}",
+        f"{times[0]:.2f}",
+        "a bare loop",
+    )
+    forward = f"{told['a forward pass']:.2f}"
+    yield "a forward pass", forward, f"{times[1]:.2f}", "its convolutions as matrix products"
+    r = found["cluster"]
+    name = f"{r['rows']:,} digits online, two workers"
+    seconds = f"{1000 * r['seconds of two workers']:,.0f}"
+    yield name, seconds, f"{r['of their rate']:.2f}", "of the rate of two threads, same bits"
+
+
 @shown("images, two workers|seconds|over pairs by the rate of two threads|letters found|peak of a worker")
 def letters_million() -> Iterable[Iterable[Any]]:
     found = read("hcn_million")

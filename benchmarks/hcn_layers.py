@@ -1,0 +1,167 @@
+"""Networks of parts of several layers, piece by piece: python benchmarks/hcn_layers.py
+
+pieces   of passes over images of the two traits on one thread, 4 features of 13 x 13 under two templates of a
+         class, messages as they are after some passes: ORs and pools against the trees of places and weights;
+         the messages of trees to what they make against a bare loop, their arithmetic over arrays of one tree
+         in the first-level cache; a forward pass of fixed weights against its convolutions as matrix products
+         of float64 windows that lie ready
+cluster  an online epoch of --rows digits, 16 features of 3 x 3 over 16 oriented filters, 8 templates a
+         class, by two workers of one thread against two threads of this process, and whether the bits are
+         the same. Needs SCALELATENT_DATA
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import time
+from typing import Any
+
+import numba
+import numpy as np
+from common import fastest, mnist, parser, write_part
+
+import scalelatent as sl
+from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
+from scalelatent.generators.images import image_set
+from scalelatent.models.hcn.kernels.cpu import pools, sweeps
+from scalelatent.models.hcn.kernels.exact import to_grid
+from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.model.hierarchy import learn
+
+IMAGES, WARM, ROUNDS = 20, 10, 30
+
+
+@numba.njit(nogil=True, error_model="numpy", fastmath=False)
+def bare(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> Any:
+    """What a tree tells of its pixel, again and again: places and weights without its own messages."""
+    zero, out = np.int32(0), np.int32(0)
+    for _ in range(rounds):
+        total = zero
+        for k in range(len(s)):
+            x, y = s[k] - to_s[k], w[k] - to_w[k]
+            total += max(min(x + y, min(x, y)), zero)
+        out ^= total
+        s[0] = -s[0]
+    return out
+
+
+def pieces(seed: int) -> dict[str, Any]:
+    """Milliseconds of the parts of a pass, and what they are held against."""
+    x, y = image_set("traits", seed=seed).rows(0, IMAGES)
+    params: dict[str, Any] = {"layers": [(4, 13)], "templates": 2, "random_state": seed}
+    net = sl.HierarchicalCompositionalNetwork(n_epochs=1, **params).fit(x, y)._network.net
+    backend = make_backend("cpu")
+    pixels = net.layers[0].evidence(x.reshape(IMAGES, -1)).reshape(IMAGES, *net.layers[0].image)
+    labels, kept, units = y.astype(int), net.start(IMAGES), to_grid(net.first_beliefs())
+    for number in range(WARM):
+        units = units + learn(net, kept, units, pixels, labels, 0, number, backend)
+    weights = net.split(units.copy())
+    fixed = [w > 0 for w in weights]
+    belows = [pixels, kept[0].from_below]
+    mades = [pools.lower_trees(m.s, w, m.to_s, m.to_w) for m, w in zip(kept, weights, strict=True)]
+    orders = [shuffled(seed, "benchmark", 0, np.zeros(1), IMAGES * layer.n_pixels) for layer in net.layers]
+    levels = range(len(net.layers))
+
+    def up() -> None:
+        for i in levels:
+            pools.raise_pools(belows[i], net.priors[i], kept[i].down, kept[i].evidence, net.damping)
+
+    def down() -> None:
+        for i in levels:
+            pools.lower_pools(belows[i], net.priors[i], mades[i], kept[i].down, net.inner_rounds)
+
+    def trees() -> None:
+        for m, w, order in zip(kept, weights, orders, strict=True):
+            given = m.evidence, order[0], m.s, w, m.to_s, m.to_w, m.held
+            sweeps.sweep_messages(*(a[None] for a in given), 1.0)
+
+    def tell() -> None:
+        for m, w in zip(kept, weights, strict=True):
+            pools.lower_trees(m.s, w, m.to_s, m.to_w)
+
+    # The last layer's features are as large as what it makes: one place, and trees of few pairs.
+    pairs = IMAGES * sum(layer.pairs for layer in net.layers)
+    tree = int(np.prod(net.layers[0].window)) * net.layers[0].n_features
+    rng = np.random.default_rng(seed)
+    flat = [rng.integers(-2000, 1000, tree).astype(np.int32) for _ in range(4)]
+    windows, flats = [], []
+    for m, w, layer in zip(kept, fixed, net.layers, strict=True):
+        views = np.lib.stride_tricks.sliding_window_view(m.evidence, layer.window, axis=(2, 3))
+        rows = np.moveaxis(views, 1, 3).reshape(-1, int(np.prod(w.shape[:3])))
+        windows.append(rows.astype(np.float64))
+        flats.append(w[:, ::-1, ::-1].reshape(-1, layer.n_features).astype(np.float64))
+    ways = {
+        "ORs and pools, up": up,
+        "ORs and pools, down": down,
+        "trees of places and weights": trees,
+        "trees to what they make": tell,
+        "a bare loop of that": lambda: bare(*flat, pairs // tree),
+        "a forward pass": lambda: net.scores(fixed, pixels, backend),
+        "its convolutions as products": lambda: [a @ b for a, b in zip(windows, flats, strict=True)],
+    }
+    for way in ways.values():
+        way()
+    seconds = fastest(ways, rounds=ROUNDS)
+    told = {name: round(1000 * value, 3) for name, value in seconds.items()}
+    both = seconds["ORs and pools, up"] + seconds["ORs and pools, down"]
+    return {
+        "images": IMAGES,
+        "milliseconds": told,
+        "ORs and pools over trees": round(both / seconds["trees of places and weights"], 2),
+        "trees to what they make over the bare loop": round(
+            seconds["trees to what they make"] / seconds["a bare loop of that"], 2
+        ),
+        "a forward pass over its products": round(
+            seconds["a forward pass"] / seconds["its convolutions as products"], 2
+        ),
+    }
+
+
+def cluster(rows: int, seed: int) -> dict[str, Any]:
+    """Seconds of an online epoch here and on workers."""
+    x, y = mnist()
+    ds = Dataset.from_arrays(x[:rows].reshape(-1, 28, 28), y[:rows])
+    params: dict[str, Any] = {
+        "layers": [(16, 3)], "templates": 8, "filters": 16, "p01": 0.05, "p10": 1e-4, "online": True,
+        "batch_size": 10, "inner_iterations": 5, "damping": 0.1, "n_epochs": 1, "n_chains": 8,
+        "chain_batches": 2, "warmup_rows": 0, "random_state": seed,
+    }  # fmt: skip
+    models = [sl.HierarchicalCompositionalNetwork(n_jobs=2, **params) for _ in range(2)]
+    with sl.cluster("local", workers=2, memory_limit="3GB") as client:
+        for model in models:  # kernels, and whatever a first fit does once
+            model.fit(ds[:160], client=None if model is models[0] else client)
+        begin = time.perf_counter()
+        models[0].fit(ds)
+        here = time.perf_counter() - begin
+        begin = time.perf_counter()
+        models[1].fit(ds, client=client)
+        there = time.perf_counter() - begin
+    same = all(np.array_equal(*pair) for pair in zip(*(m.beliefs_ for m in models), strict=True))
+    return {
+        "rows": rows,
+        "seconds of two threads": round(here, 2),
+        "seconds of two workers": round(there, 2),
+        "of their rate": round(here / there, 3),
+        "the same bits": same,
+    }
+
+
+def main() -> None:
+    """Both parts."""
+    arguments = parser(__doc__, "hcn_layers")
+    arguments.add_argument("--parts", default="pieces,cluster")
+    arguments.add_argument("--rows", type=int, default=640, help="of the part cluster")
+    args = arguments.parse_args()
+    for part in args.parts.split(","):
+        found = pieces(args.seed) if part == "pieces" else cluster(args.rows, args.seed)
+        print(part, found, flush=True)
+        write_part(args.out, part, args.seed, found)
+
+
+if __name__ == "__main__":
+    main()
