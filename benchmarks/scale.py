@@ -173,7 +173,8 @@ class Seen(sl.Callback):
             self.began = time.perf_counter()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        if record["stage"] == self.stage:
+        # Mixtures begin with passes of k-means, which are cheaper.
+        if record["stage"] == self.stage and record.get("phase", "em") == "em":
             self.passes.append(float(record["seconds"]))
             # A checkpoint follows a pass only after it was told: the next one ends it.
             if len(self.passes) > self.wanted:
