@@ -479,7 +479,7 @@ def begun(args: Any, about: dict[str, Any]) -> dict[str, Any]:
 def extensions(name: str, args: Any) -> dict[str, Any]:
     """Soft rows at temperatures around the noise of hard ones, and other likelihoods."""
     x, y = rows_of(name, "train")
-    noise = fit(name, x[:7000], y[:7000], args.seed, args.jobs, **chosen(args, name, "plain")).noise_
+    noise = fit(name, x, y, args.seed, args.jobs, **chosen(args, name, "plain")).noise_
     sigma2 = float(f"{np.mean(noise):.2g}")
     ways: dict[str, dict[str, Any]] = {"hard": {}}
     ways |= {

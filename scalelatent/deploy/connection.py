@@ -52,7 +52,8 @@ def gateway_address(url: str, name: str) -> str:
 def open_client(address: str, security: Security | None = None, **options: Any) -> Client:
     """Connect to a scheduler; JobError within 15 seconds if no Dask scheduler answers there.
 
-    One behind Dask Gateway (``gateway+https://…#CLUSTER``) is asked for there, with its certificates.
+    One behind Dask Gateway (``gateway+https://…#CLUSTER``) is asked for there first, with its certificates,
+    within 15 seconds more.
     """
     from distributed import Client
 

@@ -35,7 +35,16 @@ def open_gateway(address: str, **options: Any) -> Client:
         raise JobError(
             f"gateway {url} does not answer within {ASK_SECONDS:.0f} s: check its address"
         ) from None
-    client = GatewayClient(report.scheduler_address, security=report.security, **options)
+    try:
+        client = within(
+            ASK_SECONDS,
+            lambda: GatewayClient(report.scheduler_address, security=report.security, **options),
+        )
+    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
+        raise JobError(
+            f"cluster {name!r} of gateway {url} does not answer within {ASK_SECONDS:.0f} s: {error}; check "
+            "that it still runs, and that Dask has the same version on both sides"
+        ) from error
     client.gateway_page = report.dashboard_link or ""
     return client
 

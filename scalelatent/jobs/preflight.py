@@ -37,9 +37,8 @@ def check_cluster(
     """Refuse a job that this cluster cannot run, after waiting for its first worker."""
     _wait_for_worker(client, wait, tell)
     datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASETS}
-    if (
-        job.data.storage_options is not None
-    ):  # an address alone does not open them: the plan does, on a worker
+    # An address alone does not open them: the plan does, on a worker.
+    if job.data.storage_options is not None:
         datasets = {name: url for name, url in datasets.items() if url is not None and is_local(url)}
     wanted = Wanted(
         device=job.estimator_params().get("device") or "auto",

@@ -243,9 +243,10 @@ class _Sender:
     def close(self, seconds: float) -> bool:
         """Whether all calls were tried; False once none was answered for so long."""
         self._calls.put(None)
+        began = time.monotonic()  # a call may have failed long before the ones that are left
         while self._thread.is_alive() and not self._given_up:
             since = self._tried_since
-            self._given_up = since is not None and time.monotonic() - since > seconds
+            self._given_up = since is not None and time.monotonic() - max(since, began) > seconds
             self._thread.join(0.1)
         return not self._given_up
 

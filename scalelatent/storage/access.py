@@ -12,7 +12,8 @@ from typing import Any
 __all__ = ["SECRET_NAMES", "Access", "known_access"]
 
 SECRET_NAMES = re.compile(
-    r"secret|token|passw|credential|signature|connection_string|access_?key|(^|[_.])(key|sas|sig|auth)$",
+    r"secret|token|passw|credential|signature|connection_string|authorization|bearer|cookie|(access|api)[-_]?key"
+    r"|(^|[-_.])(key|sas|sig|auth)$",
     re.IGNORECASE,
 )
 """Names of options whose values are not to be written or shown."""

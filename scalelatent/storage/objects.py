@@ -377,8 +377,9 @@ def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent:
 def scrub(error: BaseException | str) -> str:
     """A text without what the environment holds as a secret, and without users in addresses."""
     text = re.sub(r"//[^/@\s]+@", "//…@", str(error))
+    secret = re.compile(r"SECRET|TOKEN|ACCESS_KEY|ACCOUNT_KEY|CONNECTION_STRING|PASSWORD")
     for name, value in os.environ.items():
-        if re.search(r"SECRET|TOKEN|ACCESS_KEY|PASSWORD", name) and len(value) >= 8:
+        if secret.search(name) and len(value) >= 8:
             text = text.replace(value, "…")
     return text
 

@@ -346,3 +346,17 @@ def test_the_real_server(job: Any, real_server: str) -> None:
     assert told.data.metrics["test_error"] == 0.25
     assert [m.step for m in client.get_metric_history(told.info.run_id, "objective")] == [1, 2, 3, 4, 5]
     assert {file.path for file in client.list_artifacts(told.info.run_id)} == {"report", "model"}
+
+
+def test_calls_after_a_quiet_spell_behind_a_refused_one_are_tried() -> None:
+    def refuse() -> None:
+        raise OSError("no")
+
+    sender, done = tracking._Sender(), list[int]()
+    sender.put(refuse)
+    until(lambda: sender.error is not None, 10)
+    time.sleep(0.6)
+    for number in range(3):
+        sender.put(lambda number=number: done.append(number))
+    assert sender.close(0.5)
+    assert done == [0, 1, 2]

@@ -280,6 +280,7 @@ def test_a_job_with_options(s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None
         {"sas_token": "my-secret"},
         {"client_kwargs": {"aws_secret_access_key": "my-secret"}},
         {"connection_string": "AccountKey=my-secret"},
+        {"client_kwargs": {"headers": {"Authorization": "my-secret"}}},
         {"endpoint_url": "https://me:my-secret@host"},
     ],
 )

@@ -557,7 +557,8 @@ def recognising(model: AnyMixture, fitted: Fitted) -> Fitted:
     by_tangents = model.recognition == "tangent-distance"
     if by_tangents and fitted.frame is None:
         raise ValueError(
-            "recognition='tangent-distance' needs tangents, and the fit had none: set tangents and fit again"
+            "recognition='tangent-distance' needs tangents, and this model holds none: "
+            "with_bases(tangents=...) gives some where the fit kept moments; else set tangents and fit again"
         )
     return replace(fitted, frame=fitted.frame if by_tangents else None, kept=None)
 

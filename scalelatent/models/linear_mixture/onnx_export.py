@@ -23,8 +23,8 @@ def draw_probabilities(graph: RowGraph, rows: MixtureRows) -> str:
     fitted = rows.fitted
     if fitted.frame is not None:
         raise DataError(
-            "to_onnx: this model recognises by tangent distance, for which ONNX has no operators: fit one "
-            "with recognition='error'"
+            "to_onnx: this model recognises by tangent distance, for which ONNX has no operators: "
+            "set_params(recognition='error') first"
         )
     s = fitted.recogniser(rows.n_candidates).scores
     k, p, h = s.w.shape

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["other_bases"]
 
-FIT = "fit with statistics='moments'"
+FIT = "fit with algorithm='em' and statistics='moments'"
 
 
 def other_bases(model: AnyMixture, fitted: Fitted) -> Fitted:
@@ -32,7 +32,7 @@ def other_bases(model: AnyMixture, fitted: Fitted) -> Fitted:
     if kept is None:
         raise ValueError(
             "other bases come from the moments of a fit, and this model has none: they are kept by fits with "
-            f"statistics='moments', until partial_fit adds rows; {FIT}"
+            f"statistics='moments' (not by stepwise EM), until partial_fit adds rows; {FIT}"
         )
     if fitted.likelihood == "factor-analysis":
         raise ValueError("likelihood='factor-analysis' finds its loadings step by step: fit again")

@@ -547,7 +547,8 @@ class MixtureEM:
         Those of factor analysis are found step by step from the ones before, which have other dimensions.
         """
         k, width = len(kept.means), self.width
-        empty = np.zeros((k, self.mixture.n_features, width)), np.zeros((k, width)), np.zeros(k)
+        floor = self.mixture.floor  # of a sub-class without rows
+        empty = np.zeros((k, self.mixture.n_features, width)), np.full((k, width), floor), np.full(k, floor)
         now = Pancakes(kept.means, *empty, np.ones(k), self.n_dims)
         state = replace(initial_state(self.mixture, now, FINISH), counts=kept.sums["count"])
         found, traces = self._maximise(state, kept.sums, True)
