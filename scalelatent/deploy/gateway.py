@@ -19,11 +19,13 @@ ASK_SECONDS = 15.0
 class GatewayClient(Client):
     """A client that knows where the gateway shows the dashboard, which its scheduler does not."""
 
-    gateway_page = ""
+    def __init__(self, address: str, page: str, **options: Any) -> None:
+        self._gateway_page = page
+        super().__init__(address, **options)
 
     @property
     def dashboard_link(self) -> str:
-        return self.gateway_page
+        return self._gateway_page
 
 
 def open_gateway(address: str, **options: Any) -> Client:
@@ -35,18 +37,14 @@ def open_gateway(address: str, **options: Any) -> Client:
         raise JobError(
             f"gateway {url} does not answer within {ASK_SECONDS:.0f} s: check its address"
         ) from None
+    place, page = report.scheduler_address, report.dashboard_link or ""
     try:
-        client = within(
-            ASK_SECONDS,
-            lambda: GatewayClient(report.scheduler_address, security=report.security, **options),
-        )
+        return within(ASK_SECONDS, lambda: GatewayClient(place, page, security=report.security, **options))
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         raise JobError(
             f"cluster {name!r} of gateway {url} does not answer within {ASK_SECONDS:.0f} s: {error}; check "
             "that it still runs, and that Dask has the same version on both sides"
         ) from error
-    client.gateway_page = report.dashboard_link or ""
-    return client
 
 
 def _ask(url: str, name: str) -> Any:
