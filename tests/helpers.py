@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
+import socket
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
@@ -134,6 +137,24 @@ def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
     return found
+
+
+def free_port() -> int:
+    """A port of loopback that nothing listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def answers(server: subprocess.Popen[Any], log: Path, url: str) -> bool:
+    """Whether a server that was started answers at an address; fails with its log once it has ended."""
+    assert server.poll() is None, log.read_text()
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        time.sleep(0.5)
+        return False
 
 
 def csr_rows(x: np.ndarray) -> CsrRows:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,7 +20,7 @@ from scalelatent.jobs import control
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import resubmit, submit_job
-from tests.helpers import digits_job, files_of, until
+from tests.helpers import answers, digits_job, files_of, free_port, until
 
 pytestmark = pytest.mark.cluster
 
@@ -129,31 +126,21 @@ def real_cluster(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Dask Gateway's own server on loopback, and a cluster of one worker: its address and name."""
     pytest.importorskip("dask_gateway_server")
     dask_gateway = pytest.importorskip("dask_gateway")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url, config, log = f"http://127.0.0.1:{port}", tmp_path / "config.py", (tmp_path / "server.log").open("w")
     config.write_text(CONFIG.format(port=port, folder=str(tmp_path), python=sys.executable))
     start = "from dask_gateway_server.app import main; main()"
     server = subprocess.Popen([sys.executable, "-c", start, "--config", config], stdout=log, stderr=log)
-
-    def up() -> bool:
-        assert server.poll() is None, (tmp_path / "server.log").read_text()
-        try:
-            with urllib.request.urlopen(f"{url}/api/health", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            time.sleep(0.5)
-            return False
-
     try:
-        until(up)
+        until(lambda: answers(server, tmp_path / "server.log", f"{url}/api/health"))
         gateway = dask_gateway.Gateway(url)
         cluster = gateway.new_cluster(shutdown_on_close=False)
-        cluster.scale(1)
-        yield url, cluster.name
-        gateway.stop_cluster(cluster.name)
-        cluster.close()
+        try:
+            cluster.scale(1)
+            yield url, cluster.name
+        finally:
+            gateway.stop_cluster(cluster.name)
+            cluster.close()
     finally:
         server.terminate()
         server.wait(60)

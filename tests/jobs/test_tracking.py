@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +26,7 @@ from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job
 from scalelatent.jobs.spec import Job
 from scalelatent.monitor import tracking
-from tests.helpers import until
+from tests.helpers import answers, free_port, until
 
 
 class FakeServer:
@@ -301,9 +299,7 @@ def test_without_mlflow_the_run_does_not_begin(job: Any, monkeypatch: pytest.Mon
 def real_server(tmp_path: Path) -> Iterator[str]:
     """MLflow's own server on loopback."""
     pytest.importorskip("mlflow")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     store = f"sqlite:///{tmp_path}/server.db"
     words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     words += ["--backend-store-uri", store, "--artifacts-destination", f"{tmp_path}/files"]
@@ -312,18 +308,8 @@ def real_server(tmp_path: Path) -> Iterator[str]:
         [sys.executable, "-m", "mlflow", *words], stdout=log, stderr=log, start_new_session=True
     )
     url = f"http://127.0.0.1:{port}"
-
-    def up() -> bool:
-        assert process.poll() is None, (tmp_path / "server.log").read_text()
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            time.sleep(0.5)
-            return False
-
     try:
-        until(up, 150)
+        until(lambda: answers(process, tmp_path / "server.log", f"{url}/health"), 150)
         yield url
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # it has processes of its own
