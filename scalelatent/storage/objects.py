@@ -266,7 +266,7 @@ def _filesystem(protocol: str, pid: int, access: Access | None = None) -> Any:
     try:
         made = kind(**options)
     except ValueError as error:
-        said = scrub(error) if access is None else access.hide(scrub(error))
+        said = _said(error, access)
         raise StoreError(f"'{protocol}://' cannot be opened ({said}); {FROM_ENVIRONMENT}") from error
     if extra == "s3":
         made.retries = 1
@@ -341,7 +341,7 @@ def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent:
     status, code = _answer(error)
     names = {type(e).__name__ for e in _chain(error)}
     root = place.url.split("/")[2]
-    said = scrub(error) if place.access is None else place.access.hide(scrub(error))
+    said = _said(error, place.access)
     if isinstance(error, StoreError):
         return error
     if code in ("NoSuchBucket", "InvalidBucketName") or "bucket does not exist" in str(error):
@@ -372,6 +372,11 @@ def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent:
             f"not do this in {root!r}; let them read, write, list and delete there, or use others"
         )
     return StoreError(f"{what}: {type(error).__name__}: {said}")
+
+
+def _said(error: BaseException, access: Access | None) -> str:
+    """An error's text without secrets, those of an access too."""
+    return scrub(error) if access is None else access.hide(scrub(error))
 
 
 def scrub(error: BaseException | str) -> str:

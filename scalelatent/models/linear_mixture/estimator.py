@@ -263,11 +263,9 @@ class _LinearMixtures(StreamedEstimator):
 
 def _kept_of(arrays: dict[str, np.ndarray]) -> KeptMoments | None:
     """Moments of a saved model."""
-    if "kept_means" not in arrays:
-        return None
-    names = ("count", "total", "moment", "thickness")
-    sums = {name: arrays[f"kept_{name}"] for name in names if f"kept_{name}" in arrays}
-    return KeptMoments(arrays["kept_means"], sums)
+    mark = "kept_"
+    found = {name.removeprefix(mark): array for name, array in arrays.items() if name.startswith(mark)}
+    return KeptMoments(found.pop("means"), found) if found else None
 
 
 def _own_columns(model: _LinearMixtures, columns: np.ndarray) -> np.ndarray:

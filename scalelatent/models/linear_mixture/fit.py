@@ -147,12 +147,7 @@ def shape_of(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int] | None
             f"{what} are of images, and {where} are CSR rows: give dense rows, or leave {what} out"
         )
     if model.image_shape is not None:
-        height, width = (int(n) for n in model.image_shape)
-        if height * width != p:
-            raise DataError(
-                f"image_shape=({height}, {width}) has {height * width} pixels, and {where} have {p} features"
-            )
-        return height, width
+        return given_shape(model, where, p)
     shape = dataset.feature_shape
     if len(shape) == 2:
         return int(shape[0]), int(shape[1])
@@ -164,6 +159,16 @@ def shape_of(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int] | None
     side = math.isqrt(p)
     hint = f"image_shape=({side}, {side})" if side * side == p else "image_shape=(height, width)"
     raise DataError(f"{what} are of images, and rows of {where} have {p} features in a line: give {hint}")
+
+
+def given_shape(model: AnyMixture, where: str, p: int) -> tuple[int, int]:
+    """The parameter ``image_shape``, which fits rows of p features."""
+    height, width = (int(n) for n in model.image_shape)  # type: ignore[union-attr]
+    if height * width != p:
+        raise DataError(
+            f"image_shape=({height}, {width}) has {height * width} pixels, and {where} have {p} features"
+        )
+    return height, width
 
 
 def frame_of(model: AnyMixture, shape: tuple[int, int] | None) -> Frame | None:

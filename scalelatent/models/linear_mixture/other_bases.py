@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .fit import check_sizes, frame_of, make_learner, make_mixture
+from .fit import check_sizes, frame_of, given_shape, make_learner, make_mixture
 from .model.em import KeptMoments
 from .model.pancakes import Pancakes, cut_directions
 from .output import DENSE, Fitted
@@ -62,13 +62,7 @@ def _shape(model: AnyMixture, fitted: Fitted) -> tuple[int, int] | None:
         raise ValueError(
             "tangents are of images, and the fit had none: set_params(image_shape=(height, width)) first"
         )
-    height, width = (int(n) for n in model.image_shape)
-    if height * width != model.n_features_in_:
-        raise ValueError(
-            f"image_shape=({height}, {width}) has {height * width} pixels, and rows have "
-            f"{model.n_features_in_} features"
-        )
-    return height, width
+    return given_shape(model, "the rows", model.n_features_in_)
 
 
 def _error(now: Pancakes, kept: KeptMoments) -> float:
