@@ -38,6 +38,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
     """
 
     _transformed = "latents"
+    _without_labels = ""  # what learns from rows without labels, in a few words
     classes_: Any
 
     def fit(
@@ -64,7 +65,9 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         X, y = opened(X, "X"), opened(y, "y")
         if is_plain(X):
             if y is None:
-                raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+                raise ValueError(
+                    f"{type(self).__name__} requires y to be passed, but the target y is None{self._or_else()}"
+                )
             refuse_mixed(y, "y")
             X, y = validated(self, X, y, reset=reset, **CHECKS)
             check_finite(X, "X")
@@ -79,10 +82,13 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
             raise DataError(
                 f"{ds.url or 'the rows'}: there are no labels, and {type(self).__name__} learns from "
                 "labels; import them with the rows (`scalelatent data import idx IMAGES LABELS …`), or "
-                "pass y"
+                f"pass y{self._or_else()}"
             )
         check_classes(ds, type(self).__name__)
         return ds
+
+    def _or_else(self) -> str:
+        return f"; {self._without_labels}" if self._without_labels else ""
 
     def _held_rows(self, X: Any, y: Any) -> Dataset:
         ds = super()._held_rows(X, y)

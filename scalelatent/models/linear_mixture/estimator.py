@@ -395,6 +395,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
 
     _kind = "linear_mixture"
     _parameters = PARAMETERS
+    _without_labels = "LinearMixture is a density of rows without labels"
     classes_ = Learned(FIT_AGAIN)
 
     def __init__(
@@ -471,14 +472,6 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
 
     def _draw_prediction(self, graph: RowGraph) -> None:
         graph.classes(draw_probabilities(graph, self._row_map("probabilities")), self.classes_)
-
-    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
-        if isinstance(X, Dataset) and not X.has_y:
-            raise DataError(
-                f"{X.url or 'the rows'}: there are no labels, and LinearMixtureClassifier learns from "
-                "labels; import them with the rows, or fit a density without labels by LinearMixture"
-            )
-        return super()._training_rows(X, y, sample_weight, reset=reset)
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows, rows["train"].classes)

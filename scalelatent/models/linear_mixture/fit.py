@@ -141,7 +141,7 @@ def shape_of(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int] | None
         return None
     what = "tangents" if len(model.tangents) else "smoothing"
     dataset = train.dataset if isinstance(train, Rows) else train
-    where, p = dataset.url or "the rows", dataset.n_features
+    where, p = f"rows of {dataset.url}" if dataset.url else "the rows", dataset.n_features
     if dataset.is_sparse:
         raise DataError(
             f"{what} are of images, and {where} are CSR rows: give dense rows, or leave {what} out"
@@ -153,12 +153,12 @@ def shape_of(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int] | None
         return int(shape[0]), int(shape[1])
     if len(shape) > 2:
         raise DataError(
-            f"{what} are of grey images, and rows of {where} have the shape {shape}: convert them to "
+            f"{what} are of grey images, and {where} have the shape {shape}: convert them to "
             f"grey, or leave {what} out"
         )
     side = math.isqrt(p)
     hint = f"image_shape=({side}, {side})" if side * side == p else "image_shape=(height, width)"
-    raise DataError(f"{what} are of images, and rows of {where} have {p} features in a line: give {hint}")
+    raise DataError(f"{what} are of images, and {where} have {p} features in a line: give {hint}")
 
 
 def given_shape(model: AnyMixture, where: str, p: int) -> tuple[int, int]:
@@ -218,7 +218,7 @@ def make_learner(model: AnyMixture, mixture: Mixture) -> MixtureEM:
     share = float(model.n_dims) if 0 < model.n_dims < 1 else 0.0
     return MixtureEM(
         mixture,
-        0 if share else int(model.n_dims),
+        min(int(model.max_dims), mixture.n_features) if share else int(model.n_dims),
         width_of(model.n_dims, model.max_dims, mixture.n_features),
         share=share,
         start_passes=START_PASSES,
@@ -616,6 +616,11 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     n_classes = 0 if classes is None else len(classes)
     components = components_of(model, n_classes)
     k, p = int(components.sum()), check_sizes(model, train.n_features)
+    if k > len(train):
+        raise DataError(
+            f"{train.url or 'X'}: {len(train):,} rows are fewer than the {k:,} sub-classes that n_components asks "
+            "for: lower n_components, or give more rows"
+        )
     frame = frame_of(model, shape_of(model, train))
     mixture = make_mixture(model, components, n_classes, p, 1.0, frame)
     em = make_learner(model, mixture)
@@ -660,7 +665,7 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
 
     def measured() -> float:
         rng = np.random.default_rng(0)
-        start = start_pancakes(rng.normal(size=(k, p)), em.width, 0).cut(int(min(em.n_dims or 1, em.width)))
+        start = start_pancakes(rng.normal(size=(k, p)), em.width, 0).cut(min(em.n_dims, em.width))
         at = initial_state(mixture, start, MAIN)
         reduction = em.reductions()["train"]
         name = f"{model._kind}_em {mixture.likelihood} {mixture.assignment} {model.tangents}"

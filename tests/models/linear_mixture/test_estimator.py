@@ -328,8 +328,9 @@ def test_plan(digits):
         ({"tangent_assignment": True}, "give tangents and a tangent_weight above 0"),
         ({"projection": 65}, "above the 64 features"),
         ({"n_components": [1, 2]}, "has 2 numbers, and there are 10 classes"),
-        ({"n_components": 150}, "fewer than its 150 sub-classes"),
-        ({"n_dims": 0.9999, "max_dims": 2}, "raise max_dims"),
+        ({"n_components": [150] + [3] * 9}, "fewer than its 150 sub-classes"),
+        ({"n_components": 101}, "rows are fewer than the 1,010 sub-classes"),
+        ({"n_dims": 0.9999, "max_dims": 2}, "2 directions hold .* raise max_dims"),
     ],
 )
 def test_refusals(digits, options, message):
@@ -337,9 +338,17 @@ def test_refusals(digits, options, message):
         classifier(**options).fit(digits.x, digits.y)
 
 
+def test_a_share_of_the_variance_keeps_to_max_dims(digits):
+    assert classifier(n_dims=0.8, max_dims=40).fit(digits.x, digits.y).n_dims_ > 4
+    with pytest.raises(ValueError, match="4 directions hold"):
+        classifier(n_dims=0.8, max_dims=4).fit(digits.x, digits.y)
+
+
 def test_rows_that_cannot_be_used(digits):
-    with pytest.raises(DataError, match="LinearMixture"):
+    with pytest.raises(DataError, match="LinearMixture is a density"):
         classifier().fit(Dataset.from_arrays(digits.x))
+    with pytest.raises(ValueError, match="LinearMixture is a density"):
+        classifier().fit(digits.x)
     tangents: dict[str, Any] = {"tangents": ("shift-x",)}
     with pytest.raises(DataError, match="CSR"):
         classifier(**tangents, image_shape=(8, 8)).fit(sparse.csr_array(digits.x), digits.y)

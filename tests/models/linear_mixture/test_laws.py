@@ -271,11 +271,11 @@ def test_starving_is_refilled_by_a_split_then_dropped():
 def test_dimensions_by_a_share_of_the_variance():
     x = made_rows(500, 12, 3, 3, seed=12, noise=0.05)
     centres = seed_centres(x, 3, np.random.default_rng(0))
-    em = MixtureEM(Mixture(12, np.zeros(3, dtype=np.int64), 0), 0, 8, share=0.9, start_passes=8)
+    em = MixtureEM(Mixture(12, np.zeros(3, dtype=np.int64), 0), 6, 8, share=0.9, start_passes=8)
     states = passes(em, initial_state(em.mixture, start_pancakes(centres, 8, 0)), x, n=60)
     assert 1 <= states[-1].now.n_dims <= 6
     with pytest.raises(ValueError, match="raise max_dims"):
-        em = replace(em, share=0.99999, width=2)
+        em = replace(em, share=0.99999, n_dims=2, width=2)
         passes(em, initial_state(em.mixture, start_pancakes(centres, 2, 0)), x, n=60)
 
 

@@ -448,7 +448,7 @@ class MixtureEM:
     ----------
     mixture : Mixture
     n_dims : int
-        0 with ``share`` above 0: chosen at the end of the first phase, up to ``width`` directions.
+        With ``share`` above 0 the most: chosen at the end of the first phase.
     share : float
         Of the data's variance.
     width : int
@@ -549,7 +549,7 @@ class MixtureEM:
         k, width = len(kept.means), self.width
         floor = self.mixture.floor  # of a sub-class without rows
         empty = np.zeros((k, self.mixture.n_features, width)), np.full((k, width), floor), np.full(k, floor)
-        now = Pancakes(kept.means, *empty, np.ones(k), self.n_dims)
+        now = Pancakes(kept.means, *empty, np.ones(k), 0 if self.share else self.n_dims)
         state = replace(initial_state(self.mixture, now, FINISH), counts=kept.sums["count"])
         found, traces = self._maximise(state, kept.sums, True)
         now = replace(now, n_dims=self._with_dims(replace(state, now=found)).n_dims)
@@ -786,7 +786,9 @@ class MixtureEM:
         """The pancakes with their dimensions: given, or so many as have the share of the variance."""
         now, p = state.now, self.mixture.n_features
         full = now.noise * (p - now.n_dims) + now.values[:, : now.n_dims].sum(axis=1)
-        h = choose_dims(state.counts, now.values, full, self.share) if self.share else self.n_dims
+        h = self.n_dims
+        if self.share:
+            h = choose_dims(state.counts, now.values[:, : self.n_dims], full, self.share)
         return replace(now, n_dims=h, noise=self._noise(now.values, full, h))
 
     def _enter(self, now: Pancakes) -> Pancakes:
