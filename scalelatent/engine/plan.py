@@ -26,9 +26,10 @@ from .threads import resolve_jobs
 if TYPE_CHECKING:
     from distributed import Client
 
-# Resident size of a process, and of a worker, that has imported everything and loaded its kernels; a process
-# that compiles some has up to 40 MiB more.
-PROCESS_BYTES, WORKER_BYTES = 336 * 2**20, 240 * 2**20
+# Resident size of a process that has imported everything (pandas and pyarrow too, where scikit-learn finds
+# them: 60 MiB) and compiled its kernels (70 MiB; tests/estimators/test_plan_check.py), and of a worker that
+# loads its own.
+PROCESS_BYTES, WORKER_BYTES = 448 * 2**20, 240 * 2**20
 # Freed memory that the allocator keeps for each thread, in workers so set (dask/worker_side.py).
 KEPT_BYTES = 2**25
 ALLOWED_SHARE = 0.6
@@ -136,12 +137,14 @@ def stage_memory(stage: Stage, resources: Resources, source: PlannedRows, consta
     ahead = max(AHEAD, 2 * source.reads_at_once)  # in flight, packed and unpacked
     row_bytes = p * stage.datasets["train"].dtype.itemsize
     blocks = _block_bytes(reduction, grid.block_rows, p, row_bytes)
+    waiting = sum(min(FAN_IN, grid.n_nodes(above)) for above in range(level, grid.depth))
     return {
         "process": process_bytes(resources),
         "pieces read ahead": resources.threads * (ahead + 2) * piece,
         "blocks and buffers": resources.threads * blocks,
-        "statistics in a span": resources.threads * (2 + (FAN_IN - 1) * level) * stat,
-        "statistics waiting for their siblings": (FAN_IN * max(grid.depth - level, 0) + 2) * stat,
+        # Of each level the sum so far, and the leaf that is being filled.
+        "statistics in a span": resources.threads * (2 + level) * stat,
+        "statistics waiting for their siblings": (waiting + 2) * stat,
         "constants and states": constants,
     }
 

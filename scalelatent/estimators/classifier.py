@@ -65,9 +65,8 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         X, y = opened(X, "X"), opened(y, "y")
         if is_plain(X):
             if y is None:
-                raise ValueError(
-                    f"{type(self).__name__} requires y to be passed, but the target y is None{self._or_else()}"
-                )
+                name = type(self).__name__
+                raise ValueError(f"{name} requires y to be passed, but the target y is None{self._or_else()}")
             refuse_mixed(y, "y")
             X, y = validated(self, X, y, reset=reset, **CHECKS)
             check_finite(X, "X")

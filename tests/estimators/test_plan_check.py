@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 
 import scalelatent as sl
 from scalelatent.engine import plan as engine_plan
-from scalelatent.engine.plan import ALLOWED_SHARE, Resources, find_resources
+from scalelatent.engine.plan import ALLOWED_SHARE, PROCESS_BYTES, Resources, find_resources
 from scalelatent.engine.rates import Rates
 from scalelatent.errors import LongFitWarning, PlanError
 from scalelatent.estimators import base
@@ -37,6 +40,32 @@ def _models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
 
 
 KINDS = list(_models())
+
+FIRST_FIT = """
+import sys
+import numpy as np
+import scalelatent as sl
+from scalelatent.deploy.probes import peak_bytes
+x = np.random.default_rng(0).random((400, 64), dtype=np.float32)
+models = {
+    "capsule": lambda: sl.CapsuleRegression(capsule_dim=2, max_iter=2),
+    "mixture": lambda: sl.LinearMixtureClassifier(n_components=3, n_dims=3, max_iter=2, statistics="images"),
+    "hcn": lambda: sl.HierarchicalCompositionalNetwork(layers=[(2, 4)], image_shape=(8, 8)),
+}
+given = (x > 0.5,) if sys.argv[1] == "hcn" else (x, np.arange(400) % 4)
+models[sys.argv[1]]().set_params(n_jobs=1).fit(*given)
+print(peak_bytes())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["capsule", "mixture", "hcn"])
+def test_a_process_that_compiles_its_kernels_stays_under_what_plans_count_for_it(kind, tmp_path) -> None:
+    command = [sys.executable, "-c", FIRST_FIT, kind]
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    out = subprocess.run(command, capture_output=True, text=True, timeout=170, check=True, env=env)
+    peak = int(out.stdout.splitlines()[-1])
+    assert 0.6 * PROCESS_BYTES < peak < PROCESS_BYTES, peak / 2**20
 
 
 @pytest.mark.parametrize("kind", KINDS)

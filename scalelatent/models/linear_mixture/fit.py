@@ -618,8 +618,8 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     k, p = int(components.sum()), check_sizes(model, train.n_features)
     if k > len(train):
         raise DataError(
-            f"{train.url or 'X'}: {len(train):,} rows are fewer than the {k:,} sub-classes that n_components asks "
-            "for: lower n_components, or give more rows"
+            f"{train.url or 'X'}: {len(train):,} rows are fewer than the {k:,} sub-classes that n_components "
+            "asks for: lower n_components, or give more rows"
         )
     frame = frame_of(model, shape_of(model, train))
     mixture = make_mixture(model, components, n_classes, p, 1.0, frame)
@@ -648,8 +648,9 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     sample_bytes = 4 * p * min(n, sample)
     told.add("sample", n * told.row_seconds(0.0, told.reading(train)))
     moments = mixture.statistics == "moments"
-    # The M-step unpacks moments; of images it has some copies.
-    held = (3 * 8 * k * p * p if moments else 4 * state_bytes) + 4 * state_bytes + 3 * sample_bytes
+    # The M-step unpacks moments, and moves those of tangents; of images it makes the next state part by part.
+    mstep_bytes = 8 * k * p * p * (7 if mixture.frame is not None else 3) if moments else 2 * state_bytes
+    held = mstep_bytes + 4 * state_bytes + 3 * sample_bytes
     remedy = FEWER + (", or set statistics='images'" if moments else ", or set projection")
     if model.algorithm == "em":
         stage = told.stage("em", em, parts, held, remedy)

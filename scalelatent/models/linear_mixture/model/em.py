@@ -251,8 +251,10 @@ class MixturePass:
         block = _LEAST_BLOCK
         while block < _ROWS_OF_A_GROUP * k and 2 * block <= most:
             block *= 2
-        # Scores and bases in float64, in float32, and packed; rows in float32.
-        packed = 16 * k * p * (q + 2) + (16 * k * p * q if m.statistics == "images" else 0)
+        # Scores and bases in float64 on the way to float32, packed; rows in float32.
+        packed = 16 * k * p * (q + 2)
+        if m.statistics == "images" and (m.likelihood == "factor-analysis" or m.assignment == "soft"):
+            packed += 16 * k * p * q  # loadings over the noise of pixels; rows of many sub-classes
         together = 0  # bytes of rows that are scored under all sub-classes of their class
         if m.assignment == "soft" or m.tangent_assignment:
             together = _SOFT_ROWS * (4 * p + 20 * int(np.diff(m.starts).max()))
