@@ -73,13 +73,17 @@ class ObjectLocation(Location):
             raise StoreError(f"{url!r} needs a name: write for example {example!r}")
         super().__init__(f"{self.protocol}://{rest}")
         self.access = access
-        self._fs = _filesystem(self.protocol, os.getpid(), access)
         self._root = str(self._fs._strip_protocol(self.url)).rstrip("/")
         self.shared = self.protocol != "memory"
         self.reads_at_once = READS_AT_ONCE if self.shared else 1
 
     def __reduce__(self) -> Any:
         return ObjectLocation, (self.url, self.access)
+
+    @property
+    def _fs(self) -> Any:
+        """That of this process, which may be a fork of the one that made this place."""
+        return _filesystem(self.protocol, os.getpid(), self.access)
 
     @property
     def filesystem(self) -> tuple[Any, str]:
@@ -390,5 +394,5 @@ def scrub(error: BaseException | str) -> str:
 
 
 def forget_connections() -> None:
-    """Read environment and credentials again at the next `locate`."""
+    """Read environment and credentials again at the next request."""
     _filesystem.cache_clear()
