@@ -433,6 +433,14 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
             ds = open_dataset(STORES[kind](folder))
             model = capsule(rows=ds, client=client, run_dir=tmp_path / kind)
             np.testing.assert_array_equal(model.predict_proba(X), plain)
+        filled(FsspecStore.from_url("memory://only-here/a.zarr"), folder / "a.zarr")
+        cached = open_dataset(FsspecStore.from_url("simplecache::memory://only-here/a.zarr", read_only=True))
+        with pytest.raises(
+            RunError, match=r"worker\(s\) tcp://.* do not see store://.*in this process.*save it"
+        ):
+            capsule(rows=cached, client=client)
+        with pytest.raises(RunError, match=r"do not see the output memory://only-here/out.zarr .*out=…"):
+            model.predict(ds, out="memory://only-here/out.zarr", client=client)
         refused = open_dataset(NotToBeSent(folder / "a.zarr"))
         with pytest.raises(RunError, match="a store that the workers cannot be given .*only here"):
             capsule(rows=refused, client=client)
