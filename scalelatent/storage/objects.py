@@ -56,6 +56,14 @@ _TRANSIENT_NAMES = frozenset(
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
 _T = TypeVar("_T")
 
+# Why not obstore, by zarr's ObjectStore (`benchmarks/s3_pass.py --parts clients`, obstore 0.12): it reads
+# faster, and 503s, answers that break off and slow ones do not reach who reads. But once a process reads
+# that was forked from one that has, as torch's workers are, both wait for ever, without an error; it gives
+# up a listing that breaks off, so these retries would stay; it knows no AWS_PROFILE; its requests to Google
+# are not those that the emulator of the tests answers. And memory, other protocols, references and pyarrow
+# need fsspec all the same: it would be a second way beside this one. Who wants its rate gives
+# `open_dataset` a store of obstore.
+
 
 class _OutOfRange(StoreError):
     """Bytes were asked for that an object does not have."""
