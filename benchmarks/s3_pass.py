@@ -1,4 +1,4 @@
-"""One pass from S3 on loopback against local disk: python benchmarks/s3_pass.py [--parts pass,troubled]
+"""A pass from S3 on loopback against local disk: python benchmarks/s3_pass.py [--parts pass,troubled,clients]
 
 A capsule E-step (D = 80) over stored float32 rows, nothing cached, one computing thread: the same rows from
 the disk and from an S3 server (moto's, in a process of its own on 127.0.0.1), in turn; the fastest of the
@@ -15,6 +15,12 @@ delay          the same with a server that lets every request wait, as one over 
 hundred one is answered 503, and of a hundred answers one each breaks off in its middle with a reset, or comes
 in pieces over half a second. A fit of ten passes, nothing cached, from the server alone and by the proxy:
 seconds, rates, what the proxy did, and whether the weights have the same bits.
+
+``clients``: the same rows read from an address (by s3fs, with the retries of `storage/objects.py`) and from
+an obstore `S3Store` that is given to `open_dataset` (with retries of its own). Seconds of reading all rows,
+in turn, from the server alone, with a delay of --delay, and through that proxy; how many of several hundred
+listings end in an error where one answer of a hundred breaks off; and whether a process that is forked from
+one that has read can read, and that one afterwards.
 """
 
 from __future__ import annotations
@@ -45,6 +51,7 @@ from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
+from scalelatent.storage.disk import locate
 from scalelatent.storage.objects import forget_connections
 
 BUCKET = "benchmark"
@@ -54,6 +61,18 @@ ENVIRONMENT = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+
+
+def lead_to(port: int) -> None:
+    """Have the environment lead to the server, or to a proxy."""
+    os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
+
+
+def make_bucket() -> None:
+    """Make the bucket at the server that the environment leads to."""
+    import s3fs
+
+    s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True).mkdir(BUCKET)
 
 
 def serve(pipe: Any, delay: Any) -> None:
@@ -235,11 +254,9 @@ def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float
     """All figures."""
     disk = stored_rows(folder, rows, seed)
     with s3_server() as (port, delay):
-        os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
+        lead_to(port)
         forget_connections()
-        import s3fs
-
-        s3fs.S3FileSystem(use_listings_cache=False).mkdir(BUCKET)
+        make_bucket()
         begin = time.perf_counter()
         remote = disk.save(f"s3://{BUCKET}/noise.zarr")
         saved = time.perf_counter() - begin
@@ -288,12 +305,10 @@ def troubled(folder: Path, a: Any) -> dict[str, Any]:
     weights = []
     with s3_server() as (port, _), troubled_proxy(port, a.latency / 1e3, a.seed) as (through, counts):
         for name, at in (("alone", port), ("troubled", through)):
-            os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=f"http://127.0.0.1:{at}")
+            lead_to(at)
             forget_connections()
             if name == "alone":
-                import s3fs
-
-                s3fs.S3FileSystem(use_listings_cache=False).mkdir(BUCKET)
+                make_bucket()
                 disk.save(f"s3://{BUCKET}/noise.zarr")
             rows = sl.open_dataset(f"s3://{BUCKET}/noise.zarr")
             model = sl.CapsuleRegression(capsule_dim=8, max_iter=10, random_state=a.seed)
@@ -308,10 +323,125 @@ def troubled(folder: Path, a: Any) -> dict[str, Any]:
     return found | {"same_bits": bool(np.array_equal(*weights))}
 
 
+CLIENTS = ("s3fs", "obstore")
+PASSES, LISTINGS, FORK_SECONDS, MARK = 10, 500, 15.0, "zarr.json"
+
+
+def opened(client: str) -> sl.Dataset:
+    """The rows by one of the clients, over connections of its own."""
+    if client == "s3fs":
+        forget_connections()
+        return sl.open_dataset(f"s3://{BUCKET}/noise.zarr")
+    return sl.open_dataset(obstore_bucket("noise.zarr"))
+
+
+def obstore_bucket(prefix: str | None = None) -> Any:
+    """The bucket, or what lies below a prefix of it, by obstore: it tries up to ten times again."""
+    from obstore.store import S3Store
+
+    return S3Store(BUCKET, prefix=prefix, client_options={"allow_http": True, "timeout": "60s"})
+
+
+def failed_listings(client: str) -> int:
+    """How many listings of a folder end in an error."""
+    import obstore
+
+    forget_connections()
+    place, bucket = locate(f"s3://{BUCKET}/noise.zarr"), obstore_bucket()
+    failed = 0
+    for _ in range(LISTINGS):
+        try:
+            if client == "s3fs":
+                place.keys("x/c")
+            else:
+                obstore.list_with_delimiter(bucket, "noise.zarr/x/c")
+        except Exception:  # noqa: BLE001
+            failed += 1
+    return failed
+
+
+def after_fork(client: str) -> tuple[str, str]:
+    """What a process says that is forked from this one and reads what this one has, and then this one."""
+    import obstore
+
+    forget_connections()
+    place, bucket = locate(f"s3://{BUCKET}/noise.zarr"), obstore_bucket()
+    context = multiprocessing.get_context("fork")
+
+    def read() -> bytes | None:
+        return (
+            place.read(MARK) if client == "s3fs" else bytes(obstore.get(bucket, f"noise.zarr/{MARK}").bytes())
+        )
+
+    def tell(pipe: Any) -> None:
+        try:
+            pipe.send("reads" if read() == expected else "reads other bytes")
+        except Exception as error:  # noqa: BLE001
+            pipe.send(f"{type(error).__name__}: {error}")
+
+    expected = read()
+    told = []
+    for kind in (context.Process, threading.Thread):
+        here, there = context.Pipe()
+        reader = kind(target=tell, args=(there,), daemon=True)
+        reader.start()
+        told.append(here.recv() if here.poll(FORK_SECONDS) else f"no answer in {FORK_SECONDS:.0f} s")
+        if kind is context.Process:
+            reader.kill()
+            reader.join(10)
+    return told[0], told[1]
+
+
+def clients(folder: Path, a: Any) -> dict[str, Any]:
+    """Our client of S3 beside obstore."""
+    from importlib.metadata import version
+
+    disk = stored_rows(folder, a.rows, a.seed)
+    megabytes = a.rows * disk.n_features * 4 / 1e6
+    found: dict[str, Any] = {client: {"version": version(client)} for client in CLIENTS}
+    with s3_server() as (port, delay):
+        lead_to(port)
+        forget_connections()
+        make_bucket()
+        disk.save(f"s3://{BUCKET}/noise.zarr")
+        reads = {client: read_all(opened(client)) for client in CLIENTS}
+        for name, milliseconds, rounds in (("alone", 0.0, a.rounds), ("delayed", a.delay, 3)):
+            delay.value = milliseconds / 1e3
+            for client, seconds in fastest(reads, rounds).items():
+                found[client][f"{name}_s"] = round(seconds, 3)
+                found[client][f"{name}_mb_per_s"] = round(megabytes / seconds, 1)
+        delay.value = 0.0
+        for client in CLIENTS:
+            with troubled_proxy(port, a.latency / 1e3, a.seed) as (through, counts):
+                lead_to(through)
+                rows = opened(client)
+                begin = time.perf_counter()
+                for _ in range(PASSES):
+                    read_all(rows)()
+                seconds = time.perf_counter() - begin
+                same = bool(np.array_equal(rows.read_x(0, a.rows), disk.read_x(0, a.rows)))
+                found[client] |= {"troubled_s": round(seconds, 2), "same_rows": same}
+                found[client] |= {"troubled_mb_per_s": round(PASSES * megabytes / seconds, 1)}
+                found[client] |= {f"times {w}": int(n) for w, n in zip(TROUBLES, counts, strict=True)}
+            with troubled_proxy(port, 0.0, a.seed) as (through, counts):
+                lead_to(through)
+                found[client]["failed_listings"] = failed_listings(client)
+                found[client]["resets_of_listings"] = int(counts[TROUBLES.index("reset")])
+            lead_to(port)
+        for client in CLIENTS:  # at the end: what was forked from may answer no more
+            found[client]["forked"], found[client]["forked_from"] = after_fork(client)
+    faster = {
+        k: found["s3fs"][f"{k}_s"] / found["obstore"][f"{k}_s"] for k in ("alone", "delayed", "troubled")
+    }
+    found |= {"obstore_is_faster": {k: round(v, 2) for k, v in faster.items()}}
+    about = {"rows": a.rows, "megabytes": megabytes, "passes_troubled": PASSES, "listings": LISTINGS}
+    return found | about | {"delay_ms": a.delay, "latency_ms": a.latency, "share_of_each_trouble": SHARE}
+
+
 def main() -> None:
     """Measure and write the figures."""
     args = parser(__doc__, "s3_pass")
-    args.add_argument("--parts", default="pass,troubled")
+    args.add_argument("--parts", default="pass,troubled,clients")
     args.add_argument("--rows", type=int, default=400_000)
     args.add_argument("--rounds", type=int, default=5)
     args.add_argument("--delay", type=float, default=30.0, help="milliseconds that a far store lets one wait")
@@ -319,10 +449,10 @@ def main() -> None:
     a = args.parse_args()
     for part in a.parts.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            if part == "troubled":
-                result = troubled(Path(folder), a)
-            else:
+            if part == "pass":
                 result = measure(Path(folder), a.rows, a.seed, a.rounds, a.delay)
+            else:
+                result = {"troubled": troubled, "clients": clients}[part](Path(folder), a)
         print(part, result, flush=True)
         write_part(a.out, part, a.seed, result)
 

@@ -828,6 +828,24 @@ def importers() -> Iterable[Iterable[Any]]:
         yield name, *rates, "; ".join(peaks)
 
 
+@shown("client of S3|alone|a delay|by the proxy|failed of listings broken off|forked process|its parent then")
+def s3_clients() -> Iterable[Iterable[Any]]:
+    found = read("s3_pass")["clients"]
+    for name, client in (("s3fs, with our retries", found["s3fs"]), ("obstore", found["obstore"])):
+        rates = [f"{client[f'{how}_mb_per_s']:.0f} MB/s" for how in ("alone", "delayed", "troubled")]
+        listings = f"{client['failed_listings']} of {client['resets_of_listings']}"
+        yield f"{name} ({client['version']})", *rates, listings, client["forked"], client["forked_from"]
+
+
+@shown("ten passes of a fit from S3|seconds|rate|503s, resets, slow answers|weights")
+def s3_troubled() -> Iterable[Iterable[Any]]:
+    r = read("s3_pass")["troubled"]
+    yield "the server alone", r["alone_s"], f"{r['alone_mb_per_s']:.0f} MB/s", "none", ""
+    troubles = ", ".join(str(r[f"times {what}"]) for what in ("503", "reset", "slow"))
+    same = "the same bits" if r["same_bits"] else "other bits"
+    yield "by the proxy", r["troubled_s"], f"{r['troubled_mb_per_s']:.0f} MB/s", troubles, same
+
+
 def rewritten(page: str) -> str:
     """The page with its tables as the files have them.
 

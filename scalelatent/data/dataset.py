@@ -742,8 +742,8 @@ def open_dataset(
     url : str, path-like or store
         A local path, `file:///path`, `s3://bucket/key`, `az://container/key`, `memory://name`, or another
         address; or a store with the dataset at its root: of zarr (``zarr.storage.ObjectStore``,
-        ``FsspecStore``, ``ZipStore``, …, or a ``StorePath`` in one), of obstore (``obstore.store.S3Store``),
-        or fsspec's ``fs.get_mapper(path)``.
+        ``FsspecStore``, ``ZipStore``, …, or a ``StorePath`` in one), of obstore (``obstore.store.S3Store``,
+        which reads faster than the address), or fsspec's ``fs.get_mapper(path)``.
     storage_options : dict, optional
         What fsspec's file system of the address takes, for example ``{"anon": True}`` or
         ``{"endpoint_url": …, "key": …, "secret": …}`` of `s3://`; by default the environment says it.

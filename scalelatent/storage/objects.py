@@ -56,6 +56,14 @@ _TRANSIENT_NAMES = frozenset(
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
 _T = TypeVar("_T")
 
+# Why not obstore, by zarr's ObjectStore (`benchmarks/s3_pass.py --parts clients`, obstore 0.12): it reads
+# faster, and 503s, answers that break off and slow ones do not reach who reads. But once a process reads
+# that was forked from one that has, as torch's workers are, both wait for ever, without an error; it gives
+# up a listing that breaks off, so these retries would stay; it knows no AWS_PROFILE; its requests to Google
+# are not those that the emulator of the tests answers. And memory, other protocols, references and pyarrow
+# need fsspec all the same: it would be a second way beside this one. Who wants its rate gives
+# `open_dataset` a store of obstore.
+
 
 class _OutOfRange(StoreError):
     """Bytes were asked for that an object does not have."""
@@ -73,13 +81,17 @@ class ObjectLocation(Location):
             raise StoreError(f"{url!r} needs a name: write for example {example!r}")
         super().__init__(f"{self.protocol}://{rest}")
         self.access = access
-        self._fs = _filesystem(self.protocol, os.getpid(), access)
         self._root = str(self._fs._strip_protocol(self.url)).rstrip("/")
         self.shared = self.protocol != "memory"
         self.reads_at_once = READS_AT_ONCE if self.shared else 1
 
     def __reduce__(self) -> Any:
         return ObjectLocation, (self.url, self.access)
+
+    @property
+    def _fs(self) -> Any:
+        """That of this process, which may be a fork of the one that made this place."""
+        return _filesystem(self.protocol, os.getpid(), self.access)
 
     @property
     def filesystem(self) -> tuple[Any, str]:
@@ -390,5 +402,5 @@ def scrub(error: BaseException | str) -> str:
 
 
 def forget_connections() -> None:
-    """Read environment and credentials again at the next `locate`."""
+    """Read environment and credentials again at the next request."""
     _filesystem.cache_clear()

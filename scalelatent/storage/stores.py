@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["StoreLocation", "known_place", "place_of"]
 
 _T = TypeVar("_T")
+# The process that has used obstore first. In one forked from it obstore would wait for ever, and then there.
+_obstore_users: list[int] = []
 
 
 def place_of(thing: Any, storage_options: Mapping[str, Any] | None = None) -> Location:
@@ -95,7 +97,7 @@ class StoreLocation(Location):
     access: Access
 
     def __init__(self, access: Access, path: str = "") -> None:
-        from zarr.storage import StorePath
+        from zarr.storage import ObjectStore, StorePath
 
         from .zarrstore import FolderStore
 
@@ -103,7 +105,10 @@ class StoreLocation(Location):
         super().__init__(f"{name}/{path}" if path else name)
         self.access, self._path = access, path
         self.shared = not _in_memory(access.store)
+        self._of_obstore = isinstance(_innermost(access.store), ObjectStore)
         self.reads_at_once = READS_AT_ONCE if self.shared else 1
+        if self._of_obstore and not _obstore_users:
+            _obstore_users.append(os.getpid())
         self._store = FolderStore(access.store, path)
         self._wait("", StorePath.open(access.store, path="", mode=None))  # some are to be opened first
 
@@ -196,6 +201,13 @@ class StoreLocation(Location):
         """What the store answers; errors of its library are translated."""
         from zarr.core.sync import sync
 
+        if self._of_obstore and _obstore_users[0] != os.getpid():
+            answer.close()
+            raise StoreError(
+                f"{self.url}: obstore does not answer in a process forked from one that has used it; start "
+                "processes by 'spawn' or 'forkserver' (of a torch DataLoader: multiprocessing_context=…), or "
+                "give open_dataset the address in place of the store"
+            )
         try:
             return sync(answer)
         except (FileNotFoundError, StoreError):
@@ -213,12 +225,20 @@ def _name_of(store: Any) -> str:
     return f"store://{words if words.startswith(kind) else f'{kind}({words})'}"
 
 
+def _innermost(store: Any) -> Any:
+    """The store inside those that wrap it."""
+    from zarr.storage import WrapperStore
+
+    while isinstance(store, WrapperStore):
+        store = store._store
+    return store
+
+
 def _in_memory(store: Any) -> bool:
     """Whether the content of a store lies in this process alone."""
-    from zarr.storage import FsspecStore, MemoryStore, ObjectStore, WrapperStore
+    from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
-    if isinstance(store, WrapperStore):
-        return _in_memory(store._store)
+    store = _innermost(store)
     if isinstance(store, FsspecStore):
         protocol = store.fs.protocol
         return "memory" in ((protocol,) if isinstance(protocol, str) else protocol)

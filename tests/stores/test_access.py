@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import re
 import shutil
@@ -154,6 +155,31 @@ def test_a_mark_from_another_process_says_what_to_do(folder: Path) -> None:
     spec = open_dataset(STORES["fsspec"](folder)).spec() | {"access": "0" * 16}
     with pytest.raises(DataError, match="open it again with open_dataset"):
         Dataset.from_spec(spec)
+
+
+@pytest.mark.parametrize("kind", ["fsspec", "path in obstore"])
+def test_a_store_in_a_forked_process_reads_or_is_refused(kind: str, folder: Path) -> None:
+    """obstore would wait for ever, in this process too."""
+    ds = open_dataset(STORES[kind](folder))
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+
+    def read() -> None:
+        try:
+            there.send(ds.read_x(0, 650).sum())
+        except DataError as error:
+            there.send(str(error))
+
+    child = context.Process(target=read)
+    child.start()
+    try:
+        assert here.poll(60)
+        told = here.recv()
+    finally:
+        child.kill()
+        child.join(10)
+    assert told == X.sum() if kind == "fsspec" else "start processes by 'spawn' or 'forkserver'" in told
+    assert ds.read_x(0, 650).sum() == X.sum()
 
 
 ONE_THREAD = """
@@ -407,6 +433,14 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
             ds = open_dataset(STORES[kind](folder))
             model = capsule(rows=ds, client=client, run_dir=tmp_path / kind)
             np.testing.assert_array_equal(model.predict_proba(X), plain)
+        filled(FsspecStore.from_url("memory://only-here/a.zarr"), folder / "a.zarr")
+        cached = open_dataset(FsspecStore.from_url("simplecache::memory://only-here/a.zarr", read_only=True))
+        with pytest.raises(
+            RunError, match=r"worker\(s\) tcp://.* do not see store://.*in this process.*save it"
+        ):
+            capsule(rows=cached, client=client)
+        with pytest.raises(RunError, match=r"do not see the output memory://only-here/out.zarr .*out=…"):
+            model.predict(ds, out="memory://only-here/out.zarr", client=client)
         refused = open_dataset(NotToBeSent(folder / "a.zarr"))
         with pytest.raises(RunError, match="a store that the workers cannot be given .*only here"):
             capsule(rows=refused, client=client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -213,6 +214,22 @@ def test_no_credentials(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) ->
     objects.forget_connections()
     with pytest.raises(StoreError, match=r"no credentials were found for s3://b-.*AWS_ACCESS_KEY_ID.*never"):
         locate(s3.at("x")).read("k")
+
+
+def test_a_forked_process_has_connections_of_its_own(s3: S3) -> None:
+    place = locate(s3.at("x"))
+    for key in "abc":
+        place.write(key, key.encode())
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    child = context.Process(target=lambda: there.send([place.read("a"), *place.read_ranges(["b", "c"])]))
+    child.start()
+    try:
+        assert here.poll(60)
+        assert here.recv() == [b"a", b"b", b"c"]
+    finally:
+        child.kill()
+        child.join(10)
 
 
 def test_no_bucket(s3: S3) -> None:

@@ -19,7 +19,9 @@ from scalelatent.engine.passes import Span, Stage, plan_spans, spans_of, split_v
 from scalelatent.engine.quarantine import Quarantine
 from scalelatent.engine.rates import choose_cache
 from scalelatent.errors import RunError
+from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.folder_probe import folder_trouble
+from scalelatent.storage.guard import clears_too
 
 from .cluster_pass import DaskPass
 from .failures import WAIT_SECONDS, LeftOut, error_of, guard_spans, look_after
@@ -87,7 +89,7 @@ class DaskExecutor:
                 f"the cluster {self.link.address} has no workers: start some (`dask worker "
                 f"{self.link.address}`), then fit again"
             )
-        self._check_shared_folder()
+        self._check_shared(self.store.place, "the run folder", "run_dir=…, or [job] out")
         guard_spans(client)
         self._kernels: deque[dict[str, Any]] = deque(maxlen=1000)
         self.link.call("its news were asked for", listener(client).add, KERNELS, self._hear_of_kernel)
@@ -136,19 +138,20 @@ class DaskExecutor:
             f"waiting for {what}. Start workers, then resume the run: finished passes are kept"
         )
 
-    def _check_shared_folder(self) -> None:
-        place, mark = self.store.place, f".seen-{self.token}"
+    def _check_shared(self, place: Location, what: str, option: str) -> None:
+        """Refuse a folder that not all workers see."""
+        mark = f".seen-{self.token}"
         place.write(mark, b"seen")
         try:
-            wrong = self.link.ask_workers("looking for the run folder", folder_trouble, place.url, mark)
+            wrong = self.link.ask_workers(f"looking for {what}", folder_trouble, place.url, mark)
         finally:
             place.delete(mark)
         blind = {address: words for address, words in wrong.items() if words}
         if blind:
             raise RunError(
-                f"worker(s) {', '.join(blind)} do not see the run folder {place.url} "
+                f"worker(s) {', '.join(blind)} do not see {what} {place.url} "
                 f"({'; '.join(sorted(set(blind.values())))}): put it on storage that all workers share "
-                "(run_dir=…, or [job] out), and let them have the credentials for it"
+                f"({option}), and let them have the credentials for it"
             )
 
     def lend_access(self, dataset: Dataset) -> None:
@@ -320,6 +323,8 @@ class DaskExecutor:
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Shards of a map as tasks."""
         self.refresh()
+        if not clears_too(self.store.place, place := locate(task.url)):  # else it was looked for
+            self._check_shared(place, "the output", "out=…, or the fit's scratch")
         try:
             run_map(self, task, on_rows)
         finally:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 from distributed import WorkerPlugin
 
 from scalelatent.errors import RunError
+from scalelatent.storage.stores import known_place
+
+from .asking import ask_workers
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -33,3 +36,27 @@ def lend_access(client: Any, ds: Dataset) -> None:
                 f"({type(error).__name__}: {access.hide(str(error))}): install its package there, give "
                 "options that can be pickled, or let the environment of the workers say them"
             ) from error
+    if ds.place is not None and ds.place.access is not None:
+        _check_seen(client, ds.place.url, ds.place.access)
+
+
+def _check_seen(client: Any, url: str, access: Access) -> None:
+    """Refuse what a store shows here alone, such as memory behind a cache, or a file of this machine."""
+    here = _stamp(url, access.mark)
+    seen = ask_workers(client, _stamp, url, access.mark)
+    # One that does not answer now may have left; if not, its first task says what is wrong.
+    away = (TimeoutError, ConnectionError)
+    blind = {
+        address: found for address, found in seen.items() if found != here and not isinstance(found, away)
+    }
+    if blind:
+        words = {access.hide(str(found)) for found in blind.values() if isinstance(found, Exception)}
+        why = "; ".join(sorted(words)) or "it lies in this process or on this machine"
+        raise RunError(
+            f"worker(s) {', '.join(sorted(blind))} do not see {url} by what opened it here ({why}): save it "
+            "where all workers see it (Dataset.save), and open it there"
+        )
+
+
+def _stamp(url: str, mark: str) -> Any:
+    return known_place(url, mark).stamp("zarr.json")
