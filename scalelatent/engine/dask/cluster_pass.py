@@ -13,9 +13,9 @@ from scalelatent.engine.quarantine import whole_shards
 
 from .graph import Graph, Reads
 from .pass_tasks import task_info, task_merge, task_mstep, task_params, task_span
-from .pools import POOLED, PoolWindow, pool_window
+from .pools import POOLED, costs
 from .trial import try_span
-from .window import Batch, TaskEnded, Window, Work, depth_for
+from .window import Batch, TaskEnded, Window, Work
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor
@@ -63,17 +63,9 @@ class DaskPass(Work):
         self._info: dict[str, Any] | None = None
         self.mstep: Any = None
         self._trees = {part: _Tree(self, part) for part in stage.grids}
-        seconds = executor.span_seconds(stage.name)
-        self._quiet = (
-            learns and seconds is not None and self._n_spans * seconds < QUIET_SECONDS * executor.workers
-        )
-        depth = depth_for(seconds, stage_nbytes(stage))
-        self.window = pool_window(executor, stage, [*kept, *spans], self._send, self._kept) or Window(
-            executor.threads, [*kept, *spans], self._send, depth
-        )
-        self._pooled = isinstance(self.window, PoolWindow)
-        if isinstance(self.window, PoolWindow):
-            self._quiet = learns and self.window.seconds < QUIET_SECONDS
+        spent = costs(executor, stage, self._kept)
+        self.window = Window(executor.threads, [*kept, *spans], self._send, spent)
+        self._quiet = learns and spent.known and self.window.seconds < QUIET_SECONDS
 
     def key(self, role: str | None, suffix: str = "") -> str:
         """Name of a task of this pass."""
@@ -81,7 +73,7 @@ class DaskPass(Work):
 
     def _span_key(self, span: Span) -> str:
         level = "" if span.level == self._levels[span.part] else f"{span.level}-"
-        role = POOLED if self._pooled else None
+        role = POOLED if self.window.unequal else None
         return self.key(role, f"{_letter(span.part)}{level}{span.index:04d}")
 
     # -- sending ---------------------------------------------------------------------------------------------
@@ -269,11 +261,6 @@ def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: s
 def _letter(part: str) -> str:
     """A part in the names of its tasks; keys of two parts must differ."""
     return {"train": "s", "validation": "v"}.get(part, f"{part}-")
-
-
-def stage_nbytes(stage: Stage) -> int:
-    """Bytes of the largest statistic of a stage."""
-    return max(reduction.layout().nbytes for reduction in stage.reductions.values())
 
 
 class _Tree:

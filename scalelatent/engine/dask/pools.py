@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.engine.grid import FAN_IN
+from scalelatent.engine.grid import FAN_IN, RowGrid
 from scalelatent.engine.passes import Span, Stage, cluster_task_seconds, seconds_per_row
 from scalelatent.errors import RunError, ScalelatentError
 
 from . import hooks
-from .shares import Shares, cut
-from .window import Batch, Window
+from .window import WINDOW, Costs, Window
 
 if TYPE_CHECKING:
     from scalelatent.engine.callbacks import Callback
@@ -32,6 +31,8 @@ MIXED = (
 )
 POOLED = "pool"  # the last word of names of tasks that Dask is to leave where they are
 
+# Statistics that a thread's spans leave until they are merged take this at most: a bound.
+ROOM_BYTES = 2**26
 # Speeds within this factor are alike: cores that share a machine differ as much from one second to the next.
 # Not measured: a guess, as are the next four numbers. Measured is what comes of all (device_pools.py: 1.03,
 # 1.14 and 1.40 times the ideal pass of 8, 2 and 0.5 s).
@@ -207,7 +208,7 @@ class Pools:
 
     def passed(self, window: Window, threads: Mapping[str, int], callbacks: Callback) -> None:
         """A pass is through."""
-        if isinstance(window, PoolWindow):
+        if window.unequal:
             self.pace.took_part(window.took_part, threads)
         self._tell_cuts(callbacks)
 
@@ -241,84 +242,33 @@ def describe(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {n} worker{'s' if n > 1 else ''}" for kind, n in sorted(counts.items()))
 
 
-class PoolWindow(Window):
-    """A window for workers of unequal speed; see :class:`~.shares.Shares`."""
-
-    # Where speeds differ, Dask is kept from moving spans: what it moves to an idle slow worker would outlast
-    # the pass. It still moves what a lost worker had.
-
-    def __init__(
-        self,
-        threads: Mapping[str, int],
-        spans: Sequence[Span],
-        send: Callable[[Batch, bool], Mapping[Any, Any]],
-        stage: Stage,
-        pools: Pools,
-        kept: frozenset[Span] = frozenset(),
-    ) -> None:
-        super().__init__(threads, (), send)
-        self._stage, self._pools, self._grids, self._kept = stage, pools, stage.grids, kept
-        found = pools.speeds(stage, threads)
-        self._row_seconds = found.row_seconds
-        self._shares: Shares[Span] = Shares(
-            spans, self._work, self._cut, threads, found.speeds, cluster_task_seconds(sum(threads.values()))
-        )
-        self.seconds = self._shares.horizon()
-        self.took_part: set[str] = set()
-
-    def _work(self, span: Span) -> float:
-        if span in self._kept:
-            return 1e-6
-        start, stop = self._grids[span.part].node_rows(span.level, span.index)
-        return (stop - start) * self._row_seconds[span.part]
-
-    def _cut(self, span: Span) -> list[Span]:
-        return [] if span in self._kept else cut(span, self._grids, FAN_IN)
-
-    @property
-    def given(self) -> bool:
-        """Whether all spans have been handed out."""
-        return self.opened and not self._shares
-
-    def refresh(self, threads: Mapping[str, int]) -> None:
-        """Take note of workers that came or went."""
-        if dict(threads) != self._threads:
-            self._threads = dict(threads)
-            if self.opened and not self.given:
-                self._hand_out()
-
-    def _ended(self, item: Span, worker: str) -> None:
-        self._shares.done(worker, item)
-
-    def _any_low(self) -> bool:
-        return self._shares.any_low()
-
-    def _hand_out(self) -> None:
-        found = self._pools.speeds(self._stage, self._threads, self._row_seconds)
-        self._shares.set_workers(self._threads, found.speeds)
-        batch = self._shares.hand_out()
-        self.took_part.update(worker for _, worker in batch)
-        self._dispatch(batch)
-
-    def cancel(self) -> None:
-        """See :meth:`.Window.cancel`."""
-        super().cancel()
-        self._shares.clear()
-
-
-def pool_window(
-    executor: DaskExecutor,
-    stage: Stage,
-    spans: Sequence[Span],
-    send: Callable[[Batch, bool], Mapping[Any, Any]],
-    kept: frozenset[Span],
-) -> PoolWindow | None:
-    """The window of a pass on workers of unequal speed; None where they are alike."""
-    pools, threads = executor.pools, executor.threads
-    if len(threads) < 2:
-        return None
+def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs:
+    """What the spans of a pass take, on workers that are alike or not."""
+    pools, threads, seconds = executor.pools, executor.threads, executor.span_seconds(stage.name)
+    most = max(
+        WINDOW, ROOM_BYTES // max(reduction.layout().nbytes for reduction in stage.reductions.values())
+    )
     found = pools.speeds(stage, threads)
-    if found.alike or found.pass_seconds(stage, threads) < WORTH_SECONDS:
-        return None
+    if len(threads) < 2 or found.alike or found.pass_seconds(stage, threads) < WORTH_SECONDS:
+        return Costs(lambda span: seconds or 1.0, seconds is not None, most)
     pools.keep_still(executor.client, f"{stage.name}_{POOLED}")
-    return PoolWindow(threads, spans, send, stage, pools, kept)
+    row_seconds, grids = found.row_seconds, stage.grids
+
+    def work(span: Span) -> float:
+        a, b = grids[span.part].node_rows(span.level, span.index)
+        return 1e-6 if span in kept else (b - a) * row_seconds[span.part]
+
+    def cut(span: Span) -> list[Span]:
+        return [] if span in kept else children(span, grids[span.part])
+
+    def speeds(threads: Mapping[str, int]) -> Mapping[str, float]:
+        return pools.speeds(stage, threads, row_seconds).speeds
+
+    return Costs(work, True, most, speeds, cut, cluster_task_seconds(sum(threads.values())))
+
+
+def children(span: Span, grid: RowGrid) -> list[Span]:
+    """The nodes below a span in its part's tree; none of a leaf."""
+    first = span.index * FAN_IN
+    stop = min(first + FAN_IN, grid.n_nodes(span.level - 1)) if span.level else first
+    return [Span(span.part, span.level - 1, i) for i in range(first, stop)]
