@@ -334,7 +334,7 @@ class DaskExecutor:
 
     # -- results and errors ----------------------------------------------------------------------------------
 
-    def result(self, future: Any, check: Any = None) -> Any:
+    def result(self, future: Any) -> Any:
         """The result of a task, waited for as long as there are workers."""
         ended, begin, looked = threading.Event(), time.monotonic(), time.monotonic()
         while True:
@@ -345,8 +345,6 @@ class DaskExecutor:
                 self._tell_of_kernels()
                 if not self.link.connected:
                     raise self.link.lost(f"task {future.key} was waited for", self.client.status)
-                if check is not None:
-                    check()
                 if time.monotonic() - looked > _LOOK_SECONDS:
                     looked = time.monotonic()
                     begin = looked if self.look_at_workers() else begin

@@ -69,7 +69,8 @@ def settle(executor: DaskExecutor, current: Work, ended: TaskEnded) -> NoReturn:
         if executor.watch.note_killed(current, key, error.last_worker.address):
             raise Retry(f"workers have died of {key}")
     where = {"stage": current.name, "pass": current.number}
-    if isinstance(error, ShardError) and executor.quarantine.take(error, executor.callbacks, **where):
+    skips = isinstance(error, ShardError) and current.dataset_of(ended.item) is not None
+    if skips and executor.quarantine.take(error, executor.callbacks, **where):
         raise LeftOut(str(error))
     raise _told(executor, future, error, current) from None
 

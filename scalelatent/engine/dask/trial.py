@@ -24,6 +24,8 @@ from .window import Batch, Window, Work
 from .worker_side import Fit, TaskStop
 
 if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+
     from .executor import DaskExecutor
 
 # Of a worker's limit: a worker that dies with as much in use was most likely ended by its nanny (at 95 %).
@@ -67,12 +69,17 @@ class Trial(Work):
         """An item in the words of the event log."""
         return self._tried.about(item)
 
-    def worker_died(self, items: list[Any], worker: str, alone: bool) -> None:
+    def dataset_of(self, item: Any) -> Dataset | None:
+        """The rows that an item reads."""
+        return self._tried.dataset_of(item)
+
+    def worker_lost(self, items: list[Any], worker: str, alone: bool, expected: bool) -> None:
         """The worker has died; where it had more than the item, it is not known of which."""
-        if items and not alone:
+        if expected or not items:
+            return
+        if not alone:
             raise Retry(f"{worker} died with a suspect and tasks of others")
-        if items:
-            raise Died(items[0], worker)
+        raise Died(items[0], worker)
 
 
 def note_of(work: Work, item: Any) -> str:

@@ -170,9 +170,8 @@ class Watch:
             for work in current.everyone():
                 if key in work.items:
                     self.tell_retry(work, work.items[key], "its worker was lost with the result", worker)
-        if not expected:
-            own = [item for work, item in lost if work is current]
-            current.worker_died(own, worker, alone=len(keys) == 1)
+        own = [item for work, item in lost if work is current]
+        current.worker_lost(own, worker, len(keys) == 1, expected)
 
     def call_off(self, work: Work) -> None:
         """Before work is called off: remember who has what of it."""
@@ -270,8 +269,9 @@ class Watch:
 
     def tell_retry(self, current: Work, item: Any, why: str, worker: str) -> None:
         """Tell that a span is computed again."""
-        about = {"stage": current.name, "pass": current.number, **current.about(item)}
-        self._tell("span_redone", **about, worker=worker, why=why)
+        event = current.redone(item, why, worker)
+        if event is not None:
+            self._executor.callbacks.on_event(event)
 
     def _tell(self, event: str, **more: Any) -> None:
         self._executor.callbacks.on_event({"event": event, **more})
@@ -305,7 +305,7 @@ class Watch:
         }
         spans = {address: there for address, there in spans.items() if there}
         usual = self._executor.span_seconds(current.name) or 0.0
-        limit = max(HANG_SECONDS, HANG_TIMES * usual) if spans else SILENT_SECONDS
+        limit = max(current.hang_seconds or HANG_SECONDS, HANG_TIMES * usual) if spans else SILENT_SECONDS
         if quiet < limit:
             self._look = min(self._look, max(limit - quiet, FIRST_LOOK))
             return

@@ -284,9 +284,11 @@ class TaskEnded(Exception):
 
 
 class Work:
-    """Base of a pass and of a map."""
+    """Base of a pass, a map, a segment of steps and a trial."""
 
     window: Window
+    hang_seconds: float | None = None
+    """Of silence, after which an item hangs, where it is not as usual."""
 
     def __init__(self, name: str, number: int, token: str, rows: int) -> None:
         self.name, self.number, self.token, self.rows = name, number, token, rows
@@ -317,8 +319,13 @@ class Work:
         """This, and what has begun behind it."""
         return [self] if self.following is None else [self, *self.following.everyone()]
 
-    def worker_died(self, items: list[Any], worker: str, alone: bool) -> None:
-        """A worker has died with items of this; ``alone``: with nothing else."""
+    def worker_lost(self, items: list[Any], worker: str, alone: bool, expected: bool) -> None:
+        """A worker is gone that had items of this; ``alone``: with one and nothing else."""
+
+    def redone(self, item: Any, why: str, worker: str) -> dict[str, Any] | None:
+        """The event that tells that an item is computed again."""
+        about = {"stage": self.name, "pass": self.number, **self.about(item)}
+        return {"event": "span_redone", **about, "worker": worker, "why": why}
 
     def mine(self, key: str) -> bool:
         """Whether a task belongs to this."""
