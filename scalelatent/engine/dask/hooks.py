@@ -329,13 +329,13 @@ def running_tasks(worker: Any) -> list[str]:
     "extensions",
     "distributed.stealing:fast_tasks",
 )
-def keep_still(dask_scheduler: Any, name: str) -> bool:
+def keep_still(scheduler: Any, name: str) -> bool:
     """Keep Dask's work stealing from tasks whose names begin so (see `distributed.utils.key_split`)."""
     # Stealing knows one duration for all tasks of a name: it would move to an idle slow worker what a fast
     # one finishes much sooner.
     from distributed import stealing
 
-    if "stealing" in dask_scheduler.extensions:
+    if "stealing" in scheduler.extensions:
         stealing.fast_tasks.add(name)
     return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from scalelatent.engine.passes import Span, Stage, cluster_task_seconds, seconds
 from scalelatent.errors import RunError, ScalelatentError
 
 from . import hooks
+from .asking import ask_scheduler
 from .window import WINDOW, Costs, Window
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ POOLED = "pool"  # the last word of names of tasks that Dask is to leave where t
 
 # Statistics that a thread's spans leave until they are merged take this at most: a bound.
 ROOM_BYTES = 2**26
-# Speeds within this factor are alike: cores that share a machine differ as much from one second to the next.
-# Not measured: a guess, as are the next four numbers. Measured is what comes of all (device_pools.py: 1.03,
-# 1.14 and 1.40 times the ideal pass of 8, 2 and 0.5 s).
+# Speeds within this factor are alike, as those of cores that share a machine. device_pools.py sets it to
+# infinity for its "equal_shares": 2.2, 2.6 and 1.4 times the time of passes of 0.5, 2 and 8 s.
 UNEQUAL = 2.0
-# Of passes that take less nothing is gained: the driver's answer takes as long, and short spans measure the
-# machine's other work.
+# A bound: of shorter passes nothing is gained, since what a pass takes beside its rows is as long
+# (device_pools.py: 0.2 to 0.3 s), and short spans measure the machine's other work.
 WORTH_SECONDS = 0.25
-# Of a card that has not been measured, against the processors beside it.
+# Of a card in its first pass, against the processors beside it: a bound, from then on it is measured.
 GPU_GUESS = 8.0
-# One that had no span in a pass is believed a little faster with each, so that it is measured again some day.
+# One that had no span in a pass is believed a little faster with each, so that it is measured again some day:
+# bounds (test_pools.py: at a tenth of the speed after a hundred passes).
 HOPE, MOST_HOPE = 1.01, 8.0
 _CARDS = {"cupy": "gpu", "gpu": "gpu"}
 
@@ -138,7 +138,6 @@ class Pools:
         self._cards: dict[str, bool] = {}
         self._kept_still: set[str] = set()
         self._told: dict[str, int] = {}
-        self._cuts: deque[dict[str, Any]] = deque(maxlen=100)
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -182,12 +181,7 @@ class Pools:
         if name not in self._kept_still:
             self._kept_still.add(name)
             try:
-                self._link.call(
-                    "its stealing was told what to leave",
-                    client.run_on_scheduler,
-                    hooks.keep_still,
-                    name=name,
-                )
+                ask_scheduler(client, hooks.keep_still, name)
             except ScalelatentError:
                 raise
             except Exception as error:  # noqa: BLE001  a scheduler without scalelatent; slower, no worse
@@ -199,26 +193,13 @@ class Pools:
         counts = {"cpu": len(threads) - cards, "gpu": cards}
         return {kind: count for kind, count in counts.items() if count}
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """What a worker tells this driver; in the client's thread."""
-        if "pace" in message:
-            self.pace.hear(message)
-        elif "cut" in message:
-            self._cuts.append(message["cut"])
-
-    def passed(self, window: Window, threads: Mapping[str, int], callbacks: Callback) -> None:
+    def passed(self, window: Window, threads: Mapping[str, int]) -> None:
         """A pass is through."""
         if window.unequal:
             self.pace.took_part(window.took_part, threads)
-        self._tell_cuts(callbacks)
-
-    def _tell_cuts(self, callbacks: Callback) -> None:
-        while self._cuts:
-            callbacks.on_event(self._cuts.popleft())
 
     def tell(self, counts: Mapping[str, int], callbacks: Callback) -> None:
         """Tell which devices compute, where that is news."""
-        self._tell_cuts(callbacks)
         if counts and dict(counts) != self._told:
             self._told = dict(counts)
             callbacks.on_event(devices_event(counts))

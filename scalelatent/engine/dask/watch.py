@@ -89,8 +89,10 @@ class Watch:
     def _hear_pass(self, message: Any) -> None:
         """In the client's thread."""
         if "driver" in message:
-            if message["driver"] == self._executor.token:
-                self._executor.pools.hear(message)
+            if message["driver"] == self._executor.token and "cut" in message:
+                self._executor.hear(message["cut"])
+            elif message["driver"] == self._executor.token:
+                self._executor.pools.pace.hear(message)
             return
         if message["fit"] != self._executor.pass_token:
             return
