@@ -11,14 +11,19 @@ from scalelatent.engine.grid import FAN_IN
 from scalelatent.engine.passes import Span, Stage
 from scalelatent.engine.quarantine import whole_shards
 
-from .graph import Graph, Reads
+from .graph import Graph, Reads, TaskRef
 from .pass_tasks import task_info, task_merge, task_mstep, task_params, task_span
 from .pools import POOLED, costs
 from .trial import try_span
 from .window import AT_ONCE, Batch, TaskEnded, Window, Work
 
 if TYPE_CHECKING:
+    from distributed import Future
+
+    from scalelatent.data.dataset import Dataset
+
     from .executor import DaskExecutor
+    from .graph import Node
 
 # Tasks of earlier passes that the scheduler may have to remember, and passes in a chain: bounds, by which
 # thousand_passes.py finds 65 tasks at most, and 1 kB a pass.
@@ -28,7 +33,7 @@ CHAIN_TASKS, CHAIN_PASSES = 2000, 32
 EVENT_SECONDS = 1.0
 
 
-class DaskPass(Work):
+class DaskPass(Work[Span]):
     """A pass of a learner, or of reductions where ``learns`` is False."""
 
     def __init__(
@@ -47,17 +52,17 @@ class DaskPass(Work):
         self.ref = executor.ref_of(stage)
         self.following: DaskPass | None = None
         self.links: int = 0 if behind is None else behind.links + 1
-        self.tops: dict[str, list[Any]] = {}
+        self.tops: dict[str, list[Node]] = {}
         self._n_spans, self._kept = len(spans) + len(kept), frozenset(kept)
-        self._params = None if behind is None else behind.mstep
+        self._params: Node | None = None if behind is None else behind.mstep
         self._levels = {
             part: max(span.level for span in [*kept, *spans] if span.part == part) for part in stage.grids
         }
-        self._graphs: list[tuple[Graph, list[Any]]] = []
+        self._graphs: list[tuple[Graph, list[Future]]] = []
         self.todo = spans
         self._mstep_seen: float | None = None
         self._info: dict[str, Any] | None = None
-        self.mstep: Any = None
+        self.mstep: Future | None = None
         self._trees = {part: _Tree(self, part) for part in stage.grids}
         spent = costs(executor, stage, self._kept)
         self.window = Window(executor.threads, [*kept, *spans], self._send, spent)
@@ -75,11 +80,11 @@ class DaskPass(Work):
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def _send(self, batch: Batch, last: bool) -> dict[Span, Any]:
+    def _send(self, batch: Batch[Span], last: bool) -> dict[Span, Future]:
         graph = Graph()
         if self.learns and self._params is None:
-            self._params = self.key("params")
-            graph.add(self._params, task_params, self.ref, self.stage.name, self.iteration)
+            self._params = key = self.key("params")
+            graph.add(key, task_params, self.ref, self.stage.name, self.iteration)
         params = None if self._params is None else graph.ref(self._params)
         keys = {}
         for span, worker in batch:
@@ -119,7 +124,7 @@ class DaskPass(Work):
         self._graphs.append((graph, list(futures.values())))
         return {} if quiet else {span: futures[key] for span, key in keys.items()}
 
-    def _add_mstep(self, graph: Graph, tops: dict[str, list[Any]], params: Any) -> str:
+    def _add_mstep(self, graph: Graph, tops: dict[str, list[Node]], params: TaskRef | None) -> str:
         key = self.key("mstep")
         nodes = [[graph.hold(node) for node in nodes] for nodes in tops.values()]
         graph.add(
@@ -136,14 +141,14 @@ class DaskPass(Work):
         )
         return key
 
-    def _hold(self, futures: dict[str, Any]) -> None:
+    def _hold(self, futures: dict[str, Future]) -> None:
         """Futures in the place of the keys of this graph, where later graphs or the driver need them."""
         if isinstance(self._params, str):
             self._params = futures.get(self._params)
         self.mstep = futures.get(self.key("mstep"))
         for tree in self._trees.values():
             tree.hold(futures)
-        self.tops = {part: [futures.get(key, key) for key in keys] for part, keys in self.tops.items()}
+        self.tops = {part: [_held(node, futures) for node in nodes] for part, nodes in self.tops.items()}
 
     def open_following(self) -> None:
         """Send the next pass behind the M-step, unless the chain has become too long."""
@@ -173,7 +178,7 @@ class DaskPass(Work):
         a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
         return {"part": item.part, "span": item.index, "level": item.level, "rows": [a, b]}
 
-    def dataset_of(self, item: Span) -> Any:
+    def dataset_of(self, item: Span) -> Dataset:
         """The rows of a span's part."""
         return self.stage.datasets[item.part]
 
@@ -221,6 +226,7 @@ class DaskPass(Work):
         return self._info
 
     def _asked(self) -> dict[str, Any]:
+        assert self.mstep is not None
         graph, key = Graph(), self.key("info")
         graph.add(key, task_info, graph.ref(self.mstep), priority=10)
         info = self.executor.result(graph.send(self.executor.client, [key])[key])
@@ -260,14 +266,18 @@ def _letter(part: str) -> str:
     return {"train": "s", "validation": "v"}.get(part, f"{part}-")
 
 
+def _held(node: Node, futures: dict[str, Future]) -> Node:
+    return futures.get(node, node) if isinstance(node, str) else node
+
+
 class _Tree:
     """Keys and futures of one part's nodes; a complete family below the top becomes a merge task."""
 
     def __init__(self, owner: DaskPass, part: str) -> None:
         self._owner, self._part, self._grid = owner, part, owner.stage.grids[part]
-        self._nodes: dict[tuple[int, int], Any] = {}
+        self._nodes: dict[tuple[int, int], Node] = {}
 
-    def add(self, graph: Graph, level: int, index: int, node: Any) -> None:
+    def add(self, graph: Graph, level: int, index: int, node: Node) -> None:
         """Take a node, and merge as far as families are complete."""
         self._nodes[level, index] = node
         while level < self._grid.depth - 1:
@@ -287,13 +297,10 @@ class _Tree:
         """Nodes of this graph whose parent comes with a later one."""
         return {node for node in self._nodes.values() if isinstance(node, str) and node in graph.tasks}
 
-    def hold(self, futures: dict[str, Any]) -> None:
+    def hold(self, futures: dict[str, Future]) -> None:
         """Keep the futures of nodes that are still to be merged."""
-        self._nodes = {
-            place: futures.get(node, node) if isinstance(node, str) else node
-            for place, node in self._nodes.items()
-        }
+        self._nodes = {place: _held(node, futures) for place, node in self._nodes.items()}
 
-    def tops(self) -> list[Any]:
+    def tops(self) -> list[Node]:
         """The last family, in order: the M-step merges it. All spans have been handed out."""
         return [self._nodes.pop(node) for node in sorted(self._nodes)]

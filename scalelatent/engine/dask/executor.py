@@ -36,10 +36,12 @@ from .watch import Retry, Watch
 from .window import Work
 
 if TYPE_CHECKING:
+    from distributed import Client, Future
+
     from scalelatent.data.dataset import Dataset
     from scalelatent.engine.mapwrite import OutputTask
 
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=Work[Any])
 # Retries of work without one more item done in between: a bound.
 ATTEMPTS = 4
 # How long a fit waits for a cluster without workers: a bound; Dask's own, no-workers-timeout, is none.
@@ -57,7 +59,7 @@ class DaskExecutor:
 
     def __init__(
         self,
-        client: Any,
+        client: Client,
         store: EngineStore,
         checkpoint_seconds: float = 30.0,
         callbacks: Callback | None = None,
@@ -336,7 +338,7 @@ class DaskExecutor:
 
     # -- results and errors ----------------------------------------------------------------------------------
 
-    def result(self, future: Any) -> Any:
+    def result(self, future: Future) -> Any:
         """The result of a task, waited for as long as there are workers."""
         ended, begin, looked = threading.Event(), time.monotonic(), time.monotonic()
         while True:
@@ -398,7 +400,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
             raise
 
 
-def _tried_first(executor: DaskExecutor, current: Work) -> bool:
+def _tried_first(executor: DaskExecutor, current: Work[Any]) -> bool:
     """Try suspects before the work begins; whether there were some, and it is to be made again."""
     if current.began is not None:  # behind the pass before it
         if executor.watch.suspects(current):

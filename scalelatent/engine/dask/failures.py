@@ -14,6 +14,8 @@ from .watch import Retry
 from .window import TaskEnded, Work
 
 if TYPE_CHECKING:
+    from distributed import Client, Future
+
     from .executor import DaskExecutor
 
 # How often the driver looks at the futures of a pass, of a long one less often: it takes 1.5 % of a core with
@@ -25,7 +27,7 @@ class LeftOut(Retry):
     """The work is to be retried, without rows that have just been left out."""
 
 
-def guard_spans(client: Any) -> None:
+def guard_spans(client: Client) -> None:
     """Let the scheduler fail a span at the second death; where it does not let us, its own limit holds."""
     from .scheduler_policies import NAME, SpanGuard
 
@@ -33,7 +35,7 @@ def guard_spans(client: Any) -> None:
         within(ASK_SECONDS, lambda: client.register_plugin(SpanGuard(), name=NAME))
 
 
-def look_after(executor: DaskExecutor, current: Work, on_rows: OnRows) -> None:
+def look_after(executor: DaskExecutor, current: Work[Any], on_rows: OnRows) -> None:
     """Look after work until it is done."""
     told = -1
     current.open()
@@ -55,7 +57,7 @@ def look_after(executor: DaskExecutor, current: Work, on_rows: OnRows) -> None:
         on_rows(current.rows, current.rows)
 
 
-def settle(executor: DaskExecutor, current: Work, ended: TaskEnded) -> NoReturn:
+def settle(executor: DaskExecutor, current: Work[Any], ended: TaskEnded) -> NoReturn:
     """A task failed or was cancelled: retry the work where that helps."""
     from distributed import KilledWorker
 
@@ -68,18 +70,21 @@ def settle(executor: DaskExecutor, current: Work, ended: TaskEnded) -> NoReturn:
         if executor.watch.note_killed(current, key, error.last_worker.address):
             raise Retry(f"workers have died of {key}")
     where = {"stage": current.name, "pass": current.number}
-    skips = isinstance(error, ShardError) and current.dataset_of(ended.item) is not None
-    if skips and executor.quarantine.take(error, executor.callbacks, **where):
+    if (
+        isinstance(error, ShardError)
+        and current.dataset_of(ended.item) is not None
+        and executor.quarantine.take(error, executor.callbacks, **where)
+    ):
         raise LeftOut(str(error))
     raise _told(executor, future, error, current) from None
 
 
-def error_of(executor: DaskExecutor, future: Any) -> Exception:
+def error_of(executor: DaskExecutor, future: Future) -> Exception:
     """What to raise for a task that failed or was cancelled."""
     return _told(executor, future, _exception_of(executor, future), None)
 
 
-def _exception_of(executor: DaskExecutor, future: Any) -> BaseException:
+def _exception_of(executor: DaskExecutor, future: Future) -> BaseException:
     from concurrent.futures import CancelledError
 
     if future.status in ("cancelled", "lost", "pending"):
@@ -91,7 +96,9 @@ def _exception_of(executor: DaskExecutor, future: Any) -> BaseException:
     return error
 
 
-def _told(executor: DaskExecutor, future: Any, error: BaseException, current: Work | None) -> Exception:
+def _told(
+    executor: DaskExecutor, future: Future, error: BaseException, current: Work[Any] | None
+) -> Exception:
     from distributed import KilledWorker
 
     if isinstance(error, KilledWorker):

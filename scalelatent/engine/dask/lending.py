@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distributed import WorkerPlugin
 
 from scalelatent.errors import RunError
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from scalelatent.data.dataset import Dataset
     from scalelatent.storage.access import Access
 
@@ -22,7 +24,7 @@ class LentAccess(WorkerPlugin):
         self.access = access
 
 
-def lend_access(client: Any, ds: Dataset) -> None:
+def lend_access(client: Client, ds: Dataset) -> None:
     """Have all workers, also those that join later, open a dataset as this process does."""
     for access in ds.accesses:
         try:

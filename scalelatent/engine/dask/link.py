@@ -6,12 +6,15 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalelatent.engine.threads import within
 from scalelatent.errors import RunError, ScalelatentError
 
 from .asking import ask_every_worker
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Of an answer that a fit waits for: a bound.
 CALL_SECONDS = 60.0
@@ -34,7 +37,7 @@ class ClusterMember:
 class Link:
     """Calls to a scheduler."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
 
     @property

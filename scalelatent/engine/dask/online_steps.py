@@ -52,7 +52,7 @@ class WorkerLeft(Retry):
     """A worker was taken away in order, as adaptive clusters do all day: no failure."""
 
 
-class Segment(Work):
+class Segment(Work[Place]):
     """The tasks of a segment, looked after as those of a pass are; the last one tells what came of it."""
 
     hang_seconds = OVERDUE_SECONDS
@@ -267,7 +267,8 @@ class DaskSteps:
     def _on_all(self, segment: Segment, place: Place, stop: int, workers: list[str]) -> dict[str, Any]:
         count = min(self._length(len(workers)), stop - place.step)
         edges = [self._order.n_chains * i // len(workers) for i in range(len(workers) + 1)]
-        begin, last, futures = time.perf_counter(), place, list[Any]()
+        begin, last = time.perf_counter(), place
+        futures: list[Future] = []
         for step in range(place.step, place.step + count):
             last = Place(place.epoch, step, place.validated and step == place.step)
             # Only the newest futures are held, so that workers let go of the others as they are used.

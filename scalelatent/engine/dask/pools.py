@@ -16,6 +16,9 @@ from .asking import ask_scheduler
 from .window import WINDOW, Costs, Window
 
 if TYPE_CHECKING:
+    from distributed import Client
+
+    from scalelatent.contract.learners import Reduction
     from scalelatent.engine.callbacks import Callback
 
     from .executor import DaskExecutor
@@ -109,7 +112,7 @@ class Pace:
         return Speeds(row_seconds, {**_guessed(found, threads, gpus), **found})
 
 
-def _usual(heard: Mapping[str, float], threads: Mapping[str, int], reduction: Any) -> float:
+def _usual(heard: Mapping[str, float], threads: Mapping[str, int], reduction: Reduction) -> float:
     known = [pace for worker, pace in heard.items() if worker in threads]
     return statistics.median(known) if known else seconds_per_row(reduction)
 
@@ -176,7 +179,7 @@ class Pools:
         """How fast these workers are on a stage, as far as it is known."""
         return self.pace.speeds(stage, threads, self.gpus, row_seconds)
 
-    def keep_still(self, client: Any, name: str) -> None:
+    def keep_still(self, client: Client, name: str) -> None:
         """Keep Dask from moving tasks whose names begin so."""
         if name not in self._kept_still:
             self._kept_still.add(name)
@@ -193,7 +196,7 @@ class Pools:
         counts = {"cpu": len(threads) - cards, "gpu": cards}
         return {kind: count for kind, count in counts.items() if count}
 
-    def passed(self, window: Window, threads: Mapping[str, int]) -> None:
+    def passed(self, window: Window[Span], threads: Mapping[str, int]) -> None:
         """A pass is through."""
         if window.unequal:
             self.pace.took_part(window.took_part, threads)
@@ -223,7 +226,7 @@ def describe(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {n} worker{'s' if n > 1 else ''}" for kind, n in sorted(counts.items()))
 
 
-def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs:
+def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs[Span]:
     """What the spans of a pass take, on workers that are alike or not."""
     pools, threads, seconds = executor.pools, executor.threads, executor.span_seconds(stage.name)
     most = max(

@@ -7,9 +7,12 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .hooks import topic_handler
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Events of the jobs' own news, for the dashboard page (see scalelatent.monitor).
 TOPIC = "scalelatent"
@@ -41,7 +44,7 @@ class Listener:
 
     # A client has one handler a topic; two fits with one client share it.
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = weakref.proxy(client)
         self._handlers: dict[str, list[Handler]] = {}
         self._others: dict[str, Any] = {}
@@ -76,11 +79,11 @@ class Listener:
         return spread
 
 
-_listeners: weakref.WeakKeyDictionary[Any, Listener] = weakref.WeakKeyDictionary()
+_listeners: weakref.WeakKeyDictionary[Client, Listener] = weakref.WeakKeyDictionary()
 _listeners_lock = threading.Lock()
 
 
-def listener(client: Any) -> Listener:
+def listener(client: Client) -> Listener:
     """The listener of a client."""
     with _listeners_lock:
         if client not in _listeners:

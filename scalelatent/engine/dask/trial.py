@@ -24,6 +24,8 @@ from .window import Batch, Window, Work
 from .worker_side import Fit, TaskStop
 
 if TYPE_CHECKING:
+    from distributed import Future
+
     from scalelatent.data.dataset import Dataset
 
     from .executor import DaskExecutor
@@ -44,16 +46,16 @@ class Died(Exception):
         self.item, self.worker = item, worker
 
 
-class Trial(Work):
+class Trial(Work[Any]):
     """One item of a work, alone on a worker."""
 
-    def __init__(self, executor: DaskExecutor, tried: Work, suspect: Any, worker: str) -> None:
+    def __init__(self, executor: DaskExecutor, tried: Work[Any], suspect: Any, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
         self._client, self._tried = executor.client, tried
         self.note = note_of(tried, suspect)
         self.window = Window({worker: 1}, [suspect], self._send)
 
-    def _send(self, batch: Batch, last: bool) -> dict[Any, Any]:
+    def _send(self, batch: Batch[Any], last: bool) -> dict[Any, Future]:
         ((item, worker),) = batch
         graph, key = Graph(), f"{self.name}-trial-{self._tried.label(item)}-{self.token}"
         self._tried.add_trial(graph, key, item, self.note, worker)
@@ -82,7 +84,7 @@ class Trial(Work):
         raise Died(items[0], worker)
 
 
-def note_of(work: Work, item: Any) -> str:
+def note_of(work: Work[Any], item: Any) -> str:
     """Name of the file in which the trial of an item notes its steps."""
     return f"trial-{work.name}-{work.number}-{work.label(item)}.json"
 
@@ -103,7 +105,7 @@ def end_with_word(store: EngineStore) -> None:
         store.remove(BEGUN)
 
 
-def look_back(executor: DaskExecutor, work: Work) -> None:
+def look_back(executor: DaskExecutor, work: Work[Any]) -> None:
     """Before the first work of a driver: find out what earlier ones died of that ended without a word."""
     # A driver on the worker that dies cannot count the deaths. The second such end in the same work makes all
     # of it suspect; the third one leaves a note of the trial.
@@ -122,7 +124,7 @@ def look_back(executor: DaskExecutor, work: Work) -> None:
             executor.store.remove(note_of(work, item))
 
 
-def try_alone(executor: DaskExecutor, work: Work) -> bool:
+def try_alone(executor: DaskExecutor, work: Work[Any]) -> bool:
     """Try the suspects of a work that has not begun; whether there were some, and it is to be made again."""
     suspects = executor.watch.suspects(work)
     if suspects:
@@ -133,7 +135,7 @@ def try_alone(executor: DaskExecutor, work: Work) -> bool:
     return bool(suspects)
 
 
-def _try(executor: DaskExecutor, work: Work, item: Any) -> None:
+def _try(executor: DaskExecutor, work: Work[Any], item: Any) -> None:
     for _ in range(TRIALS):
         trial = Trial(executor, work, item, _loneliest(executor))
         try:
@@ -182,7 +184,7 @@ def await_quiet(executor: DaskExecutor) -> None:
         executor.wait(0.1)
 
 
-def _judge(executor: DaskExecutor, work: Work, item: Any) -> NoReturn:
+def _judge(executor: DaskExecutor, work: Work[Any], item: Any) -> NoReturn:
     """Leave out the shard of a bad item, or end the fit with its name."""
     text = executor.store.place.read(note_of(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)

@@ -14,14 +14,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .graph import Graph, Reads
 
 if TYPE_CHECKING:
     from distributed import Future
 
-Batch = list[tuple[Any, str]]
+    from scalelatent.data.dataset import Dataset
+
+Item = TypeVar("Item")
+Batch = list[tuple[Item, str]]
 
 # Items a thread has at least: one is computed, one waits (streamed_pass.py was taken with it).
 WINDOW = 2
@@ -33,7 +36,7 @@ MOST_AHEAD, LEAST_AHEAD, AT_ONCE = 2.0, 0.2, 0.8
 LEFT_PARTS, PASS_PARTS, FINEST = 3, 8, 128
 
 
-def _one(item: Any) -> float:
+def _one(item: object) -> float:
     return 1.0
 
 
@@ -42,29 +45,29 @@ def _alike(threads: Mapping[str, int]) -> Mapping[str, float]:
 
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(Generic[Item]):
     """What items take; by default nothing is known of it, and workers are alike."""
 
-    work: Callable[[Any], float] = _one
+    work: Callable[[Item], float] = _one
     """Seconds of an item on a thread of speed 1."""
     known: bool = False
     most: float = float("inf")
     """Items a thread may have."""
     speeds: Callable[[Mapping[str, int]], Mapping[str, float]] = _alike
     """Of workers, as they are known by now; 1 of those that are not named."""
-    cut: Callable[[Any], Sequence[Any]] | None = None
+    cut: Callable[[Item], Sequence[Item]] | None = None
     """Parts of an item, none where it is not to be cut; None where workers are alike."""
     shortest: float = 0.0
     """Seconds of the shortest item worth a task."""
 
 
 @dataclass
-class _Share:
+class _Share(Generic[Item]):
     """A worker's run of items, and what it has been given and not ended; one without threads is gone."""
 
     threads: int = 0
     speed: float = 1.0
-    items: deque[Any] = field(default_factory=deque)
+    items: deque[Item] = field(default_factory=deque)
     listed: float = 0.0
     having: int = 0
     backlog: float = 0.0
@@ -90,7 +93,7 @@ class _Share:
         self.backlog = self.backlog + work if self.having else 0.0
 
 
-class Window:
+class Window(Generic[Item]):
     """Items on their way through the workers."""
 
     # Each worker has a run of items, in proportion to its threads and speed and the same every pass, so that
@@ -101,13 +104,13 @@ class Window:
     def __init__(
         self,
         threads: Mapping[str, int],
-        items: Sequence[Any],
-        send: Callable[[Batch, bool], Mapping[Any, Future]],
-        costs: Costs | None = None,
+        items: Sequence[Item],
+        send: Callable[[Batch[Item], bool], Mapping[Item, Future]],
+        costs: Costs[Item] | None = None,
     ) -> None:
-        self._send, self._costs = send, costs or Costs()
-        self._shares: dict[str, _Share] = {}
-        self.pending: dict[Any, tuple[Future, str]] = {}
+        self._send, self._costs = send, costs or Costs[Item]()
+        self._shares: dict[str, _Share[Item]] = {}
+        self.pending: dict[Item, tuple[Future, str]] = {}
         self.took_part: set[str] = set()
         self.opened = False
         self._set_workers(threads)
@@ -124,7 +127,7 @@ class Window:
             share.threads, share.speed = threads.get(name, 0), speeds.get(name, 1.0)
         self._rate = sum(share.rate for share in self._shares.values())
 
-    def _deal(self, items: Sequence[Any]) -> None:
+    def _deal(self, items: Sequence[Item]) -> None:
         """A run for each worker; items on an edge are cut if long."""
         shares, todo, place, cut = list(self._shares.values()), deque(items), 0.0, self._costs.cut
         edges = [self._left * part / self._rate for part in accumulate(share.rate for share in shares[:-1])]
@@ -169,7 +172,7 @@ class Window:
             if self.opened and not self.given:
                 self._hand_out()
 
-    def look(self) -> list[Any]:
+    def look(self) -> list[Item]:
         """Items finished since the last look; hands out more where workers run low."""
         done = []
         for item, (future, worker) in list(self.pending.items()):
@@ -198,9 +201,9 @@ class Window:
     def _hand_out(self) -> None:
         if self.unequal:
             self._set_workers(self._threads)  # their speeds may be other ones by now
-        batch, ahead, refused = list[tuple[Any, str]](), self._ahead(), 0.0
+        batch, ahead, refused = list[tuple[Item, str]](), self._ahead(), 0.0
 
-        def wants(share: _Share) -> bool:
+        def wants(share: _Share[Item]) -> bool:
             least, most = WINDOW * share.threads, self._costs.most * share.threads
             return share.having < least or (share.busy < ahead and share.having < most)
 
@@ -234,7 +237,7 @@ class Window:
         futures = self._send(batch, self.given) if batch else {}
         self.pending.update({item: (futures[item], name) for item, name in batch if item in futures})
 
-    def _take(self, share: _Share, source: _Share) -> Any:
+    def _take(self, share: _Share[Item], source: _Share[Item]) -> Item | None:
         """The next item of a run for a worker; None where it had better have none."""
         own, items, cut = source is share, source.items, self._costs.cut
         item = items.popleft() if own else items.pop()
@@ -253,11 +256,11 @@ class Window:
         self._give(share, source, work)
         return item
 
-    def _give(self, share: _Share, source: _Share, work: float) -> None:
+    def _give(self, share: _Share[Item], source: _Share[Item], work: float) -> None:
         source.listed = source.listed - work if source.items else 0.0
         share.owe(1, work)
 
-    def _longest(self) -> _Share | None:
+    def _longest(self) -> _Share[Item] | None:
         there = (share for share in self._shares.values() if share.items)
         return max(there, key=lambda share: share.lasts, default=None)
 
@@ -278,24 +281,24 @@ class Window:
 class TaskEnded(Exception):
     """A task failed or was cancelled."""
 
-    def __init__(self, item: Any, future: Any) -> None:
+    def __init__(self, item: Any, future: Future) -> None:
         super().__init__(item, future)
         self.item, self.future = item, future
 
 
-class Work:
+class Work(Generic[Item]):
     """Base of a pass, a map, a segment of steps and a trial."""
 
-    window: Window
+    window: Window[Item]
     hang_seconds: float | None = None
     """Of silence, after which an item hangs, where it is not as usual."""
 
     def __init__(self, name: str, number: int, token: str, rows: int) -> None:
         self.name, self.number, self.token, self.rows = name, number, token, rows
-        self.items: dict[str, Any] = {}
-        self.todo: list[Any] = []
+        self.items: dict[str, Item] = {}
+        self.todo: Sequence[Item] = []
         self.rows_done = 0
-        self.following: Any = None
+        self.following: Work[Item] | None = None
         self.began: float | None = None
 
     def open(self) -> None:
@@ -315,14 +318,14 @@ class Work:
         """Whether all items are."""
         return self.window.given and not self.window.pending
 
-    def everyone(self) -> list[Work]:
+    def everyone(self) -> list[Work[Item]]:
         """This, and what has begun behind it."""
         return [self] if self.following is None else [self, *self.following.everyone()]
 
-    def worker_lost(self, items: list[Any], worker: str, alone: bool, expected: bool) -> None:
+    def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
         """A worker is gone that had items of this; ``alone``: with one and nothing else."""
 
-    def redone(self, item: Any, why: str, worker: str) -> dict[str, Any] | None:
+    def redone(self, item: Item, why: str, worker: str) -> dict[str, Any] | None:
         """The event that tells that an item is computed again."""
         about = {"stage": self.name, "pass": self.number, **self.about(item)}
         return {"event": "span_redone", **about, "worker": worker, "why": why}
@@ -331,31 +334,31 @@ class Work:
         """Whether a task belongs to this."""
         return key.endswith(self.token)
 
-    def item_rows(self, item: Any) -> int:
+    def item_rows(self, item: Item) -> int:
         """Rows of an item."""
         raise NotImplementedError
 
-    def about(self, item: Any) -> dict[str, Any]:
+    def about(self, item: Item) -> dict[str, Any]:
         """An item in the words of the event log."""
         raise NotImplementedError
 
-    def dataset_of(self, item: Any) -> Any:
+    def dataset_of(self, item: Item) -> Dataset | None:
         """The rows that an item reads; None where that is not known."""
         return None
 
-    def shards_of(self, item: Any) -> list[tuple[str, int, int]]:
+    def shards_of(self, item: Item) -> list[tuple[str, int, int]]:
         """Shards that an item reads (see :meth:`~scalelatent.data.Dataset.shards`)."""
         return []
 
-    def reads(self, item: Any) -> Reads | None:
+    def reads(self, item: Item) -> Reads | None:
         """The rows of those shards, for the scheduler; None where it is not to ask."""
         return None
 
-    def label(self, item: Any) -> str:
+    def label(self, item: Item) -> str:
         """An item in names of tasks and files."""
         raise NotImplementedError
 
-    def add_trial(self, graph: Graph, key: str, item: Any, note: str, worker: str) -> None:
+    def add_trial(self, graph: Graph, key: str, item: Item, note: str, worker: str) -> None:
         """Add the task that computes an item alone, noting its steps in a file of the run folder."""
         raise NotImplementedError
 
