@@ -1,4 +1,7 @@
-"""Questions to a cluster, each with a bounded time: a worker or a scheduler that hangs must not hang us."""
+"""Questions to a cluster, each with a bounded time: a worker or a scheduler that hangs must not hang us.
+
+Law 8 needs it (every wait is bounded); Dask's own calls wait for ever.
+"""
 
 from __future__ import annotations
 

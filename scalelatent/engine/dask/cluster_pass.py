@@ -1,4 +1,7 @@
-"""One pass on its way through a Dask cluster."""
+"""One pass on its way through a Dask cluster: spans, merges and M-step as tasks, the next pass behind them.
+
+Laws 1 and 7 need it (the fixed tree, no graph larger than a pass), and `test_same_bits.py` holds it to them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The executor on a Dask cluster: the same spans, the same tree, the same bits."""
+"""The executor on a Dask cluster: the same spans, the same tree, the same bits.
+
+Law 4 needs it; `test_same_bits.py` compares it with the executor of one process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Looking after work: what becomes of a task that failed (another try, rows left out, or an error)."""
+"""Looking after work: what becomes of a task that failed (another try, rows left out, or an error).
+
+`test_failures.py` and `test_bad_shards.py` need it: Dask's retries do not ask why a task failed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tasks that go to the scheduler in one message, each with its own worker and priority."""
+"""Tasks that go to the scheduler in one message, each with its own worker and priority.
+
+The cost of short passes needs it (table `on_dask` of the benchmarks): `Client.submit` sends a message a task.
+"""
 
 from __future__ import annotations
 

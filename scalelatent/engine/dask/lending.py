@@ -1,4 +1,7 @@
-"""Lending workers what opens a dataset besides its address, so that tasks name it by its mark."""
+"""Lending workers what opens a dataset besides its address, so that tasks name it by its mark.
+
+Law 7 needs it (small tasks): a worker plugin gives it to workers that join later, too.
+"""
 
 from __future__ import annotations
 

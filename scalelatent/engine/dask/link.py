@@ -1,4 +1,7 @@
-"""The client of a cluster, with bounded waits, and errors that say what to do."""
+"""The client of a cluster, with bounded waits, and errors that say what to do.
+
+Law 8 needs it; `test_survive.py` and `test_watch.py` read the errors.
+"""
 
 from __future__ import annotations
 

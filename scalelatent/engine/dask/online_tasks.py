@@ -1,4 +1,8 @@
-"""What the workers run of an online fit: steps on one worker, or the chains of a step on several."""
+"""What the workers run of an online fit: steps on one worker, or the chains of a step on several.
+
+`minibatch_steps.py` needs the replicas of the state, which then need not travel; `test_online_sites.py` holds
+them to their number.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +118,7 @@ def end_site(ref: Ref, name: str, token: str) -> None:
     _recent.forget(ref[:2])
 
 
-# Unused sites that are kept: this many, for this long. Not measured: guesses.
+# Sites that no task uses and whose driver never said that it ended: so many, for so long; bounds.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 
 

@@ -1,4 +1,8 @@
-"""Workers of several kinds in one pass: who may take part, how fast each is, and its share of the queue."""
+"""Workers of several kinds in one pass: who may take part, how fast each is, and what its spans take.
+
+`benchmarks/device_pools.py` needs the speeds: Dask knows one duration for all tasks of a name. That a worker
+has a card says Dask's resource GPU.
+"""
 
 from __future__ import annotations
 

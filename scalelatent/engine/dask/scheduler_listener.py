@@ -1,4 +1,7 @@
-"""What the scheduler tells a driver by itself: workers that come and go, and passes that are done."""
+"""What the scheduler tells a driver by itself: workers that come and go, and passes that are done.
+
+A client has one handler a topic, and two fits may share it (`test_news.py`).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
 TOPIC = "scalelatent"
 # Kernels that workers compile.
 KERNELS = f"{TOPIC}-kernels"
-# The scheduler keeps the last events of each topic it ever heard of, so passes share a few: 1 kB a pass is
-# left in it (thousand_passes.py). How many is a guess.
+# The scheduler keeps the last events of each topic it ever heard of, so passes share a few: a bound, by which
+# 1 kB a pass is left in it (thousand_passes.py).
 _PASS_TOPICS = 8
 
 Handler = Callable[[Any], None]

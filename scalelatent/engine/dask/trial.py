@@ -1,4 +1,7 @@
-"""Suspect tasks, which two workers died with: each is tried alone, and notes its steps."""
+"""Suspect tasks, which two workers died with: each is tried alone, and notes its steps.
+
+`test_bad_shards.py` and `test_machines.py` need it: an error that names the rows.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ if TYPE_CHECKING:
 
     from .executor import DaskExecutor
 
-# Of a worker's limit: a worker that dies with as much in use was most likely ended by its nanny (at 95 %).
-# How far below is a guess, since memory is looked at every few seconds.
+# Of a worker's limit: one that was seen with as much in use was most likely ended by its nanny, which does so
+# at 95 % (test_machines.py).
 FULL = 0.8
 BEGUN = "begun.json"
-# Not measured: guesses.
+# Bounds: for called-off tasks to end, for the answer of a worker, on trials of a suspect that do not end.
 QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
 
 
@@ -228,7 +231,7 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     return f"{look[0].upper()}{look[1:]}, {memory}"
 
 
-# Not measured: a guess.
+# Between looks at a suspect's memory: as often as test_machines.py sees it grow.
 SAMPLE_SECONDS = 0.25
 
 

