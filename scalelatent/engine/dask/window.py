@@ -31,9 +31,9 @@ WINDOW = 2
 # Seconds that a worker has at hand: at most, and at least, so that the driver's answer is never waited for. A
 # pass of unequal workers that is as short as AT_ONCE is handed out at once: device_pools.py.
 MOST_AHEAD, LEAST_AHEAD, AT_ONCE = 2.0, 0.2, 0.8
-# Of a pass of unequal workers a piece takes at most one of so many parts of what is left, and of all; one of
-# so many is not cut. With these test_window.py holds simulated pools near the best.
-LEFT_PARTS, PASS_PARTS, FINEST = 3, 8, 128
+# Of what is left of a pass of unequal workers a piece takes at most one of so many parts: with
+# it test_window.py holds simulated pools near the best.
+LEFT_PARTS = 4
 
 
 def _one(item: object) -> float:
@@ -116,7 +116,6 @@ class Window(Generic[Item]):
         self._set_workers(threads)
         self._left = sum(map(self._costs.work, items))
         self._whole = self.seconds
-        self._shortest = max(self._costs.shortest, self._whole / FINEST)
         self._deal(items)
 
     def _set_workers(self, threads: Mapping[str, int]) -> None:
@@ -136,7 +135,7 @@ class Window(Generic[Item]):
             work, at = self._costs.work(item), bisect_right(edges, place)
             if cut is not None and at < len(edges):
                 beyond = min(place + work - edges[at], edges[at] - place)
-                if beyond > self._shortest * shares[at].speed and (parts := cut(item)):
+                if beyond > self._costs.shortest * shares[at].speed and (parts := cut(item)):
                     todo.extendleft(reversed(parts))
                     continue
             share = shares[bisect_right(edges, place + work / 2)]
@@ -243,8 +242,7 @@ class Window(Generic[Item]):
         item = items.popleft() if own else items.pop()
         work = self._costs.work(item)
         if cut is not None:
-            longest = min(self._whole / PASS_PARTS, (self.seconds - share.busy) / LEFT_PARTS)
-            room = max(self._shortest, longest) * share.speed
+            room = max(self._costs.shortest, (self.seconds - share.busy) / LEFT_PARTS) * share.speed
             while work > room and (parts := cut(item)):
                 item, *rest = parts if own else reversed(parts)
                 (items.extendleft if own else items.extend)(reversed(rest))

@@ -1,7 +1,7 @@
 """What a task knows of its cluster: whether it is still wanted, and how to tell what it did.
 
-`test_survive.py` needs it (a cancelled span ends within two seconds; Dask does not stop what runs), and the page
-/scalelatent, which tells rows.
+`test_survive.py` needs it (a cancelled span ends within two seconds; Dask does not stop what runs), and the
+page /scalelatent, which tells rows.
 """
 
 from __future__ import annotations
