@@ -3,8 +3,8 @@
 A real cluster of worker processes on this machine, whose kernel sleeps for as long as the worker's speed says
 (by default three workers of speed 1 and one of speed 20), so that cores do not matter. The ideal shares out
 all rows by speed, and hands out for nothing. Measured are passes under a driver that knows nothing of speeds
-(the window in proportion to threads, and Dask's stealing), and under the measured shares of
-`engine.dask.shares`; beside them a simulation of larger pools, without a cluster.
+(runs of rows in proportion to threads, and Dask's stealing), and under one that deals them by measured speed
+(`engine.dask.window`); beside them a simulation of larger pools, without a cluster.
 
     python benchmarks/device_pools.py [--speeds 1 1 1 20] [--seconds 0.5 2 8]
 """
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -102,39 +103,43 @@ def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: float = 0.03) -> dict[str, Any]:
-    """A pass in a loop of events: what `Shares` hands out, and how long that takes the driver."""
-    from scalelatent.engine.dask.shares import Shares, cut
-    from scalelatent.engine.grid import FAN_IN, RowGrid
+    """A pass in a loop of events: what `Window` hands out, and how long that takes the driver."""
+    from scalelatent.engine.dask.pools import children
+    from scalelatent.engine.dask.window import Costs, Window
+    from scalelatent.engine.grid import RowGrid
     from scalelatent.engine.passes import MIN_TASK_SECONDS, Span
 
     grid = RowGrid(leaves, 1, 1)
     speeds = {f"w{i}": s for i, s in enumerate(s for s, n in counts.items() for _ in range(n))}
     unit = seconds * sum(speeds.values()) / leaves
+    free, heard, tasks, messages, end, now = dict.fromkeys(speeds, 0.0), list[Any](), 0, 0, 0.0, 0.0
 
     def work(span: Span) -> float:
         a, b = grid.node_rows(span.level, span.index)
         return (b - a) * unit
 
-    begin = time.perf_counter()
-    shares = Shares(
-        [Span("train", grid.depth, 0)], work, lambda s: cut(s, {"train": grid}, FAN_IN),
-        dict.fromkeys(speeds, 1), speeds, MIN_TASK_SECONDS,
-    )  # fmt: skip
-    free, heard, tasks, messages, end = dict.fromkeys(speeds, 0.0), list[Any](), 0, 0, 0.0
-    now = 0.0
-    while True:
-        batch = shares.hand_out()
-        tasks, messages = tasks + len(batch), messages + bool(batch)
+    def send(batch: Any, last: bool) -> dict[Span, Any]:
+        nonlocal tasks, messages, end
+        tasks, messages = tasks + len(batch), messages + 1
+        futures = {}
         for span, worker in batch:
             free[worker] = max(free[worker], now) + work(span) / speeds[worker]
             end = max(end, free[worker])
-            heapq.heappush(heard, (free[worker], span.level, span.index, worker, span))
-        if not heard:
-            break
+            futures[span] = SimpleNamespace(status="pending")
+            heapq.heappush(heard, (free[worker], span.level, span.index, futures[span]))
+        return futures
+
+    begin = time.perf_counter()
+    costs = Costs(
+        work, True, speeds=lambda _: speeds, cut=lambda s: children(s, grid), shortest=MIN_TASK_SECONDS
+    )
+    window = Window(dict.fromkeys(speeds, 1), [Span("train", grid.depth, 0)], send, costs)
+    window.open()
+    while heard:
         now = max(now + latency, heard[0][0])
         while heard and heard[0][0] <= now:
-            *_, worker, span = heapq.heappop(heard)
-            shares.done(worker, span)
+            heapq.heappop(heard)[-1].status = "finished"
+        window.look()
     best = optimum(leaves, speeds, unit)
     return {
         "leaves": leaves,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -187,9 +188,7 @@ def _hang(over: str) -> None:
 def test_a_worker_that_hangs_is_passed_over(
     workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
-    for name in ("OVERDUE_SECONDS", "FIRST_OVERDUE_SECONDS"):
-        monkeypatch.setattr(online, name, 2.0)
-    monkeypatch.setattr(online, "OVERDUE_FACTOR", 0.0)
+    monkeypatch.setattr(online.Segment, "hang_seconds", 2.0)
     told: list[dict[str, Any]] = []
 
     class Log(Callback):
@@ -205,8 +204,7 @@ def test_a_worker_that_hangs_is_passed_over(
     finally:
         (tmp_path / "over").touch()
     (redone,) = [info for info in told if info["event"] == "steps_redone"]
-    assert "had nothing to show for 2 s" in redone["reason"]
-    assert redone["reason"].startswith(f"{hung} had")
+    assert re.fullmatch(rf"nothing was heard for \d s of {hung}", redone["reason"])
     assert (redone["pass"], redone["step"]) == (1, 0)
 
 
@@ -214,39 +212,45 @@ def test_a_worker_that_hangs_is_passed_over(
 def steps() -> Any:
     """The part of DaskSteps that does a segment again, on a cluster that is none."""
     steps = online.DaskSteps.__new__(online.DaskSteps)
-    steps._stage, steps.callbacks = SimpleNamespace(name="toy_step"), Callback()
+    steps.stage, steps.callbacks, steps.token = SimpleNamespace(name="toy_step"), Callback(), "t"
+    steps.executor = SimpleNamespace(watch=SimpleNamespace(begin=lambda: None))
     steps._workers = lambda fresh=False: ["a", "b", "c"]
     return steps
 
 
 def test_workers_that_are_taken_away_in_order_never_end_a_fit(steps: Any) -> None:
-    left = [online._WorkerLeft("worker a was taken away")] * 20
+    left = [online.WorkerLeft("worker a was taken away")] * 20
 
-    def run(workers: list[str], replay: int, careful: bool) -> dict[str, Any]:
+    def run(segment: online.Segment, workers: list[str], careful: bool) -> dict[str, Any]:
         if left:
             raise left.pop()
-        return {"replay": replay}
+        return {"token": segment.token}
 
-    assert steps._redone(run, online.Place(), "the steps") == {"replay": 20}
+    assert steps._redone(run, online.Place(), "the steps") == {"token": "t-r20"}
 
 
 def test_workers_that_die_one_after_another_do(steps: Any) -> None:
-    def run(workers: list[str], replay: int, careful: bool) -> dict[str, Any]:
-        raise online._WorkerLost("worker a died")
+    def run(segment: online.Segment, workers: list[str], careful: bool) -> dict[str, Any]:
+        segment.worker_lost([online.Place()], "a", alone=True, expected=False)
+        return {}
 
     with pytest.raises(RunError, match=r"the steps of toy_step failed 4 times.*worker a died.*then resume"):
         steps._redone(run, online.Place(), "the steps")
 
 
-def test_a_death_is_told_from_a_worker_that_was_taken_away(mortal: Any) -> None:
-    steps = online.DaskSteps.__new__(online.DaskSteps)
-    steps._executor = SimpleNamespace(client=mortal)
+def test_a_death_is_told_from_a_worker_that_was_taken_away(mortal: Any, steps: Any) -> None:
     pids = mortal.run(os.getpid)
     taken, killed = sorted(pids)
     mortal.retire_workers([taken], close_workers=True)
     assert _eventually(lambda: taken not in mortal.nthreads())
     os.kill(pids[killed], signal.SIGKILL)
     assert _eventually(lambda: killed not in mortal.nthreads())
-    assert steps._left_in_order(taken)
-    assert not steps._left_in_order(killed)
-    assert not steps._left_in_order("tcp://127.0.0.1:1")
+    told = [message for _, message in mortal.get_events("all")]
+    lost = {m["worker"]: m["expected"] for m in told if m.get("action") == "remove-worker"}
+    assert lost == {taken: True, killed: False}
+    segment, place = online.Segment(steps, online.Place(), 0), online.Place()
+    segment.worker_lost([], killed, alone=True, expected=False)  # none of its tasks
+    for worker, expected in lost.items():
+        with pytest.raises(online.Retry) as retry:
+            segment.worker_lost([place], worker, alone=True, expected=expected)
+        assert isinstance(retry.value, online.WorkerLeft) is expected

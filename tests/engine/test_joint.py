@@ -244,11 +244,11 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
             store.save_state(stage.name, iteration, {"shift": float(iteration)}, durable=False)
             state = tasks.task_params(store.ref, stage.name, iteration).state
             assert state == {"shift": float(iteration)}
-    own = [key for key, _ in tasks._recent._kept.values() if key[0] == store.ref]
+    own = {slot: key for slot, (key, _) in tasks._recent._kept.items() if slot[0] == store.ref}
     # States travel with the tasks that need them.
-    assert own == [(store.ref, "search-1_estep", ())]
+    assert own == {(store.ref, "stage"): ("search-1_estep", ())}
     tasks._recent.forget(store.ref)
-    assert not [key for key, _ in tasks._recent._kept.values() if key[0] == store.ref]
+    assert not [slot for slot in tasks._recent._kept if slot[0] == store.ref]
 
 
 def test_members_share_rows_whatever_they_want_beside_their_form(toy: SimpleNamespace) -> None:

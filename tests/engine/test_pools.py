@@ -15,11 +15,11 @@ from scalelatent.engine.dask.pools import (
     POOLED,
     Pace,
     Pools,
-    PoolWindow,
     Speeds,
+    costs,
     devices_event,
-    pool_window,
 )
+from scalelatent.engine.dask.window import Window
 from scalelatent.engine.dask.worker_side import PaceNews
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Span
@@ -44,7 +44,7 @@ class Link:
 
 
 def _stage() -> Any:
-    reduction = SimpleNamespace(flops_per_row=lambda: 6e6)
+    reduction = SimpleNamespace(flops_per_row=lambda: 6e6, layout=lambda: SimpleNamespace(nbytes=1000))
     return SimpleNamespace(
         name="toy_estep",
         grids={part: RowGrid(n, 10, 1) for part, n in ROWS.items()},
@@ -198,7 +198,7 @@ def case() -> Any:
         pools.pace.hear(_told(worker, seconds))
         pools.pace.hear(_told(worker, seconds, "validation"))
     on_scheduler: list[str] = []
-    client = SimpleNamespace(run_on_scheduler=lambda function, name: on_scheduler.append(name))
+    client = SimpleNamespace(run_on_scheduler=lambda call, function, args: on_scheduler.append(*args))
     futures: dict[Span, Future] = {}
 
     def send(batch: Any, last: bool) -> Any:
@@ -207,17 +207,24 @@ def case() -> Any:
         futures.update(new)
         return new
 
-    executor = SimpleNamespace(pools=pools, threads=THREADS, client=client)
+    executor: Any = SimpleNamespace(
+        pools=pools, threads=THREADS, client=client, span_seconds=lambda name: None
+    )
+    stage = _stage()
+
+    def window(kept: frozenset[Span] = frozenset()) -> Window:
+        return Window(THREADS, spans, send, costs(executor, stage, kept))
+
     spans = [Span(part, 1, i) for part in ROWS for i in range(RowGrid(ROWS[part], 10, 1).n_nodes(1))]
     return SimpleNamespace(
-        executor=executor, pools=pools, sent=sent, send=send, futures=futures, spans=spans,
-        on_scheduler=on_scheduler, stage=_stage(),
+        pools=pools, sent=sent, futures=futures, spans=spans, on_scheduler=on_scheduler, stage=stage,
+        window=window,
     )  # fmt: skip
 
 
 def test_workers_alike_keep_the_plain_window(case: Any) -> None:
     case.pools.pace = Pace()
-    assert pool_window(case.executor, case.stage, case.spans, case.send, frozenset()) is None
+    assert not case.window().unequal
     assert case.on_scheduler == []
 
 
@@ -226,14 +233,14 @@ def test_passes_too_short_to_gain_keep_it_too(case: Any) -> None:
         for part in ROWS:
             case.pools.pace.hear(_told(worker, seconds, part))
     assert not case.pools.speeds(case.stage, THREADS).alike
-    assert pool_window(case.executor, case.stage, case.spans, case.send, frozenset()) is None
+    assert not case.window().unequal
 
 
 def test_a_pool_hands_out_all_leaves_and_stops_dasks_stealing(case: Any) -> None:
     kept = frozenset(case.spans[:2])
     for _ in range(2):
-        window = pool_window(case.executor, case.stage, case.spans, case.send, kept)
-    assert isinstance(window, PoolWindow)
+        window = case.window(kept)
+    assert window.unequal
     assert case.on_scheduler == ["toy_estep_pool"]  # once
     assert window.seconds == pytest.approx(900 * 1e-2 / 22, rel=0.2)
     window.open()
@@ -261,8 +268,8 @@ def test_spans_of_a_lost_worker_are_dealt_anew(case: Any) -> None:
     case.pools.pace.hear(_told("c", 1.0))  # long passes, handed out bit by bit
     case.pools.pace.hear(_told("a", 10.0))
     case.pools.pace.hear(_told("b", 10.0))
-    window = pool_window(case.executor, case.stage, case.spans, case.send, frozenset())
-    assert window is not None
+    window = case.window()
+    assert window.unequal
     window.open()
     assert not window.given
     window.refresh({"a": 1, "b": 1})
@@ -279,8 +286,8 @@ def test_spans_of_a_lost_worker_are_dealt_anew(case: Any) -> None:
 
 def test_a_window_that_is_called_off_hands_out_no_more(case: Any) -> None:
     case.pools.pace.hear(_told("c", 1.0))
-    window = pool_window(case.executor, case.stage, case.spans, case.send, frozenset())
-    assert window is not None
+    window = case.window()
+    assert window.unequal
     window.open()
     window.cancel()
     assert window.look() == []
@@ -310,17 +317,10 @@ def test_a_mixed_pool_is_told_with_its_tolerance_and_once() -> None:
     callbacks: Any = SimpleNamespace(on_event=events.append)
     pools.compute_on("auto", {"a": 1, "b": 1})
     pools.tell(pools.offers({"a": 1, "b": 1}), callbacks)
-    pools.hear(_told("a", 1.0))
-    pools.hear(_told("b", 0.1, device="cupy"))
+    pools.pace.hear(_told("a", 1.0))
+    pools.pace.hear(_told("b", 0.1, device="cupy"))
     pools.tell(pools.computed(), callbacks)
     (event,) = events
     assert event["devices"] == "cpu 1 worker, gpu 1 worker"
     assert "within 1e-05" in event["message"]
     assert "message" not in devices_event({"gpu": 4})
-
-
-def test_cuts_are_told_at_the_end_of_a_pass() -> None:
-    pools, events = Pools(Link()), list[Any]()
-    pools.hear({"cut": {"event": "blocks_cut", "rows": 128}})
-    pools.passed(SimpleNamespace(), {}, SimpleNamespace(on_event=events.append))  # type: ignore[arg-type]
-    assert events == [{"event": "blocks_cut", "rows": 128}]

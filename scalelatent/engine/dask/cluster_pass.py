@@ -1,4 +1,7 @@
-"""One pass on its way through a Dask cluster."""
+"""One pass on its way through a Dask cluster: spans, merges and M-step as tasks, the next pass behind them.
+
+Laws 1 and 7 need it (the fixed tree, no graph larger than a pass), and `test_same_bits.py` holds it to them.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,29 @@ from scalelatent.engine.grid import FAN_IN
 from scalelatent.engine.passes import Span, Stage
 from scalelatent.engine.quarantine import whole_shards
 
-from .graph import Graph, Reads
+from .graph import Graph, Reads, TaskRef
 from .pass_tasks import task_info, task_merge, task_mstep, task_params, task_span
-from .pools import POOLED, PoolWindow, pool_window
+from .pools import POOLED, costs
 from .trial import try_span
-from .window import Batch, TaskEnded, Window, Work, depth_for
+from .window import AT_ONCE, Batch, TaskEnded, Window, Work
 
 if TYPE_CHECKING:
-    from .executor import DaskExecutor
+    from distributed import Future
 
-# Tasks of earlier passes that the scheduler may have to remember, and passes in a chain. Measured is what
-# comes of them: thousand_passes.py finds 65 tasks at most, and 1 kB a pass. The numbers themselves are
-# guesses.
+    from scalelatent.data.dataset import Dataset
+
+    from .executor import DaskExecutor
+    from .graph import Node
+
+# Tasks of earlier passes that the scheduler may have to remember, and passes in a chain: bounds, by which
+# thousand_passes.py finds 65 tasks at most, and 1 kB a pass.
 CHAIN_TASKS, CHAIN_PASSES = 2000, 32
-# Of passes that take less than this the driver hears at their end only: a future for each span would be two
-# more packets through the scheduler. Not measured by itself: a guess.
-QUIET_SECONDS = 0.8
 # The event that tells of a pass comes in one packet with the news that its task is done; where it does not,
-# a task is asked. Not measured: a guess.
+# a task is asked after so long: a bound.
 EVENT_SECONDS = 1.0
 
 
-class DaskPass(Work):
+class DaskPass(Work[Span]):
     """A pass of a learner, or of reductions where ``learns`` is False."""
 
     def __init__(
@@ -51,29 +55,22 @@ class DaskPass(Work):
         self.ref = executor.ref_of(stage)
         self.following: DaskPass | None = None
         self.links: int = 0 if behind is None else behind.links + 1
-        self.tops: dict[str, list[Any]] = {}
+        self.tops: dict[str, list[Node]] = {}
         self._n_spans, self._kept = len(spans) + len(kept), frozenset(kept)
-        self._params = None if behind is None else behind.mstep
+        self._params: Node | None = None if behind is None else behind.mstep
         self._levels = {
             part: max(span.level for span in [*kept, *spans] if span.part == part) for part in stage.grids
         }
-        self._graphs: list[tuple[Graph, list[Any]]] = []
+        self._graphs: list[tuple[Graph, list[Future]]] = []
         self.todo = spans
         self._mstep_seen: float | None = None
         self._info: dict[str, Any] | None = None
-        self.mstep: Any = None
+        self.mstep: Future | None = None
         self._trees = {part: _Tree(self, part) for part in stage.grids}
-        seconds = executor.span_seconds(stage.name)
-        self._quiet = (
-            learns and seconds is not None and self._n_spans * seconds < QUIET_SECONDS * executor.workers
-        )
-        depth = depth_for(seconds, stage_nbytes(stage))
-        self.window = pool_window(executor, stage, [*kept, *spans], self._send, self._kept) or Window(
-            executor.threads, [*kept, *spans], self._send, depth
-        )
-        self._pooled = isinstance(self.window, PoolWindow)
-        if isinstance(self.window, PoolWindow):
-            self._quiet = learns and self.window.seconds < QUIET_SECONDS
+        spent = costs(executor, stage, self._kept)
+        self.window = Window(executor.threads, [*kept, *spans], self._send, spent)
+        # Of a short pass the driver hears at its end only: a future for each span is two more packets.
+        self._quiet = learns and spent.known and self.window.seconds < AT_ONCE
 
     def key(self, role: str | None, suffix: str = "") -> str:
         """Name of a task of this pass."""
@@ -81,16 +78,16 @@ class DaskPass(Work):
 
     def _span_key(self, span: Span) -> str:
         level = "" if span.level == self._levels[span.part] else f"{span.level}-"
-        role = POOLED if self._pooled else None
+        role = POOLED if self.window.unequal else None
         return self.key(role, f"{_letter(span.part)}{level}{span.index:04d}")
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def _send(self, batch: Batch, last: bool) -> dict[Span, Any]:
+    def _send(self, batch: Batch[Span], last: bool) -> dict[Span, Future]:
         graph = Graph()
         if self.learns and self._params is None:
-            self._params = self.key("params")
-            graph.add(self._params, task_params, self.ref, self.stage.name, self.iteration)
+            self._params = key = self.key("params")
+            graph.add(key, task_params, self.ref, self.stage.name, self.iteration)
         params = None if self._params is None else graph.ref(self._params)
         keys = {}
         for span, worker in batch:
@@ -130,7 +127,7 @@ class DaskPass(Work):
         self._graphs.append((graph, list(futures.values())))
         return {} if quiet else {span: futures[key] for span, key in keys.items()}
 
-    def _add_mstep(self, graph: Graph, tops: dict[str, list[Any]], params: Any) -> str:
+    def _add_mstep(self, graph: Graph, tops: dict[str, list[Node]], params: TaskRef | None) -> str:
         key = self.key("mstep")
         nodes = [[graph.hold(node) for node in nodes] for nodes in tops.values()]
         graph.add(
@@ -147,14 +144,14 @@ class DaskPass(Work):
         )
         return key
 
-    def _hold(self, futures: dict[str, Any]) -> None:
+    def _hold(self, futures: dict[str, Future]) -> None:
         """Futures in the place of the keys of this graph, where later graphs or the driver need them."""
         if isinstance(self._params, str):
             self._params = futures.get(self._params)
         self.mstep = futures.get(self.key("mstep"))
         for tree in self._trees.values():
             tree.hold(futures)
-        self.tops = {part: [futures.get(key, key) for key in keys] for part, keys in self.tops.items()}
+        self.tops = {part: [_held(node, futures) for node in nodes] for part, nodes in self.tops.items()}
 
     def open_following(self) -> None:
         """Send the next pass behind the M-step, unless the chain has become too long."""
@@ -184,7 +181,7 @@ class DaskPass(Work):
         a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
         return {"part": item.part, "span": item.index, "level": item.level, "rows": [a, b]}
 
-    def dataset_of(self, item: Span) -> Any:
+    def dataset_of(self, item: Span) -> Dataset:
         """The rows of a span's part."""
         return self.stage.datasets[item.part]
 
@@ -232,6 +229,7 @@ class DaskPass(Work):
         return self._info
 
     def _asked(self) -> dict[str, Any]:
+        assert self.mstep is not None
         graph, key = Graph(), self.key("info")
         graph.add(key, task_info, graph.ref(self.mstep), priority=10)
         info = self.executor.result(graph.send(self.executor.client, [key])[key])
@@ -271,9 +269,8 @@ def _letter(part: str) -> str:
     return {"train": "s", "validation": "v"}.get(part, f"{part}-")
 
 
-def stage_nbytes(stage: Stage) -> int:
-    """Bytes of the largest statistic of a stage."""
-    return max(reduction.layout().nbytes for reduction in stage.reductions.values())
+def _held(node: Node, futures: dict[str, Future]) -> Node:
+    return futures.get(node, node) if isinstance(node, str) else node
 
 
 class _Tree:
@@ -281,9 +278,9 @@ class _Tree:
 
     def __init__(self, owner: DaskPass, part: str) -> None:
         self._owner, self._part, self._grid = owner, part, owner.stage.grids[part]
-        self._nodes: dict[tuple[int, int], Any] = {}
+        self._nodes: dict[tuple[int, int], Node] = {}
 
-    def add(self, graph: Graph, level: int, index: int, node: Any) -> None:
+    def add(self, graph: Graph, level: int, index: int, node: Node) -> None:
         """Take a node, and merge as far as families are complete."""
         self._nodes[level, index] = node
         while level < self._grid.depth - 1:
@@ -303,13 +300,10 @@ class _Tree:
         """Nodes of this graph whose parent comes with a later one."""
         return {node for node in self._nodes.values() if isinstance(node, str) and node in graph.tasks}
 
-    def hold(self, futures: dict[str, Any]) -> None:
+    def hold(self, futures: dict[str, Future]) -> None:
         """Keep the futures of nodes that are still to be merged."""
-        self._nodes = {
-            place: futures.get(node, node) if isinstance(node, str) else node
-            for place, node in self._nodes.items()
-        }
+        self._nodes = {place: _held(node, futures) for place, node in self._nodes.items()}
 
-    def tops(self) -> list[Any]:
+    def tops(self) -> list[Node]:
         """The last family, in order: the M-step merges it. All spans have been handed out."""
         return [self._nodes.pop(node) for node in sorted(self._nodes)]

@@ -1,4 +1,7 @@
-"""The executor on a Dask cluster: the same spans, the same tree, the same bits."""
+"""The executor on a Dask cluster: the same spans, the same tree, the same bits.
+
+Law 4 needs it; `test_same_bits.py` compares it with the executor of one process.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +41,19 @@ from .watch import Retry, Watch
 from .window import Work
 
 if TYPE_CHECKING:
+    from distributed import Client, Future
+
     from scalelatent.data.dataset import Dataset
     from scalelatent.engine.mapwrite import OutputTask
 
-W = TypeVar("W", bound=Work)
-# Retries of work without one more item done in between. Not measured: a guess.
+W = TypeVar("W", bound=Work[Any])
+# Retries of work without one more item done in between: a bound.
 ATTEMPTS = 4
-# How long a fit waits for a cluster without workers. Not measured: clusters in queues want more.
+# How long a fit waits for a cluster without workers: a bound; Dask's own, no-workers-timeout, is none.
 STALL_SECONDS = 300.0
-# Not measured: guesses.
-REFRESH_SECONDS, _LOOK_SECONDS = 1.0, 2.0
+# How old what is known of the workers may be: a bound on what short passes ask.
+REFRESH_SECONDS = 1.0
+# Of a job's id in names: a bound, since names of tasks are read in a line of the dashboard.
 JOB_CHARS = 40
 
 
@@ -58,7 +64,7 @@ class DaskExecutor:
 
     def __init__(
         self,
-        client: Any,
+        client: Client,
         store: EngineStore,
         checkpoint_seconds: float = 30.0,
         callbacks: Callback | None = None,
@@ -91,8 +97,8 @@ class DaskExecutor:
             )
         self._check_shared(self.store.place, "the run folder", "run_dir=…, or [job] out")
         guard_spans(client)
-        self._kernels: deque[dict[str, Any]] = deque(maxlen=1000)
-        self.link.call("its news were asked for", listener(client).add, KERNELS, self._hear_of_kernel)
+        self._events: deque[dict[str, Any]] = deque(maxlen=1000)
+        self.link.call("its news were asked for", listener(client).add, KERNELS, self.hear)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
@@ -196,18 +202,18 @@ class DaskExecutor:
     def wait(self, seconds: float) -> None:
         """Wait for news at most so long; callbacks may raise to leave."""
         self.callbacks.on_wait()
-        self._tell_of_kernels()
+        self._tell_events()
         if self.pulse.wait(min(seconds, WAIT_SECONDS)):
             self.pulse.clear()
 
-    def _hear_of_kernel(self, message: dict[str, Any]) -> None:
-        """In the client's thread."""
-        self._kernels.append(message)
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take an event of a worker's; in the client's thread."""
+        self._events.append(event)
         self.pulse.set()
 
-    def _tell_of_kernels(self) -> None:
-        while self._kernels:
-            self.callbacks.on_event(self._kernels.popleft())
+    def _tell_events(self) -> None:
+        while self._events:
+            self.callbacks.on_event(self._events.popleft())
 
     # -- passes ----------------------------------------------------------------------------------------------
 
@@ -238,7 +244,7 @@ class DaskExecutor:
         out = current.result
         self._begun, current.following = current.following, None
         assert out is not None
-        self.pools.passed(current.window, self.threads, self.callbacks)
+        self.pools.passed(current.window, self.threads)
         current.release()
         self.watch.told.clear()
         if out["done"]:
@@ -281,12 +287,13 @@ class DaskExecutor:
         """Call off the pass that has begun behind the last one: it is not wanted. Listen no more."""
         self._call_off()
         self.watch.end()
+        self._tell_events()
         self.pools.tell(self.pools.computed(), self.callbacks)
 
     def close(self) -> None:
         """The driver ends, well or not, but not by dying."""
         end_with_word(self.store)
-        listener(self.client).remove(KERNELS, self._hear_of_kernel)
+        listener(self.client).remove(KERNELS, self.hear)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
         """Steps on the workers, in segments."""
@@ -339,7 +346,7 @@ class DaskExecutor:
 
     # -- results and errors ----------------------------------------------------------------------------------
 
-    def result(self, future: Any, check: Any = None) -> Any:
+    def result(self, future: Future) -> Any:
         """The result of a task, waited for as long as there are workers."""
         ended, begin, looked = threading.Event(), time.monotonic(), time.monotonic()
         while True:
@@ -347,12 +354,10 @@ class DaskExecutor:
             future.add_done_callback(lambda _: ended.set())
             while not ended.wait(WAIT_SECONDS):
                 self.callbacks.on_wait()
-                self._tell_of_kernels()
+                self._tell_events()
                 if not self.link.connected:
                     raise self.link.lost(f"task {future.key} was waited for", self.client.status)
-                if check is not None:
-                    check()
-                if time.monotonic() - looked > _LOOK_SECONDS:
+                if time.monotonic() - looked > REFRESH_SECONDS:
                     looked = time.monotonic()
                     begin = looked if self.look_at_workers() else begin
                     if looked - begin > STALL_SECONDS:
@@ -403,7 +408,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
             raise
 
 
-def _tried_first(executor: DaskExecutor, current: Work) -> bool:
+def _tried_first(executor: DaskExecutor, current: Work[Any]) -> bool:
     """Try suspects before the work begins; whether there were some, and it is to be made again."""
     if current.began is not None:  # behind the pass before it
         if executor.watch.suspects(current):

@@ -1,18 +1,27 @@
-"""Tasks that go to the scheduler in one message, each with its own worker and priority."""
+"""Tasks that go to the scheduler in one message, each with its own worker and priority.
+
+The cost of short passes needs it (table `on_dask` of the benchmarks): `Client.submit` sends a message a task.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+__all__ = ["Graph", "Node", "Reads", "TaskRef"]
 
 try:
     from dask.task_spec import List, Task, TaskRef
 except ImportError:  # where it was not yet public
     from dask._task_spec import List, Task, TaskRef
 
+if TYPE_CHECKING:
+    from distributed import Client, Future
 
+# The result of a task, of a graph that is made by its key, of an earlier one by its future.
+Node = Union[str, "Future"]
 # What a task reads: the fit and its part, first row and one past the last of the shards.
 Reads = tuple[str, int, int]
 
@@ -28,9 +37,9 @@ class Graph:
         self.workers: dict[str, list[str]] = {}
         self.priorities: dict[str, int] = {}
         self.reads: dict[str, Reads] = {}
-        self._held: list[Any] = []
+        self._held: list[Future] = []
 
-    def hold(self, future: Any) -> TaskRef:
+    def hold(self, future: Node) -> TaskRef:
         """The ref of a future (or of a key), kept until the scheduler has the graph."""
         # The scheduler unpacks a graph aside: what is let go of just after it was sent overtakes it. So the
         # graph is to be kept until one of its tasks is done.
@@ -39,9 +48,9 @@ class Graph:
         return self.ref(future)
 
     @staticmethod
-    def ref(key: Any) -> TaskRef:
+    def ref(key: Node) -> TaskRef:
         """Stands for the result of a task, of this graph or of a future, among the arguments of another."""
-        return TaskRef(getattr(key, "key", key))
+        return TaskRef(key if isinstance(key, str) else key.key)
 
     def add(
         self,
@@ -61,7 +70,7 @@ class Graph:
         if reads is not None:
             self.reads[key] = reads
 
-    def send(self, client: Any, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Any]:
+    def send(self, client: Client, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Future]:
         """Send all tasks."""
         keys = list(wanted)
         # Functions of the key, since a layer has one value for all its tasks, or a function.

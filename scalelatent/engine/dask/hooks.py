@@ -1,4 +1,7 @@
-"""The semi-private parts of Dask that scalelatent uses."""
+"""The semi-private parts of Dask that scalelatent uses.
+
+`test_hooks.py` needs it: they are nowhere else, and where Dask has changed a fit goes on without one.
+"""
 
 from __future__ import annotations
 
@@ -181,14 +184,12 @@ def past_events(scheduler: Any, topic: str) -> tuple[tuple[float, Any], ...]:
     return tuple((float(when), message) for when, message in scheduler.get_events(topic))
 
 
-class LostWorker:
+class LostWorker(NamedTuple):
     """What the scheduler tells when it removes a worker."""
 
-    __slots__ = ("expected", "keys", "worker")
-
-    def __init__(self, worker: str, keys: Iterable[Any], expected: bool) -> None:
-        self.worker, self.expected = worker, expected
-        self.keys = sorted(str(key) for key in keys)
+    worker: str
+    keys: list[str]
+    expected: bool
 
 
 def lost_worker(topic: str, message: Any) -> LostWorker | None:
@@ -200,9 +201,8 @@ def lost_worker(topic: str, message: Any) -> LostWorker | None:
         error = LookupError(f"the event has {', '.join(map(str, message))}")
         say_once("lost_worker", "knowing which tasks a lost worker had", error)
         return None
-    return LostWorker(
-        str(message["worker"]), list(message["processing-tasks"]), bool(message.get("expected", False))
-    )
+    keys = sorted(map(str, message["processing-tasks"]))
+    return LostWorker(str(message["worker"]), keys, bool(message.get("expected", False)))
 
 
 @_guarded("messages to the dashboard page", lambda: False, "status", "loop", "scheduler")
@@ -329,13 +329,13 @@ def running_tasks(worker: Any) -> list[str]:
     "extensions",
     "distributed.stealing:fast_tasks",
 )
-def keep_still(dask_scheduler: Any, name: str) -> bool:
+def keep_still(scheduler: Any, name: str) -> bool:
     """Keep Dask's work stealing from tasks whose names begin so (see `distributed.utils.key_split`)."""
     # Stealing knows one duration for all tasks of a name: it would move to an idle slow worker what a fast
     # one finishes much sooner.
     from distributed import stealing
 
-    if "stealing" in dask_scheduler.extensions:
+    if "stealing" in scheduler.extensions:
         stealing.fast_tasks.add(name)
     return True
 

@@ -1,8 +1,11 @@
-"""Lending workers what opens a dataset besides its address, so that tasks name it by its mark."""
+"""Lending workers what opens a dataset besides its address, so that tasks name it by its mark.
+
+Law 7 needs it (small tasks): a worker plugin gives it to workers that join later, too.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distributed import WorkerPlugin
 
@@ -12,6 +15,8 @@ from scalelatent.storage.stores import known_place
 from .asking import ask_workers
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from scalelatent.data.dataset import Dataset
     from scalelatent.storage.access import Access
 
@@ -25,7 +30,7 @@ class LentAccess(WorkerPlugin):
         self.access = access
 
 
-def lend_access(client: Any, ds: Dataset) -> None:
+def lend_access(client: Client, ds: Dataset) -> None:
     """Have all workers, also those that join later, open a dataset as this process does."""
     for access in ds.accesses:
         try:

@@ -1,4 +1,7 @@
-"""The client of a cluster, with bounded waits, and errors that say what to do."""
+"""The client of a cluster, with bounded waits, and errors that say what to do.
+
+Law 8 needs it; `test_survive.py` and `test_watch.py` read the errors.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalelatent.engine.threads import within
 from scalelatent.errors import RunError, ScalelatentError
 
 from .asking import ask_every_worker
 
-# Not measured: a guess.
+if TYPE_CHECKING:
+    from distributed import Client
+
+# Of an answer that a fit waits for: a bound.
 CALL_SECONDS = 60.0
 T = TypeVar("T")
 
@@ -34,7 +40,7 @@ class ClusterMember:
 class Link:
     """Calls to a scheduler."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
 
     @property
@@ -72,31 +78,21 @@ class Link:
         """Whether the client has a scheduler."""
         return bool(getattr(self.client, "status", "closed") == "running")
 
+    def _asked(self, what: str, function: Callable[[], T]) -> T:
+        return self.call(what, lambda: within(CALL_SECONDS, function))
+
     def threads(self) -> dict[str, int]:
         """Address of each worker -> its threads."""
-        client = self.client
-        found = self.call(
-            "its workers were counted",
-            lambda: within(CALL_SECONDS, client.nthreads),
-        )
-        return dict(sorted(found.items()))
+        return dict(sorted(self._asked("its workers were counted", self.client.nthreads).items()))
 
     def processing(self) -> dict[str, list[str]]:
         """Address of each worker -> keys of the tasks that it has."""
-        client = self.client
-        found = self.call(
-            "its tasks were looked at",
-            lambda: within(CALL_SECONDS, client.processing),
-        )
+        found = self._asked("its tasks were looked at", self.client.processing)
         return {address: [str(key) for key in keys] for address, keys in found.items()}
 
     def members(self) -> dict[str, ClusterMember]:
         """Address of each worker -> what the scheduler knows of it."""
-        client = self.client
-        found = self.call(
-            "its workers were looked at",
-            lambda: within(CALL_SECONDS, lambda: client.scheduler_info(n_workers=-1)),
-        )
+        found = self._asked("its workers were looked at", partial(self.client.scheduler_info, n_workers=-1))
         return {address: _member(info) for address, info in sorted(found["workers"].items())}
 
     def ask_workers(

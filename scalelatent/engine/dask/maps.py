@@ -1,4 +1,7 @@
-"""Maps on a cluster: shards of an output, each written by one task."""
+"""Maps on a cluster: shards of an output, each written by one task.
+
+Law 3 needs it (an output shard has one writer); missing shards are what is left to do after any failure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from .trial import try_shard
 from .window import Batch, Window, Work
 
 if TYPE_CHECKING:
+    from distributed import Future
+
     from scalelatent.data.dataset import Dataset
+    from scalelatent.data.write.writer import DatasetWriter
     from scalelatent.engine.mapwrite import OutputTask
 
     from .executor import DaskExecutor
@@ -26,11 +32,17 @@ if TYPE_CHECKING:
 AddShard = Callable[[Graph, str, int, str], None]
 
 
-class Shards(Work):
+class Shards(Work[int]):
     """Shards of an output that are missing."""
 
     def __init__(
-        self, executor: DaskExecutor, name: str, writer: Any, rows: int, add: AddShard, others: bool = False
+        self,
+        executor: DaskExecutor,
+        name: str,
+        writer: DatasetWriter,
+        rows: int,
+        add: AddShard,
+        others: bool = False,
     ) -> None:
         super().__init__(name, 0, executor.next_token(), rows)
         self._client, self._watch = executor.client, executor.watch
@@ -39,7 +51,7 @@ class Shards(Work):
         self.rows_done = rows - sum(map(self.item_rows, self.missing))
         self.window = Window(executor.threads, self.missing, self._send)
 
-    def _send(self, batch: Batch, last: bool) -> dict[int, Any]:
+    def _send(self, batch: Batch[int], last: bool) -> dict[int, Future]:
         graph = Graph()
         keys = {shard: f"{self.name}-s{shard:04d}-{self.token}" for shard, _ in batch}
         for shard, worker in batch:
@@ -52,7 +64,7 @@ class Shards(Work):
     def item_rows(self, item: int) -> int:
         """Rows of a shard."""
         a, b = self._writer.shard_bounds(item)
-        return int(b - a)
+        return b - a
 
     def mine(self, key: str) -> bool:
         """Whether a task belongs to the map."""
@@ -75,7 +87,7 @@ class MapShards(Shards):
         about = self._executor.store.ref, self._record, shard, self._executor.fit
         graph.add(key, task_map, *about, worker=worker, reads=self.reads(shard))
 
-    def dataset_of(self, item: int) -> Any:
+    def dataset_of(self, item: int) -> Dataset:
         """The rows that the map reads."""
         return self._task.dataset
 

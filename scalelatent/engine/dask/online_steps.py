@@ -1,7 +1,12 @@
-"""The steps of an online fit on a Dask cluster, in segments of about three seconds."""
+"""The steps of an online fit on a Dask cluster, in segments of about three seconds.
+
+Law 7 needs segments (a task a step costs the scheduler 20 ms and more, `simulated_cluster.py`), and
+`test_online_trouble.py` that they are done again.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,51 +21,110 @@ from scalelatent.engine.rates import choose_cache
 from scalelatent.engine.threads import within
 from scalelatent.errors import RunError
 
+from .failures import look_after
 from .online_tasks import StateLost, end_site, task_chains, task_close, task_end_epoch, task_steps
+from .watch import Retry
+from .window import Window, Work
 
 if TYPE_CHECKING:
+    from distributed import Future
+
     from .executor import DaskExecutor
 
-# The end of a segment costs some hundredths of a second: its state is written, and the driver asked. Measured
-# are steps on one worker in such segments, 0.5 to 3 ms each beyond computing (minibatch_steps.py); the
-# lengths themselves are guesses.
+# The end of a segment costs some hundredths of a second: its state is written, and the driver asked. In
+# segments so long, after a first one that measures a step, steps on one worker take 0.5 to 3 ms each beyond
+# computing (minibatch_steps.py).
 SEGMENT_SECONDS, FIRST_SECONDS = 3.0, 0.1
-# Longer segments where writing the state takes long: at most this share of the time, for at most so long. Not
-# measured: guesses.
+# Longer ones where writing the state takes more than this share of the time, at most so long: bounds, the
+# latter on what a lost worker costs.
 SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
-# Steps of a spread segment at most. Not measured: a guess.
+# Steps of a spread segment: a bound on the tasks that the scheduler has at once.
 SEGMENT_STEPS = 256
 # Seconds a step that spreading it over workers costs, until the fit has measured it: 8.1 to 9.6 ms on two
 # workers with a state of 16 or 128 KiB (minibatch_steps.py).
 SPREAD_SECONDS = 8e-3
-# A segment that takes this many times as long as the one before, and at least so long, hangs: another worker
-# gets it. The first one may have much to read, and how long it should take is not known. Not measured:
-# guesses, on the side of patience.
-OVERDUE_FACTOR, OVERDUE_SECONDS, FIRST_OVERDUE_SECONDS = 20.0, 300.0, 1800.0
-# Not measured: guesses.
-PASSED_OVER_SECONDS, ANSWER_SECONDS = 600.0, 5.0
+# One that says nothing for so long hangs, and another worker gets it: a bound, on the side of patience.
+OVERDUE_SECONDS = 300.0
+# For the word that a fit is over: a bound.
+ANSWER_SECONDS = 5.0
+# A segment is done again so often where its workers die or hang: a bound.
 REPLAYS = 3
 SPREADS = ("auto", "one", "all")
 
 
-class _Redo(Exception):
-    """What was given to some workers has to be given again; in words, why."""
-
-    counts = True
-
-
-class _WorkerLost(_Redo):
-    """A worker died."""
-
-
-class _WorkerLeft(_Redo):
+class WorkerLeft(Retry):
     """A worker was taken away in order, as adaptive clusters do all day: no failure."""
 
-    counts = False
 
+class Segment(Work[Place]):
+    """The tasks of a segment, looked after as those of a pass are; the last one tells what came of it."""
 
-class _Overdue(_Redo):
-    """A worker hangs; it is noted who."""
+    hang_seconds = OVERDUE_SECONDS
+
+    def __init__(self, steps: DaskSteps, place: Place, replay: int) -> None:
+        token = steps.token + (f"-r{replay}" if replay else "")
+        super().__init__(steps.stage.name, place.epoch + 1, token, 0)
+        self._steps, self._place = steps, place
+        self.futures: list[Future] = []
+
+    def submit(
+        self, task: Callable[..., Any], role: str, worker: str, *args: Any, chain: int | None = None,
+        place: Place | None = None,
+    ) -> Future:  # fmt: skip
+        """Send a task to a worker; named by its place."""
+        steps, place = self._steps, place or self._place
+        model = self.name.removesuffix("_step")
+        key = f"{model}_{role}-e{place.epoch + 1:04d}-s{place.step + 1:05d}"
+        key += "" if chain is None else f"-c{chain:02d}"
+        key += f"-{self.token}"
+        self.items[key] = self._place
+        executor = steps.executor
+        about = executor.store.ref, self.name, steps.token, executor.fit
+        free = not executor.watch.only
+        return executor.client.submit(
+            task, *about, *args, key=key, workers=[worker], allow_other_workers=free, pure=False
+        )
+
+    def result(self, futures: list[Future], worker: str) -> dict[str, Any]:
+        """The result of the first of some futures."""
+        executor, self.futures = self._steps.executor, futures
+        futures[0].add_done_callback(lambda _: executor.pulse.set())
+        self.window = Window({worker: 1}, [self._place], lambda batch, last: {self._place: futures[0]})
+        try:
+            look_after(executor, self, lambda done, rows: None)
+            return dict(executor.result(futures[0]))
+        finally:
+            self.cancel()
+
+    def look(self) -> bool:
+        """See :meth:`Work.look`; callbacks may raise to leave."""
+        self._steps.callbacks.on_wait()
+        return super().look()
+
+    def item_rows(self, item: Place) -> int:
+        """None are counted."""
+        return 0
+
+    def about(self, item: Place) -> dict[str, Any]:
+        """A segment in the words of errors."""
+        return {"part": "train", "span": item.step}
+
+    def redone(self, item: Place, why: str, worker: str) -> None:
+        """It is told once, by who does it again."""
+
+    def worker_lost(self, items: list[Any], worker: str, alone: bool, expected: bool) -> None:
+        """Replicas of the state are gone with it, which Dask cannot make again."""
+        if items and expected:
+            raise WorkerLeft(f"worker {worker} was taken away")
+        if items:
+            raise Retry(f"worker {worker} died")
+
+    def release(self) -> None:
+        """Let go of all futures."""
+        # Not `Client.cancel`: it asks the scheduler, which may be what is gone.
+        super().release()
+        for future in self.futures:
+            future.release()
 
 
 class DaskSteps:
@@ -71,8 +135,8 @@ class DaskSteps:
     ) -> None:
         if spread not in SPREADS:
             raise ValueError(f"spread={spread!r} is not one of {', '.join(SPREADS)}")
-        self._executor, self._stage, self._order, self._spread = executor, stage, order, spread
-        self._store, self._token = executor.store, executor.next_token()
+        self.executor, self.stage, self._order, self._spread = executor, stage, order, spread
+        self._store, self.token = executor.store, executor.next_token()
         self._store.save_stage(replace(stage, cache=choose_cache(executor.cache, stage)))
         self._store.save_result(self._record, {"order": order, "n_epochs": n_epochs})
         # What is known of a place without loading its state.
@@ -81,22 +145,20 @@ class DaskSteps:
         self._one: float | None = None
         self._work, self._cost = 0.0, SPREAD_SECONDS
         self._seconds = SEGMENT_SECONDS
-        self._took: float | None = None
-        self._hung: dict[str, float] = {}
         self.spread_steps = 0
         self.callbacks = Callback()
 
     @property
     def _record(self) -> str:
-        return f"{self._stage.name}-{self._token}"
+        return f"{self.stage.name}-{self.token}"
 
     def __enter__(self) -> DaskSteps:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._executor.end()  # validation may have begun a pass behind its last one
+        self.executor.end()  # validation may have begun a pass behind its last one
         self._store.drop_result(self._record)
-        args, client = (self._store.ref, self._stage.name, self._token), self._executor.client
+        args, client = (self._store.ref, self.stage.name, self.token), self.executor.client
         # What does not hear of it lets go by itself, later.
         with suppress(Exception):
             within(ANSWER_SECONDS, lambda: client.run(end_site, *args, on_error="ignore"))
@@ -107,14 +169,14 @@ class DaskSteps:
         """Write a state where the workers find it, unless it comes from there."""
         if not kept:
             tree = {"state": state, "place": place, "order": self._order}
-            self._store.save_state(self._stage.name, place.total(self._order), tree, durable=False)
-        learner = self._stage.online
+            self._store.save_state(self.stage.name, place.total(self._order), tree, durable=False)
+        learner = self.stage.online
         self._known = (place, learner.summary(state), learner.is_done(state))
         return place
 
     def get(self, place: Place, handle: Place) -> Any:
         """The state, from the run folder."""
-        return self._store.load_state(self._stage.name, handle.total(self._order))["state"]
+        return self._store.load_state(self.stage.name, handle.total(self._order))["state"]
 
     def summary(self, place: Place, handle: Place) -> tuple[dict[str, Any], bool]:
         """What the task that made the state told."""
@@ -140,124 +202,54 @@ class DaskSteps:
     def end_epoch(self, place: Place, handle: Place) -> Place:
         """The learner's schedule, on a worker."""
 
-        def end(workers: list[str], replay: int, careful: bool) -> dict[str, Any]:
-            future = self._submit(task_end_epoch, "epoch", handle, replay, workers[0], handle, place)
-            return self._result([future], workers[:1])
+        def end(segment: Segment, workers: list[str], careful: bool) -> dict[str, Any]:
+            future = segment.submit(task_end_epoch, "epoch", workers[0], handle, place)
+            return segment.result([future], workers[0])
 
         return self._told(place, self._redone(end, handle, f"the end of epoch {place.epoch}"))
 
     def _segment(self, place: Place, stop: int) -> dict[str, Any]:
         """One segment from a place; returns what its last task told."""
 
-        def run(workers: list[str], replay: int, careful: bool) -> dict[str, Any]:
+        def run(segment: Segment, workers: list[str], careful: bool) -> dict[str, Any]:
             groups = min(len(workers), self._order.n_chains)
             # One worker needs no replicas, so that ends a series of lost ones; and shows which one hangs.
             if careful or self._use_one(groups):
-                return self._on_one(place, stop, workers[0], replay)
-            return self._on_all(place, stop, workers[:groups], replay)
+                return self._on_one(segment, place, stop, workers[0])
+            return self._on_all(segment, place, stop, workers[:groups])
 
         return self._redone(run, place, f"the steps after {place.step} of epoch {place.epoch + 1}")
 
     def _redone(
-        self, run: Callable[[list[str], int, bool], dict[str, Any]], place: Place, what: str
+        self, run: Callable[[Segment, list[str], bool], dict[str, Any]], place: Place, what: str
     ) -> dict[str, Any]:
         """What a part of the fit comes to, done again where workers went or hang."""
-        replay, missing, overdue, failed = 0, 0, 0, 0
-        while True:
+        missing = failed = 0
+        self.executor.watch.begin()
+        for replay in itertools.count():
             workers = self._workers(fresh=bool(replay))
             try:
-                return run(workers, replay, overdue > 1 or missing >= REPLAYS)
+                return run(Segment(self, place, replay), workers, failed > 1 or missing >= REPLAYS)
             except StateLost:
                 missing += 1
-            except _Redo as error:
-                overdue += isinstance(error, _Overdue)
-                failed += error.counts
-                self.callbacks.on_event(
-                    {
-                        "event": "steps_redone",
-                        "stage": self._stage.name,
-                        "pass": place.epoch + 1,
-                        "step": place.step,
-                        "reason": str(error),
-                    }
-                )
+            except Retry as error:
+                failed += not isinstance(error, WorkerLeft)
+                about = {"stage": self.stage.name, "pass": place.epoch + 1, "step": place.step}
+                self.callbacks.on_event({"event": "steps_redone", **about, "reason": str(error)})
                 if failed > REPLAYS:
                     raise RunError(
-                        f"{what} of {self._stage.name} failed {failed} times, the last time because {error}: "
+                        f"{what} of {self.stage.name} failed {failed} times, the last time because {error}: "
                         "most often memory. Look at the logs of the workers, give them more memory or fewer "
                         "threads ([cluster] memory_limit, threads), then resume the run"
                     ) from None
-            replay += 1
-
-    def _result(self, futures: list[Any], workers: list[str]) -> Any:
-        """The result of the first of some futures, unless one of the workers goes or hangs."""
-        # The scheduler would move the tasks of a lost worker, but not where none was left at that moment:
-        # tasks bound to addresses that are gone then wait for ever.
-        begin, limit = time.monotonic(), self._limit()
-
-        def check() -> None:
-            self.callbacks.on_wait()
-            gone = sorted(set(workers).difference(self._executor.wait_for_workers()))
-            for worker in gone:
-                if not self._left_in_order(worker):
-                    raise _WorkerLost(f"worker {worker} died")
-            if gone:
-                raise _WorkerLeft(f"worker {gone[0]} was taken away")
-            if time.monotonic() - begin > limit:
-                hung = self._holders(workers)
-                self._hung |= dict.fromkeys(hung, time.monotonic())
-                raise _Overdue(f"{', '.join(hung)} had nothing to show for {limit:.0f} s")
-
-        try:
-            out = self._executor.result(futures[0], check)
-        except BaseException:
-            for future in futures:
-                # Not `Client.cancel`: it asks the scheduler, which may be what is gone.
-                future.release()
-            raise
-        self._took = time.monotonic() - begin
-        return out
-
-    def _limit(self) -> float:
-        """Seconds after which a segment hangs."""
-        if self._took is None:
-            return FIRST_OVERDUE_SECONDS
-        return max(OVERDUE_SECONDS, OVERDUE_FACTOR * max(self._seconds, self._took))
-
-    def _holders(self, workers: list[str]) -> list[str]:
-        """Of some workers those that have a task of ours right now; all where the scheduler does not tell."""
-        client, mine = self._executor.client, f"-{self._token}"
-        try:
-            found = within(ANSWER_SECONDS, lambda: client.processing(sorted(set(workers))))
-        except Exception:  # noqa: BLE001  whatever Dask raises
-            found = {}
-        return sorted(w for w, keys in found.items() if any(mine in str(key) for key in keys)) or sorted(
-            set(workers)
-        )
-
-    def _left_in_order(self, worker: str) -> bool:
-        """Whether a worker that is gone was asked to go, as far as the scheduler tells."""
-        client = self._executor.client
-        try:
-            events = within(ANSWER_SECONDS, lambda: client.get_events(worker))
-        except Exception:  # noqa: BLE001  whatever Dask raises: then it counts as dead
-            return False
-        told = [event for _, event in events if isinstance(event, dict)]
-        return any(
-            event.get("action") == "retired"
-            or (event.get("action") == "remove-worker" and event.get("expected", False))
-            for event in told
-        )
+        raise AssertionError
 
     def _workers(self, fresh: bool = False) -> list[str]:
         """Addresses, one for each thread of a worker."""
         if fresh:
-            self._executor.wait_for_workers()
-        self._executor.refresh()
-        threads, now = self._executor.threads, time.monotonic()
-        hung = {name for name, found in self._hung.items() if now - found < PASSED_OVER_SECONDS}
-        threads = {name: n for name, n in threads.items() if name not in hung} or threads
-        turns = [(turn, name) for name, n in threads.items() for turn in range(n)]
+            self.executor.wait_for_workers()
+        self.executor.refresh()
+        turns = [(turn, name) for name, n in self.executor.threads.items() for turn in range(n)]
         return [name for _, name in sorted(turns)]
 
     def _use_one(self, groups: int) -> bool:
@@ -268,30 +260,31 @@ class DaskSteps:
         largest = -(-self._order.n_chains // groups) / self._order.n_chains
         return self._one <= self._work * largest + self._cost
 
-    def _on_one(self, place: Place, stop: int, worker: str, replay: int) -> dict[str, Any]:
-        threads = min(self._executor.threads.get(worker, 1), self._order.n_chains)
+    def _on_one(self, segment: Segment, place: Place, stop: int, worker: str) -> dict[str, Any]:
+        threads = min(self.executor.threads.get(worker, 1), self._order.n_chains)
         seconds = FIRST_SECONDS if self._one is None else self._seconds
-        future = self._submit(task_steps, "step", place, replay, worker, place, stop, threads, seconds)
-        out = self._result([future], [worker])
+        future = segment.submit(task_steps, "step", worker, place, stop, threads, seconds)
+        out = segment.result([future], worker)
         self._one, self._work = out["seconds"], out["work"]
         return out
 
-    def _on_all(self, place: Place, stop: int, workers: list[str], replay: int) -> dict[str, Any]:
+    def _on_all(self, segment: Segment, place: Place, stop: int, workers: list[str]) -> dict[str, Any]:
         count = min(self._length(len(workers)), stop - place.step)
         edges = [self._order.n_chains * i // len(workers) for i in range(len(workers) + 1)]
-        begin, last, futures = time.perf_counter(), place, list[Any]()
+        begin, last = time.perf_counter(), place
+        futures: list[Future] = []
         for step in range(place.step, place.step + count):
             last = Place(place.epoch, step, place.validated and step == place.step)
             # Only the newest futures are held, so that workers let go of the others as they are used.
             futures = [
-                self._submit(
-                    task_chains, "step", last, replay, worker,
-                    last, g, (edges[g], edges[g + 1]), futures, chain=edges[g],
+                segment.submit(
+                    task_chains, "step", worker, last, g, (edges[g], edges[g + 1]), futures,
+                    chain=edges[g], place=last,
                 )
                 for g, worker in enumerate(workers)
             ]  # fmt: skip
-        future = self._submit(task_close, "close", last, replay, workers[0], last, futures)
-        out = self._result([future, *futures], workers)
+        future = segment.submit(task_close, "close", workers[0], last, futures, place=last)
+        out = segment.result([future, *futures], workers[0])
         seconds = (time.perf_counter() - begin) / count
         self._work = out["work"] / count
         # What one worker took may have been its first steps, with kernels to load and rows to read.
@@ -305,29 +298,3 @@ class DaskSteps:
         """Steps of a segment."""
         wanted = self._seconds / (self._work / groups + self._cost)
         return max(1, min(int(wanted), SEGMENT_STEPS))
-
-    def _submit(
-        self,
-        task: Any,
-        role: str,
-        place: Place,
-        replay: int,
-        worker: str,
-        *args: Any,
-        chain: int | None = None,
-    ) -> Any:
-        model = self._stage.name.removesuffix("_step")
-        key = f"{model}_{role}-e{place.epoch + 1:04d}-s{place.step + 1:05d}"
-        key += "" if chain is None else f"-c{chain:02d}"
-        key += f"-{self._token}" + (f"-r{replay}" if replay else "")
-        return self._executor.client.submit(
-            task,
-            self._store.ref,
-            self._stage.name,
-            self._token,
-            *args,
-            key=key,
-            workers=[worker],
-            allow_other_workers=not self._executor.pools.bound,
-            pure=False,
-        )

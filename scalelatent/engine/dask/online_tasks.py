@@ -1,4 +1,8 @@
-"""What the workers run of an online fit: steps on one worker, or the chains of a step on several."""
+"""What the workers run of an online fit: steps on one worker, or the chains of a step on several.
+
+`minibatch_steps.py` needs the replicas of the state, which then need not travel; `test_online_sites.py` holds
+them to their number.
+"""
 
 from __future__ import annotations
 
@@ -23,33 +27,28 @@ from scalelatent.engine.passes import Stage
 from scalelatent.engine.reading import Stopped
 from scalelatent.errors import RunError
 
-from .hooks import task_wanted
 from .pass_tasks import Ref, _recent, settle_process, worker_device
+from .worker_side import Fit, TaskStop
 
 
-def task_check() -> RowCheck:
-    """Raises `Stopped` in a task that the scheduler wants no more; looks now and then."""
-    from distributed import get_worker
-
-    try:
-        worker = get_worker()
-        key = worker.get_current_task()
-    except ValueError:
-        return RowCheck(lambda: None)
+def task_check(fit: Fit) -> RowCheck:
+    """Raises `Stopped` in a task that the scheduler wants no more, and tells of it that it computes."""
+    stop = TaskStop(fit)
 
     def look() -> None:
-        if not task_wanted(worker, key):
+        stop.moved()
+        if stop.is_set():
             raise Stopped
 
     return RowCheck(look)
 
 
 def task_steps(
-    ref: Ref, name: str, token: str, place: Place, stop: int, threads: int, seconds: float
+    ref: Ref, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
 ) -> dict[str, Any]:
     """All chains of some steps on this worker: up to ``stop``, or as many as ``seconds`` allow."""
     settle_process()
-    check = task_check()
+    check = task_check(fit)
     with (
         sites.use(ref, name, token) as site,
         site.runner(0, site.order.n_chains, threads, check) as runner,
@@ -70,6 +69,7 @@ def task_chains(
     ref: Ref,
     name: str,
     token: str,
+    fit: Fit,
     place: Place,
     index: int,
     chains: tuple[int, int],
@@ -77,7 +77,7 @@ def task_chains(
 ) -> Found:
     """Some chains of one step."""
     settle_process()
-    check, begin = task_check(), time.perf_counter()
+    check, begin = task_check(fit), time.perf_counter()
     with sites.use(ref, name, token) as site:
         state = site.follow(replace(place, step=place.step - 1), results) if results else site.state(place)
         with site.runner(*chains, 1, check) as runner:
@@ -90,7 +90,9 @@ def task_chains(
     return Found(list(merged), list(merged.values()), nbytes, seconds)
 
 
-def task_close(ref: Ref, name: str, token: str, before: Place, results: list[Found]) -> dict[str, Any]:
+def task_close(
+    ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[Found]
+) -> dict[str, Any]:
     """The end of a segment: its last step is taken, and the state goes into the run folder."""
     settle_process()
     work = [found.seconds for found in results]
@@ -103,7 +105,7 @@ def task_close(ref: Ref, name: str, token: str, before: Place, results: list[Fou
         }
 
 
-def task_end_epoch(ref: Ref, name: str, token: str, before: Place, place: Place) -> dict[str, Any]:
+def task_end_epoch(ref: Ref, name: str, token: str, fit: Fit, before: Place, place: Place) -> dict[str, Any]:
     """The learner's schedule."""
     settle_process()
     with sites.use(ref, name, token) as site:
@@ -116,7 +118,7 @@ def end_site(ref: Ref, name: str, token: str) -> None:
     _recent.forget(ref[:2])
 
 
-# Unused sites that are kept: this many, for this long. Not measured: guesses.
+# Sites that no task uses and whose driver never said that it ended: so many, for so long; bounds.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 
 

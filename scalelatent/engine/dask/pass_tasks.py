@@ -1,4 +1,4 @@
-"""What runs on the workers: module-level functions with arguments of a few hundred bytes."""
+"""What runs on the workers: module-level functions with arguments of a few hundred bytes (law 7)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -47,47 +47,45 @@ from .worker_side import (
     worker_threads,
 )
 
+T = TypeVar("T")
+
 
 class RecentObjects:
     """The last few loaded stages and states of a process, so that its tasks read each file once."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # Slot (the key itself where none is named) -> key, object.
-        self._kept: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+        # Slot -> key, object: of a slot the last key is kept.
+        self._kept: OrderedDict[tuple[Any, ...], tuple[Any, Any]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Any, load: Callable[[], Any], slot: Any = None) -> Any:
-        """The object of a key, loaded by ``load()`` where it is not at hand."""
+    def get(self, slot: tuple[Any, ...], load: Callable[[], T], key: Any = None) -> T:
+        """The object of a slot, loaded by ``load()`` where it is not at hand, or that of another key."""
         with self._lock:
-            kept = self._kept.get(key if slot is None else slot)
+            kept = self._kept.get(slot)
             if kept is not None and kept[0] == key:
-                self._kept.move_to_end(key if slot is None else slot)
-                return kept[1]
+                self._kept.move_to_end(slot)
+                return cast("T", kept[1])
         value = load()
-        self.put(key, value, slot)
-        return value
-
-    def put(self, key: Any, value: Any, slot: Any = None) -> None:
-        """Keep an object."""
-        slot = key if slot is None else slot
         with self._lock:
             self._kept[slot] = key, value
             self._kept.move_to_end(slot)
             while len(self._kept) > self._size:
                 self._kept.popitem(last=False)
+        return value
 
     def forget(self, run: Any) -> None:
-        """Let go of all objects of a run."""
+        """Let go of all objects of a run, by which slots begin."""
         with self._lock:
-            for slot in [slot for slot, (key, _) in self._kept.items() if key[0] == run]:
+            for slot in [slot for slot in self._kept if slot[0] == run]:
                 del self._kept[slot]
 
 
 # (folder, id of the run, mark of the stage as it was last written): a folder that was removed and made again
 # is another run, and a stage may change when a run is resumed.
 Ref = tuple[str, ...]
-# Not measured: guesses; thousand_passes.py finds 1 kB a pass in a worker.
+# Stages and maps, and clocks of stages, that a process remembers: bounds, by which thousand_passes.py finds
+# 1 kB a pass in a worker.
 KEEP_STAGES, KEEP_CLOCKS = 6, 16
 _recent = RecentObjects(KEEP_STAGES)
 _local = threading.local()
@@ -116,7 +114,7 @@ def open_store(ref: Ref) -> EngineStore:
 def load_stage(ref: Ref, name: str) -> Stage:
     """The constants of a stage, read once a process."""
     run = ref[:2]
-    return _recent.get((run, name, ref[2:]), lambda: open_store(ref).load_stage(name), (run, "stage"))
+    return _recent.get((run, "stage"), lambda: open_store(ref).load_stage(name), (name, ref[2:]))
 
 
 def _backend(device: str) -> Backend:

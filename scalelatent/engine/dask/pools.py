@@ -1,22 +1,28 @@
-"""Workers of several kinds in one pass: who may take part, how fast each is, and its share of the queue."""
+"""Workers of several kinds in one pass: who may take part, how fast each is, and what its spans take.
+
+`benchmarks/device_pools.py` needs the speeds: Dask knows one duration for all tasks of a name. That a worker
+has a card says Dask's resource GPU.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.engine.grid import FAN_IN
+from scalelatent.engine.grid import FAN_IN, RowGrid
 from scalelatent.engine.passes import Span, Stage, cluster_task_seconds, seconds_per_row
 from scalelatent.errors import RunError, ScalelatentError
 
 from . import hooks
-from .shares import Shares, cut
-from .window import Batch, Window
+from .asking import ask_scheduler
+from .window import WINDOW, Costs, Window
 
 if TYPE_CHECKING:
+    from distributed import Client
+
+    from scalelatent.contract.learners import Reduction
     from scalelatent.engine.callbacks import Callback
 
     from .executor import DaskExecutor
@@ -32,16 +38,18 @@ MIXED = (
 )
 POOLED = "pool"  # the last word of names of tasks that Dask is to leave where they are
 
-# Speeds within this factor are alike: cores that share a machine differ as much from one second to the next.
-# Not measured: a guess, as are the next four numbers. Measured is what comes of all (device_pools.py: 1.03,
-# 1.14 and 1.40 times the ideal pass of 8, 2 and 0.5 s).
+# Statistics that a thread's spans leave until they are merged take this at most: a bound.
+ROOM_BYTES = 2**26
+# Speeds within this factor are alike, as those of cores that share a machine. device_pools.py sets it to
+# infinity for its "equal_shares": 2.2, 2.6 and 1.4 times the time of passes of 0.5, 2 and 8 s.
 UNEQUAL = 2.0
-# Of passes that take less nothing is gained: the driver's answer takes as long, and short spans measure the
-# machine's other work.
+# A bound: of shorter passes nothing is gained, since what a pass takes beside its rows is as long
+# (device_pools.py: 0.2 to 0.3 s), and short spans measure the machine's other work.
 WORTH_SECONDS = 0.25
-# Of a card that has not been measured, against the processors beside it.
+# Of a card in its first pass, against the processors beside it: a bound, from then on it is measured.
 GPU_GUESS = 8.0
-# One that had no span in a pass is believed a little faster with each, so that it is measured again some day.
+# One that had no span in a pass is believed a little faster with each, so that it is measured again some day:
+# bounds (test_pools.py: at a tenth of the speed after a hundred passes).
 HOPE, MOST_HOPE = 1.01, 8.0
 _CARDS = {"cupy": "gpu", "gpu": "gpu"}
 
@@ -108,7 +116,7 @@ class Pace:
         return Speeds(row_seconds, {**_guessed(found, threads, gpus), **found})
 
 
-def _usual(heard: Mapping[str, float], threads: Mapping[str, int], reduction: Any) -> float:
+def _usual(heard: Mapping[str, float], threads: Mapping[str, int], reduction: Reduction) -> float:
     known = [pace for worker, pace in heard.items() if worker in threads]
     return statistics.median(known) if known else seconds_per_row(reduction)
 
@@ -137,7 +145,6 @@ class Pools:
         self._cards: dict[str, bool] = {}
         self._kept_still: set[str] = set()
         self._told: dict[str, int] = {}
-        self._cuts: deque[dict[str, Any]] = deque(maxlen=100)
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -176,17 +183,12 @@ class Pools:
         """How fast these workers are on a stage, as far as it is known."""
         return self.pace.speeds(stage, threads, self.gpus, row_seconds)
 
-    def keep_still(self, client: Any, name: str) -> None:
+    def keep_still(self, client: Client, name: str) -> None:
         """Keep Dask from moving tasks whose names begin so."""
         if name not in self._kept_still:
             self._kept_still.add(name)
             try:
-                self._link.call(
-                    "its stealing was told what to leave",
-                    client.run_on_scheduler,
-                    hooks.keep_still,
-                    name=name,
-                )
+                ask_scheduler(client, hooks.keep_still, name)
             except ScalelatentError:
                 raise
             except Exception as error:  # noqa: BLE001  a scheduler without scalelatent; slower, no worse
@@ -198,26 +200,13 @@ class Pools:
         counts = {"cpu": len(threads) - cards, "gpu": cards}
         return {kind: count for kind, count in counts.items() if count}
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """What a worker tells this driver; in the client's thread."""
-        if "pace" in message:
-            self.pace.hear(message)
-        elif "cut" in message:
-            self._cuts.append(message["cut"])
-
-    def passed(self, window: Window, threads: Mapping[str, int], callbacks: Callback) -> None:
+    def passed(self, window: Window[Span], threads: Mapping[str, int]) -> None:
         """A pass is through."""
-        if isinstance(window, PoolWindow):
+        if window.unequal:
             self.pace.took_part(window.took_part, threads)
-        self._tell_cuts(callbacks)
-
-    def _tell_cuts(self, callbacks: Callback) -> None:
-        while self._cuts:
-            callbacks.on_event(self._cuts.popleft())
 
     def tell(self, counts: Mapping[str, int], callbacks: Callback) -> None:
         """Tell which devices compute, where that is news."""
-        self._tell_cuts(callbacks)
         if counts and dict(counts) != self._told:
             self._told = dict(counts)
             callbacks.on_event(devices_event(counts))
@@ -241,84 +230,33 @@ def describe(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {n} worker{'s' if n > 1 else ''}" for kind, n in sorted(counts.items()))
 
 
-class PoolWindow(Window):
-    """A window for workers of unequal speed; see :class:`~.shares.Shares`."""
-
-    # Where speeds differ, Dask is kept from moving spans: what it moves to an idle slow worker would outlast
-    # the pass. It still moves what a lost worker had.
-
-    def __init__(
-        self,
-        threads: Mapping[str, int],
-        spans: Sequence[Span],
-        send: Callable[[Batch, bool], Mapping[Any, Any]],
-        stage: Stage,
-        pools: Pools,
-        kept: frozenset[Span] = frozenset(),
-    ) -> None:
-        super().__init__(threads, (), send)
-        self._stage, self._pools, self._grids, self._kept = stage, pools, stage.grids, kept
-        found = pools.speeds(stage, threads)
-        self._row_seconds = found.row_seconds
-        self._shares: Shares[Span] = Shares(
-            spans, self._work, self._cut, threads, found.speeds, cluster_task_seconds(sum(threads.values()))
-        )
-        self.seconds = self._shares.horizon()
-        self.took_part: set[str] = set()
-
-    def _work(self, span: Span) -> float:
-        if span in self._kept:
-            return 1e-6
-        start, stop = self._grids[span.part].node_rows(span.level, span.index)
-        return (stop - start) * self._row_seconds[span.part]
-
-    def _cut(self, span: Span) -> list[Span]:
-        return [] if span in self._kept else cut(span, self._grids, FAN_IN)
-
-    @property
-    def given(self) -> bool:
-        """Whether all spans have been handed out."""
-        return self.opened and not self._shares
-
-    def refresh(self, threads: Mapping[str, int]) -> None:
-        """Take note of workers that came or went."""
-        if dict(threads) != self._threads:
-            self._threads = dict(threads)
-            if self.opened and not self.given:
-                self._hand_out()
-
-    def _ended(self, item: Span, worker: str) -> None:
-        self._shares.done(worker, item)
-
-    def _any_low(self) -> bool:
-        return self._shares.any_low()
-
-    def _hand_out(self) -> None:
-        found = self._pools.speeds(self._stage, self._threads, self._row_seconds)
-        self._shares.set_workers(self._threads, found.speeds)
-        batch = self._shares.hand_out()
-        self.took_part.update(worker for _, worker in batch)
-        self._dispatch(batch)
-
-    def cancel(self) -> None:
-        """See :meth:`.Window.cancel`."""
-        super().cancel()
-        self._shares.clear()
-
-
-def pool_window(
-    executor: DaskExecutor,
-    stage: Stage,
-    spans: Sequence[Span],
-    send: Callable[[Batch, bool], Mapping[Any, Any]],
-    kept: frozenset[Span],
-) -> PoolWindow | None:
-    """The window of a pass on workers of unequal speed; None where they are alike."""
-    pools, threads = executor.pools, executor.threads
-    if len(threads) < 2:
-        return None
+def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs[Span]:
+    """What the spans of a pass take, on workers that are alike or not."""
+    pools, threads, seconds = executor.pools, executor.threads, executor.span_seconds(stage.name)
+    most = max(
+        WINDOW, ROOM_BYTES // max(reduction.layout().nbytes for reduction in stage.reductions.values())
+    )
     found = pools.speeds(stage, threads)
-    if found.alike or found.pass_seconds(stage, threads) < WORTH_SECONDS:
-        return None
+    if len(threads) < 2 or found.alike or found.pass_seconds(stage, threads) < WORTH_SECONDS:
+        return Costs(lambda span: seconds or 1.0, seconds is not None, most)
     pools.keep_still(executor.client, f"{stage.name}_{POOLED}")
-    return PoolWindow(threads, spans, send, stage, pools, kept)
+    row_seconds, grids = found.row_seconds, stage.grids
+
+    def work(span: Span) -> float:
+        a, b = grids[span.part].node_rows(span.level, span.index)
+        return 1e-6 if span in kept else (b - a) * row_seconds[span.part]
+
+    def cut(span: Span) -> list[Span]:
+        return [] if span in kept else children(span, grids[span.part])
+
+    def speeds(threads: Mapping[str, int]) -> Mapping[str, float]:
+        return pools.speeds(stage, threads, row_seconds).speeds
+
+    return Costs(work, True, most, speeds, cut, cluster_task_seconds(sum(threads.values())))
+
+
+def children(span: Span, grid: RowGrid) -> list[Span]:
+    """The nodes below a span in its part's tree; none of a leaf."""
+    first = span.index * FAN_IN
+    stop = min(first + FAN_IN, grid.n_nodes(span.level - 1)) if span.level else first
+    return [Span(span.part, span.level - 1, i) for i in range(first, stop)]

@@ -1,4 +1,7 @@
-"""What the scheduler tells a driver by itself: workers that come and go, and passes that are done."""
+"""What the scheduler tells a driver by itself: workers that come and go, and passes that are done.
+
+A client has one handler a topic, and two fits may share it (`test_news.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .hooks import topic_handler
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Events of the jobs' own news, for the dashboard page (see scalelatent.monitor).
 TOPIC = "scalelatent"
 # Kernels that workers compile.
 KERNELS = f"{TOPIC}-kernels"
-# The scheduler keeps the last events of each topic it ever heard of, so passes share a few: 1 kB a pass is
-# left in it (thousand_passes.py). How many is a guess.
+# The scheduler keeps the last events of each topic it ever heard of, so passes share a few: a bound, by which
+# 1 kB a pass is left in it (thousand_passes.py).
 _PASS_TOPICS = 8
 
 Handler = Callable[[Any], None]
@@ -41,7 +47,7 @@ class Listener:
 
     # A client has one handler a topic; two fits with one client share it.
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = weakref.proxy(client)
         self._handlers: dict[str, list[Handler]] = {}
         self._others: dict[str, Any] = {}
@@ -76,11 +82,11 @@ class Listener:
         return spread
 
 
-_listeners: weakref.WeakKeyDictionary[Any, Listener] = weakref.WeakKeyDictionary()
+_listeners: weakref.WeakKeyDictionary[Client, Listener] = weakref.WeakKeyDictionary()
 _listeners_lock = threading.Lock()
 
 
-def listener(client: Any) -> Listener:
+def listener(client: Client) -> Listener:
     """The listener of a client."""
     with _listeners_lock:
         if client not in _listeners:

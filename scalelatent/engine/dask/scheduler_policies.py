@@ -1,13 +1,19 @@
-"""What a scheduler does for fits where a worker dies with spans."""
+"""What a scheduler does for fits where a worker dies with spans.
+
+`test_bad_shards.py` needs it: no shard ends a fourth worker, and Dask's allowed-failures knows tasks alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import SchedulerPlugin
 
 from . import hooks
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
 
 __all__ = ["NAME", "SpanGuard", "together"]
 
@@ -26,10 +32,10 @@ class SpanGuard(SchedulerPlugin):
     idempotent = True
 
     def __init__(self) -> None:
-        self.scheduler: Any = None
+        self.scheduler: Scheduler
         self._bound: dict[str, str] = {}  # key of a span -> the worker that alone may compute it
 
-    async def start(self, scheduler: Any) -> None:
+    async def start(self, scheduler: Scheduler) -> None:
         """Begin to listen."""
         self.scheduler = scheduler
 

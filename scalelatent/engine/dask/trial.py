@@ -1,4 +1,7 @@
-"""Suspect tasks, which two workers died with: each is tried alone, and notes its steps."""
+"""Suspect tasks, which two workers died with: each is tried alone, and notes its steps.
+
+`test_bad_shards.py` and `test_machines.py` need it: an error that names the rows.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,17 @@ from .window import Batch, Window, Work
 from .worker_side import Fit, TaskStop
 
 if TYPE_CHECKING:
+    from distributed import Future
+
+    from scalelatent.data.dataset import Dataset
+
     from .executor import DaskExecutor
 
-# Of a worker's limit: a worker that dies with as much in use was most likely ended by its nanny (at 95 %).
-# How far below is a guess, since memory is looked at every few seconds.
+# Of a worker's limit: one that was seen with as much in use was most likely ended by its nanny, which does so
+# at 95 % (test_machines.py).
 FULL = 0.8
 BEGUN = "begun.json"
-# Not measured: guesses.
+# Bounds: for called-off tasks to end, for the answer of a worker, on trials of a suspect that do not end.
 QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
 
 
@@ -42,16 +49,16 @@ class Died(Exception):
         self.item, self.worker = item, worker
 
 
-class Trial(Work):
+class Trial(Work[Any]):
     """One item of a work, alone on a worker."""
 
-    def __init__(self, executor: DaskExecutor, tried: Work, suspect: Any, worker: str) -> None:
+    def __init__(self, executor: DaskExecutor, tried: Work[Any], suspect: Any, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
         self._client, self._tried = executor.client, tried
         self.note = note_of(tried, suspect)
         self.window = Window({worker: 1}, [suspect], self._send)
 
-    def _send(self, batch: Batch, last: bool) -> dict[Any, Any]:
+    def _send(self, batch: Batch[Any], last: bool) -> dict[Any, Future]:
         ((item, worker),) = batch
         graph, key = Graph(), f"{self.name}-trial-{self._tried.label(item)}-{self.token}"
         self._tried.add_trial(graph, key, item, self.note, worker)
@@ -67,15 +74,20 @@ class Trial(Work):
         """An item in the words of the event log."""
         return self._tried.about(item)
 
-    def worker_died(self, items: list[Any], worker: str, alone: bool) -> None:
+    def dataset_of(self, item: Any) -> Dataset | None:
+        """The rows that an item reads."""
+        return self._tried.dataset_of(item)
+
+    def worker_lost(self, items: list[Any], worker: str, alone: bool, expected: bool) -> None:
         """The worker has died; where it had more than the item, it is not known of which."""
-        if items and not alone:
+        if expected or not items:
+            return
+        if not alone:
             raise Retry(f"{worker} died with a suspect and tasks of others")
-        if items:
-            raise Died(items[0], worker)
+        raise Died(items[0], worker)
 
 
-def note_of(work: Work, item: Any) -> str:
+def note_of(work: Work[Any], item: Any) -> str:
     """Name of the file in which the trial of an item notes its steps."""
     return f"trial-{work.name}-{work.number}-{work.label(item)}.json"
 
@@ -96,7 +108,7 @@ def end_with_word(store: EngineStore) -> None:
         store.remove(BEGUN)
 
 
-def look_back(executor: DaskExecutor, work: Work) -> None:
+def look_back(executor: DaskExecutor, work: Work[Any]) -> None:
     """Before the first work of a driver: find out what earlier ones died of that ended without a word."""
     # A driver on the worker that dies cannot count the deaths. The second such end in the same work makes all
     # of it suspect; the third one leaves a note of the trial.
@@ -115,7 +127,7 @@ def look_back(executor: DaskExecutor, work: Work) -> None:
             executor.store.remove(note_of(work, item))
 
 
-def try_alone(executor: DaskExecutor, work: Work) -> bool:
+def try_alone(executor: DaskExecutor, work: Work[Any]) -> bool:
     """Try the suspects of a work that has not begun; whether there were some, and it is to be made again."""
     suspects = executor.watch.suspects(work)
     if suspects:
@@ -126,7 +138,7 @@ def try_alone(executor: DaskExecutor, work: Work) -> bool:
     return bool(suspects)
 
 
-def _try(executor: DaskExecutor, work: Work, item: Any) -> None:
+def _try(executor: DaskExecutor, work: Work[Any], item: Any) -> None:
     for _ in range(TRIALS):
         trial = Trial(executor, work, item, _loneliest(executor))
         try:
@@ -175,7 +187,7 @@ def await_quiet(executor: DaskExecutor) -> None:
         executor.wait(0.1)
 
 
-def _judge(executor: DaskExecutor, work: Work, item: Any) -> NoReturn:
+def _judge(executor: DaskExecutor, work: Work[Any], item: Any) -> NoReturn:
     """Leave out the shard of a bad item, or end the fit with its name."""
     text = executor.store.place.read(note_of(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
@@ -219,7 +231,7 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     return f"{look[0].upper()}{look[1:]}, {memory}"
 
 
-# Not measured: a guess.
+# Between looks at a suspect's memory: as often as test_machines.py sees it grow.
 SAMPLE_SECONDS = 0.25
 
 

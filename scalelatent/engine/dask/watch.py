@@ -1,4 +1,7 @@
-"""Whether work on a cluster makes progress: workers that come, go and hang, tasks that no worker can take."""
+"""Whether work on a cluster makes progress: workers that come, go and hang, tasks that no worker can take.
+
+`test_survive.py` needs it: Dask waits for ever for a task that hangs, or whose workers are all gone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
     from .link import ClusterMember
     from .window import Work
 
-# None of the seconds below was measured: guesses, on the side of patience.
+# All seconds below are bounds, on the side of patience. Between looks at what workers have of memory: two kB
+# a worker.
 MEMBERS_SECONDS = 5.0
 # A pass that does not move is looked at after so many seconds, then at twice the time, and so on.
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
@@ -89,8 +93,10 @@ class Watch:
     def _hear_pass(self, message: Any) -> None:
         """In the client's thread."""
         if "driver" in message:
-            if message["driver"] == self._executor.token:
-                self._executor.pools.hear(message)
+            if message["driver"] == self._executor.token and "cut" in message:
+                self._executor.hear(message["cut"])
+            elif message["driver"] == self._executor.token:
+                self._executor.pools.pace.hear(message)
             return
         if message["fit"] != self._executor.pass_token:
             return
@@ -102,7 +108,7 @@ class Watch:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def start(self, current: Work) -> None:
+    def start(self, current: Work[Any]) -> None:
         """A pass begins to be looked after."""
         self._started = time.monotonic()
         now = (current.name, current.number)
@@ -112,12 +118,12 @@ class Watch:
     def _reset(self) -> None:
         self._moved, self._look, self._missed, self._alone_since = time.monotonic(), FIRST_LOOK, 0, None
 
-    def span_seconds(self, current: Work) -> float:
+    def span_seconds(self, current: Work[Any]) -> float:
         """Seconds that a thread needed for a span of a pass that has just ended."""
         spent = time.monotonic() - self._started
         return spent * self._executor.workers / max(len(current.items), 1)
 
-    def check(self, current: Work, moved: bool) -> None:
+    def check(self, current: Work[Any], moved: bool) -> None:
         """See whether the pass gets on."""
         self._remember_members()
         if self._news:
@@ -141,7 +147,7 @@ class Watch:
             # The lost ones of a while ago are still asked for, those of a week not.
             self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
 
-    def _take_news(self, current: Work) -> None:
+    def _take_news(self, current: Work[Any]) -> None:
         while self._news:
             message = self._news.popleft()
             if message["action"] == "add-worker":
@@ -156,7 +162,7 @@ class Watch:
             if current.following is not None:
                 current.following.window.refresh(threads)
 
-    def _take_loss(self, current: Work, message: dict[str, Any]) -> None:
+    def _take_loss(self, current: Work[Any], message: dict[str, Any]) -> None:
         worker, expected = message["worker"], bool(message.get("expected", False))
         keys = [key for key in message.get("processing-tasks", ()) if not str(key).startswith(DRIVERS)]
         lost = [(work, work.items[key]) for work in current.everyone() for key in keys if key in work.items]
@@ -170,11 +176,10 @@ class Watch:
             for work in current.everyone():
                 if key in work.items:
                     self.tell_retry(work, work.items[key], "its worker was lost with the result", worker)
-        if not expected:
-            own = [item for work, item in lost if work is current]
-            current.worker_died(own, worker, alone=len(keys) == 1)
+        own = [item for work, item in lost if work is current]
+        current.worker_lost(own, worker, len(keys) == 1, expected)
 
-    def call_off(self, work: Work) -> None:
+    def call_off(self, work: Work[Any]) -> None:
         """Before work is called off: remember who has what of it."""
         self._held = {
             address: [(work.name, work.number, work.items[key]) for key in keys if key in work.items]
@@ -183,7 +188,7 @@ class Watch:
 
     # -- deaths ----------------------------------------------------------------------------------------------
 
-    def suspects(self, work: Work) -> list[Any]:
+    def suspects(self, work: Work[Any]) -> list[Any]:
         """Items of a work that read a shard which was with :data:`DEATHS` workers that died."""
         now, of_shard = (work.name, work.number), dict[Any, set[str]]()
         lost = [(key[2], who) for key, who in self.deaths.items() if key[:2] == now]
@@ -193,16 +198,16 @@ class Watch:
         suspect = {shard for shard, who in of_shard.items() if len(who) >= DEATHS}
         return [item for item, _ in lost if suspect.intersection(work.shards_of(item))]
 
-    def forget_deaths(self, work: Work, items: Iterable[Any]) -> None:
+    def forget_deaths(self, work: Work[Any], items: Iterable[Any]) -> None:
         """Forget the deaths of items that have ended."""
         for item in items:
             self.deaths.pop((work.name, work.number, item), None)
 
-    def deaths_of(self, work: Work, item: Any) -> list[str]:
+    def deaths_of(self, work: Work[Any], item: Any) -> list[str]:
         """The workers that died with an item."""
         return self.deaths.get((work.name, work.number, item), [])
 
-    def deaths_with(self, work: Work, item: Any, shards: Iterable[Any]) -> list[str]:
+    def deaths_with(self, work: Work[Any], item: Any, shards: Iterable[Any]) -> list[str]:
         """The workers that died with items that read one of these shards; last those of this item."""
         wanted, own = set(shards), self.deaths_of(work, item)
         others = [
@@ -214,7 +219,7 @@ class Watch:
         ]
         return [*dict.fromkeys(a for who in others for a in who if a not in own), *own]
 
-    def note_killed(self, work: Work, key: str, worker: str) -> bool:
+    def note_killed(self, work: Work[Any], key: str, worker: str) -> bool:
         """Count the death that the scheduler tells of by an error."""
         deadline = time.monotonic() + NEWS_SECONDS
         while time.monotonic() < deadline and not any(worker in who for who in self.deaths.values()):
@@ -240,7 +245,7 @@ class Watch:
         if member is not None and memory > member.memory:
             self.members[address] = replace(member, memory=memory)
 
-    def died_with(self, work: Work, item: Any, workers: Sequence[str] = ()) -> str:
+    def died_with(self, work: Work[Any], item: Any, workers: Sequence[str] = ()) -> str:
         """In words: an item, and the workers that died with it, or of its shard (where these are given)."""
         about = work.about(item)
         rows = about.get("rows")
@@ -254,7 +259,7 @@ class Watch:
             f"when they died: {told}"
         )
 
-    def killed(self, current: Work | None, key: str, last: str) -> str:
+    def killed(self, current: Work[Any] | None, key: str, last: str) -> str:
         """In words: what was being computed when workers died, where, and what they had of memory."""
         item = None if current is None else current.items.get(key)
         if current is None or item is None or not self.deaths_of(current, item):
@@ -268,15 +273,16 @@ class Watch:
         limit = f" of {member.memory_limit / 2**30:.1f} GiB" if member.memory_limit else ""
         return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
-    def tell_retry(self, current: Work, item: Any, why: str, worker: str) -> None:
+    def tell_retry(self, current: Work[Any], item: Any, why: str, worker: str) -> None:
         """Tell that a span is computed again."""
-        about = {"stage": current.name, "pass": current.number, **current.about(item)}
-        self._tell("span_redone", **about, worker=worker, why=why)
+        event = current.redone(item, why, worker)
+        if event is not None:
+            self._executor.callbacks.on_event(event)
 
     def _tell(self, event: str, **more: Any) -> None:
         self._executor.callbacks.on_event({"event": event, **more})
 
-    def _look_closely(self, current: Work) -> None:
+    def _look_closely(self, current: Work[Any]) -> None:
         link, now = self._executor.link, time.monotonic()
         if not link.connected:
             raise link.lost("a pass was waited for", str(getattr(self._executor.client, "status", "closed")))
@@ -297,7 +303,7 @@ class Watch:
             if self._missed >= 2:
                 raise Retry("no worker takes its tasks: those that had them are gone")
 
-    def _look_for_hangs(self, current: Work, busy: dict[str, list[str]]) -> None:
+    def _look_for_hangs(self, current: Work[Any], busy: dict[str, list[str]]) -> None:
         quiet = time.monotonic() - max(self._moved, self._beat)
         spans = {
             address: [current.items[key] for key in keys if key in current.items]
@@ -305,7 +311,7 @@ class Watch:
         }
         spans = {address: there for address, there in spans.items() if there}
         usual = self._executor.span_seconds(current.name) or 0.0
-        limit = max(HANG_SECONDS, HANG_TIMES * usual) if spans else SILENT_SECONDS
+        limit = max(current.hang_seconds or HANG_SECONDS, HANG_TIMES * usual) if spans else SILENT_SECONDS
         if quiet < limit:
             self._look = min(self._look, max(limit - quiet, FIRST_LOOK))
             return

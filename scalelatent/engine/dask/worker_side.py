@@ -1,4 +1,8 @@
-"""What a task knows of its cluster: whether it is still wanted, and how to tell what it did."""
+"""What a task knows of its cluster: whether it is still wanted, and how to tell what it did.
+
+`test_survive.py` needs it (a cancelled span ends within two seconds; Dask does not stop what runs), and the
+page /scalelatent, which tells rows.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,17 @@ from .scheduler_listener import KERNELS, TOPIC
 
 # (topic, token of the pass, token of the driver): by which a driver knows the news of its own tasks.
 Fit = tuple[str, ...]
-# Not measured: guesses. A task that is not wanted any more goes on for half a second.
+# Bounds: for how long a task goes on that is not wanted any more (test_survive.py), and between words of one
+# that computes (watch.HANG_SECONDS is six of them).
 CHECK_SECONDS, BEAT_SECONDS = 0.5, 10.0
 # Spans of a second are told together: a scheduler hears from each of its workers once a second at most. So it
 # takes 3.5 % of a core with two workers and spans of a second (submit.py).
 NEWS_SECONDS = 1.0
-# A worker tells its pace again once it has changed by this share. A span counts as at most so many times as
-# slow as those before: a machine that stood still for a moment is not slow. Not measured by themselves:
-# guesses, by which device_pools.py finds its speeds.
+# A worker tells its pace again once it has changed by this share; a span has this one in it, and counts as at
+# most so many times as slow as those before: a machine that stood still for a moment is not slow. With these
+# device_pools.py finds its speeds, and test_pools.py has steady workers tell theirs once.
 PACE_SHARE, PACE_NEW, PACE_OUTLIER = 0.2, 0.3, 3.0
-KEEP_PACES = 32  # a guess
+KEEP_PACES = 32  # of parts of stages: a bound
 _SUMS = ("rows", "bytes", "seconds", "wait_seconds", "spans")
 
 
