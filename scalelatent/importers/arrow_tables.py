@@ -18,7 +18,7 @@ from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.objects import ObjectLocation
 
 from .files import local_copy
-from .stream import Progress, write_rows
+from .stream import Beside, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
     import pyarrow.dataset
@@ -221,8 +221,8 @@ def write_table(
     """Write rows of a table, with the labels and weights beside them."""
     options = {"label": columns.label, "weight": columns.weight, **options}
     label_type = None if columns.label is None else x.label_type
-    y = None if label_type is None else _Beside(x, label_type, "labels")
-    weight = None if columns.weight is None else _Beside(x, np.dtype(np.float64), "weights")
+    y = None if label_type is None else Beside(x, label_type, lambda: x.labels)
+    weight = None if columns.weight is None else Beside(x, np.dtype(np.float64), lambda: x.weights)
     with contextlib.closing(x):
         return write_rows(url, x, y, weight=weight, options=options, **how)
 
@@ -343,8 +343,8 @@ def _look_through(table: Any, columns: FrameColumns, kind: str) -> tuple[int, np
     return n_rows, np.array(sorted(found)) if found else None
 
 
-class TableRows:
-    """Features of a table in order, as `RowReader`; labels and weights of the rows read last beside them."""
+class TableRows(RowReader):
+    """Features of a table in order; labels and weights of the rows read last beside them."""
 
     def __init__(self, batches: Iterator[Any], columns: FrameColumns, n_rows: int) -> None:
         self.name, self.dtype = columns.what, columns.dtype
@@ -355,13 +355,7 @@ class TableRows:
         self._row = 0
         self.labels, self.weights = np.empty(0), np.empty(0)
 
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return self.shape[0]
-
     def read(self, rows: int) -> np.ndarray:
-        """The next rows."""
         out = np.empty((rows, *self.shape[1:]), self.dtype)
         columns, labels, weights = self._columns, [], []
         filled = 0
@@ -393,33 +387,10 @@ class TableRows:
         return self._columns.labels(part, first_row)
 
     def finish(self) -> None:
-        """Refuse rows beyond those that were counted."""
         if self._rest is not None or any(batch.num_rows for batch in self._batches):
             raise DataError(
                 f"{self.name} holds more than the {self.n_rows} rows that were counted; it changed"
             )
 
     def close(self) -> None:
-        """Let go of the files."""
         self._batches, self._rest = iter(()), None
-
-
-class _Beside:
-    """Labels or weights of the rows that were read last, as `RowReader`."""
-
-    def __init__(self, rows: TableRows, dtype: np.dtype[Any], which: str) -> None:
-        self.name, self.shape, self.dtype = rows.name, rows.shape[:1], dtype
-        self.n_rows = rows.n_rows
-        self._rows, self._which = rows, which
-
-    def read(self, rows: int) -> np.ndarray:
-        """Those of the last rows."""
-        found = self._rows.labels if self._which == "labels" else self._rows.weights
-        assert len(found) == rows
-        return found
-
-    def finish(self) -> None:
-        """Nothing is left to check."""
-
-    def close(self) -> None:
-        """Nothing is open."""

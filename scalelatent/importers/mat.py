@@ -12,7 +12,7 @@ from scalelatent.errors import DataError
 
 from .files import find_keys, open_file
 from .hdf5 import H5Rows, check_storage, describe_arrays, open_h5
-from .stream import LABEL_ROWS, ArrayStream, Progress, RowReader, import_rows
+from .stream import LABEL_ROWS, ArrayStream, Chain, Progress, RowReader, import_rows
 
 if TYPE_CHECKING:
     import h5py
@@ -243,17 +243,15 @@ class _Version5:
         return f"{self._where}, variable {name!r}"
 
 
-class _Integers:
+class _Integers(Chain):
     """Labels that are whole numbers, as integers."""
 
     def __init__(self, labels: RowReader, dtype: np.dtype[Any]) -> None:
-        self._labels = labels
-        self.name, self.shape, self.dtype = labels.name, labels.shape, dtype
-        self.n_rows = labels.n_rows
-        self.finish, self.close = labels.finish, labels.close
+        super().__init__([labels])
+        self.dtype = dtype
 
     def read(self, rows: int) -> np.ndarray:
-        return self._labels.read(rows).astype(self.dtype)
+        return np.asarray(super().read(rows).astype(self.dtype))
 
 
 def _open(path: str | os.PathLike[str], where: str) -> _Version73 | _Version5:

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from scalelatent.errors import DataError
 
 from .files import cache_folder
 from .idx import open_idx
 from .rcv1 import import_rcv1
-from .stream import ArrayStream, Progress, RowReader, write_rows
+from .stream import ArrayStream, Chain, Progress, write_rows
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -185,7 +183,7 @@ def import_named(
             stream = open_idx(path, f"file of {name}")
             opened.callback(stream.close)
             streams.append(stream)
-        x, y = _Chain(streams[::2]), _Chain(streams[1::2])
+        x, y = Chain(streams[::2]), Chain(streams[1::2])
         return write_rows(url, x, y, importer=name, sources=list(paths), options={"part": part}, **common)
 
 
@@ -307,41 +305,6 @@ def _quiet_pooch() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-class _Chain:
-    """Rows of several streams of one shape and type, one after another."""
-
-    def __init__(self, streams: list[RowReader] | list[Any]) -> None:
-        self._streams = streams
-        self._at = self._taken = 0
-        self.name = " and ".join(stream.name for stream in streams)
-        self.dtype = streams[0].dtype
-        self.n_rows = sum(stream.n_rows for stream in streams)
-        self.shape = (self.n_rows, *streams[0].shape[1:])
-
-    def read(self, rows: int) -> np.ndarray:
-        """The next rows."""
-        parts = []
-        while rows:
-            stream = self._streams[self._at]
-            part = stream.read(min(rows, stream.n_rows - self._taken))
-            parts.append(part)
-            rows -= len(part)
-            self._taken += len(part)
-            if self._taken == stream.n_rows and self._at + 1 < len(self._streams):
-                self._at, self._taken = self._at + 1, 0
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def finish(self) -> None:
-        """Check the end of each."""
-        for stream in self._streams:
-            stream.finish()
-
-    def close(self) -> None:
-        """Close all."""
-        for stream in self._streams:
-            stream.close()
 
 
 def _import_digits(url: str | os.PathLike[str], common: dict[str, Any]) -> Dataset:

@@ -3,8 +3,10 @@
 The first pass looks at every line: how many rows and entries there are, which columns, what kind of labels.
 So a file that cannot be read is refused before anything is written. The second reads the numbers.
 
-scikit-learn's `load_svmlight_file` reads blocks of plain files by offset, but it counts no rows first, takes
-no block of gzip, keeps labels as floats, and of a line that is wrong it does not tell the number.
+scikit-learn's `load_svmlight_file` in blocks and processes would not serve: one process parses a quarter of
+what this import, both passes and the writing included, does on two cores (`python benchmarks/import_rates.py
+--only svmlight`: "import / read"). It also counts no rows first, takes no block of gzip, keeps labels as
+floats, and does not tell the number of a line that is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.errors import DataError
 
 from .files import open_maybe_gzip
-from .stream import Progress, write_rows
+from .stream import Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -371,8 +373,10 @@ def _labels(x: SvmRows, found: Counts, multilabel: bool | None) -> SvmLabels | N
     return SvmLabels(x, np.dtype(np.float64 if found.fractions else np.int64), (found.rows,), None)
 
 
-class SvmRows:
+class SvmRows(RowReader):
     """The rows of a file, read in order by the second pass."""
+
+    sparse = True
 
     def __init__(
         self,
@@ -390,7 +394,7 @@ class SvmRows:
                 f"{name} has entries in column {found.highest} (counted from {first_column}), which needs "
                 f"{width} features, not {n_features}; give n_features={width} or more"
             )
-        self.nnz, self.n_rows = found.entries, found.rows
+        self.nnz = found.entries
         self.shape = (found.rows, n_features or width)
         self._file = file
         self._parts: deque[Parsed] = deque()
@@ -400,7 +404,7 @@ class SvmRows:
 
     @property
     def notes(self) -> dict[str, int]:
-        """What had to be put right, for the provenance."""
+        """What had to be put right."""
         found = {"rows_sorted": self._unsorted, "entries_added": self._added}
         return {name: count for name, count in found.items() if count}
 
@@ -441,7 +445,6 @@ class SvmRows:
             yield part
 
     def finish(self) -> None:
-        """Check that nothing follows the last row."""
         if any(len(part.counts) for part in self._parts):
             self._changed()
         for _, parsed in self._blocks or ():
@@ -449,7 +452,6 @@ class SvmRows:
                 self._changed()
 
     def close(self) -> None:
-        """Close the file."""
         if self._blocks is not None:
             self._blocks.close()  # type: ignore[attr-defined]
 
@@ -457,19 +459,16 @@ class SvmRows:
         raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")
 
 
-class SvmLabels:
+class SvmLabels(RowReader):
     """The labels that belong to the rows read last."""
 
     def __init__(
         self, rows: SvmRows, dtype: np.dtype[Any], shape: tuple[int, ...], entries: int | None
     ) -> None:
-        self.name, self.dtype, self.shape, self.n_rows = f"labels of {rows.name}", dtype, shape, shape[0]
-        self._rows = rows
-        if entries is not None:
-            self.nnz = entries
+        self.name, self.dtype, self.shape = f"labels of {rows.name}", dtype, shape
+        self._rows, self.nnz, self.sparse = rows, entries, entries is not None
 
     def read(self, rows: int) -> Any:
-        """Labels (rows,), or CSR multi-labels (rows, n)."""
         assert self._rows.read_labels is not None
         labels, counts = self._rows.read_labels
         if len(self.shape) == 1:
@@ -483,9 +482,3 @@ class SvmLabels:
             if added
             else found
         )
-
-    def finish(self) -> None:
-        """Nothing is left: labels come with their rows."""
-
-    def close(self) -> None:
-        """The rows hold the file."""

@@ -19,8 +19,8 @@ from scalelatent.data.csr import csr_of
 from scalelatent.errors import DataError
 
 from .files import open_maybe_gzip
-from .rcv1 import Topics, TopicsOfDocuments
-from .stream import Progress, write_rows
+from .rcv1 import Topics
+from .stream import Beside, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -130,7 +130,7 @@ def import_tokens(
     of_documents = Topics(Path(topics), leaf_topics if leaves else None)
     x = _Counts(files, stems, drop_empty)
     try:
-        y = TopicsOfDocuments(x, of_documents)
+        y = Beside(x, np.dtype(np.uint8), lambda: of_documents.of(x.documents), len(of_documents.names))
         told = {"stems": x.stems, "topics": of_documents.names}
         return write_rows(
             url, x, y, importer="rcv1", sources=[*files, topics], options=told,
@@ -186,21 +186,23 @@ def _documents_of(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield number, words
 
 
-class _Counts:
-    """Counts of the commonest stems of each document, or of each that has some; as `Rows`."""
+class _Counts(RowReader):
+    """Counts of the commonest stems of each document, or of each that has some."""
+
+    sparse = True
 
     def __init__(self, files: list[Path], wanted: int, drop_empty: bool) -> None:
         self.name = " and ".join(f"token file {path}" for path in files)
         self.dtype = np.dtype(np.uint16)
         total: Counter[str] = Counter()
         holding: Counter[str] = Counter()
-        self.n_rows = 0
+        n_rows = 0
         for path in files:
             for _, words in _documents_of(path):
                 total.update(words)
                 holding.update(set(words))
-                self.n_rows += 1
-        if not self.n_rows:
+                n_rows += 1
+        if not n_rows:
             raise DataError(f"{self.name} holds no document; there is nothing to import")
         if len(total) < wanted:
             raise DataError(
@@ -217,8 +219,8 @@ class _Counts:
         if drop_empty:
             # CSR datasets do not shrink: how many rows there are has to be known before.
             kept = sum(1 for _ in self._documents(files, drop_empty))
-            self._left_out, self.n_rows = self.n_rows - kept, kept
-        self.shape = (self.n_rows, wanted)
+            self._left_out, n_rows = n_rows - kept, kept
+        self.shape = (n_rows, wanted)
         self._stream = self._documents(files, drop_empty)
 
     def _documents(self, files: list[Path], drop_empty: bool) -> Generator[tuple[int, list[str]], None, None]:
@@ -228,7 +230,6 @@ class _Counts:
                     yield number, words
 
     def read(self, rows: int) -> csr_array:
-        """The next documents."""
         numbers, columns, counts, pointers = [], [], [], [0]
         for _ in range(rows):
             document = next(self._stream, None)
@@ -252,12 +253,10 @@ class _Counts:
         return {} if self._left_out is None else {"left_out": self._left_out}
 
     def finish(self) -> None:
-        """Check that nothing follows."""
         if next(self._stream, None) is not None:
             self._changed()
 
     def close(self) -> None:
-        """Close the file that is being read."""
         self._stream.close()
 
     def _changed(self) -> Any:

@@ -83,7 +83,6 @@ class _Chunks(ArrayStream):
     """Rows of a zarr array, in order."""
 
     def read(self, rows: int) -> np.ndarray:
-        """The next rows, in native byte order."""
         first = self._next
         try:
             return super().read(rows)
