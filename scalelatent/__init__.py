@@ -79,4 +79,4 @@ def __dir__() -> list[str]:
 
 
 offer("fit recorder", "scalelatent.jobs.recorder", "recorded")
-offer("report", "scalelatent.jobs.reporting", "report_model")
+offer("report", "scalelatent.jobs.runs", "report_model")

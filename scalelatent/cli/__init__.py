@@ -139,8 +139,7 @@ def _map_rows(
     layer: int | None = None,
 ) -> None:
     from scalelatent.jobs.datasets import open_rows
-    from scalelatent.jobs.predictions import write_rows
-    from scalelatent.jobs.runs import load_run
+    from scalelatent.jobs.runs import load_run, write_rows
 
     estimator, _ = load_run(run)
     written = write_rows(estimator, method, open_rows(data, rows), out, layer=layer, overwrite=overwrite)
@@ -200,7 +199,7 @@ def report(
 ) -> None:
     """Write the report of a run again, on the rows of its job or on others."""
     from scalelatent.jobs.datasets import open_rows
-    from scalelatent.jobs.reporting import write_report
+    from scalelatent.jobs.runs import write_report
 
     if data is None and (rows is not None or target is not None):
         raise JobError("--rows and --target are of DATA: scalelatent report RUN DATA --rows START:STOP")

@@ -12,8 +12,7 @@ from scalelatent.engine.plan import long_fit, totalled
 
 from .datasets import JobData, open_job_data
 from .job_cluster import check_certificates, connect
-from .refusals import as_job_error
-from .runner import build_estimator, engine_options
+from .runner import as_job_error, build_estimator, engine_options
 from .searching import plan_candidates
 from .spec import ClusterSection, Job
 
