@@ -158,16 +158,26 @@ class Reach(NamedTuple):
 with_scheduler = with_options("reach", Reach)
 
 
-def verb(function: Function) -> Function:
-    """Make a command end in one line and an exit code, whatever goes wrong (see `exits`)."""
+class Verbs(typer.Typer):
+    """Commands that end in one line and an exit code, whatever goes wrong (see `exits`)."""
 
-    @functools.wraps(function)
-    def command(*args: Any, **kwargs: Any) -> Any:
-        run = kwargs.get("run") or kwargs.get("job")
-        with ended_in_one_line(bool(kwargs.get("json")), run):
-            return function(*args, **kwargs)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(no_args_is_help=True, **options)
 
-    return command  # type: ignore[return-value]
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        register = super().command(name, **options)
+
+        def decorate(function: Function) -> Function:
+            @functools.wraps(function)
+            def command(*args: Any, **kwargs: Any) -> Any:
+                run = kwargs.get("run") or kwargs.get("job")
+                with ended_in_one_line(bool(kwargs.get("json")), run):
+                    return function(*args, **kwargs)
+
+            register(command)
+            return function
+
+        return decorate
 
 
 def say(message: str) -> None:
@@ -177,7 +187,7 @@ def say(message: str) -> None:
 
 @contextmanager
 def kernels_told() -> Iterator[None]:
-    """Say once that this process compiles kernels, while it lasts; also a decorator below `verb`."""
+    """Say once that this process compiles kernels, while it lasts; also a decorator of verbs."""
     from scalelatent.engine.callbacks import COMPILING
     from scalelatent.kernels.jit import observed
 
@@ -200,6 +210,18 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return str(value)
+
+
+def answer(
+    values: Mapping[str, Any], json: bool, *, title: str | None = None, line: str | None = None
+) -> None:
+    """Print what a verb found: as JSON, else as a line, or as names and values."""
+    if json:
+        emit(values)
+    elif line is not None:
+        typer.echo(line)
+    else:
+        show_values(values, title=title)
 
 
 def stderr_console() -> Console:
