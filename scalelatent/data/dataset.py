@@ -161,13 +161,7 @@ class Dataset:
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Dataset:
-        """Open again what `spec` described, in this or another process.
-
-        Raises
-        ------
-        DataError
-            The dataset is gone, or its content is no longer the one described.
-        """
+        """Open again what `spec` described, in this or another process; DataError if it has changed."""
         url, mark = spec["url"], spec.get("access")
         ds = _open_cached(url, mark, known_place(url, mark).stamp("zarr.json"))
         if ds.fingerprint() != spec["fingerprint"]:
@@ -253,9 +247,7 @@ class Dataset:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Distinct labels in rising order, for a slice those of the whole dataset; None without labels, and
-        for targets and multi-labels.
-        """
+        """Distinct labels in rising order, of the whole dataset; None without labels, and for targets."""
         return self._columns.classes
 
     @property
@@ -270,9 +262,7 @@ class Dataset:
 
     @property
     def accesses(self) -> tuple[Access, ...]:
-        """What opens it, and the rows paired with it, besides their addresses; another process needs them,
-        too. Pickled datasets have theirs with them.
-        """
+        """What opens it, and the rows paired with it, besides addresses; other processes need it, too."""
         own = () if self.place is None or self.place.access is None else (self.place.access,)
         paired = self._columns.paired
         return own if paired is None else (*own, *paired.dataset.accesses)
@@ -324,10 +314,7 @@ class Dataset:
         return self._start, self._stop
 
     def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
-        """Shards that hold rows `start:stop`, as (file, first row, one past its last row).
-
-        The rows of a shard are counted from the first row at `url`. Empty for rows in memory.
-        """
+        """Shards of rows `start:stop`: (file, first row, one past its last), of the rows at `url`."""
         return self._columns.x.shards(*self._rows(start, stop))
 
     def read_x(self, start: int, stop: int) -> Any:
@@ -521,13 +508,7 @@ class Dataset:
         return hashlib.sha256(f"{whole}[{self._start}:{self._stop}]".encode()).hexdigest()
 
     def spec(self) -> dict[str, Any]:
-        """What another process needs to open these rows, JSON-able.
-
-        Raises
-        ------
-        DataError
-            The rows, or their weights, lie in this process's memory only.
-        """
+        """What another process needs to open these rows, JSON-able; DataError for rows in memory."""
         if not self.is_stored:
             raise DataError(
                 f"{self._what()} lies in the memory of this process, so no other process can open it; write "

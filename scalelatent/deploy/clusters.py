@@ -65,10 +65,7 @@ class TellsWorkers(Protocol):
 
 @contextmanager
 def client_of(given: Any) -> Iterator[Any]:
-    """The client that is given, one of a cluster that is given, else that of the enclosing `sl.cluster`.
-
-    TypeError for anything else; a client that is made here is closed here, and the cluster goes on.
-    """
+    """The client that is given, one of a cluster that is given (closed here), else that of `sl.cluster`."""
     if given is None:
         yield current_client()
     elif isinstance(given, HasScheduler):

@@ -116,7 +116,7 @@ def until_stopped() -> Iterator[None]:
     """Turn SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, once; a later one ends the process at once.
 
     Batch systems signal a script and what it has started, which a script does too: what comes within a second
-    is the same wish. At the end no child process is left.
+    is the same wish.
     """
 
     began: list[float] = []

@@ -76,9 +76,8 @@ async def run_workers(
 ) -> None:
     """Run the workers of this machine for a scheduler elsewhere, until it ends.
 
-    Names begin with `name`, by default this machine's name and the process; `host` is the address to listen
-    on, by default this machine's as the scheduler's network sees it. `told` is called with the names once
-    they have joined. JobError where no scheduler answers within `wait_seconds`.
+    Names begin with `name`, by default this machine's name and the process; `told` gets them once they have
+    joined. `host` is the address to listen on, by default this machine's as the scheduler's network sees it.
     """
     from distributed.comm.addressing import get_address_host
     from distributed.utils import get_ip

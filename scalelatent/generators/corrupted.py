@@ -196,7 +196,7 @@ def make_corrupted(
     seed : int
         Of the corruption, at least 0.
     n_jobs, resume, overwrite, progress, shard_rows
-        See `make.make_rows`.
+        See `make_digits`.
 
     Returns
     -------

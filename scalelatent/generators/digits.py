@@ -20,7 +20,7 @@ from scalelatent.kernels.random_words import check_seed
 from scalelatent.storage.disk import locate
 
 from .bases import absolute, base_name, check_base_rows, open_base, relative
-from .make import make_rows
+from .make import RowsFrom, make_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -368,19 +368,7 @@ def make_digits(
     )
 
 
-class _DigitsFrom:
-    """The images from an index on, as rows of a dataset from 0 on; see `make.Generator`."""
-
-    def __init__(self, digits: InfiniteDigits, first: int, y_dtype: Any) -> None:
-        self._digits, self._first = digits, first
-        self.columns = {"feature_shape": digits.image_shape, "dtype": np.uint8, "y_dtype": y_dtype}
-
-    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images and labels of the rows `start:stop`."""
-        return self._digits.rows(self._first + start, self._first + stop)
-
-
-def from_provenance(p: dict[str, Any], url: str) -> _DigitsFrom:
+def from_provenance(p: dict[str, Any], url: str) -> RowsFrom:
     """The generator of a dataset of infinite digits."""
     ds = open_base(p["base"], url, p["base_fingerprint"])
     if not ds.has_y:
@@ -396,4 +384,5 @@ def from_provenance(p: dict[str, Any], url: str) -> _DigitsFrom:
         shift=p["shift"],
         fields=absolute(p["fields"], url) if "fields" in p else None,
     )
-    return _DigitsFrom(digits, p["start"], labels.dtype)
+    columns = {"feature_shape": digits.image_shape, "dtype": np.uint8, "y_dtype": labels.dtype}
+    return RowsFrom(digits.rows, p["start"], columns)

@@ -17,7 +17,7 @@ from scalelatent.kernels.random_words import check_seed, stage_word
 from scalelatent.storage.disk import locate
 
 from .bases import base_name, check_base_rows, open_stored_base, unchanged
-from .make import generator_of, make_rows
+from .make import RowsFrom, generator_of, make_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,16 +210,8 @@ def make_documents(
         Index of the first document.
     seed
         See `ResampledDocuments`.
-    n_jobs : int, optional
-        Threads, each writing row groups of its own; all cores by default.
-    resume : bool
-        Leave row groups that are written already; the arguments have to be the same.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shard_rows : int, optional
-        Rows of a row group.
+    n_jobs, resume, overwrite, progress, shard_rows
+        See `make_digits`; shards are row groups.
 
     Returns
     -------
@@ -268,21 +260,9 @@ def make_documents(
     )
 
 
-class _DocumentsFrom:
-    """The documents from an index on, as rows of a dataset from 0 on; see `make.Generator`."""
-
-    def __init__(self, documents: ResampledDocuments, first: int, y_options: dict[str, Any]) -> None:
-        self._documents, self._first = documents, first
-        shape = (documents.n_features,)
-        self.columns = {"feature_shape": shape, "dtype": documents.dtype, **y_options}
-
-    def rows(self, start: int, stop: int) -> tuple[csr_array, Any]:
-        """Documents of the rows `start:stop`, and what the base says of them."""
-        return self._documents.rows(self._first + start, self._first + stop)
-
-
-def from_provenance(p: dict[str, Any], url: str) -> _DocumentsFrom:
+def from_provenance(p: dict[str, Any], url: str) -> RowsFrom:
     """The generator of a dataset of documents."""
     base = unchanged(open_stored_base(p["base"], url), p["base"], url, p["base_fingerprint"])
     documents = ResampledDocuments(base, seed=p["seed"], base_rows=p["base_rows"])
-    return _DocumentsFrom(documents, p["start"], base.y_options())
+    columns = {"feature_shape": (documents.n_features,), "dtype": documents.dtype, **base.y_options()}
+    return RowsFrom(documents.rows, p["start"], columns)

@@ -373,7 +373,7 @@ def make_images(
     rows : int
         Number of images; a longer set begins with the same ones.
     n_jobs, resume, overwrite, progress, shard_rows
-        See `make.make_rows`.
+        See `make_digits`.
 
     Returns
     -------

@@ -40,6 +40,18 @@ class Generator(Protocol):
         """Rows `start:stop`, and their labels or None."""
 
 
+class RowsFrom:
+    """Rows of a set without end from an index on, as rows of a dataset from 0 on; a `Generator`."""
+
+    def __init__(
+        self, endless: Callable[[int, int], tuple[Any, Any]], first: int, columns: dict[str, Any]
+    ) -> None:
+        self._endless, self._first, self.columns = endless, first, columns
+
+    def rows(self, start: int, stop: int) -> tuple[Any, Any]:
+        return self._endless(self._first + start, self._first + stop)
+
+
 def make_rows(
     url: str | os.PathLike[str],
     rows: int,

@@ -65,14 +65,8 @@ def import_parquet(
     features : sequence of str, optional
         Columns of a row, in this order; by default all others. Numbers, or lists of numbers of a fixed size;
         a lone column of nested lists or tensors gives rows of that shape. Rows have their common type.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
-    **layout
-        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`.
 
     Returns
     -------

@@ -292,14 +292,8 @@ def import_csr(
         Labels (n,), targets (n, v) or multi-labels: the name of an array of the archive, the prefix of CSR
         arrays in it (without values: ones), or an npy or npz file. By default `y` in any case, where it is
         there.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
-    **layout
-        `shard_rows` (rows of a row group), `compressor` of `create_dataset`.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`; `shard_rows` are the rows of a row group.
 
     Returns
     -------

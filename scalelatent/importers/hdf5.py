@@ -150,17 +150,11 @@ def import_hdf5(
     x, y : str, optional
         Names of the arrays, paths where they lie in groups (``train/data``). By default the one array called
         ``x``, in either case, in any group, and, where it is there, ``y`` in the same group.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
     allow_external : bool
         Take arrays whose numbers lie in other files, too: external raw storage may name any file of this
         machine, and virtual datasets any other HDF5 file.
-    **layout
-        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`.
 
     Returns
     -------

@@ -65,7 +65,7 @@ def import_hf(
     size, crop, color
         Of images; see `import_images`.
     overwrite, progress, shuffle, **layout
-        See `import_parquet`.
+        See `import_npy`.
 
     Returns
     -------

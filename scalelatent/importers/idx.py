@@ -46,14 +46,8 @@ def import_idx(
         Labels (n,).
     url : str
         Where the dataset goes.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
-    **layout
-        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`.
 
     Returns
     -------

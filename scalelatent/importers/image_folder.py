@@ -209,7 +209,7 @@ def import_images(
         Leave out images that cannot be read, or are not like the first one, and count them in the provenance
         (`skipped`); by default the first such image is an error that names it.
     overwrite, progress, shuffle, **layout
-        See `import_hdf5`.
+        See `import_npy`.
 
     Returns
     -------

@@ -55,7 +55,7 @@ def import_mat(
     rows_last : bool
         Rows lie along the last axis of `x`, as in images h x w x n; by default along the first.
     overwrite, progress, shuffle, **layout
-        See `import_hdf5`.
+        See `import_npy`.
 
     Returns
     -------

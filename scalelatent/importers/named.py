@@ -153,7 +153,7 @@ def import_named(
     mirror : str, optional
         Address of a folder that holds the files, instead of the known ones.
     overwrite, progress, shuffle, **layout
-        See `import_hdf5`.
+        See `import_npy`.
 
     Returns
     -------

@@ -273,14 +273,9 @@ def import_svmlight(
         Whether labels are lists; by default where a comma occurs.
     dtype : dtype
         Type of the values: float64 keeps all that is written, float32 takes half the room.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all); (0, rows so far) while rows are counted.
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
-    **layout
-        `shard_rows` (rows of a row group), `compressor` of `create_dataset`.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`; `progress` is called with (0, rows so far) while rows are counted, and `shard_rows`
+        are the rows of a row group.
 
     Returns
     -------

@@ -98,7 +98,7 @@ def import_tokens(
         Leave out documents without any of the stems, which have no cosine (``metric="cosine"`` refuses them);
         the provenance counts them (`left_out`).
     overwrite, progress, shuffle, **layout
-        See `import_hdf5`.
+        See `import_npy`.
 
     Returns
     -------

@@ -35,10 +35,7 @@ def key_of(identity: str, start: int) -> str:
 
 
 def drive(run: str, start: int) -> str:
-    """Drive a run to its end; the task behind a submitted job. Returns the state in which it was left.
-
-    ``start`` counts the starts of the run: the task of an earlier one does nothing.
-    """
+    """Drive start number `start` of a submitted run to its end; returns the state it was left in."""
     from distributed import get_worker, secede
 
     from scalelatent.engine.dask.hooks import scheduler_of

@@ -91,10 +91,7 @@ class ProgressFile(Callback):
 
 
 class DevicesSeen(Callback):
-    """Keeps which devices computed, for the run's record; says it where the result depends on it.
-
-    ``told`` holds ``devices`` in words, such as ``"cpu 3 workers, gpu 1 worker"``.
-    """
+    """Keeps in ``told`` which devices computed; says it where the result depends on it."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell

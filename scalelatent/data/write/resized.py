@@ -18,10 +18,7 @@ __all__ = ["ResizedRows"]
 
 
 class ResizedRows(WrappedRows):
-    """Images, grey or in colour, cropped by some pixels on each side and then resized by area averages.
-
-    Cropped ones keep their dtype; means are float64 of float64 rows, else float32.
-    """
+    """Images, grey or in colour, cropped and then resized by means over areas, which are floats."""
 
     def __init__(self, source: RowSource, crop: int, size: tuple[int, int] | None, what: str) -> None:
         if source.sparse:

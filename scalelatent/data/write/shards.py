@@ -197,18 +197,7 @@ class ShardWriter:
                 self._markers.write(shard, marker)
 
     def shrink(self, n_rows: int) -> None:
-        """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are.
-
-        Parameters
-        ----------
-        n_rows : int
-            Rows of the dataset from now on, at least 1. A shard that this cuts must not be written yet.
-
-        Raises
-        ------
-        DataError
-            More rows than before, none at all, or a cut through a shard that is written.
-        """
+        """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are."""
         last = n_rows // self.shard_rows * self.n_tiles
         if not 1 <= n_rows <= self.n_rows:
             raise DataError(f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}")
