@@ -64,7 +64,7 @@ class TlsFiles(NamedTuple):
 
 
 def with_options(name: str, values: type[Any], prefix: str = "") -> Callable[[Function], Function]:
-    """Decorator: a verb takes the fields of ``values`` (a NamedTuple) as options, not the parameter ``name``."""
+    """Decorator: a verb takes the fields of `values` (a NamedTuple) as options, not the parameter `name`."""
     options = {prefix + field: hint for field, hint in get_type_hints(values, include_extras=True).items()}
     defaults = dict(zip(options, inspect.signature(values).parameters.values(), strict=True))
 
