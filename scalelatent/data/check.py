@@ -24,8 +24,6 @@ from .write.batches import MAX_THREADS
 if TYPE_CHECKING:
     from .read.sources import StoredColumn
 
-__all__ = ["BadFile", "DatasetCheck", "check_dataset"]
-
 
 @dataclass(frozen=True)
 class BadFile:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-__all__ = ["CsrGroups", "StoredCsr", "create_csr", "shard_bytes"]
-
 CHUNK_ENTRIES = 1 << 17
 """Entries of a chunk inside a row group, at most."""
 _PARTS = ("data", "indices", "indptr")

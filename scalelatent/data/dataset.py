@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from .torch_rows import TorchRows
 
-__all__ = ["Dataset", "open_dataset"]
-
 _SHOWN_CLASSES = 12
 _HASH_ROWS = 4096  # rows hashed at a time; fixed, because CSR rows are hashed run by run
 

@@ -12,23 +12,6 @@ import numpy as np
 from scalelatent.errors import DataError
 from scalelatent.storage.location import REMOVED
 
-__all__ = [
-    "FORMAT",
-    "FORMAT_VERSION",
-    "DatasetAttrs",
-    "as_classes",
-    "as_labels",
-    "check_finite",
-    "check_rows_dtype",
-    "check_stored_dtype",
-    "check_weight",
-    "distinct_labels",
-    "encode_labels",
-    "refuse_masked",
-    "refuse_mixed",
-    "software",
-]
-
 FORMAT = "scalelatent-dataset"
 FORMAT_VERSION = 3
 Y_KINDS = ("labels", "targets", "multilabel")

@@ -32,18 +32,6 @@ from .warm import cold_kernels
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = [
-    "CHECKS",
-    "Check",
-    "ClusterView",
-    "Finding",
-    "check_versions",
-    "examine",
-    "examine_cluster",
-    "no_workers",
-    "require",
-]
-
 GIB = 2**30
 ANSWER_SECONDS = 60.0
 SKEW_SECONDS = 1.0

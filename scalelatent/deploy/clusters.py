@@ -26,19 +26,6 @@ from .worker_processes import (
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = [
-    "client_of",
-    "close_cluster",
-    "cluster",
-    "current_client",
-    "current_job",
-    "deaf_to_ctrl_c",
-    "is_loopback",
-    "job_named",
-    "page_preload",
-    "start_cluster",
-]
-
 _current: ContextVar[Any] = ContextVar("scalelatent_client", default=None)
 _job: ContextVar[str] = ContextVar("scalelatent_job", default="")
 CLOSE_SECONDS = 60

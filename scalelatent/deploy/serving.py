@@ -26,8 +26,6 @@ from .worker_processes import patient
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["address_from", "own_certificates", "serve", "until_stopped"]
-
 START_SECONDS = 120
 WATCH_SECONDS, SAME_SECONDS = 1.0, 1.0
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if hasattr(signal, "SIGHUP") else [signal.SIGINT]

@@ -18,19 +18,6 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = [
-    "PIN",
-    "check_memory",
-    "configured",
-    "first_cause",
-    "patient",
-    "refuse_numbers",
-    "refuse_page",
-    "run_workers",
-    "visible_gpus",
-    "worker_specs",
-]
-
 PIN = {
     "OMP_NUM_THREADS": 1,
     "MKL_NUM_THREADS": 1,

@@ -16,8 +16,6 @@ from scalelatent.reductions.tally import CONFUSION_METRICS
 from .clustering import Progress
 from .output_scores import METRICS, OF_CLUSTERS, check_clusters, score_clusters, score_output
 
-__all__ = ["ClassScorer", "OutputScorer", "Scorer", "TargetScorer", "score_dataset"]
-
 Told = Callable[[int, int], None]
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .make import Progress
 
-__all__ = ["CorruptedImages", "clean_url", "from_provenance", "make_corrupted"]
-
 _ROWS = 1024  # corrupted at a time, which bounds the random words in memory
 
 

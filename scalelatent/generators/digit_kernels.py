@@ -7,8 +7,6 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given
 
-__all__ = ["render"]
-
 
 # No fused multiply-adds, which the package's defaults allow: rows have the same bits on every CPU.
 @entry(

@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = [
-    "LEAST_SIGMA",
-    "N_FIELDS",
-    "TANGENT_SIGMA",
-    "InfiniteDigits",
-    "make_digits",
-    "read_fields",
-    "seeded_fields",
-    "shift_rows",
-]
-
-
 N_FIELDS = 1522
 """Number of displacement fields, as published."""
 MAX_FIELD_BYTES = 1 << 30

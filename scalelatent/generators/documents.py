@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["ResampledDocuments", "make_documents"]
-
 STAGE = "documents"
 _PROBED = 1024  # rows made to size row groups
 

@@ -12,8 +12,6 @@ import numpy as np
 from scalelatent.kernels.jit import entry, filled, given
 from scalelatent.kernels.philox import below
 
-__all__ = ["draw_features", "flip", "jitter_pixels", "make_grey", "typeset"]
-
 
 @entry(given("i2", 3), given("u1", 3), filled("u1", 3))
 def draw_features(placements: Any, features: Any, out: Any) -> None:

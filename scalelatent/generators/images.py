@@ -25,18 +25,6 @@ if TYPE_CHECKING:
 
     from .make import Progress
 
-__all__ = [
-    "DEFAULTS",
-    "VOCABULARY",
-    "ImageSet",
-    "from_provenance",
-    "image_set",
-    "image_set_of",
-    "make_images",
-    "parameters_of",
-]
-
-
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bars": {"noise": 0.03, "crosses": 5, "length": 5},
     "symbols": {"noise": 0.0, "size": [64, 64], "count": 16},

@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.data.write.writer import DatasetWriter
 
-__all__ = [
-    "Generator",
-    "generator_of",
-    "make_rows",
-    "make_shard",
-    "repair_dataset",
-]
-
 Progress = Callable[[int, int], None]
 
 

@@ -18,8 +18,6 @@ from scalelatent.storage.guard import scratch
 from .csr_archive import import_csr
 from .npy import import_npy, import_npz
 
-__all__ = ["append_rows"]
-
 Progress = Callable[[int, int], None]
 
 

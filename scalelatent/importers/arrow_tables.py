@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["TableRows", "explained", "import_arrow", "import_csv", "import_parquet", "write_table"]
-
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 65_536
 _CSV_BLOCK_BYTES = 2 << 20

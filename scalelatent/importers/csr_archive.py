@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 
     from .stream import RowStream
 
-__all__ = [
-    "CsrStream",
-    "check_format",
-    "import_csr",
-    "keys_of",
-    "prefixes_of",
-]
-
-
 _SCAN = 1 << 20
 _PARTS = ("indices", "indptr")
 

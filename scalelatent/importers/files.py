@@ -16,18 +16,6 @@ from scalelatent.storage.object_file import open_object
 from scalelatent.storage.objects import ObjectLocation
 from scalelatent.storage.plain_files import open_plain
 
-__all__ = [
-    "cache_folder",
-    "file_size",
-    "find_key",
-    "find_keys",
-    "is_packed",
-    "local_copy",
-    "open_file",
-    "open_maybe_gzip",
-]
-
-
 _MAX_SHOWN = 20
 
 

@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = [
-    "H5Rows",
-    "check_storage",
-    "describe_arrays",
-    "import_hdf5",
-    "open_h5",
-]
-
-
 _SHOWN = 3
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["import_hf"]
-
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 4096
 

@@ -21,8 +21,6 @@ from .stream import Progress, RowStream, write_rows
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["import_idx", "open_idx"]
-
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = [
-    "FORMATS",
-    "ImageDecoder",
-    "ImageFolder",
-    "image_decoder",
-    "import_images",
-    "list_images",
-]
-
-
 FORMATS = {
     "BMP": (".bmp",),
     "GIF": (".gif",),

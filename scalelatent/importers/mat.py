@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["import_mat"]
-
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 _ITEM_BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
 _ITEM_BYTES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "logical": 1, "char": 4}

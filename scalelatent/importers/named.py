@@ -20,15 +20,6 @@ from .stream import ArrayStream, Chain, Progress, write_rows
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
-__all__ = [
-    "NAMES",
-    "ORIGINS",
-    "PARTS",
-    "RemoteFile",
-    "fetch_named",
-    "import_named",
-]
-
 
 @dataclass(frozen=True)
 class RemoteFile:

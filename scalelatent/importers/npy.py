@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["import_npy", "import_npz"]
-
 _SMALL = 64
 
 

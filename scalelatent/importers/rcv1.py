@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["Topics", "import_rcv1"]
-
 N_TERMS = 47_236
 DOCUMENT_MAX = int(np.iinfo(np.int32).max)
 

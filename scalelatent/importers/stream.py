@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.data.write.writer import DatasetWriter
 
-__all__ = [
-    "ArrayStream",
-    "Beside",
-    "Chain",
-    "Progress",
-    "RowReader",
-    "RowStream",
-    "import_rows",
-    "string_classes",
-    "write_rows",
-]
-
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
 

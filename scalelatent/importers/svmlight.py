@@ -33,17 +33,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = [
-    "Block",
-    "Counts",
-    "Parsed",
-    "check_lines",
-    "count_lines",
-    "import_svmlight",
-    "parse_blocks",
-]
-
-
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 28
 _MAX_THREADS = 4

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["import_tokens", "leaf_topics"]
-
 COUNT_MAX = int(np.iinfo(np.uint16).max)
 LONGEST_NUMBER = 18  # digits that int64 holds
 

@@ -15,8 +15,6 @@ from .stream import ArrayStream, Progress, import_rows
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
-__all__ = ["import_zarr"]
-
 
 def import_zarr(
     source: str | os.PathLike[str],

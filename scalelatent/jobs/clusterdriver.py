@@ -19,8 +19,6 @@ from scalelatent.errors import ScalelatentError
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = ["PREFIX", "drive", "key_of"]
-
 PREFIX = "scalelatent-job-"
 CLIENT_SECONDS = 30.0
 # A driver whose worker the scheduler has lost may still live; its lock ends by itself in 90 s.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .runfolder import RunFolder
     from .spec import Job
 
-__all__ = ["DevicesSeen", "ProgressFile", "RunRecord", "announce", "install_page", "warnings_told"]
-
 DISK_SECONDS, STORE_SECONDS = 1.0, 5.0
 ANNOUNCE_SECONDS = 5.0
 

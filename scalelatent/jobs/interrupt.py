@@ -20,8 +20,6 @@ from scalelatent.storage.disk import is_local
 if TYPE_CHECKING:
     from .runfolder import RunFolder
 
-__all__ = ["StopRequest", "ask_cancel", "cancel_asked", "forget_cancel", "stop_on_cancel", "stop_on_signals"]
-
 CANCEL = "cancel"
 
 # How often a driver looks for a request to cancel: a disk answers at once, an object store takes its price.

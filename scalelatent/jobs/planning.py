@@ -19,8 +19,6 @@ from .spec import ClusterSection, Job
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["PlannedCluster", "plan_job", "plan_lines"]
-
 # Seconds beside the fit: starting Python and loading kernels; workers, together and each; writing a model.
 START_SECONDS, WORKERS_SECONDS, WORKER_SECONDS, SAVE_SECONDS = 3.0, 2.5, 0.5, 0.2
 # Bytes a second of copying what a run keeps into the model; of a report on disk, and of figures in memory.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from scalelatent.data import Dataset
     from scalelatent.estimators.companions import FitCall
 
-__all__ = ["check_resumable", "python_only", "recorded"]
-
 PYTHON, NOT_JSON, SEARCH = "Python", "Python, not JSON", "Python, a search"
 _ROWS = {"train": "train", "validation": "validation", "rows": "train", "validation rows": "validation"}
 

@@ -46,8 +46,6 @@ from scalelatent.storage.locks import Lock, lock_of
 
 from .spec import FORMAT, Job
 
-__all__ = ["STATES", "RunFolder", "as_json", "is_run_folder", "plain"]
-
 
 def as_json(value: Mapping[str, Any]) -> bytes:
     """Write a mapping as JSON text that people can read."""

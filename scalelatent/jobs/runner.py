@@ -34,17 +34,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data import Dataset
 
-__all__ = [
-    "RunResult",
-    "as_job_error",
-    "build_estimator",
-    "engine_options",
-    "run_held",
-    "run_job",
-    "run_new_job",
-    "validation_scores",
-]
-
 
 @dataclass
 class RunResult:

@@ -18,8 +18,6 @@ from .runfolder import RunFolder, is_run_folder
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
-__all__ = ["find_runs", "load_run", "model_info", "report_model", "write_report", "write_rows"]
-
 
 def load_run(path: str | os.PathLike[str]) -> tuple[Any, RunFolder | None]:
     """Load the fitted model that a run folder or a saved model holds."""

@@ -48,17 +48,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from scalelatent.errors import JobError
 
-__all__ = [
-    "IN_MEMORY",
-    "ClusterSection",
-    "DataSection",
-    "EngineSection",
-    "Job",
-    "JobSection",
-    "SearchSection",
-    "parse_rows",
-]
-
 IN_MEMORY = "(in memory)"
 """What stands in ``[data]`` of a fit in Python for rows that no other process can open."""
 

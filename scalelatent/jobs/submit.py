@@ -38,8 +38,6 @@ from .spec import Job
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Submitted", "resubmit", "submit_job"]
-
 ACCEPT_SECONDS = 30.0
 PLAN_SECONDS = 120.0
 WORKER_SECONDS = 10.0

@@ -20,8 +20,6 @@ from .board import Board
 from .messages import natural
 from .times import time_text
 
-__all__ = ["ROUTES", "snapshot"]
-
 FOLDER = Path(__file__).parent / "page"
 FORMAT_VERSION = 2
 # Several viewers within this time read one answer.

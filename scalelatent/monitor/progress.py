@@ -23,8 +23,6 @@ from .messages import AFTER_FIT, ERRORS, MEASURED, part_of
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["ProgressDisplay", "describe", "duration", "fit_display"]
-
 REFRESH_SECONDS = 0.25
 # Between two questions to a scheduler how many workers it has. Not measured: a guess.
 COUNT_SECONDS = 5.0

@@ -19,8 +19,6 @@ from .page import Page, Picture, Section, Table, count, duration, write_page
 from .runfiles import RunFiles, read_run
 from .style import COLORS, new_figure, quiet_axes
 
-__all__ = ["build_report", "candidates_picture", "candidates_table"]
-
 DRAWN = 30  # candidates that a figure of a search shows: the best ones
 
 

@@ -21,8 +21,6 @@ from .style import ACCENT, COLORS, INK, WARN, new_figure, percent, quiet_axes, s
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["comparison_tables", "error_by_dimension", "plot_error_by_dimension", "write_comparison"]
-
 ARCHITECTURES = {
     "multiclass": ("multiclass", "#bd1f01", "o"),
     "one_vs_all": ("one-versus-all", "#3f90da", "s"),

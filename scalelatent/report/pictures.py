@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "draw_image",
-    "draw_mosaic",
-    "image_shape",
-    "plot_mistakes",
-    "tone_of",
-]
-
 SMALLEST_SIDE = 8
 CHANNELS = (3, 4)
 

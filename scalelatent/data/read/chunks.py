@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-__all__ = ["Recycled", "StoredRows"]
-
 logger = logging.getLogger("scalelatent")
 
 # Memory that comes fresh from the system costs a fault a page, and a call that stops other cores when it goes

@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-__all__ = [
-    "MARKERS",
-    "array",
-    "has_column",
-    "open_columns",
-    "open_group",
-    "own_columns",
-    "read_attrs",
-    "segment_location",
-    "unfinished",
-    "write_attrs",
-]
-
-
 MARKERS = "_shards"
 """Folder of the markers of written shards; there only while a writer is at work."""
 

@@ -27,8 +27,6 @@ from .create import create_like, derived_from
 if TYPE_CHECKING:
     from scalelatent.data.schema import DatasetAttrs
 
-__all__ = ["append_opened"]
-
 PREFIX = "append-"
 _LOCK = "_append.lock"
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .shards import ShardWriter
 
-__all__ = ["MAX_THREADS", "RowBatch", "row_bytes", "write_shards"]
-
 MAX_THREADS = 4
 """Hashing, packing and writing a shard costs several times what reading it does; each holds a shard."""
 

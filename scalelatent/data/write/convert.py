@@ -25,17 +25,6 @@ from .create import copy_rows, derived_from
 if TYPE_CHECKING:
     from scalelatent.data.layout import ChunkLayout
 
-__all__ = [
-    "CastRows",
-    "DenseRows",
-    "ResizedRows",
-    "SparseRows",
-    "cast",
-    "convert_dataset",
-    "open_arrays",
-    "open_source",
-]
-
 Progress = Callable[[int, int], None]
 _REFERENCES = (".json", ".parq", ".parquet")
 """Names of files, or folders, of references to parts of other files."""

@@ -36,8 +36,6 @@ from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import explain_os_errors
 
-__all__ = ["Markers", "ShardWriter"]
-
 _MARKERS_AT_ONCE = 512
 
 

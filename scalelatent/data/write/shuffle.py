@@ -23,8 +23,6 @@ from .create import create_like, derived_from, removed_on_failure
 if TYPE_CHECKING:
     from scalelatent.storage.disk import Location
 
-__all__ = ["shuffle_dataset", "shuffled_rows"]
-
 MEMORY = 1 << 30
 """Bytes of rows held at a time where the caller names no limit."""
 MAX_BUCKETS = 1024
