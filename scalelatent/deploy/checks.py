@@ -124,10 +124,7 @@ def _memory(folder: str) -> Iterator[Finding]:
     limit, by = machine_memory()
     free = min(int(psutil.virtual_memory().available), limit)
     text = f"{limit / GIB:.1f} GiB (limit of {by}), {free / GIB:.1f} GiB free"
-    if free < GIB:
-        yield warn(text, "end other programs, or fit with [cluster] workers = 1")
-    else:
-        yield ok(text)
+    yield warn(text, "end other programs, or fit with [cluster] workers = 1") if free < GIB else ok(text)
 
 
 def _malloc(folder: str) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from scalelatent.data.csr import canonical, csr_of
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.errors import DataError
 
+from . import svmlight_kernels as kernels
 from .files import open_maybe_gzip
 from .stream import Progress, RowReader, write_rows
 
@@ -72,13 +73,10 @@ class Counts:
 
 def count_lines(file: str | os.PathLike[str], name: str, progress: Progress | None) -> Counts:
     """The first pass."""
-    from .svmlight_kernels import N_STATE, STATE
-
-    assert len(STATE) == N_STATE
     found = Counts()
     for text, parsed in parse_blocks(file, name, keep=False):
         check_lines(text, parsed, found.lines, name)
-        found.add(parsed.state, STATE)
+        found.add(parsed.state, kernels.STATE)
         if progress is not None:
             progress(0, found.rows)
     if not found.rows:
@@ -117,8 +115,6 @@ class Parsed:
 
 def _parse(text: np.ndarray, keep: bool) -> Parsed:
     """The rows of whole lines; with `keep` false only counters."""
-    from scalelatent.importers import svmlight_kernels as kernels
-
     state = kernels.new_state()
     size = len(text) if keep else 0
     # An entry takes at least 3 bytes and a space, a row a newline; memory that is not written costs nothing.
@@ -148,8 +144,6 @@ def _token(text: np.ndarray, place: int) -> str:
 
 def check_lines(text: np.ndarray, parsed: Parsed, lines: int, name: str) -> None:
     """Raise what the kernel found wrong with a line; `lines` is how many come before the block."""
-    from scalelatent.importers import svmlight_kernels as kernels
-
     found = dict(zip(kernels.STATE, parsed.state.tolist(), strict=True))
     if not found["error"]:
         return
