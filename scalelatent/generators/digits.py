@@ -11,21 +11,19 @@ from __future__ import annotations
 import functools
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed
 from scalelatent.storage.disk import locate
 
 from .bases import absolute, base_name, check_base_rows, open_base, relative
+from .digit_kernels import render
 from .make import RowsFrom, make_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from scalelatent.data.dataset import Dataset
 
 N_FIELDS = 1522
 """Number of displacement fields, as published."""
@@ -196,7 +194,6 @@ class InfiniteDigits:
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Images and labels of the indices `start:stop`: uint8 (stop - start, h, w) and (stop - start,)."""
-        from .digit_kernels import render
 
         if start < self.n_test or stop < start:
             raise DataError(

@@ -7,24 +7,23 @@ resampling (the bootstrap of a document's words). Base and draws are functions o
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.data import csr
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed, stage_word
 from scalelatent.storage.disk import locate
 
 from .bases import base_name, check_base_rows, open_stored_base, unchanged
+from .document_kernels import resample
 from .make import RowsFrom, generator_of, make_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from scipy.sparse import csr_array
-
-    from scalelatent.data.dataset import Dataset
 
 STAGE = "documents"
 _PROBED = 1024  # rows made to size row groups
@@ -87,7 +86,6 @@ class ResampledDocuments:
 
     def _draw(self, base: csr_array, local: np.ndarray, first: int) -> csr_array:
         """A document for each base row in `local`; the first is document `first`."""
-        from .document_kernels import resample
 
         size = int(np.diff(base.indptr)[local].sum())
         counts, columns = np.empty(size, np.uint64), np.empty(size, csr.index_dtype(self.n_features))

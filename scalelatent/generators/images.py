@@ -9,21 +9,18 @@ so is the truth behind it: what was placed where.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import os
+from typing import Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed, random_words
 
 from . import glyphs
-
-if TYPE_CHECKING:
-    import os
-
-    from scalelatent.data.dataset import Dataset
-
-    from .make import Progress
+from .image_kernels import draw_features, flip, jitter_pixels, make_grey, typeset
+from .make import Progress, make_rows
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bars": {"noise": 0.03, "crosses": 5, "length": 5},
@@ -143,8 +140,6 @@ class ImageSet:
         return np.concatenate([self._place(self._draws(a, b)) for a, b in _spans(start, stop)])
 
     def _make(self, start: int, stop: int, noise: float) -> tuple[np.ndarray, np.ndarray | None]:
-        from .image_kernels import flip
-
         out = np.empty((stop - start, *self.image_shape), np.uint8)
         labels = np.empty(stop - start, np.uint8) if "y_dtype" in self.columns else None
         threshold = np.array([round(noise * 2**32)], np.uint64)
@@ -158,8 +153,6 @@ class ImageSet:
         return out, labels
 
     def _render(self, draws: np.ndarray, out: np.ndarray) -> None:
-        from .image_kernels import draw_features
-
         draw_features(self._place(draws), self.features, out)
 
     def _draws(self, start: int, stop: int) -> np.ndarray:
@@ -254,8 +247,6 @@ class Pages(ImageSet):
         return int(self._sizes[:, 0].max()) + 2
 
     def _place(self, draws: np.ndarray) -> np.ndarray:
-        from .image_kernels import typeset
-
         out = np.empty((len(draws), self._capacity, 3), np.int16)
         page = np.array([*self.image_shape, self._pitch])
         drawn = np.ascontiguousarray(draws[:, : self._n_draws])
@@ -284,7 +275,6 @@ class Traits(ImageSet):
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Images of the rows `start:stop`, uint8 (stop - start, h, w) of 0 and 1, or grey, and labels."""
-        from .image_kernels import make_grey
 
         out, labels = super().rows(start, stop)
         if any(self._grey):
@@ -309,8 +299,6 @@ class Traits(ImageSet):
         return np.stack([which, 1 + way // 3, left], axis=2).astype("i2")
 
     def _render(self, draws: np.ndarray, out: np.ndarray) -> None:
-        from .image_kernels import jitter_pixels
-
         whole = np.empty_like(out)
         super()._render(draws, whole)
         jitter_pixels(np.ascontiguousarray(draws[:, 4 : 4 + self.n_pixels]), whole, out)
@@ -366,7 +354,6 @@ def make_images(
     >>> make_images("memory://doc-letters", "letters", 1000, alphabet="ABC", overwrite=True)
     <Dataset 1,000 rows x (24, 24) uint8, 'memory://doc-letters'>
     """
-    from .make import make_rows
 
     parameters = parameters_of(kind, seed, options)
     how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}

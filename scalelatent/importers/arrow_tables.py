@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.frames import FrameColumns, arrow
 from scalelatent.data.schema import as_classes, n_features
 from scalelatent.errors import DataError
@@ -22,8 +23,6 @@ from .stream import Beside, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
     import pyarrow.dataset
-
-    from scalelatent.data.dataset import Dataset
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 65_536

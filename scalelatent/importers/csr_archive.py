@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data.csr import canonical, check_dtype
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.errors import DataError
 
 from .files import find_key
 from .npy import open_array, open_member, open_npy, open_npz, read_header, read_small
-from .stream import Progress, RowReader, string_classes, write_rows
+from .stream import Progress, RowReader, RowStream, string_classes, write_rows
 
 if TYPE_CHECKING:
-    import numpy as np
     from scipy.sparse import csr_array
-
-    from scalelatent.data.dataset import Dataset
-
-    from .stream import RowStream
 
 _SCAN = 1 << 20
 _PARTS = ("indices", "indptr")

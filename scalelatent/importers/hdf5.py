@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_local
@@ -16,8 +17,6 @@ from .stream import Progress, RowReader, import_rows
 
 if TYPE_CHECKING:
     import h5py
-
-    from scalelatent.data.dataset import Dataset
 
 _SHOWN = 3
 

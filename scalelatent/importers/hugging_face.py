@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from dask.system import cpu_count
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.frames import FrameColumns
 from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
@@ -20,8 +22,6 @@ from .stream import Progress
 
 if TYPE_CHECKING:
     import datasets
-
-    from scalelatent.data.dataset import Dataset
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 4096
@@ -186,8 +186,6 @@ class _Images(_Rows):
         column: str,
         decoder: ImageDecoder,
     ) -> None:
-        from dask.system import cpu_count
-
         self._column, self._decoder, self._pool = column, decoder, None
         self.name = columns.what
         first = self._decoded(found.with_format("arrow")[:1][column][0].as_py(), 0)

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from dask.system import cpu_count
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
 from .stream import Beside, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from PIL import Image
-
-    from scalelatent.data.dataset import Dataset
 
 FORMATS = {
     "BMP": (".bmp",),
@@ -327,7 +325,6 @@ class _Images(RowReader):
         self._root, self._decoder, self._skip_bad = found.root, decoder, skip_bad
         self._files = found.files()
         self._first, first = self._find_first(found.files())
-        from dask.system import cpu_count
 
         small = (self._root / self._first).stat().st_size < _SMALL_FILE
         self._pool = ThreadPoolExecutor(min(cpu_count(), 2 if small else _MAX_THREADS), "scalelatent-decode")

@@ -7,7 +7,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
 from .files import find_keys, open_file
@@ -16,8 +18,6 @@ from .stream import LABEL_ROWS, ArrayStream, Chain, Progress, RowReader, import_
 
 if TYPE_CHECKING:
     import h5py
-
-    from scalelatent.data.dataset import Dataset
 
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 _ITEM_BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
@@ -198,7 +198,6 @@ class _Version5:
 
     def load(self, names: list[str]) -> None:
         """Read the variables, if they fit into memory."""
-        import psutil
         from scipy.io import loadmat
 
         needed = sum(math.prod(self._found[n][0]) * _ITEM_BYTES.get(self._found[n][1], 8) for n in names)

@@ -8,17 +8,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
+from scalelatent.generators.bases import base_digits
 
 from .files import cache_folder
 from .idx import open_idx
 from .rcv1 import import_rcv1
 from .stream import ArrayStream, Chain, Progress, write_rows
-
-if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -282,8 +281,6 @@ def _quiet_pooch() -> Iterator[None]:
 
 
 def _import_digits(url: str | os.PathLike[str], common: dict[str, Any]) -> Dataset:
-    from scalelatent.generators.bases import base_digits
-
     images, labels = base_digits()
     x, y = ArrayStream(images, "scikit-learn's digits"), ArrayStream(labels, "scikit-learn's digits")
     return write_rows(url, x, y, importer="digits", sources=["digits.csv.gz"], **common)

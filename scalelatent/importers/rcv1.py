@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data.csr import csr_of
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
 from .files import open_maybe_gzip
@@ -20,8 +21,6 @@ from .svmlight import SvmRows, count_lines
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-    from scalelatent.data.dataset import Dataset
 
 N_TERMS = 47_236
 DOCUMENT_MAX = int(np.iinfo(np.int32).max)

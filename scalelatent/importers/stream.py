@@ -8,11 +8,13 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+from dask.system import cpu_count
 
 from scalelatent.data.csr import check_values, stack
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.schema import (
     as_classes,
     as_labels,
@@ -21,14 +23,13 @@ from scalelatent.data.schema import (
     n_features,
 )
 from scalelatent.data.write.batches import MAX_THREADS, RowBatch, write_shards
+from scalelatent.data.write.create import check_room, check_rows_fit, removed_on_failure
+from scalelatent.data.write.shuffle import shuffle_dataset
+from scalelatent.data.write.writer import DatasetWriter, create_dataset
 from scalelatent.errors import DataError
 from scalelatent.storage.addresses import file_name
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import scratch
-
-if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
-    from scalelatent.data.write.writer import DatasetWriter
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
@@ -325,8 +326,6 @@ def _write_shuffled(
     progress: Progress | None,
 ) -> Dataset:
     """Write the rows in order to a dataset beside the wanted one, then shuffle them into place."""
-    import scalelatent.data as data
-    from scalelatent.data.write.create import check_room, check_rows_fit
 
     def half(first: int) -> Progress | None:
         """Each of the two steps is half of the way."""
@@ -340,7 +339,7 @@ def _write_shuffled(
     aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
     with scratch(aside):
         ordered = _write(aside, streams, columns | layout, False, half(0))
-        return data.shuffle_dataset(
+        return shuffle_dataset(
             ordered, location.url, seed=seed, overwrite=overwrite, progress=half(1), **layout
         )
 
@@ -353,8 +352,6 @@ def _write(
     progress: Progress | None,
 ) -> Dataset:
     """Write the rows to a dataset; on any failure, Ctrl-C as well, nothing stays."""
-    from scalelatent.data.write.create import check_room, removed_on_failure
-    from scalelatent.data.write.writer import create_dataset
 
     check_room(location, overwrite, resumable=False)
     x = streams.x
@@ -378,7 +375,6 @@ def _row_bytes(x: RowReader) -> int:
 def _copy(writer: DatasetWriter, streams: Streams, progress: Progress | None) -> None:
     """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
     shard_bytes = writer.shard_rows * _row_bytes(streams.x)
-    from dask.system import cpu_count
 
     threads = min(cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
     # One shard more than cores waits to be written, so that no core waits for one to be read.

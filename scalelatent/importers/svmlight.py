@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from dask.system import cpu_count
 
 from scalelatent.data.csr import canonical, csr_of
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.errors import DataError
 
@@ -31,8 +33,6 @@ from .stream import Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-    from scalelatent.data.dataset import Dataset
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 28
@@ -200,7 +200,6 @@ def _text_blocks(file: str | os.PathLike[str], name: str) -> Iterator[np.ndarray
 
 def parse_blocks(file: str | os.PathLike[str], name: str, *, keep: bool) -> Iterator[Block]:
     """Blocks of a file with what they hold, in order, parsed by threads a few blocks ahead."""
-    from dask.system import cpu_count
 
     threads = min(cpu_count(), _MAX_THREADS)
     waiting: deque[Any] = deque()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data.csr import csr_of
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
 from .files import open_maybe_gzip
@@ -24,8 +25,6 @@ from .stream import Beside, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-    from scalelatent.data.dataset import Dataset
 
 COUNT_MAX = int(np.iinfo(np.uint16).max)
 LONGEST_NUMBER = 18  # digits that int64 holds

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.write.convert import open_arrays
 from scalelatent.errors import DataError
 
 from .stream import ArrayStream, Progress, import_rows
-
-if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
 
 
 def import_zarr(
