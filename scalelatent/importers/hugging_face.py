@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dask.system
 import numpy as np
-from dask.system import cpu_count
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.frames import FrameColumns
@@ -191,7 +191,7 @@ class _Images(_Rows):
         first = self._decoded(found.with_format("arrow")[:1][column][0].as_py(), 0)
         super().__init__(found, columns, names, [column], first.nbytes)
         self.shape, self.dtype = (len(found), *first.shape), first.dtype
-        self._pool = ThreadPoolExecutor(cpu_count(), "scalelatent-decode")
+        self._pool = ThreadPoolExecutor(dask.system.cpu_count(), "scalelatent-decode")
 
     def rows_of(self, part: Any, first_row: int) -> np.ndarray:
         out = np.empty((part.num_rows, *self.shape[1:]), self.dtype)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dask.system
 import numpy as np
-from dask.system import cpu_count
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
@@ -327,7 +327,9 @@ class _Images(RowReader):
         self._first, first = self._find_first(found.files())
 
         small = (self._root / self._first).stat().st_size < _SMALL_FILE
-        self._pool = ThreadPoolExecutor(min(cpu_count(), 2 if small else _MAX_THREADS), "scalelatent-decode")
+        self._pool = ThreadPoolExecutor(
+            min(dask.system.cpu_count(), 2 if small else _MAX_THREADS), "scalelatent-decode"
+        )
         self.shape, self.dtype = (found.n_files, *first.shape), first.dtype
         self._kept = self._unreadable = self._unlike = 0
         self._skipped: list[str] = []

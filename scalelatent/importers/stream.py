@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
+import dask.system
 import numpy as np
-from dask.system import cpu_count
 
 from scalelatent.data.csr import check_values, stack
 from scalelatent.data.dataset import Dataset
@@ -376,7 +376,7 @@ def _copy(writer: DatasetWriter, streams: Streams, progress: Progress | None) ->
     """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
     shard_bytes = writer.shard_rows * _row_bytes(streams.x)
 
-    threads = min(cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
+    threads = min(dask.system.cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
     # One shard more than cores waits to be written, so that no core waits for one to be read.
     write_shards(writer, _shards(writer, streams), progress, threads=threads + 1)
 

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import dask.system
 import numpy as np
-from dask.system import cpu_count
 
 from scalelatent.data.csr import canonical, csr_of
 from scalelatent.data.dataset import Dataset
@@ -201,7 +201,7 @@ def _text_blocks(file: str | os.PathLike[str], name: str) -> Iterator[np.ndarray
 def parse_blocks(file: str | os.PathLike[str], name: str, *, keep: bool) -> Iterator[Block]:
     """Blocks of a file with what they hold, in order, parsed by threads a few blocks ahead."""
 
-    threads = min(cpu_count(), _MAX_THREADS)
+    threads = min(dask.system.cpu_count(), _MAX_THREADS)
     waiting: deque[Any] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="scalelatent-svmlight") as pool:
         try:
