@@ -99,7 +99,8 @@ def import_hf(
         columns = FrameColumns(schema, what, label=label, weight=weight, features=[] if images else names)
         if not len(found):
             raise DataError(f"{what} holds no rows; nothing to import")
-        labels = _class_names(found, label)
+        names_of_label = None if label is None else getattr(found.features.get(label), "names", None)
+        labels = np.array(names_of_label) if names_of_label else None
         x = (
             _Rows(found, columns, labels)
             if not images
@@ -135,12 +136,6 @@ def _open(folder: str | os.PathLike[str], split: str | None, what: str) -> datas
     if split not in found:
         raise DataError(f"{what} has the splits {', '.join(found)}; choose one with --split (split=)")
     return found[split]
-
-
-def _class_names(found: datasets.Dataset, label: str | None) -> np.ndarray | None:
-    """Names of the labels' numbers, where the column tells them."""
-    names = None if label is None else getattr(found.features.get(label), "names", None)
-    return np.array(names) if names else None
 
 
 class _Rows(TableRows):

@@ -14,8 +14,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ import numpy as np
 from scalelatent.data.csr import canonical, csr_of
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
+from scalelatent.data.write.batches import in_order
 from scalelatent.errors import DataError
 
 from . import svmlight_kernels as kernels
@@ -198,24 +198,15 @@ def _text_blocks(file: str | os.PathLike[str], name: str) -> Iterator[np.ndarray
                 return
 
 
-def parse_blocks(file: str | os.PathLike[str], name: str, *, keep: bool) -> Iterator[Block]:
+def parse_blocks(file: str | os.PathLike[str], name: str, *, keep: bool) -> Generator[Block]:
     """Blocks of a file with what they hold, in order, parsed by threads a few blocks ahead."""
 
     threads = min(dask.system.cpu_count(), _MAX_THREADS)
-    waiting: deque[Any] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="scalelatent-svmlight") as pool:
-        try:
-            for block in _text_blocks(file, name):
-                waiting.append((block, pool.submit(_parse, block, keep)))
-                if len(waiting) > threads:
-                    block, future = waiting.popleft()
-                    yield block, future.result()
-            while waiting:
-                block, future = waiting.popleft()
-                yield block, future.result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+
+    def parse(_: int, block: np.ndarray) -> Block:
+        return block, _parse(block, keep)
+
+    return in_order(_text_blocks(file, name), parse, threads, "scalelatent-svmlight", ahead=threads)
 
 
 Block = tuple[np.ndarray, Parsed]
@@ -375,7 +366,7 @@ class SvmRows(RowReader):
         self.shape = (found.rows, n_features or width)
         self._file = file
         self._parts: deque[Parsed] = deque()
-        self._blocks: Iterator[Block] | None = None
+        self._blocks: Generator[Block] | None = None
         self._row = self._lines = self._unsorted = self._added = 0
         self.read_labels: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -430,7 +421,7 @@ class SvmRows(RowReader):
 
     def close(self) -> None:
         if self._blocks is not None:
-            self._blocks.close()  # type: ignore[attr-defined]
+            self._blocks.close()
 
     def _changed(self) -> Any:
         raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")

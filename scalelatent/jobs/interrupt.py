@@ -73,12 +73,6 @@ def cancel_asked(folder: RunFolder) -> dict[str, Any] | None:
     return asked if asked.get("start", start) == start else None
 
 
-def forget_cancel(folder: RunFolder) -> None:
-    """Remove a request to cancel."""
-    with suppress(OSError):
-        folder.place.delete(CANCEL)
-
-
 def _user() -> str:
     try:
         return getpass.getuser()
@@ -131,4 +125,5 @@ def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
         ended.set()
         watcher.join(timeout=STORE_SECONDS)
         if request.by is not None:
-            forget_cancel(folder)
+            with suppress(OSError):
+                folder.place.delete(CANCEL)

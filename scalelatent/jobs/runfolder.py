@@ -227,9 +227,10 @@ class RunFolder:
         if state.get("state") == "running":
             holder = lock_of(self.place, "lock").holder()
             if holder is None:
+                place = f" on {state['driver']}" if state.get("driver") else ""
                 state |= {"state": "failed", "driver_lost": True}
                 state["error"] = state.get("error") or (
-                    f"the driver{_place_of_driver(state)} ended without a word (killed?); nothing that was "
+                    f"the driver{place} ended without a word (killed?); nothing that was "
                     f"checkpointed is lost: scalelatent resume {self.url}"
                 )
         return state
@@ -392,10 +393,6 @@ class RunFolder:
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self._check_held()
         self.place.write(name, as_json(value), durable=True)
-
-
-def _place_of_driver(state: Mapping[str, Any]) -> str:
-    return f" on {state['driver']}" if state.get("driver") else ""
 
 
 def _slug(text: str) -> str:

@@ -128,7 +128,8 @@ def convert_dataset(
     if changed:  # rows of another size
         layout |= _sizes(chunk_rows, shard_rows)
     if "dtype" in parameters:
-        ds = _cast(ds, np.dtype(dtype), lossy)
+        kind = schema.check_rows_dtype(np.dtype(dtype), "the dtype to convert to")
+        ds = _with_rows(ds, CastRows(ds._columns.x, kind, lossy, ds.url or "the rows"))
     if sparse is not None and sparse != ds.is_sparse:
         ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
         layout |= _sizes(chunk_rows, shard_rows)
@@ -171,12 +172,6 @@ def _whole(rows: Any, name: str) -> int:
         return operator.index(rows)
     except TypeError as error:
         raise DataError(f"{name} is {rows!r}, but it has to be a whole number of rows or 'auto'") from error
-
-
-def _cast(ds: Dataset, dtype: np.dtype[Any], lossy: bool) -> Dataset:
-    """The same dataset with rows of another dtype, converted when they are read."""
-    kind = schema.check_rows_dtype(dtype, "the dtype to convert to")
-    return _with_rows(ds, CastRows(ds._columns.x, kind, lossy, ds.url or "the rows"))
 
 
 def _with_rows(ds: Dataset, x: RowSource) -> Dataset:

@@ -230,7 +230,9 @@ class ShardWriter:
                     if isinstance(column, CsrGroups):
                         column.seal([m[f"{name}_nnz"] for m in markers])
                 crc = self._seal([m.get("crc") for m in markers])
-                done = self.attrs.finished(self._fingerprint(digests, classes), classes, crc)
+                kinds = self.dtype, self.y_dtype
+                print_ = fingerprint_of(self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests)
+                done = self.attrs.finished(print_, classes, crc)
                 write_attrs(self._location, done)  # the last write: only now the dataset opens
             self.attrs = done
         elif self._resealed and self.attrs.crc is not None:
@@ -259,11 +261,6 @@ class ShardWriter:
                 return None
             found.update(marker["labels"])
         return sorted(found) if len(found) <= schema.MAX_CLASSES else None
-
-    def _fingerprint(self, digests: np.ndarray, classes: list[Any] | None) -> str:
-        return fingerprint_of(
-            self.attrs, self.n_rows, self.dtype, self.y_dtype, self.shard_rows, classes, digests
-        )
 
     @contextlib.contextmanager
     def _crcs_of(self, shard: int) -> Iterator[Callable[[], dict[str, list[int]]]]:
