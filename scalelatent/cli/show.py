@@ -223,7 +223,6 @@ def answer(
 
 
 def stderr_console() -> Console:
-    """Return the console that progress is shown on."""
     from rich.console import Console
 
     return Console(stderr=True)
@@ -342,5 +341,4 @@ def strip_debug(arguments: list[str]) -> list[str]:
 
 
 def arguments_of_process() -> list[str]:
-    """Return the command line without the program's name."""
     return sys.argv[1:]

@@ -120,7 +120,6 @@ class CsrGroups(_Column):
         self._group["nnz"][...] = np.array(counts, dtype=np.int64)
 
     def folder(self, number: int) -> str:
-        """Key below which all files of a row group lie."""
         return self._path(number)
 
     def keys(self, number: int, nnz: int) -> list[str]:

@@ -58,7 +58,6 @@ class ChunkLayout:
         return numbers * dtype.itemsize // (1 if plain else _MOST_PACKED)
 
     def n_shards(self, n_rows: int) -> int:
-        """Number of shards."""
         return -(-n_rows // self.shard_rows)
 
     def n_tiles(self, n_features: int) -> int:

@@ -57,7 +57,6 @@ class DatasetAttrs:
         return 1 if (self.x_kind, self.y_kind) == ("dense", "labels") else 2
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes as JSON-able values."""
         values = {**asdict(self), "feature_shape": list(self.feature_shape)}
         for name in ("segments", "columns", "crc"):
             if values[name] is None:

@@ -51,7 +51,6 @@ class Finding:
     fix: str = ""  # what to do; empty where all is well
 
     def to_dict(self) -> dict[str, str]:
-        """As a JSON-able dict."""
         return asdict(self)
 
     def refusal(self) -> JobError:

@@ -39,7 +39,6 @@ def score_dataset(
 
 
 def scorer_of(model: Any) -> Scorer:
-    """The scorer of a model's kind."""
     scorer: Scorer = load(kind_of(model).scorer)()
     return scorer
 

@@ -176,7 +176,6 @@ class InfiniteDigits:
 
     @property
     def image_shape(self) -> tuple[int, int]:
-        """(height, width)."""
         return self._images.shape[1], self._images.shape[2]
 
     def base_of(self, index: Any) -> Any:

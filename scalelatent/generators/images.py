@@ -120,7 +120,6 @@ class ImageSet:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Arguments of `create_dataset`."""
         return {"feature_shape": self.image_shape, "dtype": np.uint8}
 
     @property

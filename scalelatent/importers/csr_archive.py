@@ -208,7 +208,6 @@ class _Vector:
         self._stream: RowStream | None = open_member(archive, path, key) if self.length else None
 
     def read(self, count: int) -> np.ndarray:
-        """The next numbers, in native byte order."""
         if self._stream is None or count == 0:
             return np.zeros(0, self.dtype.newbyteorder("="))
         return self._stream.read(count)

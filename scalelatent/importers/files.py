@@ -70,7 +70,6 @@ def file_size(file: IO[bytes]) -> int:
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """Where downloads are kept."""
     import pooch
 
     return Path(given or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"))

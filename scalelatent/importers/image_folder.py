@@ -54,7 +54,6 @@ class ImageFolder:
 
     @property
     def n_files(self) -> int:
-        """Number of images."""
         return sum(count for _, count in self.folders)
 
     def classes(self) -> np.ndarray | None:
@@ -349,7 +348,6 @@ class _Images(RowReader):
         return out[:filled]
 
     def labels_read(self, dtype: np.dtype[Any]) -> np.ndarray:
-        """Classes of the images of the last `read`."""
         names = self.classes_read
         return np.array(names if dtype.kind == "U" else [int(n) for n in names], dtype)
 

@@ -254,12 +254,10 @@ class _Bytes:
         self._done = self.total = 0
 
     def update(self, count: int) -> None:
-        """So many bytes more."""
         self._done = min(self._done + count, self.total)
         self._progress(self._done, self.total)
 
     def reset(self) -> None:
-        """Start from the beginning."""
         self._done = 0
 
     def close(self) -> None:

@@ -97,7 +97,6 @@ class Parsed:
 
     @property
     def lines(self) -> int:
-        """Lines of the block."""
         return int(self.state[4])
 
     def columns(self) -> tuple[np.ndarray, ...]:

@@ -28,7 +28,6 @@ logger = logging.getLogger("distributed.scalelatent")
 
 
 def key_of(identity: str, start: int) -> str:
-    """Name of the task that drives a job."""
     return f"{PREFIX}{identity}-{start}"
 
 

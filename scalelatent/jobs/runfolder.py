@@ -168,7 +168,6 @@ class RunFolder:
 
     @property
     def model_url(self) -> str:
-        """Where the fitted model is saved."""
         return self.place.name_of("model.zarr")
 
     @property
@@ -177,7 +176,6 @@ class RunFolder:
 
     @property
     def report_url(self) -> str:
-        """Where the report's page is written."""
         return self.place.name_of("report/index.html")
 
     @property
@@ -267,7 +265,6 @@ class RunFolder:
         self.place.write("progress.json", as_json({**values, "time": time_text()}))
 
     def read_progress(self) -> dict[str, Any]:
-        """Return ``progress.json``; empty where none was written."""
         try:
             return dict(json.loads(self.place.read("progress.json") or b"{}"))
         except (ValueError, TypeError):

@@ -175,7 +175,6 @@ def as_job_error(unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
 
 
 def build_estimator(job: Job) -> Any:
-    """Make the unfitted estimator of a job."""
     with as_job_error():
         return find_kind(job.kind).estimator_class()(**job.estimator_params())
 

@@ -160,7 +160,6 @@ class ProgressDisplay(Callback):
             self.close()
 
     def close(self) -> None:
-        """Close the display; also done when the fit is broken off."""
         self._info = {}  # there is no time left to tell
         if self._live is not None:
             self._live.stop()

@@ -161,7 +161,6 @@ class StoredRows(StoredColumn):
         return layout_of(self._array)
 
     def shard_key(self, shard: int, tile: int = 0) -> str:
-        """Key of a shard's file."""
         if not self._has_our_keys:
             coords = (shard, *(tile for _ in self.shape[1:]))
             return f"{self._name}/{self._array.metadata.encode_chunk_key(coords)}"

@@ -49,7 +49,6 @@ def read_attrs(location: Location) -> DatasetAttrs:
 
 
 def open_group(location: Location) -> zarr.Group:
-    """The zarr group of a dataset, to read."""
     import zarr
 
     return zarr.open_group(location.zarr_store(read_only=True), mode="r", zarr_format=3)

@@ -41,7 +41,6 @@ class RowBatch:
 
     @classmethod
     def read(cls, ds: Dataset, start: int, stop: int) -> RowBatch:
-        """Rows `start:stop` of a dataset."""
         y = ds.read_y(start, stop) if ds.has_y else None
         return cls(ds.read_x(start, stop), y, ds.read_weight(start, stop))
 
@@ -53,7 +52,6 @@ class RowBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
         return sum(part.nbytes for column in (self.x, self.y, self.weight) for part in _parts(column))
 
     def __len__(self) -> int:

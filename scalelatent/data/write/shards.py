@@ -82,17 +82,14 @@ class ShardWriter:
 
     @property
     def url(self) -> str:
-        """Address of the dataset."""
         return self._location.url
 
     @property
     def n_rows(self) -> int:
-        """Rows of the whole dataset."""
         return int(self._x.shape[0])
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the rows."""
         return np.dtype(self._x.dtype)
 
     @property
@@ -107,7 +104,6 @@ class ShardWriter:
 
     @property
     def shard_rows(self) -> int:
-        """Rows of a shard."""
         return int((self._x.shards or self._x.chunks)[0])
 
     @property
@@ -143,7 +139,6 @@ class ShardWriter:
         return self._verify(shard)
 
     def missing(self) -> list[int]:
-        """Shards that are not written yet, see `is_done`."""
         return [shard for shard in range(self.n_shards) if not self.is_done(shard)]
 
     def write_shard(self, shard: int, x: Any, y: Any = None, weight: Any = None) -> None:
