@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import ipaddress
 import logging
 import os
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 _current: ContextVar[Any] = ContextVar("scalelatent_client", default=None)
 _job: ContextVar[str] = ContextVar("scalelatent_job", default="")
 CLOSE_SECONDS = 60
+# Puts our page on the dashboard of a scheduler that starts.
+PAGE_PRELOAD = "scalelatent.monitor.preload"
 
 
 def current_client() -> Any:
@@ -184,7 +185,7 @@ def start_cluster(
             "dashboard": dashboard_address is not None,
             "dashboard_address": dashboard_address or f"{host}:0",
             "scheduler_file": None if scheduler_file is None else os.fspath(scheduler_file),
-            "preload": [*dask.config.get("distributed.scheduler.preload"), *page_preload()],
+            "preload": [*dask.config.get("distributed.scheduler.preload"), PAGE_PRELOAD],
         },
     }  # fmt: skip
     specs = worker_specs(workers, threads, gpus, memory_limit, common)
@@ -216,12 +217,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def page_preload() -> list[str]:
-    """The preload that puts our page on the dashboard, by name: the engine imports no monitor."""
-    name = "scalelatent.monitor.preload"
-    return [name] if importlib.util.find_spec(name) else []
 
 
 def deaf_to_ctrl_c() -> Any:

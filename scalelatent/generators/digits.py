@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from scalelatent.storage.disk import locate
 
 from .bases import absolute, base_name, check_base_rows, open_base, relative
 from .digit_kernels import render
-from .make import RowsFrom, make_rows
+from .make import Progress, RowsFrom, make_rows
 
 N_FIELDS = 1522
 """Number of displacement fields, as published."""
@@ -237,7 +236,7 @@ def make_digits(
     n_jobs: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     shard_rows: int | None = None,
 ) -> Dataset:
     """Write infinite digits to a dataset, several shards at a time.

@@ -7,7 +7,6 @@ resampling (the bootstrap of a document's words). Base and draws are functions o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from scalelatent.storage.disk import locate
 
 from .bases import base_name, check_base_rows, open_stored_base, unchanged
 from .document_kernels import resample
-from .make import RowsFrom, generator_of, make_rows
+from .make import Progress, RowsFrom, generator_of, make_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -146,7 +145,7 @@ def make_documents(
     n_jobs: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     shard_rows: int | None = None,
 ) -> Dataset:
     """Write resampled documents to a CSR dataset, several row groups at a time.

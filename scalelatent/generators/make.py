@@ -13,13 +13,12 @@ from typing import Any, Protocol
 import dask.system
 
 from scalelatent.data.dataset import Dataset
+from scalelatent.data.write.batches import Progress as Progress
 from scalelatent.data.write.writer import DatasetWriter, create_dataset
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
 
 from . import GENERATORS
-
-Progress = Callable[[int, int], None]
 
 
 class Generator(Protocol):

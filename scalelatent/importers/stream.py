@@ -23,6 +23,7 @@ from scalelatent.data.schema import (
     n_features,
 )
 from scalelatent.data.write.batches import MAX_THREADS, RowBatch, write_shards
+from scalelatent.data.write.batches import Progress as Progress
 from scalelatent.data.write.create import check_room, check_rows_fit, removed_on_failure
 from scalelatent.data.write.shuffle import shuffle_dataset
 from scalelatent.data.write.writer import DatasetWriter, create_dataset
@@ -30,9 +31,6 @@ from scalelatent.errors import DataError
 from scalelatent.storage.addresses import file_name
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import scratch
-
-Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
 
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30

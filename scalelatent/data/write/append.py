@@ -21,7 +21,7 @@ from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import clear_after, explain_os_errors
 from scalelatent.storage.locks import alone
 
-from .batches import RowBatch, write_shards
+from .batches import Progress, RowBatch, write_shards
 from .create import create_like, derived_from
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 PREFIX = "append-"
 _LOCK = "_append.lock"
-
-Progress = Callable[[int, int], None]
 
 
 def append_opened(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
+Progress = Callable[[int, int], None]
+"""Called with (rows done, rows in all)."""
+
 MAX_THREADS = 4
 """Hashing, packing and writing a shard costs several times what reading it does; each holds a shard."""
 
@@ -120,7 +123,7 @@ def in_order(
 def write_shards(
     writer: ShardWriter,
     batches: Iterable[RowBatch],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     *,
     threads: int | None = None,
 ) -> None:

@@ -6,7 +6,6 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -15,6 +14,7 @@ from scalelatent.data import csr, schema
 from scalelatent.data.columns import Columns
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.data.read.sources import RowSource, WrappedRows
+from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import REMOVED, locate
 from scalelatent.storage.guard import format_of, refuse_onto
@@ -25,7 +25,6 @@ from .create import copy_rows, derived_from
 if TYPE_CHECKING:
     from scalelatent.data.layout import ChunkLayout
 
-Progress = Callable[[int, int], None]
 _REFERENCES = (".json", ".parq", ".parquet")
 """Names of files, or folders, of references to parts of other files."""
 
