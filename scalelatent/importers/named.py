@@ -16,7 +16,6 @@ from scalelatent.generators.bases import base_digits
 
 from .files import cache_folder
 from .idx import open_idx
-from .rcv1 import import_rcv1
 from .stream import ArrayStream, Chain, Progress, write_rows
 
 
@@ -166,6 +165,8 @@ def import_named(
         return _import_digits(url, common)
     paths = fetch_named(name, part=part, cache=cache, mirror=mirror)
     if name == "rcv1":
+        from .rcv1 import import_rcv1  # compiled kernels come with it
+
         return import_rcv1(paths, url, options={"part": part}, **common)
     with contextlib.ExitStack() as opened:
         streams = []
