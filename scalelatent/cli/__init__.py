@@ -1,8 +1,7 @@
 """The command line, ``scalelatent``.
 
 Verbs only read arguments and print; what they do lives in `scalelatent.jobs` and is there for Python too.
-Exit codes: 0 done; 1 a watched job or a check failed; 2 refused or broken off, in one line that says why; 70
-not foreseen, with the traceback in a file; 130 stopped; 141 the reader of the output has gone (see `exits`).
+How they end, and with which exit code, is told in `exits`.
 Nothing heavy is imported before a verb needs it: ``scalelatent --help`` answers at once.
 """
 
