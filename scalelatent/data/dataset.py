@@ -363,48 +363,21 @@ class Dataset:
     ) -> np.ndarray:
         """Index of each label in `classes` (by default the dataset's own), int32 (stop - start,).
 
-        With `unlabelled`, a label -1 that is none of the classes has the index -1.
-
-        Raises
-        ------
-        DataError
-            No labels, or a label that is none of the classes; the message names its row.
+        With `unlabelled`, a label -1 that is none of the classes has the index -1; others are a DataError.
         """
         rows, whole = self._rows(start, stop), (self._start, self._stop)
         return self._columns.read_codes(rows, classes, self._what(), whole, unlabelled)
 
     def read_targets(self, start: int, stop: int) -> np.ndarray:
-        """Binary outputs of the rows `start:stop`: dense targets, multi-labels, or rows of another dataset.
+        """Binary outputs of the rows `start:stop`, uint8 (stop - start, n_targets), zeros and ones.
 
-        Parameters
-        ----------
-        start, stop : int
-            Row numbers of this dataset.
-
-        Returns
-        -------
-        ndarray of uint8, shape (stop - start, n_targets)
-            Zeros and ones. A view where such numbers are in memory: do not write to it.
-
-        Raises
-        ------
-        DataError
-            There are none, or a number is neither 0 nor 1; the message names its row and column.
+        Targets, multi-labels, or the rows of `with_target`. A view where they are in memory: do not write to
+        it.
         """
         return self._columns.read_targets(*self._rows(start, stop), self._what())
 
     def read_binary(self, start: int, stop: int) -> np.ndarray:
-        """The rows `start:stop` themselves as zeros and ones, like `read_targets`.
-
-        Returns
-        -------
-        ndarray of uint8, shape (stop - start, n_features)
-
-        Raises
-        ------
-        DataError
-            A number is neither 0 nor 1; the message names its row and column.
-        """
+        """The rows `start:stop` themselves as zeros and ones, uint8 (stop - start, n_features)."""
         return as_binary(self.read_x(start, stop), self._start + start, self._what())
 
     def read_weight(self, start: int, stop: int) -> np.ndarray | None:
