@@ -301,16 +301,8 @@ def make_digits(
     }
     if fields is not None:
         parameters["fields"] = relative(fields, place)
-    return make_rows(
-        url,
-        rows,
-        parameters,
-        n_jobs=n_jobs,
-        resume=resume,
-        overwrite=overwrite,
-        progress=progress,
-        shard_rows=shard_rows,
-    )
+    how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}
+    return make_rows(url, rows, parameters, **how, shard_rows=shard_rows)
 
 
 def from_provenance(p: dict[str, Any], url: str) -> RowsFrom:

@@ -201,17 +201,9 @@ def make_documents(
     }
     probed = min(rows, _PROBED)
     entries = generator_of(parameters, place).rows(0, probed)[0].nnz
-    return make_rows(
-        url,
-        rows,
-        parameters,
-        nnz=entries * rows // max(probed, 1),
-        shard_rows=shard_rows,
-        n_jobs=n_jobs,
-        resume=resume,
-        overwrite=overwrite,
-        progress=progress,
-    )
+    nnz = entries * rows // max(probed, 1)
+    how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}
+    return make_rows(url, rows, parameters, nnz=nnz, **how, shard_rows=shard_rows)
 
 
 def from_provenance(p: dict[str, Any], url: str) -> RowsFrom:
