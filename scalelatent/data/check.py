@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import dask.system
 import numpy as np
 
 from scalelatent.errors import DataError, ShardError
@@ -154,13 +153,15 @@ def check_dataset(
     >>> found.rows, found.shards, found.bad
     (4, 1, ())
     """
+    from dask.system import cpu_count
+
     begin = time.perf_counter()
     location = locate(url)
     parts, attrs = _parts(location)
     total = sum(part.n_rows for part in parts)
     bad = [table for part in parts for table in part.bad]
     size = done = 0
-    threads = n_jobs or min(dask.system.cpu_count(), MAX_THREADS)
+    threads = n_jobs or min(cpu_count(), MAX_THREADS)
     shards = ((part, shard) for part in parts for shard in range(part.n_shards))
 
     def check(_: int, at: tuple[_Shard, int]) -> tuple[_Shard, int, tuple[int, list[BadFile]]]:

@@ -21,7 +21,6 @@ from scalelatent.kernels.random_words import check_seed
 from scalelatent.storage.disk import locate
 
 from .bases import absolute, base_name, check_base_rows, open_base, relative
-from .digit_kernels import render
 from .make import Progress, RowsFrom, make_rows
 
 N_FIELDS = 1522
@@ -192,6 +191,7 @@ class InfiniteDigits:
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Images and labels of the indices `start:stop`: uint8 (stop - start, h, w) and (stop - start,)."""
+        from .digit_kernels import render
 
         if start < self.n_test or stop < start:
             raise DataError(

@@ -18,7 +18,6 @@ from scalelatent.kernels.random_words import check_seed, stage_word
 from scalelatent.storage.disk import locate
 
 from .bases import base_name, check_base_rows, open_stored_base, unchanged
-from .document_kernels import resample
 from .make import Progress, RowsFrom, generator_of, make_rows
 
 if TYPE_CHECKING:
@@ -85,6 +84,7 @@ class ResampledDocuments:
 
     def _draw(self, base: csr_array, local: np.ndarray, first: int) -> csr_array:
         """A document for each base row in `local`; the first is document `first`."""
+        from .document_kernels import resample
 
         size = int(np.diff(base.indptr)[local].sum())
         counts, columns = np.empty(size, np.uint64), np.empty(size, csr.index_dtype(self.n_features))

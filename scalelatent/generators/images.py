@@ -19,7 +19,6 @@ from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed, random_words
 
 from . import glyphs
-from .image_kernels import draw_features, flip, jitter_pixels, make_grey, typeset
 from .make import Progress, make_rows
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -139,6 +138,8 @@ class ImageSet:
         return np.concatenate([self._place(self._draws(a, b)) for a, b in _spans(start, stop)])
 
     def _make(self, start: int, stop: int, noise: float) -> tuple[np.ndarray, np.ndarray | None]:
+        from .image_kernels import flip
+
         out = np.empty((stop - start, *self.image_shape), np.uint8)
         labels = np.empty(stop - start, np.uint8) if "y_dtype" in self.columns else None
         threshold = np.array([round(noise * 2**32)], np.uint64)
@@ -152,6 +153,8 @@ class ImageSet:
         return out, labels
 
     def _render(self, draws: np.ndarray, out: np.ndarray) -> None:
+        from .image_kernels import draw_features
+
         draw_features(self._place(draws), self.features, out)
 
     def _draws(self, start: int, stop: int) -> np.ndarray:
@@ -246,6 +249,8 @@ class Pages(ImageSet):
         return int(self._sizes[:, 0].max()) + 2
 
     def _place(self, draws: np.ndarray) -> np.ndarray:
+        from .image_kernels import typeset
+
         out = np.empty((len(draws), self._capacity, 3), np.int16)
         page = np.array([*self.image_shape, self._pitch])
         drawn = np.ascontiguousarray(draws[:, : self._n_draws])
@@ -275,6 +280,8 @@ class Traits(ImageSet):
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Images of the rows `start:stop`, uint8 (stop - start, h, w) of 0 and 1, or grey, and labels."""
 
+        from .image_kernels import make_grey
+
         out, labels = super().rows(start, stop)
         if any(self._grey):
             for a, b in _spans(start, stop):
@@ -298,6 +305,8 @@ class Traits(ImageSet):
         return np.stack([which, 1 + way // 3, left], axis=2).astype("i2")
 
     def _render(self, draws: np.ndarray, out: np.ndarray) -> None:
+        from .image_kernels import jitter_pixels
+
         whole = np.empty_like(out)
         super()._render(draws, whole)
         jitter_pixels(np.ascontiguousarray(draws[:, 4 : 4 + self.n_pixels]), whole, out)

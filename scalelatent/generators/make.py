@@ -10,8 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Protocol
 
-import dask.system
-
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.write.batches import Progress as Progress
 from scalelatent.data.write.writer import DatasetWriter, create_dataset
@@ -117,7 +115,9 @@ def _threads(n_jobs: int | None) -> int:
     if n_jobs is not None and n_jobs < 1:
         raise DataError(f"n_jobs is {n_jobs}, but it has to be at least 1 thread; leave it out for all cores")
 
-    return dask.system.cpu_count() if n_jobs is None else int(n_jobs)
+    from dask.system import cpu_count
+
+    return cpu_count() if n_jobs is None else int(n_jobs)
 
 
 def _fill(writer: DatasetWriter, threads: int, progress: Progress | None) -> Dataset:

@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import dask.system
 import numpy as np
 
 from scalelatent.data import csr
@@ -128,12 +127,13 @@ def write_shards(
     threads: int | None = None,
 ) -> None:
     """Write the shards of a dataset, given in order."""
+    from dask.system import cpu_count
 
     def write(shard: int, batch: RowBatch) -> int:
         writer.write_shard(shard, batch.x, batch.y, batch.weight)
         return writer.shard_bounds(shard)[1]
 
-    threads = min(threads or min(dask.system.cpu_count(), MAX_THREADS), writer.n_shards)
+    threads = min(threads or min(cpu_count(), MAX_THREADS), writer.n_shards)
     with closing(in_order(batches, write, threads, "scalelatent-write", ahead=threads - 1)) as written:
         for done in written:
             if progress is not None:
