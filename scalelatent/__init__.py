@@ -52,20 +52,20 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Callback": ".engine.callbacks",
-    "Dataset": ".data",
-    "Search": ".search.search",
-    "cluster": ".deploy.clusters",
-    "load_model": ".engine.saved_models",
-    "open_dataset": ".data",
-    "show_versions": ".deploy.versions",
+    ".data": ("Dataset", "open_dataset"),
+    ".deploy.clusters": ("cluster",),
+    ".deploy.versions": ("show_versions",),
+    ".engine.callbacks": ("Callback",),
+    ".engine.saved_models": ("load_model",),
+    ".search.search": ("Search",),
 }
 
 _load, _names = attach(__name__, _WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    if name[:1].isupper() and name not in _WHERE:  # the estimators, each where its model's folder says
+    # The estimators, each where its model's folder says.
+    if name[:1].isupper() and not any(name in names for names in _WHERE.values()):
         from scalelatent.contract.kinds import own_kinds
 
         for kind in own_kinds().values():
@@ -79,4 +79,4 @@ def __dir__() -> list[str]:
 
 
 offer("fit recorder", "scalelatent.jobs.recorder", "recorded")
-offer("report", "scalelatent.jobs.reporting", "report_model")
+offer("report", "scalelatent.jobs.runs", "report_model")

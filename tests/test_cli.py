@@ -254,7 +254,7 @@ COMPUTING = {
     "predict run a.zarr --out b.zarr": "jobs.runs.load_run",
     "transform run a.zarr --out b.zarr": "jobs.runs.load_run",
     "score run a.zarr": "jobs.datasets.open_rows",
-    "report run": "jobs.reporting.write_report",
+    "report run": "jobs.runs.write_report",
     "report run a.zarr": "jobs.datasets.open_rows",
     "data import svmlight a.txt a.zarr": "data.import_svmlight",
     "data import rcv1 a.zarr": "data.fetch_named",
@@ -441,7 +441,7 @@ def test_entry_point_runs():
 
 def test_scores_and_outputs_of_a_saved_dataset_refuse_themselves(tmp_path):
     from scalelatent.errors import JobError
-    from scalelatent.jobs.predictions import write_rows
+    from scalelatent.jobs.runs import write_rows
 
     url = str(tmp_path / "a.zarr")
     data = Dataset.from_arrays(np.eye(4), np.arange(4)).save(url)

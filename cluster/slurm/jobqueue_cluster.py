@@ -20,7 +20,7 @@ from typing import Any
 
 import dask
 
-from scalelatent.deploy.clusters import page_preload
+from scalelatent.deploy.clusters import PAGE_PRELOAD
 from scalelatent.deploy.connection import page_of
 from scalelatent.deploy.security import tls_options
 from scalelatent.deploy.serving import Served, own_certificates, until_stopped
@@ -104,7 +104,7 @@ def make_cluster(options: argparse.Namespace) -> Any:
             job_script_prologue=[f"export {name}={value}" for name, value in environment(files).items()],
             scheduler_options=host | {
                 "port": options.port, "dashboard_address": "127.0.0.1:0",
-                "preload": page_preload(),
+                "preload": [PAGE_PRELOAD],
             },
             log_directory=str(folder / "logs"),
         )  # fmt: skip

@@ -1,8 +1,7 @@
 """The command line, ``scalelatent``.
 
 Verbs only read arguments and print; what they do lives in `scalelatent.jobs` and is there for Python too.
-Exit codes: 0 done; 1 a watched job or a check failed; 2 refused or broken off, in one line that says why; 70
-not foreseen, with the traceback in a file; 130 stopped; 141 the reader of the output has gone (see `exits`).
+How they end, and with which exit code, is told in `exits`.
 Nothing heavy is imported before a verb needs it: ``scalelatent --help`` answers at once.
 """
 
@@ -21,21 +20,21 @@ from .exits import INTERRUPTED, ended_in_one_line, is_usage, tell_usage
 from .show import (
     Json,
     Overwrite,
+    Verbs,
+    answer,
     arguments_of_process,
     emit,
     kernels_told,
     progress_bar,
     say,
     show_table,
-    show_values,
     strip_debug,
-    verb,
 )
 
 __all__ = ["app", "main"]
 
 
-class _Verbs(TyperGroup):
+class _KindsTold(TyperGroup):
     """Names the kinds of models, ours and those of other packages, where help is asked for."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -46,13 +45,12 @@ class _Verbs(TyperGroup):
         super().format_help(ctx, formatter)
 
 
-app = typer.Typer(
-    cls=_Verbs,
-    no_args_is_help=True,
+app = Verbs(
+    cls=_KindsTold,
     pretty_exceptions_enable=False,
     help="Fit latent-variable models to data sets of any size, out of core, on one machine or a cluster.",
 )
-model_app = typer.Typer(no_args_is_help=True, help="Look at fitted models.")
+model_app = Verbs(help="Look at fitted models.")
 data.app.add_typer(imports.app, name="import")
 data.app.add_typer(makes.app, name="make")
 app.add_typer(data.app, name="data")
@@ -92,7 +90,6 @@ def _options(
 
 
 @app.command()
-@verb
 @kernels_told()
 def predict(
     run: Run,
@@ -107,7 +104,6 @@ def predict(
 
 
 @app.command()
-@verb
 @kernels_told()
 def transform(
     run: Run,
@@ -139,20 +135,14 @@ def _map_rows(
     layer: int | None = None,
 ) -> None:
     from scalelatent.jobs.datasets import open_rows
-    from scalelatent.jobs.predictions import write_rows
-    from scalelatent.jobs.runs import load_run
+    from scalelatent.jobs.runs import load_run, write_rows
 
     estimator, _ = load_run(run)
     written = write_rows(estimator, method, open_rows(data, rows), out, layer=layer, overwrite=overwrite)
-    values: dict[str, Any] = {"written": out, "rows": written.n_rows}
-    if as_json:
-        emit(values)
-    else:
-        show_values(values)
+    answer({"written": out, "rows": written.n_rows}, as_json)
 
 
 @app.command()
-@verb
 @kernels_told()
 def score(
     run: Run,
@@ -180,14 +170,10 @@ def score(
     wanted = [name.strip() for text in metric or () for name in text.split(",")]
     with progress_bar("scoring") as progress:
         scores = score_dataset(estimator, dataset, wanted or None, progress=progress)
-    if json:
-        emit({"rows": dataset.n_rows, **scores})
-    else:
-        show_values({"rows": dataset.n_rows, **scores}, title=f"{run} on {data}")
+    answer({"rows": dataset.n_rows, **scores}, json, title=f"{run} on {data}")
 
 
 @app.command()
-@verb
 @kernels_told()
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
@@ -200,21 +186,17 @@ def report(
 ) -> None:
     """Write the report of a run again, on the rows of its job or on others."""
     from scalelatent.jobs.datasets import open_rows
-    from scalelatent.jobs.reporting import write_report
+    from scalelatent.jobs.runs import write_report
 
     if data is None and (rows is not None or target is not None):
         raise JobError("--rows and --target are of DATA: scalelatent report RUN DATA --rows START:STOP")
     shown = None if data is None else open_rows(data, rows, target=target)
     with progress_bar("report") as progress:
         path = write_report(run, data=shown, tell=say, progress=progress)
-    if json:
-        emit({"report": str(path)})
-    else:
-        typer.echo(str(path))
+    answer({"report": path}, json, line=path)
 
 
 @app.command()
-@verb
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Run folders, finished or not.")],
     out: Annotated[
@@ -245,17 +227,12 @@ def compare(
 
 
 @model_app.command("info")
-@verb
 def model_info(run: Run, json: Json = False) -> None:
     """Say what a fitted model is: its parameters, and what it learned."""
     from scalelatent.jobs.runs import load_run
     from scalelatent.jobs.runs import model_info as describe
 
-    values = describe(load_run(run)[0])
-    if json:
-        emit(values)
-    else:
-        show_values(values, title=str(run))
+    answer(describe(load_run(run)[0]), json, title=run)
 
 
 app.add_typer(model_app, name="model")

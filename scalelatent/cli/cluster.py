@@ -12,18 +12,19 @@ from .show import (
     Json,
     Reach,
     TlsFiles,
+    Verbs,
+    answer,
     emit,
     progress_bar,
     say,
     show_values,
     size,
     text_of,
-    verb,
     with_scheduler,
     with_tls,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Start a cluster to send jobs to; make its certificates.")
+app = Verbs(help="Start a cluster to send jobs to; make its certificates.")
 
 Workers = Annotated[int, typer.Option(min=0, help="CPU worker processes.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each CPU worker.")]
@@ -32,7 +33,6 @@ Gpus = Annotated[int, typer.Option(min=0, help="GPU workers beside them, one for
 
 
 @app.command()
-@verb
 @with_tls
 def up(
     workers: Workers = 2,
@@ -115,7 +115,6 @@ def _tell(told: dict[str, Any], json: bool) -> None:
 
 
 @app.command()
-@verb
 @with_tls
 def join(
     scheduler: Annotated[str | None, typer.Argument(metavar="[URL]", help="The scheduler's address.")] = None,
@@ -164,7 +163,6 @@ def join(
 
 
 @app.command()
-@verb
 def certificates(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where they go; made if missing.")],
     host: Annotated[
@@ -177,13 +175,9 @@ def certificates(
     from scalelatent.deploy.security import make_certificates
 
     made = {name: str(file) for name, file in make_certificates(folder, hosts=host or (), days=days).items()}
-    if json:
-        emit(made)
-    else:
-        show_values(made, title="certificates")
+    answer(made, json, title="certificates")
 
 
-@verb
 @with_scheduler
 def warm(
     kinds: Annotated[
@@ -223,7 +217,6 @@ def warm(
         typer.echo(f"{f'{host}: ' if host else ''}{text} ({done['folder']})")
 
 
-@verb
 @with_scheduler
 def doctor(
     folder: Annotated[

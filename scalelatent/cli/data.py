@@ -10,12 +10,12 @@ import typer
 
 from scalelatent.errors import JobError
 
-from .show import Jobs, Json, Overwrite, emit, pixels_of, progress_bar, run_of, show_values, size, verb
+from .show import Jobs, Json, Overwrite, Verbs, answer, emit, pixels_of, progress_bar, run_of, size
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
-app = typer.Typer(no_args_is_help=True, help="Import, make and look at datasets.")
+app = Verbs(help="Import, make and look at datasets.")
 
 
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write.")]
@@ -27,7 +27,6 @@ KeyOfLabels = Annotated[
 
 
 @app.command("info")
-@verb
 def info(
     url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")],
     json: Json = False,
@@ -39,7 +38,6 @@ def info(
 
 
 @app.command("convert")
-@verb
 def convert(
     source: Annotated[
         str, typer.Argument(metavar="IN", help="A dataset; or a zarr array or group made elsewhere.")
@@ -104,7 +102,6 @@ def _dtype(name: str | None) -> Any:
 
 
 @app.command("append")
-@verb
 def append(
     url: Annotated[str, typer.Argument(metavar="DATA", help="The dataset that grows.")],
     source: Annotated[
@@ -130,7 +127,6 @@ def append(
 
 
 @app.command("repair")
-@verb
 def repair(
     url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset of `data make`.")],
     jobs: Jobs = None,
@@ -145,7 +141,6 @@ def repair(
 
 
 @app.command("head")
-@verb
 def head(
     url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")],
     rows: Annotated[int, typer.Option("--rows", "-n", metavar="N", min=1, help="So many rows.")] = 5,
@@ -203,7 +198,6 @@ def _row_numbers(record: dict[str, Any], n_features: int) -> str:
 
 
 @app.command("check")
-@verb
 def check(
     url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")],
     jobs: Jobs = None,
@@ -233,7 +227,6 @@ def check(
 
 
 @app.command("shuffle")
-@verb
 def shuffle(
     source: Annotated[str, typer.Argument(metavar="IN", help="The dataset to shuffle.")],
     out: Out,
@@ -268,11 +261,7 @@ def bytes_of(text: str, option: str) -> int:
 
 def tell(dataset: Dataset, as_json: bool) -> None:
     """Print what a dataset holds."""
-    values = describe(dataset)
-    if as_json:
-        emit(values)
-    else:
-        show_values(values, title=str(values["url"]))
+    answer(describe(dataset), as_json, title=str(dataset.url))
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:

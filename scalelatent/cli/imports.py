@@ -13,12 +13,12 @@ from scalelatent.errors import DataError, JobError
 from scalelatent.storage.addresses import file_name
 
 from .data import KeyOfLabels, KeyOfRows, tell
-from .show import Json, Overwrite, kernels_told, pixels_of, progress_bar, say, verb, with_options
+from .show import Json, Overwrite, Verbs, kernels_told, pixels_of, progress_bar, say, with_options
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
-app = typer.Typer(no_args_is_help=True, help="Import rows from files into a dataset, block by block.")
+app = Verbs(help="Import rows from files into a dataset, block by block.")
 
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example mnist.zarr.")]
 File = Annotated[
@@ -121,7 +121,6 @@ def _take(
 
 
 @app.command("idx")
-@verb
 @taking_rows
 def import_idx(
     images: Annotated[str, typer.Argument(metavar="IMAGES", help="IDX file of images, .gz or plain.")],
@@ -135,7 +134,6 @@ def import_idx(
 
 
 @app.command("npz")
-@verb
 @taking_rows
 def import_npz(file: File, out: Out, x: KeyOfRows = None, y: KeyOfLabels = None, *, taking: Taking) -> None:
     """Import arrays of a NumPy .npz file."""
@@ -143,7 +141,6 @@ def import_npz(file: File, out: Out, x: KeyOfRows = None, y: KeyOfLabels = None,
 
 
 @app.command("csr")
-@verb
 @taking_rows
 def import_csr(
     file: File,
@@ -170,7 +167,6 @@ def import_csr(
 
 
 @app.command("svmlight")
-@verb
 @taking_rows
 @kernels_told()
 def import_svmlight(
@@ -199,7 +195,6 @@ def import_svmlight(
 
 
 @app.command("npy")
-@verb
 @taking_rows
 def import_npy(
     file: File,
@@ -213,7 +208,6 @@ def import_npy(
 
 
 @app.command("hdf5")
-@verb
 @taking_rows
 def import_hdf5(
     file: File,
@@ -238,7 +232,6 @@ def import_hdf5(
 
 
 @app.command("mat")
-@verb
 @taking_rows
 def import_mat(
     file: File,
@@ -260,7 +253,6 @@ def import_mat(
 
 
 @app.command("parquet")
-@verb
 @with_columns
 @taking_rows
 def import_parquet(file: Table, out: Out, *, columns: Columns, taking: Taking) -> None:
@@ -270,7 +262,6 @@ def import_parquet(file: Table, out: Out, *, columns: Columns, taking: Taking) -
 
 
 @app.command("csv")
-@verb
 @with_columns
 @taking_rows
 def import_csv(file: Table, out: Out, *, columns: Columns, taking: Taking) -> None:
@@ -283,7 +274,6 @@ def import_csv(file: Table, out: Out, *, columns: Columns, taking: Taking) -> No
 
 
 @app.command("arrow")
-@verb
 @with_columns
 @taking_rows
 def import_arrow(file: Table, out: Out, *, columns: Columns, taking: Taking) -> None:
@@ -293,7 +283,6 @@ def import_arrow(file: Table, out: Out, *, columns: Columns, taking: Taking) -> 
 
 
 @app.command("hf")
-@verb
 @with_columns
 @with_look
 @taking_rows
@@ -312,7 +301,6 @@ def import_hf(
 
 
 @app.command("zarr")
-@verb
 @taking_rows
 def import_zarr(
     file: Annotated[
@@ -332,7 +320,6 @@ def import_zarr(
 
 
 @app.command("images")
-@verb
 @with_look
 @taking_rows
 def import_images(
@@ -363,7 +350,6 @@ def import_images(
 
 
 @app.command("digits")
-@verb
 @taking_rows
 def import_digits(out: Out, *, taking: Taking) -> None:
     """Import scikit-learn's digits: 1,797 images 8 x 8; nothing is downloaded."""
@@ -371,7 +357,6 @@ def import_digits(out: Out, *, taking: Taking) -> None:
 
 
 @app.command("mnist")
-@verb
 @with_source
 @taking_rows
 def import_mnist(out: Out, *, source: Source, taking: Taking) -> None:
@@ -380,7 +365,6 @@ def import_mnist(out: Out, *, source: Source, taking: Taking) -> None:
 
 
 @app.command("fashion-mnist")
-@verb
 @with_source
 @taking_rows
 def import_fashion_mnist(out: Out, *, source: Source, taking: Taking) -> None:
@@ -389,7 +373,6 @@ def import_fashion_mnist(out: Out, *, source: Source, taking: Taking) -> None:
 
 
 @app.command("rcv1")
-@verb
 @with_source
 @taking_rows
 @kernels_told()

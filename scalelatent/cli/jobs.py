@@ -15,12 +15,12 @@ from .show import (
     Json,
     Reach,
     Settings,
+    answer,
     emit,
     say,
     show_values,
     stderr_console,
     text_of,
-    verb,
     with_scheduler,
 )
 
@@ -34,7 +34,6 @@ Mismatch = Annotated[
 Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the first worker.")]
 
 
-@verb
 @with_scheduler
 def submit(
     job: JobFile,
@@ -67,7 +66,6 @@ def _find(job: str, reach: Reach) -> RunFolder:
     return find_job(job, scheduler=reach.address, security=reach.security())
 
 
-@verb
 @with_scheduler
 def status(
     job: Annotated[
@@ -108,7 +106,6 @@ def status(
         typer.echo(f"{state['id']:<28}  {state['state'] or 'unseen':<9}  {numbers}  {state['run']}")
 
 
-@verb
 @with_scheduler
 def logs(
     job: JobArgument,
@@ -132,7 +129,6 @@ def logs(
             typer.echo(event["traceback"])
 
 
-@verb
 @with_scheduler
 def attach(
     job: JobArgument,
@@ -157,7 +153,6 @@ def attach(
         raise typer.Exit(FAILED if state["state"] == "failed" else INTERRUPTED)
 
 
-@verb
 @with_scheduler
 def cancel(
     job: JobArgument,
@@ -172,13 +167,9 @@ def cancel(
     state = cancel_job(folder, wait=wait)
     if state["state"] in ("queued", "running"):
         say(f"asked to stop; the driver has not in {wait:g} s, but will: scalelatent status {folder.url}")
-    if json:
-        emit(state)
-    else:
-        typer.echo(f"{state['id']}  {state['state']}")
+    answer(state, json, line=f"{state['id']}  {state['state']}")
 
 
-@verb
 @with_scheduler
 def resume(
     run: Annotated[

@@ -10,19 +10,20 @@ from scalelatent.errors import JobError
 
 from .data import describe, tell
 from .show import (
+    Function,
     Jobs,
     Json,
     Overwrite,
+    Verbs,
     emit,
     kernels_told,
     pixels_of,
     progress_bar,
     run_of,
-    verb,
     with_options,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Make datasets of any size.")
+app = Verbs(help="Make datasets of any size.")
 
 BaseRows = Annotated[
     str | None, typer.Option(metavar="START:STOP", help="The rows of the base that are used; all by default.")
@@ -45,13 +46,13 @@ class Making(NamedTuple):
         return {"n_jobs": self.n_jobs, "resume": self.resume, "overwrite": self.overwrite}
 
 
-making_rows = with_options("making", Making)
+def making_rows(function: Function) -> Function:
+    """Decorator of verbs that make rows, by compiled kernels."""
+    return with_options("making", Making)(kernels_told()(function))
 
 
 @app.command("digits")
-@verb
 @making_rows
-@kernels_told()
 def make_digits(
     out: Out,
     rows: Annotated[int, typer.Option(min=1, help="How many images.")],
@@ -86,9 +87,7 @@ def make_digits(
 
 
 @app.command("documents")
-@verb
 @making_rows
-@kernels_told()
 def make_documents(
     out: Out,
     rows: Annotated[int, typer.Option(min=1, help="How many documents.")],
@@ -131,9 +130,7 @@ Size = Annotated[str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of an im
 
 
 @app.command("bars")
-@verb
 @making_rows
-@kernels_told()
 def make_bars(
     out: Out,
     rows: Images,
@@ -150,9 +147,7 @@ def make_bars(
 
 
 @app.command("symbols")
-@verb
 @making_rows
-@kernels_told()
 def make_symbols(
     out: Out,
     rows: Images,
@@ -169,9 +164,7 @@ def make_symbols(
 
 
 @app.command("letters")
-@verb
 @making_rows
-@kernels_told()
 def make_letters(
     out: Out,
     rows: Images,
@@ -189,9 +182,7 @@ def make_letters(
 
 
 @app.command("text")
-@verb
 @making_rows
-@kernels_told()
 def make_text(
     out: Out,
     rows: Images,
@@ -207,9 +198,7 @@ def make_text(
 
 
 @app.command("traits")
-@verb
 @making_rows
-@kernels_told()
 def make_traits(
     out: Out,
     rows: Images,
@@ -264,15 +253,16 @@ class Corrupting(NamedTuple):
         return {**values, "threshold": None} if values.pop("grey") else values
 
 
-corrupting_rows = with_options("corrupting", Corrupting)
+def corrupting_rows(function: Function) -> Function:
+    """Decorator of verbs that corrupt rows."""
+    return with_options("corrupting", Corrupting)(making_rows(function))
+
+
 Pixels = Annotated[str, typer.Option(metavar="HEIGHTxWIDTH", help="Of the patch, in pixels.")]
 
 
 @app.command("noisy-digits")
-@verb
 @corrupting_rows
-@making_rows
-@kernels_told()
 def make_noisy_digits(
     out: Out,
     share: Annotated[float, typer.Option(min=0, max=1, help="Share of the pixels that are flipped.")] = 0.1,
@@ -285,10 +275,7 @@ def make_noisy_digits(
 
 
 @app.command("occluded-digits")
-@verb
 @corrupting_rows
-@making_rows
-@kernels_told()
 def make_occluded_digits(
     out: Out,
     patch: Pixels = "8x8",
@@ -303,10 +290,7 @@ def make_occluded_digits(
 
 
 @app.command("bordered-digits")
-@verb
 @corrupting_rows
-@making_rows
-@kernels_told()
 def make_bordered_digits(
     out: Out,
     width: Annotated[int, typer.Option(min=1, help="Of the border, at most: each side draws its own.")] = 3,
@@ -319,20 +303,14 @@ def make_bordered_digits(
 
 
 @app.command("patched-digits")
-@verb
 @corrupting_rows
-@making_rows
-@kernels_told()
 def make_patched_digits(out: Out, patch: Pixels = "8x8", *, corrupting: Corrupting, making: Making) -> None:
     """Make images with a patch of random pixels, and the clean ones as a second dataset."""
     _make_corrupted("patched-digits", out, corrupting, making, patch=pixels_of(patch, "--patch"))
 
 
 @app.command("gridded-digits")
-@verb
 @corrupting_rows
-@making_rows
-@kernels_told()
 def make_gridded_digits(
     out: Out,
     pitch: Annotated[int, typer.Option(min=2, help="Pixels from a line to the next.")] = 7,
@@ -348,20 +326,14 @@ Lines = Annotated[int, typer.Option(min=0, help="How many lines.")]
 
 
 @app.command("cluttered-digits")
-@verb
 @corrupting_rows
-@making_rows
-@kernels_told()
 def make_cluttered_digits(out: Out, lines: Lines = 3, *, corrupting: Corrupting, making: Making) -> None:
     """Make images with lines across them, and the clean ones as a second dataset."""
     _make_corrupted("cluttered-digits", out, corrupting, making, lines=lines)
 
 
 @app.command("deleted-digits")
-@verb
 @corrupting_rows
-@making_rows
-@kernels_told()
 def make_deleted_digits(
     out: Out,
     share: Annotated[float, typer.Option(min=0, max=1, help="Share of the pixels that are off.")] = 0.1,

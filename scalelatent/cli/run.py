@@ -12,13 +12,13 @@ from .show import (
     Json,
     Overwrite,
     Settings,
+    answer,
     emit,
     kernels_told,
     say,
     show_values,
     stderr_console,
     text_of,
-    verb,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def _load(job: Path, settings: list[str] | None, out: str | None) -> Job:
     return load_job(job, settings=[*(settings or []), *extra])
 
 
-@verb
 def schema(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write it there; print it by default.")
@@ -57,11 +56,9 @@ def schema(
         emit(found) if json else typer.echo(dumps(found, indent=2))
         return
     out.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
-    say_done = f"wrote {out}; begin a job file with `#:schema {out}`"
-    emit({"out": str(out)}) if json else typer.echo(say_done)
+    answer({"out": str(out)}, json, line=f"wrote {out}; begin a job file with `#:schema {out}`")
 
 
-@verb
 @kernels_told()
 def plan(
     job: JobFile, settings: Settings = None, out: Out = None, measure: Measure = False, json: Json = False
@@ -97,13 +94,11 @@ def show_job(job: Job) -> None:
             typer.echo(f"  {name:<{width}}  {text:<{column}}  {origin}")
 
 
-@verb
 def fit(job: JobFile, settings: Settings = None, out: Out = None, json: Json = False) -> None:
     """Run a job: fit, score, save, report."""
     _run(_load(job, settings, out), None, json)
 
 
-@verb
 def demo(
     rows: Annotated[
         int, typer.Option(min=1000, envvar="SCALELATENT_DEMO_ROWS", help="Training images to make.")
@@ -176,7 +171,4 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
 
 
 def _finish(values: dict[str, Any], json: bool) -> None:
-    if json:
-        emit(values)
-    else:
-        show_values(values, title=text_of(values["state"]))
+    answer(values, json, title=text_of(values["state"]))

@@ -64,9 +64,7 @@ class TlsFiles(NamedTuple):
 
 
 def with_options(name: str, values: type[Any], prefix: str = "") -> Callable[[Function], Function]:
-    """Decorator that gives a verb the options that are the fields of ``values`` (a NamedTuple), in place of
-    its parameter ``name``, which holds them.
-    """
+    """Decorator: a verb takes the fields of `values` (a NamedTuple) as options, not the parameter `name`."""
     options = {prefix + field: hint for field, hint in get_type_hints(values, include_extras=True).items()}
     defaults = dict(zip(options, inspect.signature(values).parameters.values(), strict=True))
 
@@ -158,16 +156,26 @@ class Reach(NamedTuple):
 with_scheduler = with_options("reach", Reach)
 
 
-def verb(function: Function) -> Function:
-    """Make a command end in one line and an exit code, whatever goes wrong (see `exits`)."""
+class Verbs(typer.Typer):
+    """Commands that end in one line and an exit code, whatever goes wrong (see `exits`)."""
 
-    @functools.wraps(function)
-    def command(*args: Any, **kwargs: Any) -> Any:
-        run = kwargs.get("run") or kwargs.get("job")
-        with ended_in_one_line(bool(kwargs.get("json")), run):
-            return function(*args, **kwargs)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(no_args_is_help=True, **options)
 
-    return command  # type: ignore[return-value]
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        register = super().command(name, **options)
+
+        def decorate(function: Function) -> Function:
+            @functools.wraps(function)
+            def command(*args: Any, **kwargs: Any) -> Any:
+                run = kwargs.get("run") or kwargs.get("job")
+                with ended_in_one_line(bool(kwargs.get("json")), run):
+                    return function(*args, **kwargs)
+
+            register(command)
+            return function
+
+        return decorate
 
 
 def say(message: str) -> None:
@@ -177,7 +185,7 @@ def say(message: str) -> None:
 
 @contextmanager
 def kernels_told() -> Iterator[None]:
-    """Say once that this process compiles kernels, while it lasts; also a decorator below `verb`."""
+    """Say once that this process compiles kernels, while it lasts; also a decorator of verbs."""
     from scalelatent.engine.callbacks import COMPILING
     from scalelatent.kernels.jit import observed
 
@@ -202,8 +210,19 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def answer(
+    values: Mapping[str, Any], json: bool, *, title: str | None = None, line: str | None = None
+) -> None:
+    """Print what a verb found: as JSON, else as a line, or as names and values."""
+    if json:
+        emit(values)
+    elif line is not None:
+        typer.echo(line)
+    else:
+        show_values(values, title=title)
+
+
 def stderr_console() -> Console:
-    """Return the console that progress is shown on."""
     from rich.console import Console
 
     return Console(stderr=True)
@@ -322,5 +341,4 @@ def strip_debug(arguments: list[str]) -> list[str]:
 
 
 def arguments_of_process() -> list[str]:
-    """Return the command line without the program's name."""
     return sys.argv[1:]

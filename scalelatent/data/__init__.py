@@ -16,26 +16,19 @@ if TYPE_CHECKING:
     from scalelatent.generators.documents import ResampledDocuments, make_documents
     from scalelatent.generators.images import ImageSet, image_set, image_set_of, make_images
     from scalelatent.generators.make import repair_dataset
-    from scalelatent.importers import (
-        fetch_named,
-        import_arrow,
-        import_csr,
-        import_csv,
-        import_hdf5,
-        import_hf,
-        import_idx,
-        import_images,
-        import_mat,
-        import_named,
-        import_npy,
-        import_npz,
-        import_parquet,
-        import_svmlight,
-        import_tokens,
-        import_zarr,
-        leaf_topics,
-    )
     from scalelatent.importers.append_rows import append_rows
+    from scalelatent.importers.arrow_tables import import_arrow, import_csv, import_parquet
+    from scalelatent.importers.csr_archive import import_csr
+    from scalelatent.importers.hdf5 import import_hdf5
+    from scalelatent.importers.hugging_face import import_hf
+    from scalelatent.importers.idx import import_idx
+    from scalelatent.importers.image_folder import import_images
+    from scalelatent.importers.mat import import_mat
+    from scalelatent.importers.named import fetch_named, import_named
+    from scalelatent.importers.npy import import_npy, import_npz
+    from scalelatent.importers.svmlight import import_svmlight
+    from scalelatent.importers.tokens import import_tokens, leaf_topics
+    from scalelatent.importers.zarr_arrays import import_zarr
 
     from .check import check_dataset
     from .dataset import Dataset, open_dataset
@@ -84,43 +77,30 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Dataset": ".dataset",
-    "DatasetWriter": ".write.writer",
-    "ImageSet": "scalelatent.generators.images",
-    "InfiniteDigits": "scalelatent.generators.digits",
-    "ResampledDocuments": "scalelatent.generators.documents",
-    "RowGrid": "scalelatent.engine.grid",
-    "append_rows": "scalelatent.importers.append_rows",
-    "check_dataset": ".check",
-    "convert_dataset": ".write.convert",
-    "create_dataset": ".write.writer",
-    "fetch_named": "scalelatent.importers",
-    "image_set": "scalelatent.generators.images",
-    "image_set_of": "scalelatent.generators.images",
-    "import_arrow": "scalelatent.importers",
-    "import_csr": "scalelatent.importers",
-    "import_csv": "scalelatent.importers",
-    "import_hdf5": "scalelatent.importers",
-    "import_hf": "scalelatent.importers",
-    "import_idx": "scalelatent.importers",
-    "import_images": "scalelatent.importers",
-    "import_mat": "scalelatent.importers",
-    "import_named": "scalelatent.importers",
-    "import_npy": "scalelatent.importers",
-    "import_npz": "scalelatent.importers",
-    "import_parquet": "scalelatent.importers",
-    "import_svmlight": "scalelatent.importers",
-    "import_tokens": "scalelatent.importers",
-    "import_zarr": "scalelatent.importers",
-    "leaf_topics": "scalelatent.importers",
-    "make_corrupted": "scalelatent.generators.corrupted",
-    "make_digits": "scalelatent.generators.digits",
-    "make_documents": "scalelatent.generators.documents",
-    "make_images": "scalelatent.generators.images",
-    "open_dataset": ".dataset",
-    "repair_dataset": "scalelatent.generators.make",
-    "shuffle_dataset": ".write.shuffle",
-    "shuffled_rows": ".write.shuffle",
+    ".check": ("check_dataset",),
+    ".dataset": ("Dataset", "open_dataset"),
+    ".write.convert": ("convert_dataset",),
+    ".write.shuffle": ("shuffle_dataset", "shuffled_rows"),
+    ".write.writer": ("DatasetWriter", "create_dataset"),
+    "scalelatent.engine.grid": ("RowGrid",),
+    "scalelatent.generators.corrupted": ("make_corrupted",),
+    "scalelatent.generators.digits": ("InfiniteDigits", "make_digits"),
+    "scalelatent.generators.documents": ("ResampledDocuments", "make_documents"),
+    "scalelatent.generators.images": ("ImageSet", "image_set", "image_set_of", "make_images"),
+    "scalelatent.generators.make": ("repair_dataset",),
+    "scalelatent.importers.append_rows": ("append_rows",),
+    "scalelatent.importers.arrow_tables": ("import_arrow", "import_csv", "import_parquet"),
+    "scalelatent.importers.csr_archive": ("import_csr",),
+    "scalelatent.importers.hdf5": ("import_hdf5",),
+    "scalelatent.importers.hugging_face": ("import_hf",),
+    "scalelatent.importers.idx": ("import_idx",),
+    "scalelatent.importers.image_folder": ("import_images",),
+    "scalelatent.importers.mat": ("import_mat",),
+    "scalelatent.importers.named": ("fetch_named", "import_named"),
+    "scalelatent.importers.npy": ("import_npy", "import_npz"),
+    "scalelatent.importers.svmlight": ("import_svmlight",),
+    "scalelatent.importers.tokens": ("import_tokens", "leaf_topics"),
+    "scalelatent.importers.zarr_arrays": ("import_zarr",),
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +17,10 @@ from scalelatent.storage.disk import Location, locate
 from .checksums import check_digests, read_digests, shard_digest
 from .read.stored import open_group, own_columns, read_attrs, segment_location, unfinished
 from .schema import DatasetAttrs
-from .write.batches import MAX_THREADS
+from .write.batches import MAX_THREADS, in_order
 
 if TYPE_CHECKING:
     from .read.sources import StoredColumn
-
-__all__ = ["BadFile", "DatasetCheck", "check_dataset"]
 
 
 @dataclass(frozen=True)
@@ -157,19 +153,28 @@ def check_dataset(
     >>> found.rows, found.shards, found.bad
     (4, 1, ())
     """
+    from dask.system import cpu_count
+
     begin = time.perf_counter()
     location = locate(url)
     parts, attrs = _parts(location)
     total = sum(part.n_rows for part in parts)
     bad = [table for part in parts for table in part.bad]
     size = done = 0
-    for part, shard, (nbytes, found) in _each(parts, n_jobs):
-        size += nbytes
-        bad += found
-        if shard % part.n_tiles == part.n_tiles - 1:
-            done += min(part.shard_rows, part.n_rows - shard // part.n_tiles * part.shard_rows)
-            if progress is not None:
-                progress(done, total)
+    threads = n_jobs or min(cpu_count(), MAX_THREADS)
+    shards = ((part, shard) for part in parts for shard in range(part.n_shards))
+
+    def check(_: int, at: tuple[_Shard, int]) -> tuple[_Shard, int, tuple[int, list[BadFile]]]:
+        return *at, at[0].check(at[1])
+
+    with closing(in_order(shards, check, threads, "scalelatent-check", ahead=threads)) as checked:
+        for part, shard, (nbytes, found) in checked:
+            size += nbytes
+            bad += found
+            if shard % part.n_tiles == part.n_tiles - 1:
+                done += min(part.shard_rows, part.n_rows - shard // part.n_tiles * part.shard_rows)
+                if progress is not None:
+                    progress(done, total)
     return DatasetCheck(
         location.url,
         total,
@@ -195,24 +200,3 @@ def _parts(location: Location) -> tuple[list[_Shard], DatasetAttrs]:
             )
             parts[-1]._table("zarr.json", DataError(words))
     return parts, attrs
-
-
-def _each(parts: list[_Shard], n_jobs: int | None) -> Iterator[tuple[_Shard, int, tuple[int, list[BadFile]]]]:
-    """Each shard with what was found, in order; a few are read ahead."""
-    from dask.system import cpu_count
-
-    threads = n_jobs or min(cpu_count(), MAX_THREADS)
-    shards = ((part, shard) for part in parts for shard in range(part.n_shards))
-    waiting: deque[tuple[_Shard, int, Future[tuple[int, list[BadFile]]]]] = deque()
-    with ThreadPoolExecutor(threads, "scalelatent-check") as pool:
-        try:
-            while True:
-                for part, shard in itertools.islice(shards, threads + 1 - len(waiting)):
-                    waiting.append((part, shard, pool.submit(part.check, shard)))
-                if not waiting:
-                    return
-                part, shard, future = waiting.popleft()
-                yield part, shard, future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise

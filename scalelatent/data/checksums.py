@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from .schema import DatasetAttrs
 
-__all__ = [
-    "check_digests",
-    "chunk_crcs",
-    "fingerprint_of",
-    "read_digests",
-    "seal_columns",
-    "shard_digest",
-    "split_crcs",
-    "write_crcs",
-]
-
 _log = logging.getLogger(__name__)
 _ABSENT = 2**64 - 1
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .dataset import Dataset
 
-__all__ = ["Columns", "PairedRows", "Shifted", "as_binary", "label_source"]
-
 
 class Columns:
     """What all slices of a dataset share: its row sources, its classes and where it lies."""

@@ -14,17 +14,6 @@ from .schema import check_rows_dtype
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = [
-    "canonical",
-    "check_dtype",
-    "check_values",
-    "csr_of",
-    "index_dtype",
-    "is_sparse",
-    "parts_of",
-    "stack",
-]
-
 
 def is_sparse(x: Any) -> bool:
     """Whether `x` is a scipy sparse matrix or array, without importing scipy."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-__all__ = ["CsrGroups", "StoredCsr", "create_csr", "shard_bytes"]
-
 CHUNK_ENTRIES = 1 << 17
 """Entries of a chunk inside a row group, at most."""
 _PARTS = ("data", "indices", "indptr")
@@ -122,7 +120,6 @@ class CsrGroups(_Column):
         self._group["nnz"][...] = np.array(counts, dtype=np.int64)
 
     def folder(self, number: int) -> str:
-        """Key below which all files of a row group lie."""
         return self._path(number)
 
     def keys(self, number: int, nnz: int) -> list[str]:

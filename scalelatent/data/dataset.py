@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from .torch_rows import TorchRows
 
-__all__ = ["Dataset", "open_dataset"]
-
 _SHOWN_CLASSES = 12
 _HASH_ROWS = 4096  # rows hashed at a time; fixed, because CSR rows are hashed run by run
 
@@ -161,13 +159,7 @@ class Dataset:
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Dataset:
-        """Open again what `spec` described, in this or another process.
-
-        Raises
-        ------
-        DataError
-            The dataset is gone, or its content is no longer the one described.
-        """
+        """Open again what `spec` described, in this or another process; DataError if it has changed."""
         url, mark = spec["url"], spec.get("access")
         ds = _open_cached(url, mark, known_place(url, mark).stamp("zarr.json"))
         if ds.fingerprint() != spec["fingerprint"]:
@@ -253,9 +245,7 @@ class Dataset:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Distinct labels in rising order, for a slice those of the whole dataset; None without labels, and
-        for targets and multi-labels.
-        """
+        """Distinct labels in rising order, of the whole dataset; None without labels, and for targets."""
         return self._columns.classes
 
     @property
@@ -270,9 +260,7 @@ class Dataset:
 
     @property
     def accesses(self) -> tuple[Access, ...]:
-        """What opens it, and the rows paired with it, besides their addresses; another process needs them,
-        too. Pickled datasets have theirs with them.
-        """
+        """What opens it, and the rows paired with it, besides addresses; other processes need it, too."""
         own = () if self.place is None or self.place.access is None else (self.place.access,)
         paired = self._columns.paired
         return own if paired is None else (*own, *paired.dataset.accesses)
@@ -324,10 +312,7 @@ class Dataset:
         return self._start, self._stop
 
     def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
-        """Shards that hold rows `start:stop`, as (file, first row, one past its last row).
-
-        The rows of a shard are counted from the first row at `url`. Empty for rows in memory.
-        """
+        """Shards of rows `start:stop`: (file, first row, one past its last), of the rows at `url`."""
         return self._columns.x.shards(*self._rows(start, stop))
 
     def read_x(self, start: int, stop: int) -> Any:
@@ -378,48 +363,21 @@ class Dataset:
     ) -> np.ndarray:
         """Index of each label in `classes` (by default the dataset's own), int32 (stop - start,).
 
-        With `unlabelled`, a label -1 that is none of the classes has the index -1.
-
-        Raises
-        ------
-        DataError
-            No labels, or a label that is none of the classes; the message names its row.
+        With `unlabelled`, a label -1 that is none of the classes has the index -1; others are a DataError.
         """
         rows, whole = self._rows(start, stop), (self._start, self._stop)
         return self._columns.read_codes(rows, classes, self._what(), whole, unlabelled)
 
     def read_targets(self, start: int, stop: int) -> np.ndarray:
-        """Binary outputs of the rows `start:stop`: dense targets, multi-labels, or rows of another dataset.
+        """Binary outputs of the rows `start:stop`, uint8 (stop - start, n_targets), zeros and ones.
 
-        Parameters
-        ----------
-        start, stop : int
-            Row numbers of this dataset.
-
-        Returns
-        -------
-        ndarray of uint8, shape (stop - start, n_targets)
-            Zeros and ones. A view where such numbers are in memory: do not write to it.
-
-        Raises
-        ------
-        DataError
-            There are none, or a number is neither 0 nor 1; the message names its row and column.
+        Targets, multi-labels, or the rows of `with_target`. A view where they are in memory: do not write to
+        it.
         """
         return self._columns.read_targets(*self._rows(start, stop), self._what())
 
     def read_binary(self, start: int, stop: int) -> np.ndarray:
-        """The rows `start:stop` themselves as zeros and ones, like `read_targets`.
-
-        Returns
-        -------
-        ndarray of uint8, shape (stop - start, n_features)
-
-        Raises
-        ------
-        DataError
-            A number is neither 0 nor 1; the message names its row and column.
-        """
+        """The rows `start:stop` themselves as zeros and ones, uint8 (stop - start, n_features)."""
         return as_binary(self.read_x(start, stop), self._start + start, self._what())
 
     def read_weight(self, start: int, stop: int) -> np.ndarray | None:
@@ -521,13 +479,7 @@ class Dataset:
         return hashlib.sha256(f"{whole}[{self._start}:{self._stop}]".encode()).hexdigest()
 
     def spec(self) -> dict[str, Any]:
-        """What another process needs to open these rows, JSON-able.
-
-        Raises
-        ------
-        DataError
-            The rows, or their weights, lie in this process's memory only.
-        """
+        """What another process needs to open these rows, JSON-able; DataError for rows in memory."""
         if not self.is_stored:
             raise DataError(
                 f"{self._what()} lies in the memory of this process, so no other process can open it; write "

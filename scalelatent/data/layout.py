@@ -14,17 +14,6 @@ from .schema import n_features
 if TYPE_CHECKING:
     import zarr
 
-__all__ = [
-    "COMPRESSORS",
-    "ChunkLayout",
-    "choose_csr_layout",
-    "choose_layout",
-    "codecs_of",
-    "layout_of",
-    "named_codecs",
-    "packing_of",
-]
-
 COMPRESSORS = ("zstd", "lz4", None)
 """zstd level 1; Blosc-LZ4; nothing. A CRC-32C is put around each chunk in any case."""
 
@@ -69,7 +58,6 @@ class ChunkLayout:
         return numbers * dtype.itemsize // (1 if plain else _MOST_PACKED)
 
     def n_shards(self, n_rows: int) -> int:
-        """Number of shards."""
         return -(-n_rows // self.shard_rows)
 
     def n_tiles(self, n_features: int) -> int:

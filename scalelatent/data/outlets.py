@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from .dataset import Dataset
 
-__all__ = ["as_dask", "as_xarray"]
-
 
 def as_dask(ds: Dataset) -> tuple[da.Array, da.Array | None, da.Array | None]:
     """Rows, labels and weights; see `Dataset.to_dask`."""

@@ -10,8 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from .dataset import Dataset
 
-__all__ = ["as_html", "first_rows", "thumbnail"]
-
 _RAMP = " .:-=+*#%@"
 _NUMBERS = 8
 _WIDTH = 28

@@ -12,23 +12,6 @@ import numpy as np
 from scalelatent.errors import DataError
 from scalelatent.storage.location import REMOVED
 
-__all__ = [
-    "FORMAT",
-    "FORMAT_VERSION",
-    "DatasetAttrs",
-    "as_classes",
-    "as_labels",
-    "check_finite",
-    "check_rows_dtype",
-    "check_stored_dtype",
-    "check_weight",
-    "distinct_labels",
-    "encode_labels",
-    "refuse_masked",
-    "refuse_mixed",
-    "software",
-]
-
 FORMAT = "scalelatent-dataset"
 FORMAT_VERSION = 3
 Y_KINDS = ("labels", "targets", "multilabel")
@@ -74,7 +57,6 @@ class DatasetAttrs:
         return 1 if (self.x_kind, self.y_kind) == ("dense", "labels") else 2
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes as JSON-able values."""
         values = {**asdict(self), "feature_shape": list(self.feature_shape)}
         for name in ("segments", "columns", "crc"):
             if values[name] is None:

@@ -15,8 +15,6 @@ from scalelatent.kernels.streams import stream
 if TYPE_CHECKING:
     from .dataset import Dataset
 
-__all__ = ["TorchRows"]
-
 
 class TorchRows(IterableDataset):  # type: ignore[type-arg]
     """What `Dataset.to_torch` returns: rows, or batches of rows, in the order of (seed, epoch)."""

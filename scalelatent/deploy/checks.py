@@ -32,18 +32,6 @@ from .warm import cold_kernels
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = [
-    "CHECKS",
-    "Check",
-    "ClusterView",
-    "Finding",
-    "check_versions",
-    "examine",
-    "examine_cluster",
-    "no_workers",
-    "require",
-]
-
 GIB = 2**30
 ANSWER_SECONDS = 60.0
 SKEW_SECONDS = 1.0
@@ -63,7 +51,6 @@ class Finding:
     fix: str = ""  # what to do; empty where all is well
 
     def to_dict(self) -> dict[str, str]:
-        """As a JSON-able dict."""
         return asdict(self)
 
     def refusal(self) -> JobError:
@@ -136,10 +123,7 @@ def _memory(folder: str) -> Iterator[Finding]:
     limit, by = machine_memory()
     free = min(int(psutil.virtual_memory().available), limit)
     text = f"{limit / GIB:.1f} GiB (limit of {by}), {free / GIB:.1f} GiB free"
-    if free < GIB:
-        yield warn(text, "end other programs, or fit with [cluster] workers = 1")
-    else:
-        yield ok(text)
+    yield warn(text, "end other programs, or fit with [cluster] workers = 1") if free < GIB else ok(text)
 
 
 def _malloc(folder: str) -> Iterator[Finding]:
@@ -648,10 +632,7 @@ def examine_cluster(
     only: Collection[str] = (),
     seconds: float = ANSWER_SECONDS,
 ) -> list[Finding]:
-    """Check a cluster; a worker that does not answer within `seconds` is a finding.
-
-    Every worker must see what is written here into the folder of the runs, and write there itself.
-    """
+    """Check a cluster; a worker that does not answer within `seconds` is a finding."""
     where = None if folder is None else os.path.abspath(folder) if is_local(folder) else os.fspath(folder)
     checks = _chosen("cluster", only)
     view = look_at_cluster(client, _asked(checks), Wanted(folder=where), seconds)
@@ -659,15 +640,7 @@ def examine_cluster(
 
 
 def require(client: Client, only: Collection[str], wanted: Wanted | None = None) -> None:
-    """Refuse a job for the first of these checks that fails.
-
-    Raises
-    ------
-    JobError
-        With what was found, and the remedy.
-    RunError
-        The scheduler or a worker does not answer within 30 seconds.
-    """
+    """Refuse a job for the first of these checks that fails, with what was found, and the remedy."""
     for finding in _found(client, only, wanted or Wanted()):
         if finding.status == "fail":
             raise finding.refusal()
@@ -676,11 +649,7 @@ def require(client: Client, only: Collection[str], wanted: Wanted | None = None)
 def check_versions(
     client: Client, allow_mismatch: bool = False, tell: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Refuse a cluster whose versions differ from those here.
-
-    With `allow_mismatch` they are only told, in a table; a cluster without scalelatent is refused all the
-    same.
-    """
+    """Refuse a cluster whose versions differ from those here, or, where a mismatch is allowed, tell them."""
     for finding in _found(client, ("versions",), Wanted()):
         if finding.check == "versions" and finding.status == "fail" and allow_mismatch:
             _, _, table = finding.found.partition("\n")

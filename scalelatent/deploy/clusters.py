@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import ipaddress
 import logging
 import os
@@ -26,22 +25,11 @@ from .worker_processes import (
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = [
-    "client_of",
-    "close_cluster",
-    "cluster",
-    "current_client",
-    "current_job",
-    "deaf_to_ctrl_c",
-    "is_loopback",
-    "job_named",
-    "page_preload",
-    "start_cluster",
-]
-
 _current: ContextVar[Any] = ContextVar("scalelatent_client", default=None)
 _job: ContextVar[str] = ContextVar("scalelatent_job", default="")
 CLOSE_SECONDS = 60
+# Puts our page on the dashboard of a scheduler that starts.
+PAGE_PRELOAD = "scalelatent.monitor.preload"
 
 
 def current_client() -> Any:
@@ -65,10 +53,7 @@ class TellsWorkers(Protocol):
 
 @contextmanager
 def client_of(given: Any) -> Iterator[Any]:
-    """The client that is given, one of a cluster that is given, else that of the enclosing `sl.cluster`.
-
-    TypeError for anything else; a client that is made here is closed here, and the cluster goes on.
-    """
+    """The client that is given, one of a cluster that is given (closed here), else that of `sl.cluster`."""
     if given is None:
         yield current_client()
     elif isinstance(given, HasScheduler):
@@ -200,7 +185,7 @@ def start_cluster(
             "dashboard": dashboard_address is not None,
             "dashboard_address": dashboard_address or f"{host}:0",
             "scheduler_file": None if scheduler_file is None else os.fspath(scheduler_file),
-            "preload": [*dask.config.get("distributed.scheduler.preload"), *page_preload()],
+            "preload": [*dask.config.get("distributed.scheduler.preload"), PAGE_PRELOAD],
         },
     }  # fmt: skip
     specs = worker_specs(workers, threads, gpus, memory_limit, common)
@@ -232,12 +217,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def page_preload() -> list[str]:
-    """The preload that puts our page on the dashboard, by name: the engine imports no monitor."""
-    name = "scalelatent.monitor.preload"
-    return [name] if importlib.util.find_spec(name) else []
 
 
 def deaf_to_ctrl_c() -> Any:

@@ -23,8 +23,6 @@ from .clusters import is_loopback
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["check_protocol", "default_scheduler", "gateway_address", "open_client", "page_of", "page_told"]
-
 PROBE_SECONDS = 5.0
 SPEAK_SECONDS, TLS_SPEAK_SECONDS = 1.0, 0.3
 CLIENT_SECONDS = 10.0

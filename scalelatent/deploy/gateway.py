@@ -11,8 +11,6 @@ from distributed import Client
 from scalelatent.engine.threads import within
 from scalelatent.errors import JobError
 
-__all__ = ["open_gateway"]
-
 ASK_SECONDS = 15.0
 
 

@@ -35,11 +35,6 @@ from .versions import COMPARED, CUPY, versions
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = [
-    "ClusterView", "Wanted", "cache_trouble", "cupy_wheels", "look_at_cluster", "peak_bytes", "usable_cpus"
-]  # fmt: skip
-
-
 Facts = Mapping[str, Any]
 """What probes found of a process, by their names."""
 

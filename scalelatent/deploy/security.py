@@ -23,8 +23,6 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = ["FILES", "make_certificates", "security_from", "tls_files", "tls_options"]
-
 ROLES = ("client", "worker", "scheduler")
 FILES = ("ca.pem", "cluster-cert.pem", "cluster-key.pem", "client-cert.pem", "client-key.pem")
 

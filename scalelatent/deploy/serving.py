@@ -26,8 +26,6 @@ from .worker_processes import patient
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["address_from", "own_certificates", "serve", "until_stopped"]
-
 START_SECONDS = 120
 WATCH_SECONDS, SAME_SECONDS = 1.0, 1.0
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if hasattr(signal, "SIGHUP") else [signal.SIGINT]
@@ -116,7 +114,7 @@ def until_stopped() -> Iterator[None]:
     """Turn SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, once; a later one ends the process at once.
 
     Batch systems signal a script and what it has started, which a script does too: what comes within a second
-    is the same wish. At the end no child process is left.
+    is the same wish.
     """
 
     began: list[float] = []

@@ -15,18 +15,6 @@ from importlib import metadata
 
 from .clusters import current_client
 
-__all__ = [
-    "COMPARED",
-    "CUPY",
-    "MISSING",
-    "Difference",
-    "differences",
-    "environment",
-    "show_versions",
-    "table_of",
-    "versions",
-]
-
 _PACKAGES = (
     "numpy", "numba", "llvmlite", "scipy", "scikit-learn", "zarr", "numcodecs", "dask", "distributed",
     "bokeh", "fsspec", "s3fs", "pydantic", "typer", "rich", "threadpoolctl", "psutil", "matplotlib", "pandas",

@@ -22,8 +22,6 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["cold_kernels", "families", "warm", "warm_cluster"]
-
 WARM_SECONDS = 600.0
 
 OnKernel = Callable[[int, int], None]

@@ -18,19 +18,6 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = [
-    "PIN",
-    "check_memory",
-    "configured",
-    "first_cause",
-    "patient",
-    "refuse_numbers",
-    "refuse_page",
-    "run_workers",
-    "visible_gpus",
-    "worker_specs",
-]
-
 PIN = {
     "OMP_NUM_THREADS": 1,
     "MKL_NUM_THREADS": 1,
@@ -76,9 +63,8 @@ async def run_workers(
 ) -> None:
     """Run the workers of this machine for a scheduler elsewhere, until it ends.
 
-    Names begin with `name`, by default this machine's name and the process; `host` is the address to listen
-    on, by default this machine's as the scheduler's network sees it. `told` is called with the names once
-    they have joined. JobError where no scheduler answers within `wait_seconds`.
+    Names begin with `name`, by default this machine's name and the process; `told` gets them once they have
+    joined. `host` is the address to listen on, by default this machine's as the scheduler's network sees it.
     """
     from distributed.comm.addressing import get_address_host
     from distributed.utils import get_ip

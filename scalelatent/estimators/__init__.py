@@ -24,12 +24,12 @@ __all__ = [
 ]
 
 _WHERE = {
-    "CapsuleRegression": "scalelatent.models.capsule.estimator",
-    "CompressiveMBN": "scalelatent.models.mbn.compressive",
-    "ConditionalRBM": "scalelatent.models.crbm.estimator",
-    "MultilayerBootstrapNetwork": "scalelatent.models.mbn.estimator",
-    "Search": "scalelatent.search.search",
-    "load_model": "scalelatent.engine.saved_models",
+    "scalelatent.engine.saved_models": ("load_model",),
+    "scalelatent.models.capsule.estimator": ("CapsuleRegression",),
+    "scalelatent.models.crbm.estimator": ("ConditionalRBM",),
+    "scalelatent.models.mbn.compressive": ("CompressiveMBN",),
+    "scalelatent.models.mbn.estimator": ("MultilayerBootstrapNetwork",),
+    "scalelatent.search.search": ("Search",),
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

@@ -40,26 +40,12 @@ __all__ = [
 ]
 
 _WHERE = {
-    "METRICS": ".output_scores",
-    "RETRIEVAL_METRICS": ".retrieval",
-    "KMeansScores": ".clustering",
-    "Neighbours": ".neighbours",
-    "OutputErrors": ".structured",
-    "RetrievalCurve": ".retrieval",
-    "all_error": ".structured",
-    "changed_error": ".structured",
-    "clustering_accuracy": ".clustering",
-    "kmeans_scores": ".clustering",
-    "lsa": ".baselines",
-    "nearest_neighbours": ".neighbours",
-    "nmi": ".clustering",
-    "occlusion_errors": ".structured",
-    "output_errors": ".structured",
-    "pca": ".baselines",
-    "retrieval_accuracy": ".retrieval",
-    "retrieval_levels": ".retrieval",
-    "score_clusters": ".output_scores",
-    "score_output": ".output_scores",
+    ".baselines": ("lsa", "pca"),
+    ".clustering": ("KMeansScores", "clustering_accuracy", "kmeans_scores", "nmi"),
+    ".neighbours": ("Neighbours", "nearest_neighbours"),
+    ".output_scores": ("METRICS", "score_clusters", "score_output"),
+    ".retrieval": ("RETRIEVAL_METRICS", "RetrievalCurve", "retrieval_accuracy", "retrieval_levels"),
+    ".structured": ("OutputErrors", "all_error", "changed_error", "occlusion_errors", "output_errors"),
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

@@ -6,8 +6,6 @@ from typing import Any
 
 from scalelatent.errors import DataError
 
-__all__ = ["lsa", "pca"]
-
 
 def lsa(n_components: int = 5, *, random_state: int | None = 0) -> Any:
     """Latent semantic analysis (Deerwester et al., 1990): a truncated SVD of tf-idf weights.

@@ -21,8 +21,6 @@ from scalelatent.kernels.streams import resolve_seed, stream
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["KMeansScores", "clustering_accuracy", "kmeans_scores", "nmi"]
-
 MEMORY_SHARE = 0.3
 STALL_SECONDS = 900.0
 """With a cluster: so long no restart may end before the job is given up."""

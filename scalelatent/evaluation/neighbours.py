@@ -12,8 +12,6 @@ from scalelatent.errors import DataError
 
 from .clustering import Progress
 
-__all__ = ["Neighbours", "nearest_neighbours"]
-
 Tangents = Callable[[np.ndarray], np.ndarray]
 # Rows asked about at a time, and bytes of their distances to a block.
 ASKED_ROWS, BLOCK_ROWS = 256, 4096

@@ -14,8 +14,6 @@ from scalelatent.errors import DataError, JobError
 from .clustering import Progress, kmeans_scores, labels_of
 from .retrieval import retrieval_accuracy
 
-__all__ = ["METRICS", "score_clusters", "score_output"]
-
 METRICS = ("nmi", "accuracy", "retrieval")
 """Names of the metrics of an output: NMI and accuracy of its k-means clusters, retrieval accuracy."""
 

@@ -19,16 +19,6 @@ from scalelatent.kernels.jit import entry, filled, given
 from scalelatent.kernels.onehot_compiled import count_matches
 from scalelatent.kernels.streams import resolve_seed, stream
 
-__all__ = [
-    "RETRIEVAL_METRICS",
-    "DocumentScores",
-    "RetrievalCurve",
-    "retrieval_accuracy",
-    "retrieval_levels",
-    "scores_of",
-]
-
-
 RETRIEVAL_METRICS = ("cosine", "euclidean", "overlap")
 """What `retrieval_accuracy` ranks by: the last counts codes that two rows share."""
 

@@ -16,8 +16,6 @@ from scalelatent.reductions.tally import CONFUSION_METRICS
 from .clustering import Progress
 from .output_scores import METRICS, OF_CLUSTERS, check_clusters, score_clusters, score_output
 
-__all__ = ["ClassScorer", "OutputScorer", "Scorer", "TargetScorer", "score_dataset"]
-
 Told = Callable[[int, int], None]
 
 
@@ -29,50 +27,18 @@ def score_dataset(
     batch_rows: int = 16384,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Score a model on a labelled dataset; a classifier takes a batch of rows in memory at a time.
+    """Score a model on a labelled dataset, by default by what its scorer tells; a classifier takes a batch of
+    rows in memory at a time.
 
-    Parameters
-    ----------
-    model : fitted estimator
-    dataset : Dataset
-        With labels, or with binary outputs.
-    metrics : sequence of str, optional
-        Of a classifier any of `ClassScorer.metrics`, by default accuracy and error. ``confusion`` has true
-        classes as rows and predicted ones as columns, both in the order of ``model.classes_``; ``log_loss``
-        is in nats a row. Of binary outputs ``all`` and ``changed``, the shares of wrong ones. Of another
-        model ``nmi``, ``accuracy`` (of clusters) and ``retrieval``, by default the first two; where its
-        output is codes, ``retrieval`` alone, by the codes that rows share.
-    batch_rows : int
-        Rows read and scored at a time.
-    progress : callable, optional
-        Called with rows done and rows in all.
-
-    Returns
-    -------
-    dict
-        The metrics by name.
-
-    Raises
-    ------
-    JobError
-        For an unknown metric, or clusters of codes.
-    DataError
-        If the dataset has no labels, no row, another number of features, or a label the model does not know.
-
-    Examples
-    --------
-    >>> import scalelatent as sl
-    >>> from scalelatent.evaluation.scoring import score_dataset
-    >>> x, y = np.eye(4).repeat(5, axis=0), np.arange(4).repeat(5)
-    >>> model = sl.CapsuleRegression(capsule_dim=1, max_iter=9, random_state=0).fit(x, y)
-    >>> score_dataset(model, sl.Dataset.from_arrays(x, y))
-    {'accuracy': 1.0, 'error': 0.0}
+    Of a classifier ``confusion`` has true classes as rows and predicted ones as columns, both in the order of
+    ``model.classes_``; ``log_loss`` is in nats a row. Of binary outputs there are ``all`` and ``changed``,
+    the shares of wrong ones. Of another model ``nmi``, ``accuracy`` (of clusters) and ``retrieval``, by
+    default the first two; where its output is codes, ``retrieval`` alone, by the codes that rows share.
     """
     return scorer_of(model).score(model, dataset, metrics, batch_rows=batch_rows, progress=progress)
 
 
 def scorer_of(model: Any) -> Scorer:
-    """The scorer of a model's kind."""
     scorer: Scorer = load(kind_of(model).scorer)()
     return scorer
 

@@ -16,8 +16,6 @@ from scalelatent.errors import DataError
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
-__all__ = ["OutputErrors", "all_error", "changed_error", "occlusion_errors", "output_errors"]
-
 BATCH_ROWS = 1000
 
 

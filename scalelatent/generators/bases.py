@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
 from scalelatent.storage.guard import refuse_onto
-
-if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
 
 
 @functools.lru_cache(maxsize=1)
@@ -57,7 +54,6 @@ def base_name(base: str | os.PathLike[str], url: str) -> str:
 
 def open_stored_base(name: str, url: str) -> Dataset:
     """The dataset that `base_name` named."""
-    from scalelatent.data.dataset import open_dataset
 
     place = name if "://" in name else absolute(name, url)
     refuse_onto(url, place)
@@ -66,7 +62,6 @@ def open_stored_base(name: str, url: str) -> Dataset:
 
 def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
     """The base set that `base_name` named: uint8 images, with or without labels."""
-    from scalelatent.data.dataset import Dataset
 
     ds = Dataset.from_arrays(*base_digits()) if name == "digits" else open_stored_base(name, url)
     if ds.dtype != "u1" or len(ds.feature_shape) != 2 or ds.is_sparse:

@@ -12,21 +12,21 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset, open_dataset
+from scalelatent.data.write.create import check_room
 from scalelatent.errors import DataError
 from scalelatent.kernels import corruption_compiled as compiled
 from scalelatent.kernels.corruption import check_corruption, draws_of
 from scalelatent.kernels.random_words import check_seed
+from scalelatent.storage.disk import locate
+from scalelatent.storage.guard import clears_too
 
-if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
-
-    from .make import Progress
-
-__all__ = ["CorruptedImages", "clean_url", "from_provenance", "make_corrupted"]
+from .bases import base_name, check_base_rows, open_base
+from .make import Progress, make_rows
 
 _ROWS = 1024  # corrupted at a time, which bounds the random words in memory
 
@@ -196,7 +196,7 @@ def make_corrupted(
     seed : int
         Of the corruption, at least 0.
     n_jobs, resume, overwrite, progress, shard_rows
-        See `make.make_rows`.
+        See `make_digits`.
 
     Returns
     -------
@@ -214,12 +214,6 @@ def make_corrupted(
     >>> np.unique((noisy.read_x(0, 100) != clean.read_x(0, 100)).sum(axis=1)).tolist()  # 10 % of 64
     [6]
     """
-    from scalelatent.data.write.create import check_room
-    from scalelatent.storage.disk import locate
-    from scalelatent.storage.guard import clears_too
-
-    from .bases import base_name, check_base_rows, open_base
-    from .make import make_rows
 
     where = locate(url)
     place, pure = where.url, locate(clean_url(where.url) if clean is None else clean)
@@ -277,7 +271,6 @@ def make_corrupted(
 
 def _holds(url: str, n_rows: int, parameters: dict[str, Any]) -> bool:
     """Whether a finished dataset holds the rows of these parameters."""
-    from scalelatent.data import open_dataset
 
     try:
         ds = open_dataset(url)
@@ -321,6 +314,5 @@ def clean_url(url: str) -> str:
 
 def from_provenance(provenance: dict[str, Any], url: str) -> CorruptedImages:
     """The generator of a dataset with this provenance."""
-    from .bases import open_base
 
     return CorruptedImages(open_base(provenance["base"], url, provenance["base_fingerprint"]), provenance)

@@ -1,8 +1,4 @@
-"""Kernels of the infinite digits: tangent images and their addition to a base image, plain and compiled.
-
-Both bodies do the same float32 operations in the same order, so they agree bit for bit. Neither may use
-fastmath.
-"""
+"""The compiled kernel of the infinite digits: tangent images, and their addition to a base image."""
 
 from __future__ import annotations
 
@@ -10,46 +6,6 @@ import numba
 import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given
-
-__all__ = ["render", "render_reference"]
-
-
-def render_reference(
-    images: np.ndarray,
-    base: np.ndarray,
-    k1: np.ndarray,
-    k2: np.ndarray,
-    fields: np.ndarray,
-    smooth: np.ndarray,
-    derive: np.ndarray,
-    alpha: np.float32,
-    beta: np.float32,
-    out: np.ndarray,
-) -> None:
-    """Fill `out` with deformed base images; the oracle of the compiled body."""
-    height, width = images.shape[1:]
-    radius = len(smooth) // 2
-    half, top, zero = np.float32(0.5), np.float32(255), np.float32(0)
-    for i in range(len(out)):
-        image = images[base[i]]
-        if k1[i] < 0:
-            out[i] = image
-            continue
-        padded = np.pad(image.astype(np.float32), radius)
-        smoothed = np.zeros((height + 2 * radius, width), np.float32)
-        sloped = np.zeros((height + 2 * radius, width), np.float32)
-        for u in range(len(smooth)):
-            smoothed += smooth[u] * padded[:, u : u + width]
-            sloped += derive[u] * padded[:, u : u + width]
-        t_x = np.zeros((height, width), np.float32)
-        t_y = np.zeros((height, width), np.float32)
-        for v in range(len(smooth)):
-            t_x += smooth[v] * sloped[v : v + height]
-            t_y += derive[v] * smoothed[v : v + height]
-        value = image.astype(np.float32) + alpha * (fields[k1[i]] * t_x + fields[k2[i]] * t_y)
-        if beta != 0:
-            value = value + beta * np.sqrt(t_x * t_x + t_y * t_y)
-        out[i] = np.floor(np.minimum(np.maximum(value, zero), top) + half).astype(np.uint8)
 
 
 # No fused multiply-adds, which the package's defaults allow: rows have the same bits on every CPU.
@@ -74,7 +30,7 @@ def render(
     beta: np.float32,
     out: np.ndarray,
 ) -> None:
-    """`render_reference`, compiled."""
+    """Fill `out` with deformed base images."""
     height, width = images.shape[1], images.shape[2]
     n_taps = smooth.shape[0]
     radius = n_taps // 2

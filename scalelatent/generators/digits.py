@@ -11,33 +11,17 @@ from __future__ import annotations
 import functools
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed
 from scalelatent.storage.disk import locate
 
 from .bases import absolute, base_name, check_base_rows, open_base, relative
-from .make import make_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = [
-    "LEAST_SIGMA",
-    "N_FIELDS",
-    "TANGENT_SIGMA",
-    "InfiniteDigits",
-    "make_digits",
-    "read_fields",
-    "seeded_fields",
-    "shift_rows",
-]
-
+from .make import Progress, RowsFrom, make_rows
 
 N_FIELDS = 1522
 """Number of displacement fields, as published."""
@@ -143,46 +127,14 @@ N_TEST = 10_000
 
 
 class InfiniteDigits:
-    """An endless set of images; image `i` is a function of the seed and `i` alone.
+    """An endless set of images made of base images uint8 (n, h, w); image `i` is a function of the seed and
+    `i`.
 
-    Index `n_test` and the following `B - A` indices are the bases `A:B` unchanged; a later `i` deforms base
-    `A + (i - n_test) % (B - A)`.
-
-    Parameters
-    ----------
-    base_images : uint8 (n, h, w)
-        Base images.
-    base_labels : (n,)
-        Their labels.
-    seed : int
-        Seed of the displacement fields.
-    base_rows : (int, int), optional
-        Use only these bases, `A:B`; all by default. No other base is ever read.
-    n_test : int
-        First index; lower ones stand for test images, which are not made here.
-    alpha : float
-        Strength of the deformation.
-    beta : float
-        Strength of the thickening.
-    shift : bool
-        Also shift each image by up to one pixel, in one of nine ways.
-    fields : path, optional
-        File of the published displacement fields: float32, 1522 x h x w. Replaces the seeded ones.
-
-    Raises
-    ------
-    DataError
-        Images that are not uint8 (n, h, w), labels of another length, bases out of range, or a wrong field
-        file.
-
-    Examples
-    --------
-    >>> from scalelatent.generators.bases import base_digits
-    >>> images, labels = base_digits()
-    >>> digits = InfiniteDigits(images, labels, base_rows=(0, 1000))
-    >>> x, y = digits.rows(1_000_000, 1_000_003)
-    >>> x.shape, bool((y == labels[digits.base_of(np.arange(1_000_000, 1_000_003))]).all())
-    ((3, 8, 8), True)
+    Index `n_test` and the following `B - A` indices are the bases `A:B` (`base_rows`, by default all)
+    unchanged; a later `i` deforms base `A + (i - n_test) % (B - A)`. No other base is ever read; indices
+    below `n_test` stand for test images, which are not made here. `alpha` is the strength of the deformation,
+    `beta` of a thickening; `shift` also shifts by up to one pixel, in one of nine ways. `fields` is the file
+    of the published displacement fields (float32, 1522 x h x w), which replaces those of `seed`.
     """
 
     def __init__(
@@ -222,7 +174,6 @@ class InfiniteDigits:
 
     @property
     def image_shape(self) -> tuple[int, int]:
-        """(height, width)."""
         return self._images.shape[1], self._images.shape[2]
 
     def base_of(self, index: Any) -> Any:
@@ -239,13 +190,7 @@ class InfiniteDigits:
         return k1.astype(np.int64), k2.astype(np.int64)
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images and labels of the indices `start:stop`: uint8 (stop - start, h, w) and (stop - start,).
-
-        Raises
-        ------
-        DataError
-            An index below `n_test`.
-        """
+        """Images and labels of the indices `start:stop`: uint8 (stop - start, h, w) and (stop - start,)."""
         from .digit_kernels import render
 
         if start < self.n_test or stop < start:
@@ -291,7 +236,7 @@ def make_digits(
     n_jobs: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     shard_rows: int | None = None,
 ) -> Dataset:
     """Write infinite digits to a dataset, several shards at a time.
@@ -356,31 +301,11 @@ def make_digits(
     }
     if fields is not None:
         parameters["fields"] = relative(fields, place)
-    return make_rows(
-        url,
-        rows,
-        parameters,
-        n_jobs=n_jobs,
-        resume=resume,
-        overwrite=overwrite,
-        progress=progress,
-        shard_rows=shard_rows,
-    )
+    how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}
+    return make_rows(url, rows, parameters, **how, shard_rows=shard_rows)
 
 
-class _DigitsFrom:
-    """The images from an index on, as rows of a dataset from 0 on; see `make.Generator`."""
-
-    def __init__(self, digits: InfiniteDigits, first: int, y_dtype: Any) -> None:
-        self._digits, self._first = digits, first
-        self.columns = {"feature_shape": digits.image_shape, "dtype": np.uint8, "y_dtype": y_dtype}
-
-    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images and labels of the rows `start:stop`."""
-        return self._digits.rows(self._first + start, self._first + stop)
-
-
-def from_provenance(p: dict[str, Any], url: str) -> _DigitsFrom:
+def from_provenance(p: dict[str, Any], url: str) -> RowsFrom:
     """The generator of a dataset of infinite digits."""
     ds = open_base(p["base"], url, p["base_fingerprint"])
     if not ds.has_y:
@@ -396,4 +321,5 @@ def from_provenance(p: dict[str, Any], url: str) -> _DigitsFrom:
         shift=p["shift"],
         fields=absolute(p["fields"], url) if "fields" in p else None,
     )
-    return _DigitsFrom(digits, p["start"], labels.dtype)
+    columns = {"feature_shape": digits.image_shape, "dtype": np.uint8, "y_dtype": labels.dtype}
+    return RowsFrom(digits.rows, p["start"], columns)

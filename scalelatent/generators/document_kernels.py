@@ -10,8 +10,6 @@ import numpy as np
 from scalelatent.kernels.jit import entry, filled, given
 from scalelatent.kernels.philox import mulhi, philox
 
-__all__ = ["resample"]
-
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 

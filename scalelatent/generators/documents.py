@@ -12,21 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import csr
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed, stage_word
 from scalelatent.storage.disk import locate
 
 from .bases import base_name, check_base_rows, open_stored_base, unchanged
-from .make import generator_of, make_rows
+from .make import Progress, RowsFrom, generator_of, make_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from scipy.sparse import csr_array
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = ["ResampledDocuments", "make_documents"]
 
 STAGE = "documents"
 _PROBED = 1024  # rows made to size row groups
@@ -35,32 +30,9 @@ _PROBED = 1024  # rows made to size row groups
 class ResampledDocuments:
     """An endless set of documents; document `i` is a function of the seed and `i` alone.
 
-    Document `i` derives from base row `A + i % (B - A)`. Word `k` of it is drawn with word `k` of the Philox
-    stream of (seed, "documents", 0, i).
-
-    Parameters
-    ----------
-    base : Dataset
-        CSR rows of counts: whole numbers of at least 0, of any type. Looked through once.
-    seed : int
-        At least 0.
-    base_rows : (int, int), optional
-        Use only these base rows, `A:B`; all by default. No other base row is ever read.
-
-    Raises
-    ------
-    DataError
-        Rows that are not CSR or no counts (with row and column), or base rows out of range.
-
-    Examples
-    --------
-    >>> import numpy as np, scipy.sparse as sp
-    >>> from scalelatent.data import Dataset
-    >>> counts = sp.csr_array(np.array([[3, 0, 1], [0, 5, 0]]))
-    >>> documents = ResampledDocuments(Dataset.from_arrays(counts, ["a", "b"]), seed=1)
-    >>> x, y = documents.rows(1_000_000, 1_000_003)
-    >>> x.toarray().tolist(), y.tolist()
-    ([[2, 0, 2], [0, 5, 0], [4, 0, 0]], ['a', 'b', 'a'])
+    `base` holds CSR rows of counts: whole numbers of at least 0, of any type, looked through once. Document
+    `i` derives from base row `A + i % (B - A)` of `base_rows` `A:B`, by default all; no other is ever read.
+    Word `k` of it is drawn with word `k` of the Philox stream of (seed, "documents", 0, i).
     """
 
     def __init__(self, base: Dataset, *, seed: int = 0, base_rows: tuple[int, int] | None = None) -> None:
@@ -86,25 +58,7 @@ class ResampledDocuments:
         return a + np.asarray(index) % (b - a)
 
     def rows(self, start: int, stop: int) -> tuple[csr_array, Any]:
-        """Documents `start:stop` and what the base says of them.
-
-        Parameters
-        ----------
-        start, stop : int
-            Indices, 0 <= start <= stop < 2**63.
-
-        Returns
-        -------
-        x : csr_array (stop - start, n_features)
-            Counts, unsigned integers.
-        y : ndarray, csr_array or None
-            Labels, targets or multi-labels of the base rows.
-
-        Raises
-        ------
-        DataError
-            An index out of range.
-        """
+        """Documents `start:stop` as CSR counts, and labels, targets or multi-labels of their base rows."""
         if not 0 <= start <= stop < 2**63:
             raise DataError(f"documents {start}:{stop}: indices are 0 to 2**63 - 1, in rising order")
         a, b = self.base_rows
@@ -191,7 +145,7 @@ def make_documents(
     n_jobs: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     shard_rows: int | None = None,
 ) -> Dataset:
     """Write resampled documents to a CSR dataset, several row groups at a time.
@@ -210,16 +164,8 @@ def make_documents(
         Index of the first document.
     seed
         See `ResampledDocuments`.
-    n_jobs : int, optional
-        Threads, each writing row groups of its own; all cores by default.
-    resume : bool
-        Leave row groups that are written already; the arguments have to be the same.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shard_rows : int, optional
-        Rows of a row group.
+    n_jobs, resume, overwrite, progress, shard_rows
+        See `make_digits`; shards are row groups.
 
     Returns
     -------
@@ -255,34 +201,14 @@ def make_documents(
     }
     probed = min(rows, _PROBED)
     entries = generator_of(parameters, place).rows(0, probed)[0].nnz
-    return make_rows(
-        url,
-        rows,
-        parameters,
-        nnz=entries * rows // max(probed, 1),
-        shard_rows=shard_rows,
-        n_jobs=n_jobs,
-        resume=resume,
-        overwrite=overwrite,
-        progress=progress,
-    )
+    nnz = entries * rows // max(probed, 1)
+    how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}
+    return make_rows(url, rows, parameters, nnz=nnz, **how, shard_rows=shard_rows)
 
 
-class _DocumentsFrom:
-    """The documents from an index on, as rows of a dataset from 0 on; see `make.Generator`."""
-
-    def __init__(self, documents: ResampledDocuments, first: int, y_options: dict[str, Any]) -> None:
-        self._documents, self._first = documents, first
-        shape = (documents.n_features,)
-        self.columns = {"feature_shape": shape, "dtype": documents.dtype, **y_options}
-
-    def rows(self, start: int, stop: int) -> tuple[csr_array, Any]:
-        """Documents of the rows `start:stop`, and what the base says of them."""
-        return self._documents.rows(self._first + start, self._first + stop)
-
-
-def from_provenance(p: dict[str, Any], url: str) -> _DocumentsFrom:
+def from_provenance(p: dict[str, Any], url: str) -> RowsFrom:
     """The generator of a dataset of documents."""
     base = unchanged(open_stored_base(p["base"], url), p["base"], url, p["base_fingerprint"])
     documents = ResampledDocuments(base, seed=p["seed"], base_rows=p["base_rows"])
-    return _DocumentsFrom(documents, p["start"], base.y_options())
+    columns = {"feature_shape": (documents.n_features,), "dtype": documents.dtype, **base.y_options()}
+    return RowsFrom(documents.rows, p["start"], columns)

@@ -6,8 +6,6 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-__all__ = ["LETTERS", "SYMBOLS", "bar", "bitmaps", "drawings", "traits"]
-
 _LETTER_ROWS = """
 .###. ####. .###. ####. ##### ##### .###. #...# ### ....# #...# #.... #...#
 #...# #...# #...# #...# #.... #.... #...# #...# .#. ....# #..#. #.... ##.##

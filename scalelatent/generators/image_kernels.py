@@ -12,8 +12,6 @@ import numpy as np
 from scalelatent.kernels.jit import entry, filled, given
 from scalelatent.kernels.philox import below
 
-__all__ = ["draw_features", "flip", "jitter_pixels", "make_grey", "typeset"]
-
 
 @entry(given("i2", 3), given("u1", 3), filled("u1", 3))
 def draw_features(placements: Any, features: Any, out: Any) -> None:
@@ -60,9 +58,7 @@ def jitter_pixels(draws: Any, images: Any, out: Any) -> None:
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
 def make_grey(draws: Any, how: Any, out: Any) -> None:
-    """Images of 0 and 1 made grey in place: 255, mixed ``how[0]`` times with the pixels around, each changed
-    by up to ``how[1]``; draws (rows, pixels).
-    """
+    """Images of 0 and 1 made grey in place: 0 and 255, blurred ``how[0]`` times, changed by ``how[1]``."""
     height, width = out.shape[1], out.shape[2]
     # Of rows and columns in turn: 1 2 1, beyond the border 0.
     now, then = np.zeros((height + 2, width + 2), np.int64), np.zeros((height + 2, width + 2), np.int64)

@@ -9,33 +9,17 @@ so is the truth behind it: what was placed where.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import os
+from typing import Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed, random_words
 
 from . import glyphs
-
-if TYPE_CHECKING:
-    import os
-
-    from scalelatent.data.dataset import Dataset
-
-    from .make import Progress
-
-__all__ = [
-    "DEFAULTS",
-    "VOCABULARY",
-    "ImageSet",
-    "from_provenance",
-    "image_set",
-    "image_set_of",
-    "make_images",
-    "parameters_of",
-]
-
+from .make import Progress, make_rows
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bars": {"noise": 0.03, "crosses": 5, "length": 5},
@@ -114,19 +98,7 @@ _ROWS = 1024  # rows made at a time
 
 
 class ImageSet:
-    """An endless set of binary images; row `i` is a function of the parameters and `i` alone.
-
-    Made by `image_set`, or from a dataset by `image_set_of`.
-
-    Examples
-    --------
-    >>> letters = image_set("letters", alphabet="HI", noise=0.0)
-    >>> x, _ = letters.rows(1000, 1002)
-    >>> x.shape, letters.names, letters.features.shape
-    ((2, 24, 24), ['H', 'I'], (2, 7, 5))
-    >>> letters.truth(1000, 1002).shape  # feature, top and left of five letters in each image
-    (2, 5, 3)
-    """
+    """An endless set of binary images; row `i` is a function of the parameters and `i` alone."""
 
     image_shape: tuple[int, int]
     """(height, width)."""
@@ -147,7 +119,6 @@ class ImageSet:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Arguments of `create_dataset`."""
         return {"feature_shape": self.image_shape, "dtype": np.uint8}
 
     @property
@@ -308,6 +279,7 @@ class Traits(ImageSet):
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Images of the rows `start:stop`, uint8 (stop - start, h, w) of 0 and 1, or grey, and labels."""
+
         from .image_kernels import make_grey
 
         out, labels = super().rows(start, stop)
@@ -373,7 +345,7 @@ def make_images(
     rows : int
         Number of images; a longer set begins with the same ones.
     n_jobs, resume, overwrite, progress, shard_rows
-        See `make.make_rows`.
+        See `make_digits`.
 
     Returns
     -------
@@ -390,7 +362,6 @@ def make_images(
     >>> make_images("memory://doc-letters", "letters", 1000, alphabet="ABC", overwrite=True)
     <Dataset 1,000 rows x (24, 24) uint8, 'memory://doc-letters'>
     """
-    from .make import make_rows
 
     parameters = parameters_of(kind, seed, options)
     how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}
@@ -448,19 +419,8 @@ def from_provenance(provenance: dict[str, Any], url: str) -> ImageSet:
 
 
 def image_set_of(ds: Dataset) -> ImageSet:
-    """The image set of which a dataset holds the first rows: its features, its truth, more rows.
-
-    Raises
-    ------
-    DataError
-        The dataset is not one that `make_images` made.
-
-    Examples
-    --------
-    >>> from scalelatent.data import make_images
-    >>> ds = make_images("memory://doc-truth", "traits", 20, overwrite=True)
-    >>> image_set_of(ds).names
-    ['square', 'circle', 'forward', 'backward']
+    """The image set of which a dataset of `make_images` holds the first rows: its features, its truth, more
+    rows.
     """
     provenance = ds.attrs.get("provenance", {})
     if provenance.get("importer") not in _SETS:

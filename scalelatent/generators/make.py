@@ -8,26 +8,15 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from scalelatent.data.dataset import Dataset
+from scalelatent.data.write.batches import Progress as Progress
+from scalelatent.data.write.writer import DatasetWriter, create_dataset
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
 
 from . import GENERATORS
-
-if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
-    from scalelatent.data.write.writer import DatasetWriter
-
-__all__ = [
-    "Generator",
-    "generator_of",
-    "make_rows",
-    "make_shard",
-    "repair_dataset",
-]
-
-Progress = Callable[[int, int], None]
 
 
 class Generator(Protocol):
@@ -38,6 +27,18 @@ class Generator(Protocol):
 
     def rows(self, start: int, stop: int) -> tuple[Any, Any]:
         """Rows `start:stop`, and their labels or None."""
+
+
+class RowsFrom:
+    """Rows of a set without end from an index on, as rows of a dataset from 0 on; a `Generator`."""
+
+    def __init__(
+        self, endless: Callable[[int, int], tuple[Any, Any]], first: int, columns: dict[str, Any]
+    ) -> None:
+        self._endless, self._first, self.columns = endless, first, columns
+
+    def rows(self, start: int, stop: int) -> tuple[Any, Any]:
+        return self._endless(self._first + start, self._first + stop)
 
 
 def make_rows(
@@ -52,7 +53,6 @@ def make_rows(
     **layout: Any,
 ) -> Dataset:
     """Write the first rows of a generator to a dataset."""
-    from scalelatent.data.write.writer import create_dataset
 
     threads = _threads(n_jobs)
     # Made before anything is written: wrong parameters leave nothing behind, and threads find it ready.
@@ -105,7 +105,6 @@ def repair_dataset(
     >>> repair_dataset("memory://doc-repair").fingerprint() == ds.fingerprint()
     True
     """
-    from scalelatent.data.write.writer import DatasetWriter
 
     threads, writer = _threads(n_jobs), DatasetWriter.attach(url)
     generator_of(writer.attrs.provenance, writer.url)
@@ -115,6 +114,7 @@ def repair_dataset(
 def _threads(n_jobs: int | None) -> int:
     if n_jobs is not None and n_jobs < 1:
         raise DataError(f"n_jobs is {n_jobs}, but it has to be at least 1 thread; leave it out for all cores")
+
     from dask.system import cpu_count
 
     return cpu_count() if n_jobs is None else int(n_jobs)
@@ -140,7 +140,6 @@ def _fill(writer: DatasetWriter, threads: int, progress: Progress | None) -> Dat
 
 def make_shard(url: str | os.PathLike[str], shard: int) -> None:
     """Make one shard of a dataset that `make_rows` began; for tasks on other machines."""
-    from scalelatent.data.write.writer import DatasetWriter
 
     _write_shard(DatasetWriter.attach(url), shard)
 

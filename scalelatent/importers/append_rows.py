@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.data.write.append import PREFIX, append_opened
+from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
 from scalelatent.storage.guard import scratch
 
 from .csr_archive import import_csr
 from .npy import import_npy, import_npz
-
-__all__ = ["append_rows"]
-
-Progress = Callable[[int, int], None]
 
 
 def append_rows(

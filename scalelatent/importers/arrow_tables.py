@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.frames import FrameColumns, arrow
 from scalelatent.data.schema import as_classes, n_features
 from scalelatent.errors import DataError
@@ -18,14 +19,10 @@ from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.objects import ObjectLocation
 
 from .files import local_copy
-from .stream import Progress, write_rows
+from .stream import Beside, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
     import pyarrow.dataset
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = ["TableRows", "explained", "import_arrow", "import_csv", "import_parquet", "write_table"]
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 65_536
@@ -65,14 +62,8 @@ def import_parquet(
     features : sequence of str, optional
         Columns of a row, in this order; by default all others. Numbers, or lists of numbers of a fixed size;
         a lone column of nested lists or tensors gives rows of that shape. Rows have their common type.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
-    **layout
-        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`.
 
     Returns
     -------
@@ -221,8 +212,8 @@ def write_table(
     """Write rows of a table, with the labels and weights beside them."""
     options = {"label": columns.label, "weight": columns.weight, **options}
     label_type = None if columns.label is None else x.label_type
-    y = None if label_type is None else _Beside(x, label_type, "labels")
-    weight = None if columns.weight is None else _Beside(x, np.dtype(np.float64), "weights")
+    y = None if label_type is None else Beside(x, label_type, lambda: x.labels)
+    weight = None if columns.weight is None else Beside(x, np.dtype(np.float64), lambda: x.weights)
     with contextlib.closing(x):
         return write_rows(url, x, y, weight=weight, options=options, **how)
 
@@ -343,8 +334,8 @@ def _look_through(table: Any, columns: FrameColumns, kind: str) -> tuple[int, np
     return n_rows, np.array(sorted(found)) if found else None
 
 
-class TableRows:
-    """Features of a table in order, as `RowReader`; labels and weights of the rows read last beside them."""
+class TableRows(RowReader):
+    """Features of a table in order; labels and weights of the rows read last beside them."""
 
     def __init__(self, batches: Iterator[Any], columns: FrameColumns, n_rows: int) -> None:
         self.name, self.dtype = columns.what, columns.dtype
@@ -355,13 +346,7 @@ class TableRows:
         self._row = 0
         self.labels, self.weights = np.empty(0), np.empty(0)
 
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return self.shape[0]
-
     def read(self, rows: int) -> np.ndarray:
-        """The next rows."""
         out = np.empty((rows, *self.shape[1:]), self.dtype)
         columns, labels, weights = self._columns, [], []
         filled = 0
@@ -393,33 +378,10 @@ class TableRows:
         return self._columns.labels(part, first_row)
 
     def finish(self) -> None:
-        """Refuse rows beyond those that were counted."""
         if self._rest is not None or any(batch.num_rows for batch in self._batches):
             raise DataError(
                 f"{self.name} holds more than the {self.n_rows} rows that were counted; it changed"
             )
 
     def close(self) -> None:
-        """Let go of the files."""
         self._batches, self._rest = iter(()), None
-
-
-class _Beside:
-    """Labels or weights of the rows that were read last, as `RowReader`."""
-
-    def __init__(self, rows: TableRows, dtype: np.dtype[Any], which: str) -> None:
-        self.name, self.shape, self.dtype = rows.name, rows.shape[:1], dtype
-        self.n_rows = rows.n_rows
-        self._rows, self._which = rows, which
-
-    def read(self, rows: int) -> np.ndarray:
-        """Those of the last rows."""
-        found = self._rows.labels if self._which == "labels" else self._rows.weights
-        assert len(found) == rows
-        return found
-
-    def finish(self) -> None:
-        """Nothing is left to check."""
-
-    def close(self) -> None:
-        """Nothing is open."""

@@ -13,36 +13,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data.csr import canonical, check_dtype
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.errors import DataError
 
 from .files import find_key
 from .npy import open_array, open_member, open_npy, open_npz, read_header, read_small
-from .stream import Progress, string_classes, write_rows
+from .stream import Progress, RowReader, RowStream, string_classes, write_rows
 
 if TYPE_CHECKING:
-    import numpy as np
     from scipy.sparse import csr_array
-
-    from scalelatent.data.dataset import Dataset
-
-    from .stream import RowStream
-
-__all__ = [
-    "CsrStream",
-    "check_format",
-    "import_csr",
-    "keys_of",
-    "prefixes_of",
-]
-
 
 _SCAN = 1 << 20
 _PARTS = ("indices", "indptr")
 
 
-class CsrStream:
+class CsrStream(RowReader):
     """CSR rows of an archive, read in order."""
+
+    sparse = True
+    nnz: int
 
     def __init__(
         self,
@@ -73,14 +63,13 @@ class CsrStream:
                     f"{self._columns.length} columns; one value an entry is needed: name others with --values"
                 )
         self.nnz = self._columns.length
-        self.n_rows = self._pointers.length - 1
-        self.shape = self._find_shape()
+        self.shape = self._find_shape(self._pointers.length - 1)
         self.group_rows = 0
         self._unsorted = self._added = self._row = 0
 
     @property
     def notes(self) -> dict[str, int]:
-        """What had to be put right, for the provenance."""
+        """What had to be put right."""
         found = {"rows_sorted": self._unsorted, "entries_added": self._added}
         return {name: count for name, count in found.items() if count}
 
@@ -111,7 +100,6 @@ class CsrStream:
         self._last = 0
 
     def read(self, rows: int) -> csr_array:
-        """The next rows, in canonical form."""
         pointers = self._read_pointers(rows, self._row)
         count = int(pointers[-1] - pointers[0])
         columns = self._columns.read(count)
@@ -129,13 +117,11 @@ class CsrStream:
         return found
 
     def finish(self) -> None:
-        """Check that the arrays end after the last entry."""
         for stream in (self._columns, self._data):
             if stream is not None:
                 stream.finish()
 
     def close(self) -> None:
-        """Close the arrays; the archive stays open."""
         for stream in self._open_streams:
             stream.close()
 
@@ -178,8 +164,8 @@ class CsrStream:
             f"npz file {os.fspath(self._path)} has no array {self._head + name!r} of values{hint}"
         )
 
-    def _find_shape(self) -> tuple[int, int]:
-        if self.n_rows < 1:
+    def _find_shape(self, n_rows: int) -> tuple[int, int]:
+        if n_rows < 1:
             raise DataError(f"{self.name} holds no rows ({self._pointers.name} is too short)")
         key = f"{self._head}shape"
         if key not in keys_of(self._archive):
@@ -187,16 +173,16 @@ class CsrStream:
             scan = self._vector("indices")
             for first in range(0, self.nnz, _SCAN):
                 highest = max(highest, int(scan.read(min(_SCAN, self.nnz - first)).max()))
-            return self.n_rows, max(highest + 1, 1)
+            return n_rows, max(highest + 1, 1)
         shape = read_small(self._archive, self._path, key)
         if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
             raise DataError(
                 f"npz file {os.fspath(self._path)}, array {key!r} is {shape}; two numbers are needed"
             )
         rows, columns = (int(v) for v in shape)
-        if rows != self.n_rows:
+        if rows != n_rows:
             raise DataError(
-                f"{self.name}: the shape says {rows} rows, but {self._pointers.name} has {self.n_rows}; the "
+                f"{self.name}: the shape says {rows} rows, but {self._pointers.name} has {n_rows}; the "
                 "arrays do not belong together"
             )
         if columns < 1:
@@ -222,7 +208,6 @@ class _Vector:
         self._stream: RowStream | None = open_member(archive, path, key) if self.length else None
 
     def read(self, count: int) -> np.ndarray:
-        """The next numbers, in native byte order."""
         if self._stream is None or count == 0:
             return np.zeros(0, self.dtype.newbyteorder("="))
         return self._stream.read(count)
@@ -293,14 +278,8 @@ def import_csr(
         Labels (n,), targets (n, v) or multi-labels: the name of an array of the archive, the prefix of CSR
         arrays in it (without values: ones), or an npy or npz file. By default `y` in any case, where it is
         there.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
-    **layout
-        `shard_rows` (rows of a row group), `compressor` of `create_dataset`.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`; `shard_rows` are the rows of a row group.
 
     Returns
     -------

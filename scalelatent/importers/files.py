@@ -16,18 +16,6 @@ from scalelatent.storage.object_file import open_object
 from scalelatent.storage.objects import ObjectLocation
 from scalelatent.storage.plain_files import open_plain
 
-__all__ = [
-    "cache_folder",
-    "file_size",
-    "find_key",
-    "find_keys",
-    "is_packed",
-    "local_copy",
-    "open_file",
-    "open_maybe_gzip",
-]
-
-
 _MAX_SHOWN = 20
 
 
@@ -82,7 +70,6 @@ def file_size(file: IO[bytes]) -> int:
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """Where downloads are kept."""
     import pooch
 
     return Path(given or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"))

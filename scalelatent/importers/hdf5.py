@@ -7,26 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_local
 
 from .files import find_keys, open_file
-from .stream import Progress, import_rows
+from .stream import Progress, RowReader, import_rows
 
 if TYPE_CHECKING:
     import h5py
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = [
-    "H5Rows",
-    "check_storage",
-    "describe_arrays",
-    "import_hdf5",
-    "open_h5",
-]
-
 
 _SHOWN = 3
 
@@ -150,17 +140,11 @@ def import_hdf5(
     x, y : str, optional
         Names of the arrays, paths where they lie in groups (``train/data``). By default the one array called
         ``x``, in either case, in any group, and, where it is there, ``y`` in the same group.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
     allow_external : bool
         Take arrays whose numbers lie in other files, too: external raw storage may name any file of this
         machine, and virtual datasets any other HDF5 file.
-    **layout
-        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`.
 
     Returns
     -------
@@ -246,8 +230,8 @@ def describe_arrays(file: h5py.File) -> dict[str, str]:
     return found
 
 
-class H5Rows:
-    """Rows of an HDF5 array, in order; `Rows` of the importers."""
+class H5Rows(RowReader):
+    """Rows of an HDF5 array, in order."""
 
     def __init__(
         self, array: h5py.Dataset, name: str, *, matlab: bool = False, rows_last: bool = False
@@ -282,13 +266,7 @@ class H5Rows:
             return max(1, _MAX_BAND_BYTES // row_bytes)
         return chunk * max(1, _BAND_BYTES // (chunk * row_bytes))
 
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return self.shape[0]
-
     def read(self, rows: int) -> np.ndarray:
-        """The next rows, in native byte order."""
         kind = np.dtype(object) if self.dtype.kind == "U" else self.dtype.newbyteorder("=")
         out = np.empty((rows, *self.shape[1:]), kind)
         filled = 0
@@ -315,9 +293,5 @@ class H5Rows:
         self._row = b
         return np.asarray(band).transpose(self._order)
 
-    def finish(self) -> None:
-        """Nothing is left to check: HDF5 knows its shape."""
-
     def close(self) -> None:
-        """Forget what was read; the one that opened the file closes it."""
         self._band = np.empty(0)

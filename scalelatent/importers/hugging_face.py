@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dask.system
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.frames import FrameColumns
 from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
@@ -20,10 +22,6 @@ from .stream import Progress
 
 if TYPE_CHECKING:
     import datasets
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = ["import_hf"]
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 4096
@@ -65,7 +63,7 @@ def import_hf(
     size, crop, color
         Of images; see `import_images`.
     overwrite, progress, shuffle, **layout
-        See `import_parquet`.
+        See `import_npy`.
 
     Returns
     -------
@@ -101,7 +99,8 @@ def import_hf(
         columns = FrameColumns(schema, what, label=label, weight=weight, features=[] if images else names)
         if not len(found):
             raise DataError(f"{what} holds no rows; nothing to import")
-        labels = _class_names(found, label)
+        names_of_label = None if label is None else getattr(found.features.get(label), "names", None)
+        labels = np.array(names_of_label) if names_of_label else None
         x = (
             _Rows(found, columns, labels)
             if not images
@@ -137,12 +136,6 @@ def _open(folder: str | os.PathLike[str], split: str | None, what: str) -> datas
     if split not in found:
         raise DataError(f"{what} has the splits {', '.join(found)}; choose one with --split (split=)")
     return found[split]
-
-
-def _class_names(found: datasets.Dataset, label: str | None) -> np.ndarray | None:
-    """Names of the labels' numbers, where the column tells them."""
-    names = None if label is None else getattr(found.features.get(label), "names", None)
-    return np.array(names) if names else None
 
 
 class _Rows(TableRows):
@@ -188,14 +181,12 @@ class _Images(_Rows):
         column: str,
         decoder: ImageDecoder,
     ) -> None:
-        from dask.system import cpu_count
-
         self._column, self._decoder, self._pool = column, decoder, None
         self.name = columns.what
         first = self._decoded(found.with_format("arrow")[:1][column][0].as_py(), 0)
         super().__init__(found, columns, names, [column], first.nbytes)
         self.shape, self.dtype = (len(found), *first.shape), first.dtype
-        self._pool = ThreadPoolExecutor(cpu_count(), "scalelatent-decode")
+        self._pool = ThreadPoolExecutor(dask.system.cpu_count(), "scalelatent-decode")
 
     def rows_of(self, part: Any, first_row: int) -> np.ndarray:
         out = np.empty((part.num_rows, *self.shape[1:]), self.dtype)

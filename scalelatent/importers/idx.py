@@ -9,19 +9,15 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
 from .files import file_size, is_packed, open_maybe_gzip
 from .stream import Progress, RowStream, write_rows
-
-if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
-
-__all__ = ["import_idx", "open_idx"]
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -46,14 +42,8 @@ def import_idx(
         Labels (n,).
     url : str
         Where the dataset goes.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
-    **layout
-        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`.
 
     Returns
     -------

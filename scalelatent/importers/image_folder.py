@@ -13,28 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dask.system
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
-from .stream import Progress, write_rows
+from .stream import Beside, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from PIL import Image
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = [
-    "FORMATS",
-    "ImageDecoder",
-    "ImageFolder",
-    "image_decoder",
-    "import_images",
-    "list_images",
-]
-
 
 FORMATS = {
     "BMP": (".bmp",),
@@ -66,7 +54,6 @@ class ImageFolder:
 
     @property
     def n_files(self) -> int:
-        """Number of images."""
         return sum(count for _, count in self.folders)
 
     def classes(self) -> np.ndarray | None:
@@ -209,7 +196,7 @@ def import_images(
         Leave out images that cannot be read, or are not like the first one, and count them in the provenance
         (`skipped`); by default the first such image is an error that names it.
     overwrite, progress, shuffle, **layout
-        See `import_hdf5`.
+        See `import_npy`.
 
     Returns
     -------
@@ -243,7 +230,7 @@ def import_images(
         return write_rows(
             url,
             x,
-            None if classes is None else _ClassOfImage(x, classes),
+            None if classes is None else Beside(x, classes.dtype, lambda: x.labels_read(classes.dtype)),
             importer="images",
             sources=[found.root.resolve()],
             classes=classes if classes is not None and classes.dtype.kind == "U" else None,
@@ -329,31 +316,26 @@ class ImageDecoder:
         return image.resize(wanted, Image.Resampling.BILINEAR)
 
 
-class _Images:
-    """The images of a folder as `Rows`; like the first one that can be read."""
+class _Images(RowReader):
+    """The images of a folder; like the first one that can be read."""
 
     def __init__(self, found: ImageFolder, decoder: ImageDecoder, skip_bad: bool) -> None:
         self.name = f"image folder {found.root}"
         self._root, self._decoder, self._skip_bad = found.root, decoder, skip_bad
         self._files = found.files()
         self._first, first = self._find_first(found.files())
-        from dask.system import cpu_count
 
         small = (self._root / self._first).stat().st_size < _SMALL_FILE
-        self._pool = ThreadPoolExecutor(min(cpu_count(), 2 if small else _MAX_THREADS), "scalelatent-decode")
+        self._pool = ThreadPoolExecutor(
+            min(dask.system.cpu_count(), 2 if small else _MAX_THREADS), "scalelatent-decode"
+        )
         self.shape, self.dtype = (found.n_files, *first.shape), first.dtype
         self._kept = self._unreadable = self._unlike = 0
         self._skipped: list[str] = []
         self.classes_read: list[str] = []
         """Class folders of the images of the last `read`."""
 
-    @property
-    def n_rows(self) -> int:
-        """Number of image files."""
-        return self.shape[0]
-
     def read(self, rows: int) -> np.ndarray:
-        """The next images; fewer at the end where some were skipped."""
         out = np.empty((rows, *self.shape[1:]), self.dtype)
         self.classes_read = []
         filled = 0
@@ -364,6 +346,10 @@ class _Images:
             filled += self._decode(files, out[filled : filled + len(files)])
         self._kept += filled
         return out[:filled]
+
+    def labels_read(self, dtype: np.dtype[Any]) -> np.ndarray:
+        names = self.classes_read
+        return np.array(names if dtype.kind == "U" else [int(n) for n in names], dtype)
 
     def finish(self) -> None:
         """Refuse a first image that nearly all others differ from."""
@@ -383,7 +369,6 @@ class _Images:
         return {"skipped": {**counts, "first": self._skipped}}
 
     def close(self) -> None:
-        """Stop the threads."""
         self._pool.shutdown(cancel_futures=True)
 
     def _find_first(self, files: Iterator[tuple[str, str]]) -> tuple[str, np.ndarray]:
@@ -448,27 +433,6 @@ class _Images:
                 f"--rgb (color=), or {rest}"
             )
         return DataError(f"{head}; replace it, or {rest}")
-
-
-class _ClassOfImage:
-    """Labels of the images that were read last, as `Rows`."""
-
-    def __init__(self, images: _Images, classes: np.ndarray) -> None:
-        self.name, self.shape, self.dtype = images.name, images.shape[:1], classes.dtype
-        self.n_rows = images.n_rows
-        self._images = images
-
-    def read(self, rows: int) -> np.ndarray:
-        """Labels of the last images."""
-        names = self._images.classes_read
-        assert len(names) == rows
-        return np.array(names if self.dtype.kind == "U" else [int(n) for n in names], self.dtype)
-
-    def finish(self) -> None:
-        """Nothing is left to check."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _reason(error: Exception) -> str:

@@ -7,19 +7,17 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
 from .files import find_keys, open_file
 from .hdf5 import H5Rows, check_storage, describe_arrays, open_h5
-from .stream import LABEL_ROWS, ArrayStream, Progress, RowReader, import_rows
+from .stream import LABEL_ROWS, ArrayStream, Chain, Progress, RowReader, import_rows
 
 if TYPE_CHECKING:
     import h5py
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = ["import_mat"]
 
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 _ITEM_BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
@@ -55,7 +53,7 @@ def import_mat(
     rows_last : bool
         Rows lie along the last axis of `x`, as in images h x w x n; by default along the first.
     overwrite, progress, shuffle, **layout
-        See `import_hdf5`.
+        See `import_npy`.
 
     Returns
     -------
@@ -200,7 +198,6 @@ class _Version5:
 
     def load(self, names: list[str]) -> None:
         """Read the variables, if they fit into memory."""
-        import psutil
         from scipy.io import loadmat
 
         needed = sum(math.prod(self._found[n][0]) * _ITEM_BYTES.get(self._found[n][1], 8) for n in names)
@@ -243,17 +240,15 @@ class _Version5:
         return f"{self._where}, variable {name!r}"
 
 
-class _Integers:
+class _Integers(Chain):
     """Labels that are whole numbers, as integers."""
 
     def __init__(self, labels: RowReader, dtype: np.dtype[Any]) -> None:
-        self._labels = labels
-        self.name, self.shape, self.dtype = labels.name, labels.shape, dtype
-        self.n_rows = labels.n_rows
-        self.finish, self.close = labels.finish, labels.close
+        super().__init__([labels])
+        self.dtype = dtype
 
     def read(self, rows: int) -> np.ndarray:
-        return self._labels.read(rows).astype(self.dtype)
+        return np.asarray(super().read(rows).astype(self.dtype))
 
 
 def _open(path: str | os.PathLike[str], where: str) -> _Version73 | _Version5:

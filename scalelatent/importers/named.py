@@ -8,28 +8,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
+from scalelatent.generators.bases import base_digits
 
 from .files import cache_folder
 from .idx import open_idx
-from .rcv1 import import_rcv1
-from .stream import ArrayStream, Progress, RowReader, write_rows
-
-if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
-
-__all__ = [
-    "NAMES",
-    "ORIGINS",
-    "PARTS",
-    "RemoteFile",
-    "fetch_named",
-    "import_named",
-]
+from .stream import ArrayStream, Chain, Progress, write_rows
 
 
 @dataclass(frozen=True)
@@ -155,7 +142,7 @@ def import_named(
     mirror : str, optional
         Address of a folder that holds the files, instead of the known ones.
     overwrite, progress, shuffle, **layout
-        See `import_hdf5`.
+        See `import_npy`.
 
     Returns
     -------
@@ -178,6 +165,8 @@ def import_named(
         return _import_digits(url, common)
     paths = fetch_named(name, part=part, cache=cache, mirror=mirror)
     if name == "rcv1":
+        from .rcv1 import import_rcv1  # compiled kernels come with it
+
         return import_rcv1(paths, url, options={"part": part}, **common)
     with contextlib.ExitStack() as opened:
         streams = []
@@ -185,7 +174,7 @@ def import_named(
             stream = open_idx(path, f"file of {name}")
             opened.callback(stream.close)
             streams.append(stream)
-        x, y = _Chain(streams[::2]), _Chain(streams[1::2])
+        x, y = Chain(streams[::2]), Chain(streams[1::2])
         return write_rows(url, x, y, importer=name, sources=list(paths), options={"part": part}, **common)
 
 
@@ -197,27 +186,10 @@ def fetch_named(
     mirror: str | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Paths of a dataset's files in the cache; those that are not there are downloaded.
+    """Paths of a dataset's files in the cache; those that are not there are downloaded (see `import_named`).
 
-    Parameters
-    ----------
-    name : {'mnist', 'fashion-mnist', 'rcv1'}
-        The dataset.
-    part, cache, mirror
-        See `import_named`.
-    progress : callable, optional
-        Called with (bytes done, bytes in all) of the file that is being downloaded.
-
-    Raises
-    ------
-    DataError
-        See `import_named`. What could not be downloaded whole is not kept.
-
-    Examples
-    --------
-    >>> fetch_named("mnits")
-    Traceback (most recent call last):
-    scalelatent.errors.DataError: no dataset 'mnits' is known by name; ... digits, mnist, fashion-mnist, rcv1
+    `progress` is called with (bytes done, bytes in all) of the file that is being downloaded. What could not
+    be downloaded whole is not kept.
     """
     if name not in ORIGINS:
         raise DataError(f"no dataset {name!r} is known by name; the known ones are {', '.join(NAMES)}")
@@ -283,12 +255,10 @@ class _Bytes:
         self._done = self.total = 0
 
     def update(self, count: int) -> None:
-        """So many bytes more."""
         self._done = min(self._done + count, self.total)
         self._progress(self._done, self.total)
 
     def reset(self) -> None:
-        """Start from the beginning."""
         self._done = 0
 
     def close(self) -> None:
@@ -309,44 +279,7 @@ def _quiet_pooch() -> Iterator[None]:
         logger.setLevel(level)
 
 
-class _Chain:
-    """Rows of several streams of one shape and type, one after another."""
-
-    def __init__(self, streams: list[RowReader] | list[Any]) -> None:
-        self._streams = streams
-        self._at = self._taken = 0
-        self.name = " and ".join(stream.name for stream in streams)
-        self.dtype = streams[0].dtype
-        self.n_rows = sum(stream.n_rows for stream in streams)
-        self.shape = (self.n_rows, *streams[0].shape[1:])
-
-    def read(self, rows: int) -> np.ndarray:
-        """The next rows."""
-        parts = []
-        while rows:
-            stream = self._streams[self._at]
-            part = stream.read(min(rows, stream.n_rows - self._taken))
-            parts.append(part)
-            rows -= len(part)
-            self._taken += len(part)
-            if self._taken == stream.n_rows and self._at + 1 < len(self._streams):
-                self._at, self._taken = self._at + 1, 0
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def finish(self) -> None:
-        """Check the end of each."""
-        for stream in self._streams:
-            stream.finish()
-
-    def close(self) -> None:
-        """Close all."""
-        for stream in self._streams:
-            stream.close()
-
-
 def _import_digits(url: str | os.PathLike[str], common: dict[str, Any]) -> Dataset:
-    from scalelatent.generators.bases import base_digits
-
     images, labels = base_digits()
     x, y = ArrayStream(images, "scikit-learn's digits"), ArrayStream(labels, "scikit-learn's digits")
     return write_rows(url, x, y, importer="digits", sources=["digits.csv.gz"], **common)

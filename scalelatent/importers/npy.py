@@ -7,23 +7,18 @@ import math
 import os
 import zipfile
 import zlib
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import IO, Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 from scalelatent.storage.addresses import is_https
 from scalelatent.storage.disk import is_local
 
 from .files import file_size, find_keys, local_copy, open_file
 from .stream import ArrayStream, Progress, RowStream, import_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = ["import_npy", "import_npz"]
 
 _SMALL = 64
 

@@ -7,23 +7,20 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.data.csr import csr_of
+from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
 from .files import open_maybe_gzip
-from .stream import write_rows
+from .stream import Beside, Chain, RowReader, write_rows
 from .svmlight import SvmRows, count_lines
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = ["Topics", "TopicsOfDocuments", "import_rcv1"]
 
 N_TERMS = 47_236
 DOCUMENT_MAX = int(np.iinfo(np.int32).max)
@@ -42,7 +39,7 @@ def import_rcv1(
             opened.callback(rows.close)
             streams.append(rows)
         x = _Documents(streams)
-        y = TopicsOfDocuments(x, topics)
+        y = Beside(x, np.dtype(np.uint8), lambda: topics.of(x.documents), len(topics.names))
         told = {**options, "topics": topics.names}
         return write_rows(url, x, y, importer="rcv1", sources=list(files), options=told, **how)
 
@@ -130,69 +127,21 @@ def _pair(line: bytes) -> tuple[str, int]:
     return topic, number
 
 
-class _Documents:
-    """Vectors of several files, one after another; as `Rows`."""
+class _Documents(Chain):
+    """Vectors of several files, one after another."""
 
-    def __init__(self, streams: list[SvmRows]) -> None:
-        self.name = " and ".join(stream.name for stream in streams)
-        self.dtype = streams[0].dtype
-        self.n_rows = sum(stream.n_rows for stream in streams)
-        self.nnz = sum(stream.nnz for stream in streams)
-        self.shape = (self.n_rows, N_TERMS)
-        self._streams = streams
-        self._left = [stream.n_rows for stream in streams]
-        self.documents = np.empty(0)
-        """Numbers of the documents of the last `read`."""
-
-    def read(self, rows: int) -> csr_array:
-        """The next vectors."""
-        import scipy.sparse
-
-        parts, documents = [], []
-        for i, stream in enumerate(self._streams):
-            count = min(rows, self._left[i])
-            if count:
-                parts.append(stream.read(count))
-                assert stream.read_labels is not None
-                documents.append(stream.read_labels[0])
-                self._left[i] -= count
-                rows -= count
-        self.documents = np.concatenate(documents)
-        return parts[0] if len(parts) == 1 else scipy.sparse.vstack(parts, format="csr")
-
-    def finish(self) -> None:
-        """Check the end of each file."""
-        for stream in self._streams:
-            stream.finish()
-
-    def close(self) -> None:
-        """The one that opened the files closes them."""
-
-
-class DocumentRows(Protocol):
-    """Rows that know which documents they are."""
-
-    n_rows: int
-    documents: np.ndarray
+    documents = np.empty(0)
     """Numbers of the documents of the last `read`."""
 
-
-class TopicsOfDocuments:
-    """Multi-labels of the documents read last; as `Rows`."""
-
-    def __init__(self, documents: DocumentRows, topics: Topics) -> None:
-        self.name, self.dtype = topics.name, np.dtype(np.uint8)
-        self.n_rows = documents.n_rows
-        self.shape = (self.n_rows, len(topics.names))
-        self.nnz = None  # known when all documents are read
-        self._documents, self._topics = documents, topics
-
     def read(self, rows: int) -> csr_array:
-        """Multi-labels (rows, topics)."""
-        return self._topics.of(self._documents.documents)
+        self._numbers: list[np.ndarray] = []
+        found = super().read(rows)
+        self.documents = np.concatenate(self._numbers)
+        return found
 
-    def finish(self) -> None:
-        """Nothing is left to check."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+    def _take(self, reader: RowReader, rows: int) -> csr_array:
+        assert isinstance(reader, SvmRows)
+        found = reader.read(rows)
+        assert reader.read_labels is not None
+        self._numbers.append(reader.read_labels[0])
+        return found

@@ -7,12 +7,14 @@ import os
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
 
+import dask.system
 import numpy as np
 
-from scalelatent.data.csr import check_values
+from scalelatent.data.csr import check_values, stack
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.schema import (
     as_classes,
     as_labels,
@@ -21,27 +23,14 @@ from scalelatent.data.schema import (
     n_features,
 )
 from scalelatent.data.write.batches import MAX_THREADS, RowBatch, write_shards
+from scalelatent.data.write.batches import Progress as Progress
+from scalelatent.data.write.create import check_room, check_rows_fit, removed_on_failure
+from scalelatent.data.write.shuffle import shuffle_dataset
+from scalelatent.data.write.writer import DatasetWriter, create_dataset
 from scalelatent.errors import DataError
 from scalelatent.storage.addresses import file_name
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import scratch
-
-if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
-    from scalelatent.data.write.writer import DatasetWriter
-
-__all__ = [
-    "ArrayStream",
-    "Progress",
-    "RowReader",
-    "RowStream",
-    "import_rows",
-    "string_classes",
-    "write_rows",
-]
-
-Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
 
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30
@@ -49,29 +38,89 @@ _WAITING_BYTES = 64 << 20
 LABEL_ROWS = 65_536  # labels looked through at a time
 
 
-class RowReader(Protocol):
-    """What an importer reads from: an array (n, ...) handed out in order; `RowStream` is one."""
+class RowReader:
+    """What an importer reads from: an array (n, ...) handed out in order."""
 
     name: str
     """What to call it in messages."""
+    shape: tuple[int, ...]
+    """(n_rows, *feature_shape), as promised."""
     dtype: np.dtype[Any]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(n_rows, *feature_shape)."""
+    sparse: bool = False
+    """Whether `read` gives scipy CSR."""
+    nnz: int | None = None
+    """Entries of CSR rows, where they are known before."""
 
     @property
     def n_rows(self) -> int:
-        """Number of rows that are promised."""
+        return self.shape[0]
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What was only learned by reading, for the provenance."""
+        return {}
 
     def read(self, rows: int) -> Any:
-        """The next rows, an ndarray or scipy CSR; fewer only at the end of a source that leaves some out."""
+        """The next rows, in native byte order; fewer only at the end of a source that leaves some out."""
+        raise NotImplementedError
 
     def finish(self) -> None:
-        """Check that nothing is left."""
+        """Refuse what follows the last row."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Let go of files and threads; those that others opened stay open."""
+
+
+class Beside(RowReader):
+    """What belongs to the rows that another reader has read last: labels, weights, topics."""
+
+    def __init__(
+        self, rows: RowReader, dtype: np.dtype[Any], taken: Callable[[], Any], width: int | None = None
+    ) -> None:
+        self.name, self.dtype, self._taken = rows.name, dtype, taken
+        self.shape = rows.shape[:1] if width is None else (rows.n_rows, width)
+        self.sparse = width is not None
+
+    def read(self, rows: int) -> Any:
+        found = self._taken()
+        assert found.shape[0] == rows
+        return found
+
+
+class Chain(RowReader):
+    """Rows of several readers of one width and type, one after another."""
+
+    def __init__(self, readers: Sequence[RowReader]) -> None:
+        self._readers = readers
+        self._at = self._done = 0
+        self.name = " and ".join(reader.name for reader in readers)
+        self.dtype, self.sparse = readers[0].dtype, readers[0].sparse
+        self.shape = (sum(reader.n_rows for reader in readers), *readers[0].shape[1:])
+        self.nnz = sum(reader.nnz or 0 for reader in readers) if self.sparse else None
+
+    def read(self, rows: int) -> Any:
+        parts = []
+        while rows:
+            reader = self._readers[self._at]
+            parts.append(self._take(reader, min(rows, reader.n_rows - self._done)))
+            count = parts[-1].shape[0]
+            rows, self._done = rows - count, self._done + count
+            if self._done == reader.n_rows and self._at + 1 < len(self._readers):
+                self._at, self._done = self._at + 1, 0
+        if self.sparse:
+            return stack(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _take(self, reader: RowReader, rows: int) -> Any:
+        return reader.read(rows)
+
+    def finish(self) -> None:
+        for reader in self._readers:
+            reader.finish()
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
 
 
 class Streams(NamedTuple):
@@ -82,7 +131,7 @@ class Streams(NamedTuple):
     weight: RowReader | None
 
 
-class RowStream:
+class RowStream(RowReader):
     """Rows of one dtype and shape, read in order from an open file; memory is bounded by one `read`."""
 
     def __init__(
@@ -101,11 +150,6 @@ class RowStream:
             )
 
     @property
-    def n_rows(self) -> int:
-        """Number of rows the header promises."""
-        return self.shape[0]
-
-    @property
     def total_bytes(self) -> int:
         """Bytes of the whole file, header included."""
         return self._start + self.n_rows * self._row_bytes
@@ -118,7 +162,6 @@ class RowStream:
             self._trailing(found - self.total_bytes)
 
     def read(self, rows: int) -> np.ndarray:
-        """The next rows, in native byte order."""
         raw = np.empty(rows * self._row_bytes, np.uint8)
         filled = 0
         while filled < len(raw):
@@ -137,7 +180,6 @@ class RowStream:
             self._trailing(len(rest))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _bytes(self, count: int) -> bytes:
@@ -168,8 +210,8 @@ class RowStream:
         )
 
 
-class ArrayStream:
-    """Rows of an array in memory, as `Rows`."""
+class ArrayStream(RowReader):
+    """Rows of an array in memory."""
 
     def __init__(self, values: np.ndarray, name: str) -> None:
         self.name, self.shape, self.dtype = name, values.shape, values.dtype
@@ -178,22 +220,12 @@ class ArrayStream:
         self._values = values
         self._next = 0
 
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return self.shape[0]
-
     def read(self, rows: int) -> np.ndarray:
-        """The next rows, in native byte order."""
         part = np.ascontiguousarray(self._values[self._next : self._next + rows])
         self._next += len(part)
         return part.astype(part.dtype.newbyteorder("="), copy=False)
 
-    def finish(self) -> None:
-        """Nothing is left to check."""
-
     def close(self) -> None:
-        """Forget the array."""
         self._values = self._values[:0]
 
 
@@ -262,7 +294,7 @@ def write_rows(
         )
     # Names only: the folders of the machine that imported do not belong in a dataset.
     provenance = {"importer": importer, "source": [file_name(s) for s in sources], **(options or {})}
-    columns = {"dtype": x.dtype.newbyteorder("="), "nnz": getattr(x, "nnz", None), "provenance": provenance}
+    columns = {"dtype": x.dtype.newbyteorder("="), "nnz": x.nnz, "provenance": provenance}
     columns |= _y_options(y, classes) | {"weighted": weight is not None}
     streams = Streams(x, y, weight)
     if shuffle is None:
@@ -275,7 +307,7 @@ def _y_options(y: RowReader | None, classes: np.ndarray | None) -> dict[str, Any
     if y is None:
         return {}
     dtype = y.dtype.newbyteorder("=")
-    if hasattr(y, "nnz"):
+    if y.sparse:
         return {"y_dtype": dtype, "y_kind": "multilabel", "n_targets": y.shape[1]}
     if len(y.shape) == 2 and y.shape[1] > 1:
         return {"y_dtype": dtype, "y_kind": "targets", "n_targets": y.shape[1]}
@@ -292,8 +324,6 @@ def _write_shuffled(
     progress: Progress | None,
 ) -> Dataset:
     """Write the rows in order to a dataset beside the wanted one, then shuffle them into place."""
-    import scalelatent.data as data
-    from scalelatent.data.write.create import check_room, check_rows_fit
 
     def half(first: int) -> Progress | None:
         """Each of the two steps is half of the way."""
@@ -307,7 +337,7 @@ def _write_shuffled(
     aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
     with scratch(aside):
         ordered = _write(aside, streams, columns | layout, False, half(0))
-        return data.shuffle_dataset(
+        return shuffle_dataset(
             ordered, location.url, seed=seed, overwrite=overwrite, progress=half(1), **layout
         )
 
@@ -320,8 +350,6 @@ def _write(
     progress: Progress | None,
 ) -> Dataset:
     """Write the rows to a dataset; on any failure, Ctrl-C as well, nothing stays."""
-    from scalelatent.data.write.create import check_room, removed_on_failure
-    from scalelatent.data.write.writer import create_dataset
 
     check_room(location, overwrite, resumable=False)
     x = streams.x
@@ -331,24 +359,22 @@ def _write(
         for stream in streams:
             if stream is not None:
                 stream.finish()
-                writer.note(getattr(stream, "notes", {}))
+                writer.note(stream.notes)
         return writer.finalize()
 
 
 def _row_bytes(x: RowReader) -> int:
     """Bytes of a row, of a CSR row on the average."""
-    nnz = getattr(x, "nnz", None)
-    if nnz is None:
+    if x.nnz is None:
         return max(1, n_features(x.shape[1:]) * x.dtype.itemsize)
-    return max(1, nnz * (x.dtype.itemsize + 4) // x.n_rows)
+    return max(1, x.nnz * (x.dtype.itemsize + 4) // x.n_rows)
 
 
 def _copy(writer: DatasetWriter, streams: Streams, progress: Progress | None) -> None:
     """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
     shard_bytes = writer.shard_rows * _row_bytes(streams.x)
-    from dask.system import cpu_count
 
-    threads = min(cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
+    threads = min(dask.system.cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
     # One shard more than cores waits to be written, so that no core waits for one to be read.
     write_shards(writer, _shards(writer, streams), progress, threads=threads + 1)
 

@@ -3,8 +3,10 @@
 The first pass looks at every line: how many rows and entries there are, which columns, what kind of labels.
 So a file that cannot be read is refused before anything is written. The second reads the numbers.
 
-scikit-learn's `load_svmlight_file` reads blocks of plain files by offset, but it counts no rows first, takes
-no block of gzip, keeps labels as floats, and of a line that is wrong it does not tell the number.
+scikit-learn's `load_svmlight_file` in blocks and processes would not serve: one process parses a quarter of
+what this import, both passes and the writing included, does on two cores (`python benchmarks/import_rates.py
+--only svmlight`: "import / read"). It also counts no rows first, takes no block of gzip, keeps labels as
+floats, and does not tell the number of a line that is wrong.
 """
 
 from __future__ import annotations
@@ -12,35 +14,25 @@ from __future__ import annotations
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import dask.system
 import numpy as np
 
 from scalelatent.data.csr import canonical, csr_of
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
+from scalelatent.data.write.batches import in_order
 from scalelatent.errors import DataError
 
+from . import svmlight_kernels as kernels
 from .files import open_maybe_gzip
-from .stream import Progress, write_rows
+from .stream import Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-    from scalelatent.data.dataset import Dataset
-
-__all__ = [
-    "Block",
-    "Counts",
-    "Parsed",
-    "check_lines",
-    "count_lines",
-    "import_svmlight",
-    "parse_blocks",
-]
-
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 28
@@ -81,13 +73,10 @@ class Counts:
 
 def count_lines(file: str | os.PathLike[str], name: str, progress: Progress | None) -> Counts:
     """The first pass."""
-    from .svmlight_kernels import N_STATE, STATE
-
-    assert len(STATE) == N_STATE
     found = Counts()
     for text, parsed in parse_blocks(file, name, keep=False):
         check_lines(text, parsed, found.lines, name)
-        found.add(parsed.state, STATE)
+        found.add(parsed.state, kernels.STATE)
         if progress is not None:
             progress(0, found.rows)
     if not found.rows:
@@ -108,7 +97,6 @@ class Parsed:
 
     @property
     def lines(self) -> int:
-        """Lines of the block."""
         return int(self.state[4])
 
     def columns(self) -> tuple[np.ndarray, ...]:
@@ -126,8 +114,6 @@ class Parsed:
 
 def _parse(text: np.ndarray, keep: bool) -> Parsed:
     """The rows of whole lines; with `keep` false only counters."""
-    from scalelatent.importers import svmlight_kernels as kernels
-
     state = kernels.new_state()
     size = len(text) if keep else 0
     # An entry takes at least 3 bytes and a space, a row a newline; memory that is not written costs nothing.
@@ -157,8 +143,6 @@ def _token(text: np.ndarray, place: int) -> str:
 
 def check_lines(text: np.ndarray, parsed: Parsed, lines: int, name: str) -> None:
     """Raise what the kernel found wrong with a line; `lines` is how many come before the block."""
-    from scalelatent.importers import svmlight_kernels as kernels
-
     found = dict(zip(kernels.STATE, parsed.state.tolist(), strict=True))
     if not found["error"]:
         return
@@ -213,25 +197,15 @@ def _text_blocks(file: str | os.PathLike[str], name: str) -> Iterator[np.ndarray
                 return
 
 
-def parse_blocks(file: str | os.PathLike[str], name: str, *, keep: bool) -> Iterator[Block]:
+def parse_blocks(file: str | os.PathLike[str], name: str, *, keep: bool) -> Generator[Block]:
     """Blocks of a file with what they hold, in order, parsed by threads a few blocks ahead."""
-    from dask.system import cpu_count
 
-    threads = min(cpu_count(), _MAX_THREADS)
-    waiting: deque[Any] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="scalelatent-svmlight") as pool:
-        try:
-            for block in _text_blocks(file, name):
-                waiting.append((block, pool.submit(_parse, block, keep)))
-                if len(waiting) > threads:
-                    block, future = waiting.popleft()
-                    yield block, future.result()
-            while waiting:
-                block, future = waiting.popleft()
-                yield block, future.result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+    threads = min(dask.system.cpu_count(), _MAX_THREADS)
+
+    def parse(_: int, block: np.ndarray) -> Block:
+        return block, _parse(block, keep)
+
+    return in_order(_text_blocks(file, name), parse, threads, "scalelatent-svmlight", ahead=threads)
 
 
 Block = tuple[np.ndarray, Parsed]
@@ -271,14 +245,9 @@ def import_svmlight(
         Whether labels are lists; by default where a comma occurs.
     dtype : dtype
         Type of the values: float64 keeps all that is written, float32 takes half the room.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all); (0, rows so far) while rows are counted.
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
-    **layout
-        `shard_rows` (rows of a row group), `compressor` of `create_dataset`.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`; `progress` is called with (0, rows so far) while rows are counted, and `shard_rows`
+        are the rows of a row group.
 
     Returns
     -------
@@ -371,8 +340,10 @@ def _labels(x: SvmRows, found: Counts, multilabel: bool | None) -> SvmLabels | N
     return SvmLabels(x, np.dtype(np.float64 if found.fractions else np.int64), (found.rows,), None)
 
 
-class SvmRows:
+class SvmRows(RowReader):
     """The rows of a file, read in order by the second pass."""
+
+    sparse = True
 
     def __init__(
         self,
@@ -390,17 +361,17 @@ class SvmRows:
                 f"{name} has entries in column {found.highest} (counted from {first_column}), which needs "
                 f"{width} features, not {n_features}; give n_features={width} or more"
             )
-        self.nnz, self.n_rows = found.entries, found.rows
+        self.nnz = found.entries
         self.shape = (found.rows, n_features or width)
         self._file = file
         self._parts: deque[Parsed] = deque()
-        self._blocks: Iterator[Block] | None = None
+        self._blocks: Generator[Block] | None = None
         self._row = self._lines = self._unsorted = self._added = 0
         self.read_labels: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def notes(self) -> dict[str, int]:
-        """What had to be put right, for the provenance."""
+        """What had to be put right."""
         found = {"rows_sorted": self._unsorted, "entries_added": self._added}
         return {name: count for name, count in found.items() if count}
 
@@ -441,7 +412,6 @@ class SvmRows:
             yield part
 
     def finish(self) -> None:
-        """Check that nothing follows the last row."""
         if any(len(part.counts) for part in self._parts):
             self._changed()
         for _, parsed in self._blocks or ():
@@ -449,27 +419,23 @@ class SvmRows:
                 self._changed()
 
     def close(self) -> None:
-        """Close the file."""
         if self._blocks is not None:
-            self._blocks.close()  # type: ignore[attr-defined]
+            self._blocks.close()
 
     def _changed(self) -> Any:
         raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")
 
 
-class SvmLabels:
+class SvmLabels(RowReader):
     """The labels that belong to the rows read last."""
 
     def __init__(
         self, rows: SvmRows, dtype: np.dtype[Any], shape: tuple[int, ...], entries: int | None
     ) -> None:
-        self.name, self.dtype, self.shape, self.n_rows = f"labels of {rows.name}", dtype, shape, shape[0]
-        self._rows = rows
-        if entries is not None:
-            self.nnz = entries
+        self.name, self.dtype, self.shape = f"labels of {rows.name}", dtype, shape
+        self._rows, self.nnz, self.sparse = rows, entries, entries is not None
 
     def read(self, rows: int) -> Any:
-        """Labels (rows,), or CSR multi-labels (rows, n)."""
         assert self._rows.read_labels is not None
         labels, counts = self._rows.read_labels
         if len(self.shape) == 1:
@@ -483,9 +449,3 @@ class SvmLabels:
             if added
             else found
         )
-
-    def finish(self) -> None:
-        """Nothing is left: labels come with their rows."""
-
-    def close(self) -> None:
-        """The rows hold the file."""

@@ -15,18 +15,6 @@ import numpy as np
 from scalelatent.kernels.jit import entry, filled, given, kernel
 from scalelatent.kernels.philox import mulhi
 
-__all__ = [
-    "BAD_COLUMN",
-    "BAD_LABEL",
-    "BAD_VALUE",
-    "FULL",
-    "NO_VALUE",
-    "N_STATE",
-    "STATE",
-    "new_state",
-    "parse_lines",
-]
-
 STATE = (
     "rows", "entries", "labels", "slow", "lines", "lowest", "highest", "commas", "bare", "fractions", "error",
     "at", "lowest_label", "highest_label",

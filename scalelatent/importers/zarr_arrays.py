@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from scalelatent.data.dataset import Dataset
 from scalelatent.data.write.convert import open_arrays
 from scalelatent.errors import DataError
 
 from .stream import ArrayStream, Progress, import_rows
-
-if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
-
-__all__ = ["import_zarr"]
 
 
 def import_zarr(
@@ -83,7 +79,6 @@ class _Chunks(ArrayStream):
     """Rows of a zarr array, in order."""
 
     def read(self, rows: int) -> np.ndarray:
-        """The next rows, in native byte order."""
         first = self._next
         try:
             return super().read(rows)

@@ -19,8 +19,6 @@ from scalelatent.errors import ScalelatentError
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = ["PREFIX", "drive", "key_of"]
-
 PREFIX = "scalelatent-job-"
 CLIENT_SECONDS = 30.0
 # A driver whose worker the scheduler has lost may still live; its lock ends by itself in 90 s.
@@ -30,15 +28,11 @@ logger = logging.getLogger("distributed.scalelatent")
 
 
 def key_of(identity: str, start: int) -> str:
-    """Name of the task that drives a job."""
     return f"{PREFIX}{identity}-{start}"
 
 
 def drive(run: str, start: int) -> str:
-    """Drive a run to its end; the task behind a submitted job. Returns the state in which it was left.
-
-    ``start`` counts the starts of the run: the task of an earlier one does nothing.
-    """
+    """Drive start number `start` of a submitted run to its end; returns the state it was left in."""
     from distributed import get_worker, secede
 
     from scalelatent.engine.dask.hooks import scheduler_of

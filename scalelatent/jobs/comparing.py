@@ -10,8 +10,6 @@ from scalelatent.errors import JobError
 
 from .runfolder import RunFolder, is_run_folder
 
-__all__ = ["compare_runs"]
-
 ERRORS = (
     "best_validation_error",
     "mean_member_validation_error",

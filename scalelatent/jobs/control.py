@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 
     from scalelatent.engine.callbacks import Callback
 
-__all__ = [
-    "METADATA",
-    "cancel_job",
-    "find_job",
-    "follow",
-    "known_jobs",
-    "list_jobs",
-    "new_events",
-    "stop_jobs",
-    "write_job_again",
-]
-
 METADATA = "scalelatent-jobs"
 ENDED = ("done", "failed", "cancelled")
 POLL_SECONDS = 0.5

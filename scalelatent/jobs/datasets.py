@@ -14,8 +14,6 @@ from .spec import Job, parse_rows
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
-__all__ = ["JobData", "data_as_begun", "open_job_data", "open_rows"]
-
 
 @dataclass(frozen=True)
 class JobData:

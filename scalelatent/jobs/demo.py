@@ -19,8 +19,6 @@ from .resolve import load_job
 from .runfolder import is_run_folder
 from .spec import Job
 
-__all__ = ["prepare"]
-
 MARKER = ".scalelatent-demo"
 # Bases of the three datasets: no training image is made from a digit that the model is scored on.
 TRAIN_BASES, VALIDATION_BASES, TEST_BASES = (0, 1200), (1200, 1500), (1500, 1797)

@@ -1,18 +1,23 @@
-"""What a driver tells besides its logs: how far the pass is, in the run folder; its state, to the cluster."""
+"""What a driver tells: how its run begins, goes on and ends, in its folder and on the cluster; warnings."""
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.callbacks import Callback
-from scalelatent.errors import RunError
-from scalelatent.monitor.times import epoch_seconds
-from scalelatent.storage.disk import is_local
+from scalelatent.errors import RunError, ScalelatentError
+from scalelatent.monitor.events import RunLog
+from scalelatent.monitor.messages import TOPIC
+from scalelatent.monitor.times import epoch_seconds, time_text
+from scalelatent.storage.disk import Location, is_local
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -20,9 +25,6 @@ if TYPE_CHECKING:
     from .runfolder import RunFolder
     from .spec import Job
 
-__all__ = ["TOPIC", "DevicesSeen", "ProgressFile", "announce", "cluster_log", "install_page", "warnings_told"]
-
-TOPIC = "scalelatent"
 DISK_SECONDS, STORE_SECONDS = 1.0, 5.0
 ANNOUNCE_SECONDS = 5.0
 
@@ -87,10 +89,7 @@ class ProgressFile(Callback):
 
 
 class DevicesSeen(Callback):
-    """Keeps which devices computed, for the run's record; says it where the result depends on it.
-
-    ``told`` holds ``devices`` in words, such as ``"cpu 3 workers, gpu 1 worker"``.
-    """
+    """Keeps in ``told`` which devices computed; says it where the result depends on it."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -124,14 +123,71 @@ def install_page(client: Client | None) -> None:
         install(client)
 
 
-def cluster_log(
-    client: Client | None, folder: RunFolder, job: Job, state: Mapping[str, Any]
-) -> list[Callback]:
-    """Return the callback that tells a cluster of passes and progress; none without a cluster."""
-    if client is None:
-        return []
-    from scalelatent.monitor.publish import ClusterLog
+class RunRecord:
+    """What a driver writes of its run, for the folder and the cluster: that it begins, goes on and ends."""
 
-    known = {"job": state["id"], "model": job.kind, "name": job.job.name or state["id"]}
-    known |= {"submitted": epoch_seconds(state.get("submitted")), "driver": state.get("driver")}
-    return [ClusterLog(client, folder.url, **known)]
+    def __init__(self, folder: RunFolder, job: Job, client: Client | None = None) -> None:
+        self.folder, self.job, self.client = folder, job, client
+        self._log: RunLog | None = None
+
+    def begin(self, driver: str, resume: bool) -> None:
+        """Of a run whose lock is held."""
+        self._state = self.folder.update_state(state="running", error=None, driver=driver, began=time_text())
+        self.folder.event("state", state="running", resume=resume, driver=driver, pid=os.getpid())
+
+    def callbacks(self) -> tuple[Callback, list[Callback]]:
+        """The log of passes and events; and what tells, here and on the cluster, how far a pass is."""
+        job, state = self.job, self._state
+        announce(self.client, self.folder, job, state)
+        self._log, news = RunLog(self.folder), list[Callback]([ProgressFile(self.folder)])
+        if self.client is None:
+            return self._log, news
+        from scalelatent.monitor.publish import ClusterLog
+
+        known = {"job": state["id"], "model": job.kind, "name": job.job.name or state["id"]}
+        known |= {"submitted": epoch_seconds(state.get("submitted")), "driver": state.get("driver")}
+        return self._log, [*news, ClusterLog(self.client, self.folder.url, **known)]
+
+    def done(
+        self, scores: Mapping[str, Any], ended: Mapping[str, Any], report: str | None = None, **told: Any
+    ) -> None:
+        """The model is saved."""
+        state = self.folder.update_state(state="done", error=None, **scores, **ended)
+        self.folder.event("state", state="done", **told, **ended)
+        announce(self.client, self.folder, self.job, {**state, "report": report})
+
+    def broken_off(
+        self, error: BaseException, go_on: str, *, by: str = "", lost: str | None = None
+    ) -> BaseException:
+        """The run ended without a model, perhaps stopped, or without its scheduler; returns what to raise."""
+        told = tell_os_error(error, self.folder.place, go_on) if isinstance(error, OSError) else error
+        if isinstance(error, KeyboardInterrupt):
+            state, text = "cancelled", f"stopped{by and f' by {by}'}; {go_on}"
+        elif lost is not None:
+            # A driver without its cluster. It does not know whether another one has been started elsewhere,
+            # so it gives no verdict: the run counts as running until its lock is free, and as failed then.
+            state, text = "running", f"the scheduler {lost} was lost ({told}); {go_on}"
+        elif isinstance(told, ScalelatentError):
+            state, text = "failed", str(told)
+        else:
+            state, text = "failed", f"{type(told).__name__}: {told}"
+        if self._log is not None:
+            with suppress(OSError, RunError):
+                self._log.settle()
+        with suppress(OSError, RunError):
+            ours = isinstance(told, ScalelatentError | KeyboardInterrupt)
+            more = {} if ours else {"traceback": "".join(traceback.format_exception(told))}
+            self.folder.event("state", state=state, error=text, **more)
+            announce(self.client, self.folder, self.job, self.folder.update_state(state=state, error=text))
+        return told
+
+
+def tell_os_error(error: OSError, place: Location, go_on: str) -> Exception:
+    """Say a full disk in words, and how to go on; other errors of the system stay what they are."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    free = place.free_bytes() or 0
+    return RunError(
+        f"no space left while writing {error.filename or place.url} ({free / 2**20:,.0f} MiB free); make "
+        f"room, then {go_on}"
+    )

@@ -20,8 +20,6 @@ from scalelatent.storage.disk import is_local
 if TYPE_CHECKING:
     from .runfolder import RunFolder
 
-__all__ = ["StopRequest", "ask_cancel", "cancel_asked", "forget_cancel", "stop_on_cancel", "stop_on_signals"]
-
 CANCEL = "cancel"
 
 # How often a driver looks for a request to cancel: a disk answers at once, an object store takes its price.
@@ -73,12 +71,6 @@ def cancel_asked(folder: RunFolder) -> dict[str, Any] | None:
         asked = {}  # made by hand, say with `touch`
     start = folder.read_state().get("starts", 0)
     return asked if asked.get("start", start) == start else None
-
-
-def forget_cancel(folder: RunFolder) -> None:
-    """Remove a request to cancel."""
-    with suppress(OSError):
-        folder.place.delete(CANCEL)
 
 
 def _user() -> str:
@@ -133,4 +125,5 @@ def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
         ended.set()
         watcher.join(timeout=STORE_SECONDS)
         if request.by is not None:
-            forget_cancel(folder)
+            with suppress(OSError):
+                folder.place.delete(CANCEL)

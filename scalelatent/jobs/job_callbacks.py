@@ -11,8 +11,6 @@ from scalelatent.contract.kinds import load
 from scalelatent.engine.callbacks import Callback, Unfailing
 from scalelatent.errors import JobError, nearest
 
-__all__ = ["GROUP", "KEYS", "OWN", "callbacks_trouble", "check_callbacks", "make_callbacks"]
-
 GROUP = "scalelatent.callbacks"
 OWN = {"mlflow": "scalelatent.monitor.tracking:MlflowTracking"}
 # For the page of job files: what its keys are.

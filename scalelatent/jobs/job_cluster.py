@@ -17,8 +17,6 @@ from .spec import ClusterSection, Job
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-__all__ = ["check_certificates", "connect", "peak_of_workers", "security_of"]
-
 
 def security_of(section: ClusterSection) -> Security | None:
     """What to show the scheduler: the job's certificates, or those of Dask's configuration."""

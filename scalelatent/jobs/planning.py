@@ -12,15 +12,12 @@ from scalelatent.engine.plan import long_fit, totalled
 
 from .datasets import JobData, open_job_data
 from .job_cluster import check_certificates, connect
-from .refusals import as_job_error
-from .runner import build_estimator, engine_options
+from .runner import as_job_error, build_estimator, engine_options
 from .searching import plan_candidates
 from .spec import ClusterSection, Job
 
 if TYPE_CHECKING:
     from distributed import Client
-
-__all__ = ["PlannedCluster", "plan_job", "plan_lines"]
 
 # Seconds beside the fit: starting Python and loading kernels; workers, together and each; writing a model.
 START_SECONDS, WORKERS_SECONDS, WORKER_SECONDS, SAVE_SECONDS = 3.0, 2.5, 0.5, 0.2

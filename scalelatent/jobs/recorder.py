@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -19,14 +18,11 @@ from pydantic import ValidationError
 from scalelatent.contract.kinds import find_kind
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.resume_identity import named_values
-from scalelatent.errors import JobError, RunError, ScalelatentError
-from scalelatent.monitor.events import RunLog
-from scalelatent.monitor.times import time_text
+from scalelatent.errors import JobError
 from scalelatent.storage.disk import locate
 
-from .driver_news import ProgressFile, announce, cluster_log
+from .driver_news import RunRecord
 from .interrupt import StopRequest, stop_on_cancel
-from .refusals import tell_os_error
 from .runfolder import RunFolder, is_run_folder, plain
 from .runner import validation_scores
 from .searching import SearchNews, tell_search
@@ -35,8 +31,6 @@ from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection, Search
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
     from scalelatent.estimators.companions import FitCall
-
-__all__ = ["check_resumable", "python_only", "recorded"]
 
 PYTHON, NOT_JSON, SEARCH = "Python", "Python, not JSON", "Python, a search"
 _ROWS = {"train": "train", "validation": "validation", "rows": "train", "validation rows": "validation"}
@@ -67,7 +61,6 @@ class _Record(Callbacks):
         self.exit = ExitStack()
         self._call = call
         self._folder: RunFolder | None = None
-        self._client: Any = None  # that is told of the run
         self._began = time.monotonic()
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
@@ -85,19 +78,15 @@ class _Record(Callbacks):
         folder = RunFolder.adopt(url, job)
         if there is None:
             self.exit.enter_context(folder.lock())
-        here = f"{socket.gethostname()}:{os.getpid()}"
+        self._record = RunRecord(folder, job)
         folder.begin("running")
-        state = folder.update_state(driver=here, began=time_text())
-        folder.event("state", state="running", resume=self._call.resume, driver=here, pid=os.getpid())
+        self._record.begin(f"{socket.gethostname()}:{os.getpid()}", self._call.resume)
         request = StopRequest()
         self.exit.enter_context(stop_on_cancel(request, folder))
-        self._log = RunLog(folder)
-        self._job = job
         if not Callbacks(self._call.callbacks).tells_cluster:
-            self._client = self._call.client
-        announce(self._client, folder, job, state)
-        news = [ProgressFile(folder), *cluster_log(self._client, folder, job, state)]
-        self.callbacks = [self._log, *news, SearchNews(folder), request]
+            self._record.client = self._call.client
+        log, news = self._record.callbacks()
+        self.callbacks = [log, *news, SearchNews(folder), request]
         return folder
 
     def done(self) -> None:
@@ -113,30 +102,13 @@ class _Record(Callbacks):
             model.save(folder.model_url, overwrite=True)
             folder.event("model_saved", path=folder.model_url)
         ended = {"seconds": round(time.monotonic() - self._began, 3)}
-        told = folder.update_state(state="done", error=None, **validation_scores(model), **ended)
-        folder.event("state", state="done", **ended)
-        announce(self._client, folder, self._job, told)
+        self._record.done(validation_scores(model), ended)
 
     def broken_off(self, error: BaseException) -> BaseException:
         """Note how the fit ended without a model; returns what to raise."""
-        folder = self._folder
-        if folder is None:
+        if self._folder is None:
             return error
-        if isinstance(error, OSError):
-            error = tell_os_error(error, folder.place, how_to_resume(folder))
-        more: dict[str, Any] = {}
-        if isinstance(error, KeyboardInterrupt):
-            state, text = "cancelled", f"stopped; {how_to_resume(folder)}"
-        elif isinstance(error, ScalelatentError):
-            state, text = "failed", str(error)
-        else:
-            state, text = "failed", f"{type(error).__name__}: {error}"
-            more = {"traceback": "".join(traceback.format_exception(error))}
-        with suppress(OSError, RunError):
-            self._log.settle()
-            folder.event("state", state=state, error=text, **more)
-            announce(self._client, folder, self._job, folder.update_state(state=state, error=text))
-        return error
+        return self._record.broken_off(error, how_to_resume(self._folder))
 
 
 def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Job:

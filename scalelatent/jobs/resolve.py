@@ -25,8 +25,6 @@ from scalelatent.storage.location import FROM_ENVIRONMENT
 from .job_callbacks import check_callbacks
 from .spec import SECTIONS, Job
 
-__all__ = ["load_job", "override", "parse_setting", "parse_value", "resolve"]
-
 # What becomes of bad shards, and what changes no bit.
 _ALSO_CHANGEABLE = ("engine.on_bad_shard", "engine.cache")
 

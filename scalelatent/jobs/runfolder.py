@@ -46,8 +46,6 @@ from scalelatent.storage.locks import Lock, lock_of
 
 from .spec import FORMAT, Job
 
-__all__ = ["STATES", "RunFolder", "as_json", "is_run_folder", "plain"]
-
 
 def as_json(value: Mapping[str, Any]) -> bytes:
     """Write a mapping as JSON text that people can read."""
@@ -170,7 +168,6 @@ class RunFolder:
 
     @property
     def model_url(self) -> str:
-        """Where the fitted model is saved."""
         return self.place.name_of("model.zarr")
 
     @property
@@ -179,7 +176,6 @@ class RunFolder:
 
     @property
     def report_url(self) -> str:
-        """Where the report's page is written."""
         return self.place.name_of("report/index.html")
 
     @property
@@ -229,9 +225,10 @@ class RunFolder:
         if state.get("state") == "running":
             holder = lock_of(self.place, "lock").holder()
             if holder is None:
+                place = f" on {state['driver']}" if state.get("driver") else ""
                 state |= {"state": "failed", "driver_lost": True}
                 state["error"] = state.get("error") or (
-                    f"the driver{_place_of_driver(state)} ended without a word (killed?); nothing that was "
+                    f"the driver{place} ended without a word (killed?); nothing that was "
                     f"checkpointed is lost: scalelatent resume {self.url}"
                 )
         return state
@@ -268,7 +265,6 @@ class RunFolder:
         self.place.write("progress.json", as_json({**values, "time": time_text()}))
 
     def read_progress(self) -> dict[str, Any]:
-        """Return ``progress.json``; empty where none was written."""
         try:
             return dict(json.loads(self.place.read("progress.json") or b"{}"))
         except (ValueError, TypeError):
@@ -394,10 +390,6 @@ class RunFolder:
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self._check_held()
         self.place.write(name, as_json(value), durable=True)
-
-
-def _place_of_driver(state: Mapping[str, Any]) -> str:
-    return f" on {state['driver']}" if state.get("driver") else ""
 
 
 def _slug(text: str) -> str:

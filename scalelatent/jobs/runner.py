@@ -6,10 +6,9 @@ import inspect
 import os
 import socket
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +18,13 @@ from scalelatent.deploy.clusters import job_named
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks, Unfailing, telling_of_kernels
 from scalelatent.errors import JobError, LongFitWarning, RunError, ScalelatentError
-from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local
 
 from .datasets import JobData, data_as_begun, open_job_data
-from .driver_news import (
-    DevicesSeen,
-    ProgressFile,
-    announce,
-    cluster_log,
-    install_page,
-    warnings_told,
-)
+from .driver_news import DevicesSeen, RunRecord, install_page, warnings_told
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
 from .job_callbacks import make_callbacks
 from .job_cluster import connect, peak_of_workers
-from .refusals import as_job_error, tell_os_error
 from .runfolder import RunFolder
 from .searching import SearchNews, make_search, tell_search
 from .spec import Job
@@ -43,16 +33,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from scalelatent.data import Dataset
-
-__all__ = [
-    "RunResult",
-    "build_estimator",
-    "engine_options",
-    "run_held",
-    "run_job",
-    "run_new_job",
-    "validation_scores",
-]
 
 
 @dataclass
@@ -101,37 +81,34 @@ def run_held(
     driver: str = "",
 ) -> RunResult:
     """Do as `run_job`, in a folder whose lock the caller holds."""
-    from scalelatent.monitor.events import RunLog
-
     began = time.monotonic()
     request = StopRequest()
-    log: RunLog | None = None
+    record = RunRecord(folder, job, client)
     own = Unfailing()
     with ExitStack() as stack:
-        found = client
-        state = folder.update_state(state="running", error=None, driver=driver, began=time_text())
-        folder.event("state", state="running", resume=resume, driver=driver, pid=os.getpid())
+        record.begin(driver, resume)
         try:
             told_too = warnings_told(folder, tell)
             with stop_on_signals(request, tell), stop_on_cancel(request, folder), told_too:
                 own = make_callbacks(job.callbacks)
-                found = stack.enter_context(connect(job, client, tell))
+                found = record.client = stack.enter_context(connect(job, client, tell))
                 if client is None and found is not None and job.cluster.scheduler is not None:
                     check_versions(found, job.cluster.allow_mismatch, tell)
                 if client is None:
                     install_page(found)
-                announce(found, folder, job, state)
-                news = [ProgressFile(folder), *cluster_log(found, folder, job, state)]
+                log, news = record.callbacks()
                 seen = DevicesSeen(tell)
-                log = RunLog(folder)
                 everyone = [log, seen, *callbacks, *news, own, request]
                 own.on_run_start(_begun(job, folder, resume))
                 result = _steps(job, folder, Callbacks(everyone), found, resume, request)
         except BaseException as error:
-            if log is not None:
-                with suppress(OSError, RunError):
-                    log.settle()
-            told = _settle(job, folder, found, request, error)
+            lost = record.client is not None and record.client.status != "running"
+            told = record.broken_off(
+                error,
+                f"go on with: scalelatent resume {folder.url}",
+                by=request.by or "SIGINT",
+                lost=(job.cluster.scheduler or "of this run") if lost else None,
+            )
             with warnings_told(folder, tell):
                 own.on_run_end(_ended(folder))
             if told is error:
@@ -140,9 +117,7 @@ def run_held(
         result.seconds = time.monotonic() - began
         ended = {"seconds": round(result.seconds, 3), "peak_worker_bytes": result.peak_worker_bytes}
         ended |= seen.told
-        state = folder.update_state(state="done", error=None, **result.scores, **ended)
-        folder.event("state", state="done", warnings=result.warnings, **ended)
-        announce(found, folder, job, {**state, "report": result.report})
+        record.done(result.scores, ended, result.report, warnings=result.warnings)
         with warnings_told(folder, tell):
             own.on_run_end(_ended(folder, result.scores))
     return result
@@ -188,8 +163,18 @@ def take_back(folder: RunFolder, existed: bool) -> None:
                 folder.place.make()
 
 
+@contextmanager
+def as_job_error(unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Raise a TypeError or ValueError as a `JobError` about ``[model]``."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ScalelatentError) or unless():
+            raise
+        raise JobError(f"[model] {error}") from error
+
+
 def build_estimator(job: Job) -> Any:
-    """Make the unfitted estimator of a job."""
     with as_job_error():
         return find_kind(job.kind).estimator_class()(**job.estimator_params())
 
@@ -278,9 +263,7 @@ def _begin_stage(callbacks: Callbacks, stage: str, rows: Dataset) -> Progress:
 
 
 def engine_options(job: Job, estimator: Any) -> dict[str, Any]:
-    """Return the ``[engine]`` keys a job gives, and ``[job] scratch``, as the estimator's ``fit`` takes
-    them.
-    """
+    """The ``[engine]`` keys a job gives, and ``[job] scratch``, as the estimator's ``fit`` takes them."""
     given = {key: value for key, value in job.engine.model_dump().items() if value is not None}
     if job.job.scratch is not None:
         given["scratch"] = job.job.scratch
@@ -305,31 +288,3 @@ def _report(result: RunResult, data: JobData, told: Progress) -> None:
             f"scalelatent report {result.folder.url}"
         )
         result.folder.event("report_failed", error=f"{type(error).__name__}: {error}")
-
-
-def _settle(
-    job: Job, folder: RunFolder, client: Client | None, request: StopRequest, error: BaseException
-) -> BaseException:
-    """Write how a run ended without success; returns what to raise."""
-    go_on = f"go on with: scalelatent resume {folder.url}"
-    told: BaseException = tell_os_error(error, folder.place, go_on) if isinstance(error, OSError) else error
-    if isinstance(error, KeyboardInterrupt):
-        state, text = "cancelled", f"stopped by {request.by or 'SIGINT'}; {go_on}"
-    elif client is not None and client.status != "running":
-        # A driver without its cluster. It does not know whether another one has been started elsewhere, so
-        # it gives no verdict: the run counts as running until its lock is free, and as failed from then on.
-        address = job.cluster.scheduler or "of this run"
-        state, text = "running", f"the scheduler {address} was lost ({told}); {go_on}"
-    elif isinstance(told, ScalelatentError):
-        state, text = "failed", str(told)
-    else:
-        state, text = "failed", f"{type(told).__name__}: {told}"
-    with suppress(OSError, RunError):
-        more = {} if isinstance(told, ScalelatentError | KeyboardInterrupt) else {"traceback": _trace(told)}
-        folder.event("state", state=state, error=text, **more)
-        announce(client, folder, job, folder.update_state(state=state, error=text))
-    return told
-
-
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))

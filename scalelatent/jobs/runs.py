@@ -1,17 +1,22 @@
-"""What stands for a run on the command line: a run folder, or a saved model."""
+"""Runs that are there, as run folders or saved models: found, loaded, applied to rows, reported."""
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scalelatent.errors import JobError, StoreError
+from scalelatent.errors import JobError, ScalelatentError, StoreError
 from scalelatent.storage.disk import is_local, locate
 
+from .datasets import data_as_begun, open_job_data
 from .runfolder import RunFolder, is_run_folder
 
-__all__ = ["find_runs", "load_run", "model_info"]
+if TYPE_CHECKING:
+    from scalelatent.data import Dataset
 
 
 def load_run(path: str | os.PathLike[str]) -> tuple[Any, RunFolder | None]:
@@ -65,3 +70,102 @@ def model_info(estimator: Any) -> dict[str, Any]:
 
     parameters = {key: brief(value) for key, value in estimator.get_params(deep=False).items()}
     return {"model": type(estimator).__name__, "parameters": parameters, "learned": learned_of(estimator)}
+
+
+def write_rows(
+    estimator: Any,
+    method: str,
+    dataset: Dataset,
+    out: str,
+    *,
+    layer: int | None = None,
+    overwrite: bool = False,
+) -> Dataset:
+    """Apply a method of a fitted estimator to every row, block by block."""
+    from scalelatent.data import open_dataset
+
+    kind = type(estimator).__name__
+    if not hasattr(estimator, method):
+        other = {"predict": "transform", "transform": "predict", "codes": "transform"}[method]
+        raise JobError(
+            f"a {kind} has no {method}: `scalelatent {other} RUN DATA --out OUT` writes what it gives for "
+            "each row"
+        )
+    write = getattr(estimator, method)
+    if layer is not None and "layer" not in inspect.signature(write).parameters:
+        raise JobError(f"a {kind} has no layers: leave --layer out")
+    place = locate(out)
+    if not place.is_empty() or os.path.exists(place.url):
+        if dataset.url is not None and _same(place.url, dataset.url):
+            raise JobError(f"{out} is the dataset being read; choose another output")
+        if not overwrite:
+            raise JobError(f"output {out} exists; choose another one, or add --overwrite to replace it")
+        open_dataset(out)  # an error here keeps us from removing what is not a dataset
+    write(dataset, out=out, overwrite=overwrite, **({} if layer is None else {"layer": layer}))
+    return open_dataset(out)
+
+
+def _same(out: str, source: str) -> bool:
+    """Whether two addresses are one place, also through links."""
+    local = os.path.exists(out) and os.path.exists(source)
+    return os.path.samefile(out, source) if local else out == source
+
+
+def write_report(
+    run: str | os.PathLike[str],
+    *,
+    data: Dataset | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Build the report of a finished run, on the rows of its job or on those given."""
+    from scalelatent.report import build_report
+    from scalelatent.report.sampled import check_width
+
+    estimator, folder = load_run(run)
+    if folder is None:
+        raise JobError(f"{run} is a saved model; a report needs the run folder it came from")
+    if data is not None:
+        check_width(data, estimator.n_features_in_)
+        return build_report(folder.url, model=estimator, data=data, role="given", progress=progress)
+    return build_report(folder.url, model=estimator, data=_job_rows(folder, tell), progress=progress)
+
+
+def report_model(model: Any, folder: str | os.PathLike[str], data: Any = None) -> str:
+    """Write the report of a fitted model into a folder; see :meth:`.StreamedEstimator.report`."""
+    from scalelatent.data import Dataset
+    from scalelatent.report import build_report
+
+    place, role = locate(folder), None
+    if data is not None:
+        role = "given"
+        if not isinstance(data, Dataset):
+            data = Dataset.from_arrays(*data) if isinstance(data, tuple) else Dataset.from_arrays(data)
+    elif is_run_folder(place.url):
+        data = _job_rows(RunFolder(place.url), lambda line: None)
+    else:
+        specs = getattr(model, "_fitted_rows", {})
+        name = next((name for name in ("validation", "train") if name in specs), None)
+        if name is not None:
+            role = "training" if name == "train" else name
+            with suppress(ScalelatentError):  # the rows have moved on
+                data = Dataset.from_spec(specs[name])
+    place.make()
+    return build_report(place.url, model=model, data=data, role=role)
+
+
+def _job_rows(folder: RunFolder, tell: Callable[[str], None]) -> Dataset | None:
+    """The rows that a run's report shows; None where they have moved on, or lived in memory."""
+    try:
+        job = folder.read_job()
+        if job.in_memory:
+            tell(
+                f"the rows of {folder.url} lived in memory, or were opened in Python with storage options or "
+                "a store object, so the report shows none; in Python: "
+                f"scalelatent.load_model({folder.url!r}).report({folder.url!r}, data=(X, y))"
+            )
+            return None
+        return data_as_begun(open_job_data(job), folder.url).shown
+    except ScalelatentError as error:
+        tell(f"the report shows no rows: {error}")
+        return None

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from .runfolder import RunFolder
     from .spec import Job
 
-__all__ = ["SEARCH_FILE", "SearchNews", "candidates_of", "make_search", "plan_candidates", "tell_search"]
-
 SEARCH_FILE = "search.json"
 """What came of a search, in its run folder."""
 

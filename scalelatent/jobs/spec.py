@@ -1,39 +1,11 @@
-"""The job: one small text file that says what is fitted to which rows, where to, and with what.
-
-A job file is TOML with six sections; ``[job] out``, ``[data] train`` and ``[model] kind`` must be given::
-
-    [job]
-    out = "runs/mnist-d8"          # the run folder; must not exist yet
-    seed = 0
-
-    [data]
-    train = "mnist.zarr"
-    train_rows = "0:50000"
-    validation = "mnist.zarr"
-    validation_rows = "50000:60000"
-
-    [model]
-    kind = "capsule"
-    capsule_dim = 8
-    tol = "none"                   # where a parameter may be None, a job file says "none"
-
-    [search]                       # optional: the best of several values; all keys but grid have defaults
-    grid = { capsule_dim = [4, 8, 16], momentum = [0.5, 0.9] }
-
-    [cluster]
-    workers = 2
-
-    [[callbacks]]                  # optional, any number: what is told of the run
-    kind = "mlflow"
+"""The job: one small text file that says what is fitted to which rows, where to, and with what (see JOB.md).
 
 A model with binary outputs takes them from the datasets' own targets, or row by row from datasets of outputs:
 ``target`` goes with ``train``, and with ``validation`` and ``test`` too where these are rows of the same
 dataset; ``validation_target`` and ``test_target`` go with others. ``train_rows`` means rows of both.
 
-This module holds the shape of a job; `scalelatent.jobs.resolve` makes one from file, environment and
-command line. Relative paths are relative to the folder the command is started in, as on any command line.
-Datasets, ``out`` and ``scratch`` may be addresses in an object store too (``s3://bucket/runs/mnist-d8``);
-credentials come from the environment or the usual files, and a job that holds some is refused.
+This module holds the shape of a job; `scalelatent.jobs.resolve` makes one from file, environment and command
+line. Credentials come from the environment or the usual files, and a job that holds some is refused.
 """
 
 from __future__ import annotations
@@ -47,17 +19,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from scalelatent.errors import JobError
-
-__all__ = [
-    "IN_MEMORY",
-    "ClusterSection",
-    "DataSection",
-    "EngineSection",
-    "Job",
-    "JobSection",
-    "SearchSection",
-    "parse_rows",
-]
 
 IN_MEMORY = "(in memory)"
 """What stands in ``[data]`` of a fit in Python for rows that no other process can open."""

@@ -10,36 +10,38 @@ from __future__ import annotations
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scalelatent.deploy.checks import check_versions
+from scalelatent.deploy.checks import check_versions, no_workers, require
 from scalelatent.deploy.connection import default_scheduler, page_of
-from scalelatent.engine.dask.asking import address_of, ask_scheduler
-from scalelatent.errors import JobError, RunError
+from scalelatent.deploy.probes import Wanted
+from scalelatent.engine.dask.asking import address_of, ask_scheduler, ask_workers, worker_infos
+from scalelatent.errors import JobError, PlanError, RunError, ScalelatentError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local
 
 from .clusterdriver import drive, key_of
 from .control import METADATA
 from .driver_news import announce, install_page
+from .job_callbacks import callbacks_trouble
 from .job_cluster import connect
-from .preflight import check_cluster, check_folder
+from .planning import PlannedCluster, plan_job, plan_lines
 from .resolve import override
 from .runfolder import RunFolder
-from .runner import take_back
+from .runner import check_changes, take_back
+from .spec import Job
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from .spec import Job
-
-__all__ = ["Submitted", "resubmit", "submit_job"]
-
 ACCEPT_SECONDS = 30.0
+PLAN_SECONDS = 120.0
 WORKER_SECONDS = 10.0
+DATASETS = ("train", "validation", "test", "target", "validation_target", "test_target")
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,6 @@ def resubmit(
     tell: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
     """Submit a run that was broken off again; it goes on from its checkpoints."""
-    from .runner import check_changes
-
     check_changes(job, folder)
     job = _at_scheduler(job, None, client)
     with folder.lock():
@@ -154,3 +154,98 @@ def _keep(client: Client, key: str) -> None:
                 "look at its log, and submit again"
             )
         time.sleep(0.02)
+
+
+# What a job would fail of on this cluster. Workers are asked, not this machine: a path may exist on one and
+# not on the other.
+
+
+def check_cluster(
+    client: Client, job: Job, *, wait: float = 0.0, tell: Callable[[str], None] = lambda line: None
+) -> None:
+    """Refuse a job that this cluster cannot run, after waiting for its first worker."""
+    _wait_for_worker(client, wait, tell)
+    datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASETS}
+    # An address alone does not open them: the plan does, on a worker.
+    if job.data.storage_options is not None:
+        datasets = {name: url for name, url in datasets.items() if url is not None and is_local(url)}
+    wanted = Wanted(
+        device=job.estimator_params().get("device") or "auto",
+        datasets={name: url for name, url in datasets.items() if url is not None},
+        scratch={} if job.job.scratch is None else {"[job] scratch": job.job.scratch},
+    )
+    require(client, ("workers", "device", "datasets", "scratch"), wanted)
+    if job.callbacks:
+        _check_callbacks(client, job)
+    _check_plan(client, job, tell)
+
+
+def check_folder(client: Client, folder: RunFolder) -> None:
+    """Refuse a run folder that some worker does not see, or cannot write."""
+    require(client, ("folder",), Wanted(folder=folder.url))
+
+
+def _wait_for_worker(client: Client, wait: float, tell: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + wait
+    waiting = False
+    while not worker_infos(client):
+        if time.monotonic() >= deadline:
+            raise no_workers(address_of(client), wait).refusal()
+        if not waiting:
+            waiting = True
+            tell(f"waiting up to {wait:g} s for a worker")
+        time.sleep(0.1)
+
+
+def _check_callbacks(client: Client, job: Job) -> None:
+    """Refuse callbacks that some worker cannot make: each may drive the job."""
+    for address, trouble in ask_workers(client, callbacks_trouble, job.callbacks).items():
+        if isinstance(trouble, str) and trouble:
+            raise JobError(f"{trouble} (where worker {address} runs, which may drive the job)")
+
+
+def _check_plan(client: Client, job: Job, tell: Callable[[str], None]) -> None:
+    """Let one worker open the data at the rows the job names, and plan the fit for the workers there are."""
+    from distributed import KilledWorker
+
+    future = client.submit(
+        plan_on_worker, job.to_dict(), _capacity(client), key=f"scalelatent-plan-{uuid.uuid4().hex[:8]}",
+        pure=False, priority=100,
+    )  # fmt: skip
+    try:
+        trouble, lines = future.result(timeout=PLAN_SECONDS)
+    except TimeoutError:
+        raise JobError(
+            f"no worker of {address_of(client)} had time to look at the job within "
+            f"{PLAN_SECONDS:.0f} s: they are busy, or hang; submit again later"
+        ) from None
+    except KilledWorker as error:
+        raise JobError(
+            f"the workers of {address_of(client)} died while one opened the data of the job ({error}): see "
+            "their logs; most often it is their memory"
+        ) from None
+    finally:
+        future.release()
+    if trouble is not None:
+        kind, text = trouble
+        raise (PlanError if kind == "PlanError" else JobError)(text)
+    for line in lines:
+        tell(line)
+
+
+def _capacity(client: Client) -> dict[str, Any]:
+    return {
+        address: {key: worker[key] for key in ("nthreads", "memory_limit", "resources")}
+        for address, worker in worker_infos(client).items()
+    }
+
+
+def plan_on_worker(
+    stored: dict[str, Any], workers: dict[str, Any]
+) -> tuple[tuple[str, str] | None, list[str]]:
+    """Plan a job: (kind and text of the error, or None; the plan in words)."""
+    try:
+        needs = plan_job(Job.from_dict(stored), client=PlannedCluster(workers))  # type: ignore[arg-type]
+    except ScalelatentError as error:
+        return (type(error).__name__, str(error)), []
+    return None, plan_lines(needs)

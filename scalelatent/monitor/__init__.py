@@ -15,6 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterLog", "ScalelatentPlugin", "install"]
 
-_WHERE = {"ClusterLog": ".publish", "ScalelatentPlugin": ".plugin", "install": ".plugin"}
+_WHERE = {".plugin": ("ScalelatentPlugin", "install"), ".publish": ("ClusterLog",)}
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

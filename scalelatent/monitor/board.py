@@ -11,8 +11,6 @@ from typing import Any
 from .messages import AFTER_FIT, ERRORS, MEASURED, clip, number, number_or_none, part_of, pool_of, span_text
 from .times import time_text
 
-__all__ = ["Board", "Curve", "JobView", "Rate"]
-
 COLUMNS = ("objective", *ERRORS, *MEASURED, "rows_per_s", "mb_per_s", "nu", "round")
 ENDED = ("done", "failed", "cancelled")
 # A driver tells something every few seconds; after this time without a word a job counts as silent.

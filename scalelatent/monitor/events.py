@@ -13,8 +13,6 @@ from .messages import ERRORS
 if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
 
-__all__ = ["RunLog"]
-
 STATE_SECONDS = 0.5
 METRICS = "metrics.jsonl"
 

@@ -20,8 +20,6 @@ from .board import Board
 from .messages import natural
 from .times import time_text
 
-__all__ = ["ROUTES", "snapshot"]
-
 FOLDER = Path(__file__).parent / "page"
 FORMAT_VERSION = 2
 # Several viewers within this time read one answer.
@@ -90,10 +88,7 @@ class ReportHandler(_Handler):
 
 
 def report_of(run: str) -> bytes | None:
-    """The report in a run folder on a disk; None where there is none, or it is not seen from here.
-
-    An object store is not asked: the scheduler's loop would wait for it.
-    """
+    """The report in a run folder on a disk; the scheduler's loop would wait for an object store."""
     if not is_local(run):
         return None
     folder = locate(run)
@@ -113,10 +108,7 @@ ROUTES: list[tuple[str, type[RequestHandler]]] = [
 def snapshot(
     board: Board, workers: dict[str, dict[str, Any]], job: str | None = None, now: float | None = None
 ) -> dict[str, Any]:
-    """What ``/scalelatent.json`` answers: cluster, a summary of each job, and all of the job asked for.
-
-    Times are ISO 8601 in UTC, durations seconds, memory bytes; what is not known is null.
-    """
+    """What ``/scalelatent.json`` answers: ISO 8601 times, seconds, bytes; null for what is not known."""
     now = time.time() if now is None else now
     out: dict[str, Any] = {
         "format_version": FORMAT_VERSION,

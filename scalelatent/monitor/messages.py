@@ -7,11 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = [
-    "AFTER_FIT", "ERRORS", "MEASURED", "TOPIC", "clip", "natural", "number", "number_or_none", "part_of",
-    "pool_of", "scalars", "span_text",
-]  # fmt: skip
-
 TOPIC = "scalelatent"
 SPAN_FIELDS = ("stage", "pass", "part", "span")
 

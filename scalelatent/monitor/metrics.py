@@ -9,8 +9,6 @@ from typing import Any
 
 from .board import Board
 
-__all__ = ["JobCollector", "hide", "show"]
-
 LABELS = ("job", "model", "pool")
 # Progress of a job as a whole belongs to no pool.
 ALL = "all"

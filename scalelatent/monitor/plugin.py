@@ -13,8 +13,6 @@ from .handlers import ROUTES
 from .messages import TOPIC
 from .metrics import hide, show
 
-__all__ = ["DRIVER_PREFIX", "PLUGIN", "ScalelatentPlugin", "install"]
-
 PLUGIN = "scalelatent"
 DRIVER_PREFIX = "scalelatent-job-"
 KEYS_TOLD = 50

@@ -13,8 +13,6 @@ from scalelatent.engine.dask.hooks import add_plugin
 
 from .plugin import PLUGIN, ScalelatentPlugin
 
-__all__ = ["dask_setup"]
-
 
 async def dask_setup(scheduler: Any) -> None:
     """Put the plugin on the scheduler that is starting."""

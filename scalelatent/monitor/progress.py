@@ -23,8 +23,6 @@ from .messages import AFTER_FIT, ERRORS, MEASURED, part_of
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["ProgressDisplay", "describe", "duration", "fit_display"]
-
 REFRESH_SECONDS = 0.25
 # Between two questions to a scheduler how many workers it has. Not measured: a guess.
 COUNT_SECONDS = 5.0
@@ -162,7 +160,6 @@ class ProgressDisplay(Callback):
             self.close()
 
     def close(self) -> None:
-        """Close the display; also done when the fit is broken off."""
         self._info = {}  # there is no time left to tell
         if self._live is not None:
             self._live.stop()

@@ -42,8 +42,6 @@ from .messages import TOPIC, scalars
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["ClusterLog"]
-
 PROGRESS_SECONDS = 0.5
 BATCH_SECONDS, BATCH_PASSES = 0.1, 5
 CHECKPOINT_SECONDS = 1.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["epoch_seconds", "time_text"]
-
 
 def time_text(seconds: float | None = None) -> str:
     """Write a time, by default now, as all records do: ISO 8601 in UTC."""

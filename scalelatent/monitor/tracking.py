@@ -18,8 +18,6 @@ from scalelatent.errors import JobError, warn_user
 from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.location import Location
 
-__all__ = ["MlflowTracking"]
-
 RUN_TAG = "scalelatent.run"
 # MLflow's limits.
 PARAMS_AT_ONCE, METRICS_AT_ONCE, VALUE_LETTERS = 100, 1000, 6000

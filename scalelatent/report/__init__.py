@@ -27,11 +27,10 @@ __all__ = [
 ]
 
 _WHERE = {
-    "build_report": ".build",
-    "comparison_tables": ".comparison",
-    "error_by_dimension": ".comparison",
-    "plot_error_by_dimension": ".comparison",
-    "write_comparison": ".comparison",
-}
+    ".build": ("build_report",),
+    ".comparison": (
+        "comparison_tables", "error_by_dimension", "plot_error_by_dimension", "write_comparison"
+    ),
+}  # fmt: skip
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

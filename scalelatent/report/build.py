@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from scalelatent.contract.kinds import kind_of, load
 from scalelatent.data import Dataset
@@ -13,11 +15,11 @@ from scalelatent.errors import DataError
 
 from .explained import how_to_use
 from .figures import plot_learning
-from .page import Page, Picture, Section, count, duration, write_page
+from .page import Page, Picture, Section, Table, count, duration, write_page
 from .runfiles import RunFiles, read_run
-from .searches import candidates_picture, candidates_table
+from .style import COLORS, new_figure, quiet_axes
 
-__all__ = ["build_report"]
+DRAWN = 30  # candidates that a figure of a search shows: the best ones
 
 
 def build_report(
@@ -28,47 +30,12 @@ def build_report(
     role: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Write ``report/index.html`` and its figures into a run folder.
+    """Write ``report/index.html`` and its figures into a run folder; returns the page's path or address.
 
     The page is one file without outside resources; the figures lie beside it as PNG files too. What is
-    missing (history, rows, labels, validation) is left out and named on the page.
-
-    Parameters
-    ----------
-    run_dir : path or str
-        A run folder; read are ``job.json``, ``metrics.jsonl``, ``events.jsonl``, and ``model.zarr`` where no
-        model is given.
-    model : estimator, optional
-        The fitted model.
-    data : Dataset, optional
-        Rows with labels (or outputs) for figures and errors: test rows, or validation or training rows. They
-        are streamed; one pass, in bounded memory.
-    role : {"test", "validation", "training"}, optional
-        What ``data`` are; by default what the job tells: the first of these three that it names.
-    progress : callable, optional
-        Called with rows done and rows in all.
-
-    Returns
-    -------
-    str
-        Path or address of the page.
-
-    Raises
-    ------
-    DataError
-        No such folder, or neither a model given nor one in the folder.
-
-    Examples
-    --------
-    >>> import os, tempfile
-    >>> from sklearn.datasets import load_digits
-    >>> from scalelatent import CapsuleRegression, Dataset
-    >>> x, y = load_digits(return_X_y=True)
-    >>> model = CapsuleRegression(capsule_dim=2, max_iter=5, random_state=0).fit(x[:1000], y[:1000])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     page = build_report(folder, model=model, data=Dataset.from_arrays(x[1000:], y[1000:]))
-    ...     sorted(os.listdir(os.path.dirname(page)))[:4]
-    ['confusion.png', 'history.png', 'index.html', 'latents.png']
+    missing (history, rows, labels, validation) is left out and named on the page. `data` are streamed, one
+    pass in bounded memory; `role` says what they are ("test", "validation", "training"), by default what the
+    job tells.
     """
     run = read_run(run_dir)
     model = _saved_model(run) if model is None else model
@@ -160,3 +127,50 @@ def _rows_name(run: RunFiles, role: str | None) -> str:
 
 def _title(run: RunFiles) -> str:
     return str(run.job.get("job", {}).get("name") or run.place.url.rstrip("/").rsplit("/", 1)[-1])
+
+
+def candidates_table(search: Mapping[str, Any]) -> Table:
+    """All candidates, the best first."""
+    rows = [
+        [
+            str(one["rank"]),
+            _words(one["params"]),
+            one["error"] or "none" if one["score"] is None else f"{one['score']:.4f}",
+            "" if one["spread"] is None else f"{one['spread']:.4f}",
+            str(one["passes"]),
+            f"{one['fit_seconds']:.1f}",
+        ]
+        for one in _sorted(search)
+    ]
+    head = ["rank", "parameters", str(search["scoring"]), "deviation over folds", "passes", "seconds a fit"]
+    return Table("candidates", f"The search: {count(len(rows), 'candidate')}", head, rows)
+
+
+def candidates_picture(search: Mapping[str, Any]) -> Picture:
+    """Scores of the best candidates, with those of their folds."""
+    shown = [one for one in _sorted(search) if one["score"] is not None][:DRAWN]
+    figure = new_figure(7.2, 1.2 + 0.28 * len(shown))
+    axes = figure.subplots()
+    at = np.arange(len(shown))
+    for place, one in enumerate(shown):
+        folds = [score for score in one["scores"] if score is not None]
+        axes.plot(folds, [place] * len(folds), "o", color=COLORS[0], alpha=0.35, markersize=4)
+        axes.plot(one["score"], place, "D", color=COLORS[1] if place == 0 else COLORS[0], markersize=6)
+    axes.set_yticks(at, [_words(one["params"])[:60] for one in shown], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(str(search["scoring"]))
+    quiet_axes(axes)
+    of_all = "" if len(shown) == len(search["candidates"]) else f" of {len(search['candidates'])}"
+    by = "validation rows" if search["folds"] == 1 else f"{search['folds']} folds"
+    caption = f"{count(len(shown), 'candidate')}{of_all}, the best on top: scores on {by}, and their mean."
+    alt = f"Best: {_words(shown[0]['params'])} with {shown[0]['score']:.4f}." if shown else "No scores."
+    return Picture("candidates", "Candidates of the search", caption, alt, figure)
+
+
+def _sorted(search: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return sorted(search["candidates"], key=lambda one: one["rank"])
+
+
+def _words(params: Mapping[str, Any]) -> str:
+    told = ", ".join(f"{name} = {'none' if v is None else v}" for name, v in params.items())
+    return told or "as the model"

@@ -13,18 +13,6 @@ from .page import Picture, count
 from .pictures import image_shape, plot_mistakes
 from .style import percent
 
-__all__ = [
-    "ClassesSeen",
-    "Confusion",
-    "Mistakes",
-    "Reliability",
-    "calibration_text",
-    "confusion_picture",
-    "confusion_text",
-    "mistakes_picture",
-    "reliability_picture",
-]
-
 RELIABILITY_BINS = 10
 MISTAKES_KEPT = 20
 _TINY = np.finfo(np.float64).tiny

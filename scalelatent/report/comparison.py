@@ -21,8 +21,6 @@ from .style import ACCENT, COLORS, INK, WARN, new_figure, percent, quiet_axes, s
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["comparison_tables", "error_by_dimension", "plot_error_by_dimension", "write_comparison"]
-
 ARCHITECTURES = {
     "multiclass": ("multiclass", "#bd1f01", "o"),
     "one_vs_all": ("one-versus-all", "#3f90da", "s"),
@@ -33,27 +31,9 @@ ARCHITECTURES = {
 def error_by_dimension(records: Iterable[Mapping[str, Any]]) -> Figure:
     """Test error against capsule dimension, a curve for each architecture (the paper's Figure 5).
 
-    Parameters
-    ----------
-    records : iterable of mapping
-        Each with ``architecture``, ``capsule_dim`` (int) and ``test_error`` (a share, 0 to 1); optionally
-        ``series``, a name that sets runs of one architecture apart (such as those on more rows). Of several
-        records of one point the mean is drawn.
-
-    Returns
-    -------
-    Figure
-
-    Raises
-    ------
-    DataError
-        No record, or one without a key, or with a value that cannot be drawn; the message numbers it.
-
-    Examples
-    --------
-    >>> runs = [{"architecture": "multiclass", "capsule_dim": d, "test_error": 0.1 / d} for d in (1, 2, 4)]
-    >>> [round(float(y), 2) for y in error_by_dimension(runs).axes[0].lines[0].get_ydata()]
-    [10.0, 5.0, 2.5]
+    Each record has ``architecture``, ``capsule_dim`` (int) and ``test_error`` (a share, 0 to 1); ``series``,
+    a name, sets runs of one architecture apart (such as those on more rows). Of several records of one point
+    the mean is drawn.
     """
     series: dict[tuple[str, str], dict[int, list[float]]] = {}
     for number, record in enumerate(records):

@@ -13,15 +13,6 @@ from .page import count
 from .runfiles import RunFiles
 from .style import percent
 
-__all__ = [
-    "error_text",
-    "how_to_use",
-    "source_of",
-    "validation_rows",
-    "why_errors_differ",
-    "wilson",
-]
-
 # Of the normal distribution, for 95 %.
 _Z = 1.959964
 

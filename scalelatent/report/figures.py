@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_confusion", "plot_learning", "plot_reliability"]
-
 ANNOTATED_CLASSES = 20
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from matplotlib.figure import Figure
 
-__all__ = ["Page", "Picture", "Section", "Table", "write_page"]
-
 
 @dataclass(frozen=True)
 class Picture:

@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "draw_image",
-    "draw_mosaic",
-    "image_shape",
-    "plot_mistakes",
-    "tone_of",
-]
-
 SMALLEST_SIDE = 8
 CHANNELS = (3, 4)
 
@@ -68,10 +60,11 @@ def draw_mosaic(
     below: float = 0.0,
     beside: Sequence[int] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Many rows (down, across, features) as one picture; NaN leaves a place empty.
+    """Many rows (down, across, features) as one picture, NaN for an empty place; centres of columns, edges of
+    rows.
 
     ``below`` is room under each for words, as a share of its height; ``beside`` names columns with a wider
-    gap before them. Returns the centres of the columns and the lower edges of the rows.
+    gap before them.
     """
     colors, low, high = tone
     down, across = tiles.shape[:2]

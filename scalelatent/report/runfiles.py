@@ -12,8 +12,6 @@ from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.linelog import LineLog
 
-__all__ = ["RunFiles", "read_run"]
-
 _LINKS = (
     ("job.json", "the job with every value settled"),
     ("state.json", "how the run stands"),

@@ -14,18 +14,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-__all__ = [
-    "ACCENT",
-    "INK",
-    "MUTED",
-    "WARN",
-    "class_style",
-    "new_figure",
-    "png_bytes",
-    "quiet_axes",
-    "short_name",
-]
-
 # M. A. Petroff, "Accessible color sequences for data visualization" (2021): told apart with any kind of
 # colour vision.
 COLORS = (

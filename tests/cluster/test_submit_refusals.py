@@ -128,11 +128,11 @@ def test_a_job_that_is_wrong_is_told_by_a_worker(refused: Any) -> None:
 
 
 def test_a_job_that_does_not_fit(client: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.jobs import preflight
+    from scalelatent.jobs import submit
 
-    true = preflight._capacity
+    true = submit._capacity
     small = {"memory_limit": 2**20}
-    monkeypatch.setattr(preflight, "_capacity", lambda c: {a: w | small for a, w in true(c).items()})
+    monkeypatch.setattr(submit, "_capacity", lambda c: {a: w | small for a, w in true(c).items()})
     with pytest.raises(PlanError, match="memory"):
         submit_job(job(), client=client)
 

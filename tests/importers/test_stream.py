@@ -97,7 +97,7 @@ def shuffles(monkeypatch: Any) -> list[dict[str, Any]]:
             raise DataError("the shuffle fails")
         return reverse.save(url, overwrite=overwrite)
 
-    monkeypatch.setattr(data, "shuffle_dataset", shuffle_dataset, raising=False)
+    monkeypatch.setattr("scalelatent.importers.stream.shuffle_dataset", shuffle_dataset)
     return calls
 
 

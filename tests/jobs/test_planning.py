@@ -17,9 +17,8 @@ from scalelatent.errors import JobError, PlanError
 from scalelatent.jobs import planning
 from scalelatent.jobs.datasets import open_job_data
 from scalelatent.jobs.planning import plan_job, plan_lines, worker_bytes
-from scalelatent.jobs.refusals import as_job_error
 from scalelatent.jobs.resolve import load_job
-from scalelatent.jobs.runner import build_estimator
+from scalelatent.jobs.runner import as_job_error, build_estimator
 from scalelatent.jobs.spec import ClusterSection
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from scalelatent.report.build import _history_of_best
+from scalelatent.report.build import _history_of_best, candidates_picture, candidates_table
 from scalelatent.report.runfiles import RunFiles
-from scalelatent.report.searches import candidates_picture, candidates_table
 from scalelatent.storage.disk import locate
 
 

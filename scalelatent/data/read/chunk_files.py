@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-__all__ = [
-    "Chunks",
-    "Damage",
-    "Decoder",
-    "Fetched",
-    "Indexes",
-    "ShardFile",
-    "entry",
-    "find_decoder",
-    "has_our_keys",
-]
-
 _ABSENT = 2**64 - 1  # how a shard index marks a chunk that was never written
 _CRC_BYTES = 4
 _KEPT_INDEXES = 4096

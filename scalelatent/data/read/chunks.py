@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-__all__ = ["Recycled", "StoredRows"]
-
 logger = logging.getLogger("scalelatent")
 
 # Memory that comes fresh from the system costs a fault a page, and a call that stops other cores when it goes
@@ -163,7 +161,6 @@ class StoredRows(StoredColumn):
         return layout_of(self._array)
 
     def shard_key(self, shard: int, tile: int = 0) -> str:
-        """Key of a shard's file."""
         if not self._has_our_keys:
             coords = (shard, *(tile for _ in self.shape[1:]))
             return f"{self._name}/{self._array.metadata.encode_chunk_key(coords)}"

@@ -13,8 +13,6 @@ from scalelatent.errors import DataError
 
 from .frames import FrameColumns, arrow_table
 
-__all__ = ["SlicedRows", "frame_parts", "is_lazy", "opened"]
-
 
 class SlicedRows:
     """An array of which runs of rows are read, as they are asked for."""

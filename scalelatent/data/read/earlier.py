@@ -8,8 +8,6 @@ from scalelatent.data.dataset import Dataset
 
 from .segments import columns_then, earlier_columns, earlier_states
 
-__all__ = ["earlier_rows", "rows_at_same_time"]
-
 
 def earlier_rows(ds: Dataset, fingerprint: str) -> Dataset | None:
     """The rows that a dataset, or a slice of one, had when its fingerprint was this one."""

@@ -12,8 +12,6 @@ from scalelatent.errors import DataError
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["FrameColumns", "arrow", "arrow_table"]
-
 _SHOWN = 20
 
 

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from scalelatent.data.layout import ChunkLayout
     from scalelatent.data.schema import DatasetAttrs
 
-__all__ = [
-    "EarlierState",
-    "JoinedRows",
-    "RecodedRows",
-    "columns_then",
-    "earlier_columns",
-    "earlier_states",
-    "joined_fingerprint",
-]
-
 
 class JoinedRows(RowSource):
     """Several row sources one after another."""

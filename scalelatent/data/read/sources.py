@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.layout import ChunkLayout
 
-__all__ = [
-    "ArrayRows",
-    "CsrSource",
-    "DaskRows",
-    "RowSource",
-    "StoredColumn",
-    "WrappedRows",
-    "ZarrRows",
-    "as_source",
-    "is_dask",
-    "is_zarr",
-]
-
 
 class RowSource(ABC):
     """Rows that can be read in runs."""

@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-__all__ = [
-    "MARKERS",
-    "array",
-    "has_column",
-    "open_columns",
-    "open_group",
-    "own_columns",
-    "read_attrs",
-    "segment_location",
-    "unfinished",
-    "write_attrs",
-]
-
-
 MARKERS = "_shards"
 """Folder of the markers of written shards; there only while a writer is at work."""
 
@@ -63,7 +49,6 @@ def read_attrs(location: Location) -> DatasetAttrs:
 
 
 def open_group(location: Location) -> zarr.Group:
-    """The zarr group of a dataset, to read."""
     import zarr
 
     return zarr.open_group(location.zarr_store(read_only=True), mode="r", zarr_format=3)

@@ -12,8 +12,6 @@ from scalelatent.data.dataset import Dataset
 
 from .sources import ArrayRows, RowSource
 
-__all__ = ["take_rows"]
-
 # Rows of the whole that are read at a time, for the few of them that are wanted.
 READ_ROWS = 8192
 

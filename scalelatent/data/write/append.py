@@ -21,18 +21,14 @@ from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import clear_after, explain_os_errors
 from scalelatent.storage.locks import alone
 
-from .batches import RowBatch, write_shards
+from .batches import Progress, RowBatch, write_shards
 from .create import create_like, derived_from
 
 if TYPE_CHECKING:
     from scalelatent.data.schema import DatasetAttrs
 
-__all__ = ["append_opened"]
-
 PREFIX = "append-"
 _LOCK = "_append.lock"
-
-Progress = Callable[[int, int], None]
 
 
 def append_opened(

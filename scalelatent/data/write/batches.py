@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
     from .shards import ShardWriter
 
-__all__ = ["MAX_THREADS", "RowBatch", "row_bytes", "write_shards"]
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
+Progress = Callable[[int, int], None]
+"""Called with (rows done, rows in all)."""
 
 MAX_THREADS = 4
 """Hashing, packing and writing a shard costs several times what reading it does; each holds a shard."""
@@ -38,7 +43,6 @@ class RowBatch:
 
     @classmethod
     def read(cls, ds: Dataset, start: int, stop: int) -> RowBatch:
-        """Rows `start:stop` of a dataset."""
         y = ds.read_y(start, stop) if ds.has_y else None
         return cls(ds.read_x(start, stop), y, ds.read_weight(start, stop))
 
@@ -50,7 +54,6 @@ class RowBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
         return sum(part.nbytes for column in (self.x, self.y, self.weight) for part in _parts(column))
 
     def __len__(self) -> int:
@@ -87,42 +90,54 @@ class RowBatch:
         for _ in range(3):
             head = np.load(source, allow_pickle=False)
             parts = [np.load(source, allow_pickle=False) for _ in range(head[0])]
-            columns.append(_join(parts, tuple(head[1:].tolist())))
+            if len(parts) == 3:
+                columns.append(csr.csr_of(parts[0], parts[1], parts[2], int(head[2])))
+            else:
+                columns.append(parts[0] if parts else None)
         return cls(*columns)
+
+
+def in_order(
+    items: Iterable[Item], work: Callable[[int, Item], Done], threads: int, name: str, *, ahead: int
+) -> Generator[Done]:
+    """What threads make of items and their numbers, in order; so many are at work or done ahead.
+
+    Close it where a loop over it may raise: no thread is at work any more then.
+    """
+    waiting: deque[Future[Done]] = deque()
+    with ThreadPoolExecutor(threads, name) as pool:
+        try:
+            for number, item in enumerate(items):
+                waiting.append(pool.submit(work, number, item))
+                del item  # which may be large: the thread holds it as long as it needs it
+                if len(waiting) > ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def write_shards(
     writer: ShardWriter,
     batches: Iterable[RowBatch],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     *,
     threads: int | None = None,
 ) -> None:
     """Write the shards of a dataset, given in order."""
     from dask.system import cpu_count
 
+    def write(shard: int, batch: RowBatch) -> int:
+        writer.write_shard(shard, batch.x, batch.y, batch.weight)
+        return writer.shard_bounds(shard)[1]
+
     threads = min(threads or min(cpu_count(), MAX_THREADS), writer.n_shards)
-    waiting: deque[tuple[int, Future[None]]] = deque()
-
-    def wait_for(left: int) -> None:
-        while len(waiting) > left:
-            shard, future = waiting.popleft()
-            future.result()
+    with closing(in_order(batches, write, threads, "scalelatent-write", ahead=threads - 1)) as written:
+        for done in written:
             if progress is not None:
-                progress(writer.shard_bounds(shard)[1], writer.n_rows)
-
-    with ThreadPoolExecutor(threads, "scalelatent-write") as pool:
-        try:
-            for shard, batch in enumerate(batches):
-                waiting.append(
-                    (shard, pool.submit(writer.write_shard, shard, batch.x, batch.y, batch.weight))
-                )
-                del batch
-                wait_for(threads - 1)
-            wait_for(0)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+                progress(done, writer.n_rows)
 
 
 def row_bytes(ds: Dataset) -> float:
@@ -140,12 +155,6 @@ def _parts(column: Any) -> list[np.ndarray]:
     if column is None:
         return []
     return [column] if isinstance(column, np.ndarray) else list(csr.parts_of(column))
-
-
-def _join(parts: list[np.ndarray], shape: tuple[int, ...]) -> Any:
-    if len(parts) < 3:
-        return parts[0] if parts else None
-    return csr.csr_of(parts[0], parts[1], parts[2], shape[1])
 
 
 def _concatenate(columns: list[Any]) -> Any:

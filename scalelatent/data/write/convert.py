@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -14,20 +14,17 @@ from scalelatent.data import csr, schema
 from scalelatent.data.columns import Columns
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.data.read.sources import RowSource, WrappedRows
+from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import REMOVED, locate
 from scalelatent.storage.guard import format_of, refuse_onto
 from scalelatent.storage.references import reference_store
 
 from .create import copy_rows, derived_from
-from .resized import ResizedRows
 
 if TYPE_CHECKING:
     from scalelatent.data.layout import ChunkLayout
 
-__all__ = ["CastRows", "DenseRows", "SparseRows", "cast", "convert_dataset", "open_arrays", "open_source"]
-
-Progress = Callable[[int, int], None]
 _REFERENCES = (".json", ".parq", ".parquet")
 """Names of files, or folders, of references to parts of other files."""
 
@@ -130,7 +127,8 @@ def convert_dataset(
     if changed:  # rows of another size
         layout |= _sizes(chunk_rows, shard_rows)
     if "dtype" in parameters:
-        ds = _cast(ds, np.dtype(dtype), lossy)
+        kind = schema.check_rows_dtype(np.dtype(dtype), "the dtype to convert to")
+        ds = _with_rows(ds, CastRows(ds._columns.x, kind, lossy, ds.url or "the rows"))
     if sparse is not None and sparse != ds.is_sparse:
         ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
         layout |= _sizes(chunk_rows, shard_rows)
@@ -175,17 +173,71 @@ def _whole(rows: Any, name: str) -> int:
         raise DataError(f"{name} is {rows!r}, but it has to be a whole number of rows or 'auto'") from error
 
 
-def _cast(ds: Dataset, dtype: np.dtype[Any], lossy: bool) -> Dataset:
-    """The same dataset with rows of another dtype, converted when they are read."""
-    kind = schema.check_rows_dtype(dtype, "the dtype to convert to")
-    return _with_rows(ds, CastRows(ds._columns.x, kind, lossy, ds.url or "the rows"))
-
-
 def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
     """The same dataset with other rows; labels and weights stay."""
     old = ds._columns
     columns = Columns(x, old.y, old.weight, place=old.place, attrs=old.attrs)
     return Dataset(columns, ds._start, ds._stop)
+
+
+class ResizedRows(WrappedRows):
+    """Images, grey or in colour, cropped and then resized by means over areas, which are floats."""
+
+    def __init__(self, source: RowSource, crop: int, size: tuple[int, int] | None, what: str) -> None:
+        if source.sparse:
+            raise DataError(
+                f"{what}: CSR rows are no images to crop or resize; convert them to dense ones first"
+            )
+        self._shape = _image_shape(source.shape[1:], what)
+        height, width = (side - 2 * crop for side in self._shape[:2])
+        if crop < 0 or min(height, width) < 1:
+            raise DataError(
+                f"{what}: crop={crop} leaves nothing of images of {self._shape[0]}x{self._shape[1]}: give a "
+                f"number from 0 to {(min(self._shape[:2]) - 1) // 2}"
+            )
+        self._crop, self._maps, self._what = crop, None, what
+        dtype = source.dtype
+        if size is not None:
+            if min(size) < 1:
+                raise DataError(f"{what}: resize={size[0]}x{size[1]} has no pixel: give two numbers above 0")
+            self._maps = _areas(height, size[0]), _areas(width, size[1])
+            height, width = size
+            dtype = np.dtype("f8" if dtype == np.float64 else "f4")
+        super().__init__(source, (source.shape[0], height, width, *self._shape[2:]), dtype)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        rows = np.asarray(self._source.read(start, stop)).reshape(stop - start, *self._shape)
+        height, width = self._shape[:2]
+        rows = rows[:, self._crop : height - self._crop, self._crop : width - self._crop]
+        if self._maps is None:
+            return np.ascontiguousarray(rows)
+        schema.check_finite(rows, start, self._what)
+        down, across = self._maps
+        planes = rows if rows.ndim == 3 else np.moveaxis(rows, 3, 1)
+        found = down @ planes.astype(np.float64) @ across.T
+        found = found if rows.ndim == 3 else np.moveaxis(found, 1, 3)
+        return np.ascontiguousarray(found, dtype=self.dtype)
+
+
+def _image_shape(shape: tuple[int, ...], what: str) -> tuple[int, ...]:
+    """Height, width and perhaps channels of images; a square for features in a line."""
+    if len(shape) in (2, 3):
+        return tuple(shape)
+    if len(shape) == 1 and (side := math.isqrt(shape[0])) ** 2 == shape[0]:
+        return (side, side)
+    raise DataError(
+        f"{what}: rows of shape {tuple(shape)} are no images to crop or resize; import them with their "
+        "height and width"
+    )
+
+
+def _areas(old: int, new: int) -> np.ndarray:
+    """Matrix (new, old): the share that each old pixel has in the stretch that a new one covers."""
+    edges = np.arange(new + 1) * (old / new)
+    starts = np.arange(old)
+    shared = np.minimum(edges[1:, None], starts + 1) - np.maximum(edges[:-1, None], starts)
+    shared = np.maximum(shared, 0.0)
+    return shared / shared.sum(axis=1, keepdims=True)
 
 
 class CastRows(WrappedRows):

@@ -43,19 +43,6 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-__all__ = [
-    "begin_dataset",
-    "check_room",
-    "check_rows_fit",
-    "copy_rows",
-    "create_like",
-    "derived_from",
-    "link_dataset",
-    "make_room",
-    "removed_on_failure",
-]
-
-
 # Chunks that equal the fill value are written too, so that an absent chunk always means a lost one.
 _COMMON: dict[str, Any] = {"fill_value": 0, "config": WRITE_CONFIG}
 

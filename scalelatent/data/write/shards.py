@@ -36,8 +36,6 @@ from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import explain_os_errors
 
-__all__ = ["Markers", "ShardWriter"]
-
 _MARKERS_AT_ONCE = 512
 
 
@@ -84,17 +82,14 @@ class ShardWriter:
 
     @property
     def url(self) -> str:
-        """Address of the dataset."""
         return self._location.url
 
     @property
     def n_rows(self) -> int:
-        """Rows of the whole dataset."""
         return int(self._x.shape[0])
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the rows."""
         return np.dtype(self._x.dtype)
 
     @property
@@ -109,7 +104,6 @@ class ShardWriter:
 
     @property
     def shard_rows(self) -> int:
-        """Rows of a shard."""
         return int((self._x.shards or self._x.chunks)[0])
 
     @property
@@ -145,7 +139,6 @@ class ShardWriter:
         return self._verify(shard)
 
     def missing(self) -> list[int]:
-        """Shards that are not written yet, see `is_done`."""
         return [shard for shard in range(self.n_shards) if not self.is_done(shard)]
 
     def write_shard(self, shard: int, x: Any, y: Any = None, weight: Any = None) -> None:
@@ -197,18 +190,7 @@ class ShardWriter:
                 self._markers.write(shard, marker)
 
     def shrink(self, n_rows: int) -> None:
-        """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are.
-
-        Parameters
-        ----------
-        n_rows : int
-            Rows of the dataset from now on, at least 1. A shard that this cuts must not be written yet.
-
-        Raises
-        ------
-        DataError
-            More rows than before, none at all, or a cut through a shard that is written.
-        """
+        """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are."""
         last = n_rows // self.shard_rows * self.n_tiles
         if not 1 <= n_rows <= self.n_rows:
             raise DataError(f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}")
@@ -243,7 +225,9 @@ class ShardWriter:
                     if isinstance(column, CsrGroups):
                         column.seal([m[f"{name}_nnz"] for m in markers])
                 crc = self._seal([m.get("crc") for m in markers])
-                done = self.attrs.finished(self._fingerprint(digests, classes), classes, crc)
+                kinds = self.dtype, self.y_dtype
+                print_ = fingerprint_of(self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests)
+                done = self.attrs.finished(print_, classes, crc)
                 write_attrs(self._location, done)  # the last write: only now the dataset opens
             self.attrs = done
         elif self._resealed and self.attrs.crc is not None:
@@ -272,11 +256,6 @@ class ShardWriter:
                 return None
             found.update(marker["labels"])
         return sorted(found) if len(found) <= schema.MAX_CLASSES else None
-
-    def _fingerprint(self, digests: np.ndarray, classes: list[Any] | None) -> str:
-        return fingerprint_of(
-            self.attrs, self.n_rows, self.dtype, self.y_dtype, self.shard_rows, classes, digests
-        )
 
     @contextlib.contextmanager
     def _crcs_of(self, shard: int) -> Iterator[Callable[[], dict[str, list[int]]]]:

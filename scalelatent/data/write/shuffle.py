@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,16 @@ from scalelatent.kernels.random_words import check_seed, random_words
 from scalelatent.storage.disk import locate
 from scalelatent.storage.guard import clear_after, explain_os_errors
 
-from .batches import RowBatch, row_bytes, write_shards
+from .batches import Progress, RowBatch, row_bytes, write_shards
 from .create import create_like, derived_from, removed_on_failure
 
 if TYPE_CHECKING:
     from scalelatent.storage.disk import Location
 
-__all__ = ["shuffle_dataset", "shuffled_rows"]
-
 MEMORY = 1 << 30
 """Bytes of rows held at a time where the caller names no limit."""
 MAX_BUCKETS = 1024
 """More buckets would be written in parts too small for any disk; so memory is at least rows / 340."""
-
-Progress = Callable[[int, int], None]
 
 
 def shuffled_rows(seed: int, n_rows: int) -> np.ndarray:

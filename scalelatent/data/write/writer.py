@@ -10,8 +10,6 @@ from scalelatent.data.dataset import Dataset, open_dataset
 from .create import begin_dataset
 from .shards import ShardWriter
 
-__all__ = ["DatasetWriter", "create_dataset"]
-
 
 class DatasetWriter(ShardWriter):
     """Writes the shards of one dataset; made by `create_dataset` or, in another process, by `attach`.
