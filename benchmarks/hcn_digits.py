@@ -2,17 +2,21 @@
 
     python benchmarks/hcn_digits.py [--parts hcn,layers,pictures,rivals] [--seeds 3] [--test-rows 10000]
 
-The first 40 training digits of each class of MNIST, through oriented filters. Errors on the test digits as
-they are and under six corruptions of their grey values (see `data make --help`), drawn by --seed: flips of
-10 % of the pixels, a border of up to 3, a patch of 8 x 8 random pixels, a grid every 7, three lines across,
-deletion of 10 % of the pixels and of three rows or columns. All settings were chosen on training digits that
-nothing learns from (rows 50000 and after). Told for each seed of the network:
+The first 40 training digits of each class of MNIST, through oriented filters. Features are learned with
+templates, online; then templates afresh, each from a digit, as `template_passes` does after a fit (0: they
+stay as they were). Errors on the test digits as they are and under six corruptions of their grey values (see
+`data make --help`), drawn by --seed: flips of 10 % of the pixels, a border of up to 3, a patch of 8 x 8
+random pixels, a grid every 7, three lines across, deletion of 10 % of the pixels and of three rows or
+columns. All settings were chosen on training digits that nothing learns from (rows 50000 and after). Told for
+each seed of the network:
 
 hcn     errors; edges of images that templates make without noise, over those of the training digits; CPU
         seconds of a fit, one thread
 trial   one setting, on --each digits of a class: the same on 400 held-out training digits, which all settings
         were chosen by; told by its command
-layers  errors of the same weights under even pools, and without pools, on 400 held-out training digits
+layers  errors on 400 held-out training digits of the same weights under even pools and without pools; of
+        templates as they were learned with the features; and of templates from digits, as those of the
+        network, over fixed features: an edge each, or an edge anywhere in 3 x 3 pixels
 rivals  each fitted to the same 400 digits, its setting chosen on 2,000 others: the nearest digit by grey
         values; each digit as a template, of its edges; logistic regression on the largest edge of each 3 x 3
         pixels; a convolutional network of the same form (pools, features of 3 x 3, the best of a class's
@@ -40,9 +44,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 import scalelatent as sl
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
+from scalelatent.engine.backend import make_backend
 from scalelatent.generators.corrupted import CorruptedImages
+from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.model.filters import OrientedFilters
+from scalelatent.models.hcn.model.layer import from_features
+from scalelatent.models.hcn.model.templates import TemplateEvidence, first_images
 
 CLASSES, EACH, SIDE = 10, 40, 28
 HELD, TRIED = slice(50_000, 52_000), slice(50_000, 50_400)
@@ -56,6 +66,7 @@ CORRUPTIONS: dict[str, dict[str, Any]] = {
 }
 SHOWN = (2, 5)
 NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
+READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
 PARTS = "hcn,layers,pictures,rivals"  # and trial
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -266,6 +277,40 @@ def with_pools(model: Any, **pools: Any) -> Any:
     return other
 
 
+def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: Any) -> Any:
+    """Templates from digits over these features (features, channels, h, w), as a fit learns them."""
+    network = model._network
+    low, top = network.net.layers
+    p01, p10 = args.read_noise
+    low = replace(low, n_features=len(features), p01=p01, p10=p10)
+    net = replace(network.net, layers=(low, replace(top, image=(len(features), *top.image[1:]))))
+    first = net.first_beliefs()
+    told, beliefs = from_features(features).ravel(), first.copy()
+    beliefs[: len(told)] = np.where(told, 1.0, -1.0)
+    numbers = stream(net.seed, "hcn first images").choice(len(x), len(x), replace=False)
+    images, backend = first_images(net, numbers, y[numbers]), make_backend("cpu")
+    flat = x.reshape(len(x), -1)
+    for number in range(args.template_passes):
+        said = TemplateEvidence(net, beliefs, *(images if number == 0 else (None, None)))
+        stats = Stats.zeros(said.layout())
+        for a in range(0, len(x), 40):
+            block = Block(flat[a : a + 40], y[a : a + 40], None, a)
+            said.accumulate(said.prepare(None, backend), block, stats)
+        beliefs = said.learned(first, stats)
+    other = copy.copy(model)
+    other._network = replace(network, net=net)
+    other._stream = replace(model._stream, beliefs=beliefs, first=first)
+    return other
+
+
+def fixed_features(filters: int) -> dict[str, np.ndarray]:
+    """One of each filter: in the middle, or anywhere."""
+    edge, anywhere = (np.zeros((filters, filters, 3, 3), bool) for _ in range(2))
+    each = np.arange(filters)
+    edge[each, each, 1, 1] = anywhere[each, each] = True
+    return {"an edge each": edge, "an edge anywhere": anywhere}
+
+
 def reading(model: Any, p01: float, p10: float) -> tuple[str, Callable[[], Predict]]:
     """The same weights, that read images with other chances of noise than they were learned with."""
     other, network = copy.copy(model), model._network
@@ -326,6 +371,7 @@ def told_by(args: Any) -> str:
     """A setting in short."""
     names = ("each", "features", "templates", "filters", "filter_size", "p01", "p10", "p_weight")
     names += ("forgetting", "batch_size", "epochs", "damping", "inner_iterations")
+    names += ("template_passes", "read_noise")
     return ", ".join(f"{name} {getattr(args, name)}" for name in names)
 
 
@@ -336,7 +382,7 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=3, help="so many networks, from --seed on")
     arguments.add_argument("--test-rows", type=int, default=10_000, help="clean ones")
     arguments.add_argument("--corrupted-rows", type=int, default=10_000, help="under each corruption")
-    arguments.add_argument("--features", type=int, default=64)
+    arguments.add_argument("--features", type=int, default=32)
     arguments.add_argument("--templates", type=int, default=32)
     arguments.add_argument("--filters", type=int, default=16)
     arguments.add_argument("--filter-size", type=int, default=5)
@@ -348,6 +394,8 @@ def main() -> None:
     arguments.add_argument("--epochs", type=int, default=1)
     arguments.add_argument("--damping", type=float, default=0.1)
     arguments.add_argument("--inner-iterations", type=int, default=10)
+    arguments.add_argument("--template-passes", type=int, default=5)
+    arguments.add_argument("--read-noise", type=float, nargs=2, default=[0.2, 1e-4])
     arguments.add_argument("--rivals", help="those alone whose names hold this")
     arguments.add_argument("--models", type=Path, help="folder to keep fitted networks in")
     arguments.add_argument("--each", type=int, default=EACH, help="training digits of a class")
@@ -379,14 +427,15 @@ def main() -> None:
     for seed in range(args.seed, args.seed + args.seeds):
         if not {"hcn", "layers", "pictures", "trial"} & set(parts):
             break
-        model, seconds = kept_or_fitted(args, seed, x, y)
+        joint, seconds = kept_or_fitted(args, seed, x, y)
+        model = over(joint, joint.weights_[0], x, y, args) if args.template_passes else joint
         if "trial" in parts:
             found = {"errors": errors(model.predict, args, True), **shares(model, x, y, args), **seconds}
             print(found, flush=True)
             write_part(args.out, f"trial {told_by(args)}", args.seed, found)
         if "hcn" in parts:
             found = {**shares(model, x, y, args), **seconds}
-            how, held, predict = chosen([reading(model, *noise) for noise in NOISES], TRIED)
+            how, held, predict = chosen([reading(model, *noise) for noise in READINGS], TRIED)
             found |= {"setting": how, "held_out_error": held}
             say("hcn", str(seed), found | {"errors": errors(predict, args)})
         if "pictures" in parts and seed == args.seed:
@@ -395,6 +444,10 @@ def main() -> None:
             even, none = with_pools(model, spread=0.0), with_pools(model, side=1)
             tx, ty = digits(TRIED)
             kinds = {"pools of the fit": model, "even pools": even, "no pools": none}
+            if args.template_passes:
+                kinds["templates learned with the features"] = joint
+                for name, features in fixed_features(args.filters).items():
+                    kinds[name] = over(joint, features, x, y, args)
             shown = {name: round(float((way.predict(tx) != ty).mean()), 4) for name, way in kinds.items()}
             say("layers", str(seed), shown)
 

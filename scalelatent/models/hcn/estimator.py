@@ -106,6 +106,13 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Rounds between a pool and what lies over it, on the way down.
     inner_iterations : int, default 15
         Passes up and down of a minibatch of several layers, online.
+    template_passes : int, default 0
+        Passes after all others that learn templates afresh, under the features as they are: each begins with
+        an image of its class (of any, without labels), then images come to their best template. 0: templates
+        stay as they were learned with the features.
+    read_noise : (float, float) or None
+        With templates: p01 and p10 after learning, of images that templates are learned afresh from, that are
+        read, and sampled. None: p01 and p10.
     n_restarts : int, default 1
         Fits from different beliefs, of which the best by compression is kept.
     n_chains, chain_batches : int or None
@@ -227,6 +234,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         damping: float | None = None,
         inner_rounds: int = 5,
         inner_iterations: int = 15,
+        template_passes: int = 0,
+        read_noise: tuple[float, float] | None = None,
         n_restarts: int = 1,
         n_chains: int | None = None,
         chain_batches: int | None = None,
@@ -257,6 +266,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self.damping = damping
         self.inner_rounds = inner_rounds
         self.inner_iterations = inner_iterations
+        self.template_passes = template_passes
+        self.read_noise = read_noise
         self.n_restarts = n_restarts
         self.n_chains = n_chains
         self.chain_batches = chain_batches
@@ -680,7 +691,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         y : label, or array-like, shape (n_samples,), or None
             With templates: classes of the images; None or -1 draws them.
         noise : bool
-            Flip pixels by p01 and p10.
+            Flip pixels by p01 and p10, or read_noise.
         random_state : int, Generator, RandomState or None
 
         Returns

@@ -65,6 +65,13 @@ def is_filters(value: Any) -> bool:
     return value is None or (is_whole(value) and value > 0 and value % 2 == 0)
 
 
+def is_noise(value: Any) -> bool:
+    """Whether this is None, or (p01, p10)."""
+    return value is None or (
+        is_list(value) and len(value) == 2 and all(is_number(p) and 0 < p < 0.5 for p in value)
+    )
+
+
 def layer_sizes(model: Any) -> list[tuple[int, tuple[int, int]]]:
     """(features, (height, width)) of each layer."""
     found = []
@@ -165,11 +172,11 @@ def _check_used(model: Any) -> None:
     given = [name for name in ("chain_batches", "warmup_rows") if getattr(model, name) is not None]
     if not online and given:
         raise ValueError(f"{given[0]} is set, but belongs to online=True: leave it out")
-    for name in ("pool", "pool_spread", "inner_rounds", "inner_iterations"):
+    for name in ("pool", "pool_spread", "inner_rounds", "inner_iterations", "template_passes", "read_noise"):
         if not several and getattr(model, name) != PARAMETERS[name].default:
             raise ValueError(
-                f"{name} is set, but one layer without a class layer has no pools: set templates, or leave "
-                "it out"
+                f"{name} is set, but one layer without a class layer has no pools and no templates: set "
+                "templates, or leave it out"
             )
     if model.filters is None and model.filter_size != PARAMETERS["filter_size"].default:
         raise ValueError(f"filter_size={model.filter_size} is set, but there are no filters: set filters")
@@ -271,6 +278,14 @@ PARAMETERS = Parameters(
         ),
         Parameter(
             "inner_iterations", 15, Whole(), "passes up and down of a minibatch of several layers", later=True
+        ),
+        Parameter(
+            "template_passes", 0, Whole(0),
+            "passes in the end that learn templates afresh, each from an image of its class", later=True,
+        ),
+        Parameter(
+            "read_noise", None, Where(is_noise, "give (p01, p10), both in (0, 0.5), or None"),
+            "p01 and p10 of images that are read after learning; None: those of learning", later=True,
         ),
         Parameter("n_restarts", 1, Whole(), "fits, of which the best by compression is kept"),
         _optional("n_chains", "chains of a step; None: 1, or 8 from 10,000 images on"),

@@ -15,6 +15,7 @@ from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import check_classes
 from scalelatent.estimators.steps import Collect, Rows, Steps
+from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.exact import ABSENT, from_grid
 from scalelatent.models.hcn.model.compression import PixelCounts
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
@@ -26,7 +27,15 @@ from scalelatent.models.hcn.model.layered import (
     LayeredState,
     row_bytes,
 )
-from scalelatent.models.hcn.model.templates import LabelledPixels, TemplateCounts, assigned, class_layer
+from scalelatent.models.hcn.model.templates import (
+    LabelledPixels,
+    RowCodes,
+    TemplateCounts,
+    TemplateEvidence,
+    assigned,
+    class_layer,
+    first_images,
+)
 
 from .fit import first_state, goes_on, learn, make_layers, visit_passes
 from .parameters import damping, is_online, most_fits, n_epochs, weight_priors
@@ -35,6 +44,8 @@ if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
 UNLABELLED = -1
+# Images that are looked at for those that templates begin with.
+CANDIDATES = 2**16
 # Of the messages of one leaf: what comes of a pass is looked at so often.
 MOST_PASSES = 10
 
@@ -75,7 +86,10 @@ def several_of(
     classes: np.ndarray | None,
     per_class: int,
 ) -> SeveralLayers:
-    """A network of these layers, with templates over them."""
+    """A network of these layers, with templates over them; it reads images by the noise for that."""
+    if model.read_noise is not None:
+        p01, p10 = map(float, model.read_noise)
+        below = replace(below[0], p01=p01, p10=p10), *below[1:]
     high, wide, channels = below[-1].places
     coded = None if classes is None else class_layer(len(classes), per_class)
     top = replace(
@@ -186,6 +200,9 @@ class SeveralLayers:
 
     def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> LayeredEvidence:
         net = replace(self.net, seed=seed)
+        if model.read_noise is not None:
+            low, *above = net.layers
+            net = replace(net, layers=(replace(low, p01=float(model.p01), p10=float(model.p10)), *above))
         n_classes = 0 if self.classes is None else len(self.classes)
         how: dict[str, Any] = {
             "forgetting": float(model.forgetting),
@@ -274,7 +291,10 @@ class SeveralLayers:
                 *history,
                 *({**record, "restart": history[-1]["restart"]} for record in result.history),
             ]
-        state = LayeredState(result.state.beliefs, result.state.first, iteration=result.state.iteration)
+        beliefs, first = result.state.beliefs, result.state.first
+        if model.template_passes:
+            beliefs = yield from network._from_images(beliefs, first, rows["train"], model.template_passes)
+        state = LayeredState(beliefs, first, iteration=result.state.iteration)
         used = [np.any(part, axis=(1, 2, 3)) for part in network.features(state.beliefs > 0)]
         model._keep(network, state, used, history)
         last = history[-1]
@@ -283,6 +303,28 @@ class SeveralLayers:
                 f"{last['weights_changed']} weights still changed in the last pass: give more passes "
                 "(n_epochs), another random_state, or more templates"
             )
+
+    def _from_images(
+        self, beliefs: np.ndarray, first: np.ndarray, rows: Rows, passes: int
+    ) -> Generator[Any, Any, np.ndarray]:
+        """Beliefs with templates learned afresh from images, under the features as they are."""
+        n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
+        numbers = rng.choice(n, min(n, CANDIDATES), replace=False)
+        codes = np.zeros(len(numbers), int)
+        if self.net.classes is not None:
+            order = np.argsort(numbers)
+            told = yield Collect("first-images", RowCodes(numbers[order]), rows, self.labels)
+            codes[order] = told["codes"].astype(int) - 1
+        # Templates are to begin anew: no image has one before.
+        begun = np.concatenate(
+            [beliefs[: -self.net.split(first)[-1].size], self.net.split(first)[-1].ravel()]
+        )
+        images = first_images(self.net, numbers, codes)
+        for number in range(passes):
+            said = TemplateEvidence(self.net, begun, *(images if number == 0 else (None, None)))
+            stats = yield Collect(f"templates-from-images-{number}", said, rows, self.labels)
+            begun = said.learned(first, stats)
+        return begun
 
     def _attempts(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows]

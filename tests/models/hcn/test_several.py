@@ -25,6 +25,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "kept": {"n_epochs": 24},
     "online": {"online": True, "n_epochs": 2, "batch_size": 4, "inner_iterations": 3, "n_chains": 2},
 }
+WAYS["from images"] = {**WAYS["online"], "p_weight": (0.5, 0.1), "template_passes": 3}
+WAYS["from images"]["read_noise"] = (0.1, 1e-4)
 
 
 def network(**params: Any) -> HierarchicalCompositionalNetwork:
@@ -75,6 +77,17 @@ def test_save_and_load(fitted: Any, tmp_path: Any) -> None:
         assert_array_equal(again.pools_[0], m.pools_[0])
         assert_array_equal(again.predict(X), m.predict(X))
         assert_array_equal(again.sample(3, random_state=1), m.sample(3, random_state=1))
+
+
+def test_images_are_read_by_a_noise_of_their_own(tmp_path: Any) -> None:
+    """Features are learned without it; a saved network has it."""
+    how: dict[str, Any] = WAYS["from images"] | {"n_epochs": 1}
+    m, other = network(**how).fit(X, Y), network(**how | {"read_noise": None}).fit(X, Y)
+    assert_array_equal(m.beliefs_[0], other.beliefs_[0])
+    assert (m.beliefs_[1] != other.beliefs_[1]).any()
+    assert (m._network.layer.p01, m._network.layer.p10) == (0.1, 1e-4)
+    m.save(tmp_path / "m")
+    assert_array_equal(sl.load_model(tmp_path / "m").transform(X), m.transform(X))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -241,6 +254,8 @@ REFUSED = [
     ({"n_restarts": 2}, "n_restarts=2 is set"),
     ({"inner_iterations": 3}, "belongs to online=True"),
     ({"templates": None, "pool": 5}, "has no pools"),
+    ({"templates": None, "template_passes": 1}, "no templates: set templates"),
+    ({"read_noise": (0.1, 0.6)}, r"read_noise=.*: give \(p01, p10\)"),
     ({"patience": 2}, "waits for better classes"),
     ({"pool_spread": 1.0}, r"\[0, 1\)"),
 ]

@@ -300,6 +300,15 @@ class Hierarchy:
         """Of the templates at each place of larger images, too: int32 (images, templates, rows, columns)."""
         return self._forward(weights, pixels, backend)[-1][1]
 
+    def rise(
+        self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What comes up to the pixels of the templates, int32 (images, F, HS, WS), and to the templates,
+        float64 (images, templates), in units: of one forward pass.
+        """
+        made, places = self._forward(weights, pixels, backend)[-1]
+        return made, places.reshape(len(pixels), -1).astype(np.float64)
+
     def _forward(
         self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any
     ) -> list[tuple[np.ndarray, np.ndarray]]:

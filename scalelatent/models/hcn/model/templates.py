@@ -1,4 +1,10 @@
-"""Classes of templates: who belongs to which, and what is counted of labelled rows."""
+"""Classes of templates: who belongs to which, what is counted of labelled rows, and templates from images.
+
+Templates from images: where it is certain which template an image has, the message of its trees to a weight
+of that template is the evidence of the pixel under it. So each template begins as what one image of its class
+says on the way up, under features that stay as they are; then, pass by pass, images come to their best
+template, and a weight's belief is its prior and the evidence of the images that came.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +16,14 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
+from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID
 
 from .compression import PixelCounts
 from .hierarchy import Hierarchy
 from .layer import rows_of
 
+# Of what rows have on the way up that is held at once.
+BLOCK_BYTES = 2**25
 # Rows whose label is -1 have no class.
 SOME_LABELS = Wants(unlabelled=True)
 
@@ -98,3 +107,127 @@ class TemplateCounts:
         counts, classes = stats["templates"], self.net.classes
         right = counts.max(axis=0) if classes is None else counts[classes, range(len(classes))]
         return 1 - float(right.sum() / counts.sum()) if counts.any() else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class RowCodes:
+    """Classes of some rows, and 1 (a :class:`~scalelatent.contract.learners.Reduction`): 0 is no class.
+
+    ``numbers`` rise.
+    """
+
+    numbers: np.ndarray
+    wants: Wants = SOME_LABELS
+
+    def layout(self) -> Layout:
+        return Layout((("codes", (len(self.numbers),)),))
+
+    def flops_per_row(self) -> float:
+        return 1.0
+
+    def prepare(self, state: Any, backend: Any) -> None:
+        return None
+
+    def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
+        """Of those in the block."""
+        where, among = found(self.numbers, rows_of(block))
+        assert block.y is not None
+        stats["codes"][where] += np.maximum(block.y[among] + 1, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class TemplateEvidence:
+    """Evidence on templates of the images that come to them (a
+    :class:`~scalelatent.contract.learners.Reduction`): sums of whole units, the same in any order.
+
+    Attributes
+    ----------
+    net : Hierarchy
+    beliefs : ndarray of float64, shape (weights,)
+        Of all layers.
+    numbers, templates : ndarray of int, shape (images,), or None
+        Rows, which rise, and the template that each comes to: others come to none. None: each comes to the
+        best template that has a weight, of its class where that is known.
+    """
+
+    net: Hierarchy
+    beliefs: np.ndarray
+    numbers: np.ndarray | None = None
+    templates: np.ndarray | None = None
+
+    @property
+    def wants(self) -> Wants:
+        row = 8 * sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.net.layers)
+        pools = 4 * self.net.side**2 * max(layer.n_pixels for layer in self.net.layers)
+        rows = int(np.clip(BLOCK_BYTES // (row + pools), 1, 64))
+        return Wants(block_rows=rows, scratch=(2**27, 3 * (row + pools)), unlabelled=True)
+
+    def layout(self) -> Layout:
+        return Layout((("evidence", (self.net.n_templates, *self.net.layers[-1].image)),))
+
+    def flops_per_row(self) -> float:
+        return 2.0 * sum(layer.pairs for layer in self.net.layers)
+
+    def prepare(self, state: Any, backend: Any) -> tuple[list[np.ndarray], Any]:
+        """The weights."""
+        return [part > 0 for part in self.net.split(self.beliefs)], backend
+
+    def accumulate(self, prepared: tuple[list[np.ndarray], Any], block: Block, stats: Stats) -> None:
+        """Add the evidence of the block's rows."""
+        weights, backend = prepared
+        pixels = self.net.layers[0].evidence_in(block)
+        if self.numbers is None:
+            made, scores = self.net.rise(weights, pixels, backend)
+            allowed = np.broadcast_to(np.any(weights[-1], axis=(0, 1, 2)), scores.shape)
+            if block.y is not None and self.net.classes is not None:
+                of_class = np.array(self.net.classes) == block.y[:, None]
+                allowed = allowed & (of_class | (block.y < 0)[:, None])
+            among = np.flatnonzero(allowed.any(axis=1))
+            templates = np.where(allowed, scores, -np.inf)[among].argmax(axis=1)
+        else:
+            assert self.templates is not None
+            where, among = found(self.numbers, rows_of(block))
+            if not len(among):
+                return
+            made, _ = self.net.rise(weights, pixels[among], backend)
+            templates, among = self.templates[where], np.arange(len(among))
+        for row, template in zip(among, templates, strict=True):
+            stats["evidence"][template] += made[row] / GRID
+
+    def learned(self, first: np.ndarray, stats: Stats) -> np.ndarray:
+        """Beliefs of all layers: those of the templates are their first ones and the evidence."""
+        priors = self.net.split(first)[-1]
+        said = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]
+        most = BELIEF_LIMIT // (2 * GRID)
+        kept = self.beliefs[: -priors.size]
+        return np.concatenate([kept, np.clip(priors + said, -most, most).ravel()])
+
+
+def found(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions in ``numbers``, which rise, and in ``rows`` of those that are in both."""
+    if not len(numbers):
+        return np.empty(0, int), np.empty(0, int)
+    where = np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)
+    among = np.flatnonzero(numbers[where] == rows)
+    return where[among], among
+
+
+def first_images(net: Hierarchy, numbers: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that templates begin with, in rising order, and the template of each.
+
+    Parameters
+    ----------
+    numbers, codes : ndarray of int, shape (rows,)
+        In the order in which they are taken, and their classes; below 0 none.
+    """
+    if net.classes is None:
+        taken, templates = numbers[: net.n_templates], np.arange(min(net.n_templates, len(numbers)))
+    else:
+        rows, of = list[np.ndarray](), list[np.ndarray]()
+        for code in range(max(net.classes) + 1):
+            own = net.of_class(code)
+            rows.append(numbers[codes == code][: len(own)])
+            of.append(own[: len(rows[-1])])
+        taken, templates = np.concatenate(rows), np.concatenate(of)
+    order = np.argsort(taken)
+    return taken[order], templates[order]

@@ -1,0 +1,120 @@
+"""Templates learned afresh from images: what an image says, who begins with which, who comes to which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from scalelatent.contract.learners import Block
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.hcn.kernels.exact import GRID
+from scalelatent.models.hcn.model.hierarchy import Hierarchy
+from scalelatent.models.hcn.model.layered import LayeredMessages
+from scalelatent.models.hcn.model.templates import RowCodes, TemplateEvidence, first_images
+from tests.models.hcn.test_layered import block_of, error, true_weights, two_layers
+
+
+def collected(reduction: Any, *blocks: Block) -> Stats:
+    stats, prepared = Stats.zeros(reduction.layout()), reduction.prepare(None, make_backend("cpu"))
+    for block in blocks:
+        reduction.accumulate(prepared, block, stats)
+    return stats
+
+
+def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1) -> np.ndarray:
+    """Beliefs under true features and no templates, after passes over forty images."""
+    first = net.first_beliefs()
+    beliefs = np.where(np.arange(len(first)) < net.split(first)[0].size, true_weights(net, images), first)
+    begins = first_images(net, np.array(numbers), block_of(images, 0, 40).y[numbers])
+    for number in range(passes):
+        said = TemplateEvidence(net, beliefs, *(begins if number == 0 else ()))
+        beliefs = said.learned(first, collected(said, block_of(images, 0, 25), block_of(images, 25, 40)))
+    return beliefs
+
+
+def test_a_template_is_what_its_image_says() -> None:
+    """It has the weights whose pixels speak for it, so that no other scores higher in that image."""
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    numbers = list(range(7, 40))
+    beliefs, y = from_images(net, images, numbers), block_of(images, 0, 40).y
+    weights = [part > 0 for part in net.split(beliefs)]
+    prior = net.split(net.first_beliefs())[-1]
+    for template in range(4):
+        row = next(number for number in numbers if y[number] == template)
+        pixels = net.layers[0].evidence_in(block_of(images, row, row + 1))
+        made, scores = net.rise(weights, pixels, make_backend("cpu"))
+        speaks = made[0] + GRID * prior[:, ::-1, ::-1, template] > 0
+        assert 0 < weights[-1][..., template].sum() == speaks.sum()
+        assert scores[0, template] == made[0][speaks].sum()
+
+
+def test_weights_that_lie_the_wrong_way_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: windows of W are not turned."""
+
+    def mutant(said: TemplateEvidence, first: np.ndarray, stats: Stats) -> np.ndarray:
+        below, priors = said.net.split(first)
+        beliefs = priors + np.moveaxis(stats["evidence"], 0, -1)
+        return np.concatenate([said.beliefs[: below.size], beliefs.ravel()])
+
+    monkeypatch.setattr(TemplateEvidence, "learned", mutant)
+    with pytest.raises(AssertionError):
+        test_a_template_is_what_its_image_says()
+
+
+def test_templates_of_few_images_tell_classes() -> None:
+    net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
+    learner = LayeredMessages(net, n_classes=4)
+    state = learner.start()
+    found = type(state)(from_images(net, images, list(range(40)), 3), state.first)
+    assert error(learner, found, images) < 0.05
+
+
+def test_rows_come_to_templates_of_their_class_that_have_weights() -> None:
+    net, images = two_layers(classes=(0, 0, 1, 1))
+    beliefs = true_weights(net, images)
+    net.split(beliefs)[-1][..., 0] = -1.0  # a view: the first template is empty
+    x, y = images.rows(0, 40)
+    of_class = np.array([0, 0, 1, 1])
+    for codes in (y % 2, np.full(40, -1)):
+        said = TemplateEvidence(net, beliefs)
+        block = Block(x.reshape(40, -1), codes.astype(np.int32), None, 0)
+        weights = [part > 0 for part in net.split(beliefs)]
+        made, scores = net.rise(weights, net.layers[0].evidence_in(block), make_backend("cpu"))
+        allowed = (of_class == codes[:, None]) | (codes < 0)[:, None]
+        allowed[:, 0] = False
+        best = np.where(allowed, scores, -np.inf).argmax(axis=1)
+        wanted = np.zeros((4, *made.shape[1:]))
+        np.add.at(wanted, best, made / GRID)
+        assert_array_equal(collected(said, block)["evidence"], wanted)
+        assert not wanted[0].any()
+
+
+def test_labels_that_are_not_heeded_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: rows come to the best template of any class."""
+    whole = TemplateEvidence.accumulate
+
+    def mutant(said: TemplateEvidence, prepared: Any, block: Block, stats: Stats) -> None:
+        whole(said, prepared, replace(block, y=np.full(len(block.x), -1, np.int32)), stats)
+
+    monkeypatch.setattr(TemplateEvidence, "accumulate", mutant)
+    with pytest.raises(AssertionError):
+        test_rows_come_to_templates_of_their_class_that_have_weights()
+
+
+def test_first_images() -> None:
+    net, _ = two_layers(classes=(0, 0, 1, 1))
+    numbers, codes = np.array([9, 4, 7, 1, 3]), np.array([1, -1, 0, 0, 0])
+    taken, templates = first_images(net, numbers, codes)
+    assert taken.tolist() == [1, 7, 9]
+    assert templates.tolist() == [1, 0, 2]
+    clusters, _ = two_layers()
+    taken, templates = first_images(clusters, numbers, codes)
+    assert taken.tolist() == [1, 4, 7, 9]
+    assert templates.tolist() == [3, 1, 2, 0]
+    block = Block(np.zeros((6, 1)), np.array([2, -1, 0, 1, 1, 1], np.int32), None, 3)
+    assert collected(RowCodes(np.array([1, 3, 4, 5, 99])), block)["codes"].tolist() == [0, 3, 0, 1, 0]
