@@ -9,15 +9,15 @@ passes       one pass (online: an epoch; mbn: the codes of its first layer) of e
              there is not measured again without --again, so that an interrupted run goes on. No pass begins
              that, by those before it, would end after --seconds
 page         scale.md, from results/scale.json and results/simulated_cluster.json
-ten_million  infinite digits (--rows): stepwise capsules, a layer of bootstrap networks, an epoch of
-             parts of images, with the memory of workers over time
+ten_million  infinite digits (--rows): stepwise capsules, a layer of bootstrap networks, an epoch of a
+             conditional RBM, with the memory of workers over time
 
 ``--quickest`` measures capsules and mixtures at a million rows and below, the others at 100,000 and below;
 else capsules and mixtures go up to ten million, mbn to four. Needs SCALELATENT_DATA.
 
-The model. Passes of the two fewest rows of a kind by one worker give its constants: seconds of a row, and of
-a pass beside its rows. The spans of a pass over n rows by W workers are those that the engine cuts (its own
-functions are asked). Then
+The model. Two passes of a kind by one worker, over the first two of its sizes, give its constants: seconds of
+a row, and of a pass beside its rows. The spans of a pass over n rows by W workers are those that the engine cuts
+(its own functions are asked). Then
 
     batch, map  the rows of the worker that has most spans, times seconds of a row
     online      steps, one after another: rows of the worker with most chains, times seconds of a row, and
@@ -25,7 +25,10 @@ functions are asked). Then
     all         bytes from a store at the rate of a worker; the scheduler's seconds of all tasks
 
 The longest of these counts, for they overlap; on top come the seconds of a pass beside its rows, and the
-levels of the reduce tree, whose vectors go over the network. Passes that gave no constants check the model.
+levels of the reduce tree, whose vectors go over the network. Passes that gave no constants check the model; of
+these, whose workers, scheduler and driver share two processors, what more spans than in those passes cost
+scheduler and driver (with the fewest simulated workers) comes on top too, and the vectors that go from one
+worker to another.
 Prices and rates of store and network are assumed (ASSUMED); what a span, a shard and a step cost the
 scheduler is measured with simulated workers (simulated_cluster.py).
 """
@@ -44,12 +47,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from common import RESULTS, infinite_digits, open_or, parser, write_part
 
 import scalelatent as sl
 from scalelatent.contract.learners import Reduction
-from scalelatent.data import Dataset, make_corrupted, make_images
+from scalelatent.data import Dataset, make_images
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.grid import FAN_IN
 from scalelatent.engine.passes import choose_grid, choose_level
@@ -334,24 +338,27 @@ def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
 
 
 def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) -> dict[str, Any] | None:
-    """Seconds of a row and of a pass beside its rows, by the two smallest passes of one worker."""
+    """Seconds of a row and of a pass beside its rows, by two passes of one worker."""
     own = sorted(n for name, n, workers in pieces if name == kind and workers == 1)
     if len(own) < 2:
         return None
-    few, many = (pieces[kind, n, 1] for n in own[:2])
+    two = CASES[kind].sizes[:2]
+    two = two if set(two) <= set(own) else tuple(own[:2])
+    few, many = (pieces[kind, n, 1] for n in two)
     row = max(many["seconds"] - few["seconds"], 1e-9) / (many["rows"] - few["rows"])
     return {
         "seconds_of_a_row": row,
         "seconds_of_a_pass": max(0.0, few["seconds"] - few["rows"] * row),
-        "from": own[:2],
+        "from": two,
+        "spans_of_a_pass": few["cut"]["spans"],
     }
 
 
-def of_scheduler() -> dict[str, dict[str, float]]:
-    """Seconds, tasks and messages of a span, a shard and a step, with most simulated workers."""
+def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
+    """What a span, a shard and a step cost with most simulated workers, or (0) with fewest."""
     parts = json.loads((RESULTS / "simulated_cluster.json").read_text(encoding="utf-8"))["parts"]
 
-    def largest(loop: str) -> list[dict[str, Any]]:
+    def by_workers(loop: str) -> list[dict[str, Any]]:
         found = [part["result"] for name, part in parts.items() if name.split()[0] == loop]
         return sorted(found, key=lambda r: int(r["workers"]))
 
@@ -359,11 +366,12 @@ def of_scheduler() -> dict[str, dict[str, float]]:
         beats = r["idle_scheduler_share"] * r["seconds_per_pass"]
         seconds = max(0.0, r["scheduler_cpu_seconds_per_pass"] - beats) / count
         counts = {name: r[f"{name}_per_pass"] / count for name in ("tasks", "messages")}
-        return {"workers": r["workers"], "seconds": seconds, **counts}
+        driver = r["driver_cpu_ms_per_task"] / 1e3 * counts["tasks"]
+        return {"workers": r["workers"], "seconds": seconds, "driver": driver, **counts}
 
-    batch, shards = largest("batch")[-1], largest("map")[-1]
+    batch, shards = by_workers("batch")[which], by_workers("map")[which]
     out = {"batch": each(batch, batch["spans"]), "map": each(shards, shards["shards"])}
-    return out | {f"online {r['chains']}": each(r, r["steps"]) for r in largest("online")}
+    return out | {f"online {r['chains']}": each(r, r["steps"]) for r in by_workers("online")}
 
 
 def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
@@ -411,11 +419,18 @@ def tell(r: dict[str, Any], n: int, workers: int, *, remote: bool = False) -> di
     first = max(parts, key=lambda name: parts[name])
     refused = loop != "online" and spans > MAX_TASKS  # the steps of some seconds are one task
     network = ASSUMED["network_mb_per_second_of_a_worker"] * 1e6
-    merging = shared["levels"] * FAN_IN * r["statistic_bytes"] / network if remote else 0.0
+    if remote:
+        merging = shared["levels"] * FAN_IN * r["statistic_bytes"] / network
+    else:
+        merging = spans * (1 - 1 / workers) * r["statistic_bytes"] / network if loop == "batch" else 0.0
+    beside = 0.0
+    if loop != "online" and not remote:
+        known = of_scheduler(0)[loop]
+        beside = max(0, spans - r["spans_of_a_pass"]) * (known["seconds"] + known["driver"])
     gets = n / r["rows_of_a_request"] * shared.get("readings", 1)
     puts = spans if loop == "map" else 2
     return {
-        "seconds": r["seconds_of_a_pass"] + parts[first] + merging,
+        "seconds": r["seconds_of_a_pass"] + parts[first] + merging + beside,
         "parts": parts | ({"merging": merging} if remote else {}),
         "breaks": f"refused: above {MAX_TASKS:,} tasks" if refused else first,
         "setting": SETTINGS["refused" if refused else first],
@@ -529,7 +544,7 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
             "## Many rows, really run",
             "",
             "On a local cluster of this machine, each fit with its preparation of the rows; of mbn until the",
-            "codes of the layer are written. Digits of hcn are binary, with 3 % of the pixels flipped.",
+            "codes of the layer are written.",
         ]
         if least > 0.1:
             lines += [
@@ -601,37 +616,34 @@ def watched(client: Any, seconds: float = 2.0) -> Iterator[Workers]:
         thread.join()
 
 
-def many_rows(folder: Path, name: str, n: int) -> Dataset:
-    """Infinite digits, or of these binary ones with 3 % of the pixels flipped."""
-    digits = rows_of(folder, "digits", n)
-    if name == "digits":
-        return digits
-    place = folder / f"noisy-{n}.zarr"
+def with_class_outputs(folder: Path, ds: Dataset) -> Dataset:
+    """Rows whose outputs are ten zeros and ones: which class they are of."""
 
     def make() -> Dataset:
-        return make_corrupted(place, "noisy-digits", base=folder / f"digits-{n}.zarr", share=0.03)[0]
+        classes = ds.read_y(0, len(ds))
+        return Dataset.from_arrays((classes[:, None] == np.arange(10)).astype(np.uint8)).save(place)
 
-    found: Dataset = open_or(place, make)
-    return found
+    place = folder / f"classes-{len(ds)}.zarr"
+    outputs: Dataset = open_or(place, make)
+    return ds.with_target(outputs)
 
 
 def ten_million(a: argparse.Namespace) -> None:
     """Fits of each of --fits, on a local cluster, with the peaks of quarters of their time."""
-    capsules = {"capsule_dim": 6, "algorithm": "stepwise", "n_epochs": 2, "random_state": 0}
-    parts = {"n_chains": 8, "chain_batches": 100, "warmup_rows": 1000, "n_epochs": 1, "random_state": 0}
-    fits: dict[str, tuple[str, Callable[[], Any], str]] = {
-        "capsule": ("stepwise, two epochs", lambda: sl.CapsuleRegression(**capsules), "digits"),
-        "mbn": ("a layer of 50 x 10", lambda: mbn(50, 10), "digits"),
-        "hcn": (
-            "4 parts of 6 x 6, an epoch",
-            lambda: sl.HierarchicalCompositionalNetwork([(4, (6, 6))], **parts),
-            "noisy",
+    capsules = {"capsule_dim": 6, "algorithm": "stepwise", "projection": None, "n_epochs": 1}
+    chains = {"batch_size": 100, "n_chains": 2, "local_steps": 50, "learning_rate": 1e-3, "n_epochs": 1}
+    fits: dict[str, tuple[str, Callable[[], Any]]] = {
+        "capsule": ("stepwise, an epoch", lambda: sl.CapsuleRegression(**capsules, random_state=0)),
+        "mbn": ("a layer of 50 x 8", lambda: mbn(50, 8)),
+        "crbm": (
+            "classes by 16 hidden units, an epoch",
+            lambda: sl.ConditionalRBM(n_hidden=16, **chains, random_state=0),
         ),
     }
-    workers = max(a.workers)
+    workers, digits = max(a.workers), rows_of(a.folder, "digits", a.rows)
     for name in a.fits.split(","):
-        what, make, rows = fits[name]
-        ds, others = many_rows(a.folder, rows, a.rows), busy()
+        what, make = fits[name]
+        ds, others = with_class_outputs(a.folder, digits) if name == "crbm" else digits, busy()
         seen, begin = Seen("mbn_code-l1"), time.perf_counter()
         with (
             tempfile.TemporaryDirectory(dir=a.folder) as run,
@@ -670,7 +682,7 @@ def main() -> None:
     args.add_argument("--seconds", type=float, default=math.inf, help="begin nothing that would last longer")
     args.add_argument("--again", action="store_true", help="measure also what is there")
     args.add_argument("--rows", type=int, default=10_000_000, help="of ten_million")
-    args.add_argument("--fits", default="capsule,mbn,hcn", help="of ten_million")
+    args.add_argument("--fits", default="capsule,mbn,crbm", help="of ten_million")
     args.add_argument("--memory-limit", default="3GB", help="of a worker of ten_million")
     a = args.parse_args()
     a.folder.mkdir(parents=True, exist_ok=True)
