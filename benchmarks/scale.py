@@ -16,8 +16,8 @@ ten_million  infinite digits (--rows): stepwise capsules, a layer of bootstrap n
 else capsules and mixtures go up to ten million, mbn to four. Needs SCALELATENT_DATA.
 
 The model. Two passes of a kind by one worker, over the first two of its sizes, give its constants: seconds of
-a row, and of a pass beside its rows. The spans of a pass over n rows by W workers are those that the engine cuts
-(its own functions are asked). Then
+a row, and of a pass beside its rows. The spans of a pass over n rows by W workers are those that the engine
+cuts (its own functions are asked). Then
 
     batch, map  the rows of the worker that has most spans, times seconds of a row
     online      steps, one after another: rows of the worker with most chains, times seconds of a row, and
@@ -25,10 +25,11 @@ a row, and of a pass beside its rows. The spans of a pass over n rows by W worke
     all         bytes from a store at the rate of a worker; the scheduler's seconds of all tasks
 
 The longest of these counts, for they overlap; on top come the seconds of a pass beside its rows, and the
-levels of the reduce tree, whose vectors go over the network. Passes that gave no constants check the model; of
-these, whose workers, scheduler and driver share two processors, what more spans than in those passes cost
-scheduler and driver (with the fewest simulated workers) comes on top too, and the vectors that go from one
-worker to another.
+levels of the reduce tree, whose vectors go over the network. Passes that gave no constants check the model.
+Workers, scheduler and driver of these share two processors: what more spans than in the passes of the
+constants cost scheduler and driver (with the fewest simulated workers) comes on top too, and the vectors that
+go from one worker to another, at the rate of a network.
+
 Prices and rates of store and network are assumed (ASSUMED); what a span, a shard and a step cost the
 scheduler is measured with simulated workers (simulated_cluster.py).
 """
@@ -78,6 +79,7 @@ SETTINGS = {
     "scheduler": "`[engine] leaf_rows`: fewer, longer spans",
     "steps": "`n_chains` (and with it the rows of a step): more of a step at once",
 }
+OF_TIME = ("keep-alive", "heartbeat-client")  # messages that have nothing to do with tasks
 PASSES = 4  # of batch learners; the first, which reads and compiles, does not count
 SMALLEST = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
 LARGER = {
@@ -147,11 +149,14 @@ def rows_of(folder: Path, name: str, n: int) -> Dataset:
     """The first n infinite digits of 28 x 28, or images of letters; of the smallest dataset that has them."""
     made = (int(place.stem.rpartition("-")[2]) for place in folder.glob(f"{name}-*.zarr"))
     size = min((rows for rows in made if rows >= n), default=n)
-    if name == "digits":
-        found: Dataset = infinite_digits(folder, size, seed=0)[0]
-    else:
-        place = folder / f"{name}-{size}.zarr"
-        found = open_or(place, lambda: make_images(place, name, size, seed=0))
+    place = folder / f"{name}-{size}.zarr"
+
+    def make() -> Dataset:
+        if name == "digits":
+            return infinite_digits(folder, size, seed=0)[0]
+        return make_images(place, name, size, seed=0)
+
+    found: Dataset = open_or(place, make)
     return found if len(found) == n else found[:n]
 
 
@@ -355,21 +360,32 @@ def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) 
 
 
 def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
-    """What a span, a shard and a step cost with most simulated workers, or (0) with fewest."""
+    """What a span, a shard and a step cost with most simulated workers, or (0) with fewest.
+
+    Tasks and messages are counted; what the scheduler computes of a message was measured in batch passes with
+    as many workers, whose messages of spans outnumber heartbeats by far.
+    """
     parts = json.loads((RESULTS / "simulated_cluster.json").read_text(encoding="utf-8"))["parts"]
 
     def by_workers(loop: str) -> list[dict[str, Any]]:
         found = [part["result"] for name, part in parts.items() if name.split()[0] == loop]
         return sorted(found, key=lambda r: int(r["workers"]))
 
-    def each(r: dict[str, Any], count: int) -> dict[str, float]:
-        beats = r["idle_scheduler_share"] * r["seconds_per_pass"]
-        seconds = max(0.0, r["scheduler_cpu_seconds_per_pass"] - beats) / count
-        counts = {name: r[f"{name}_per_pass"] / count for name in ("tasks", "messages")}
-        driver = r["driver_cpu_ms_per_task"] / 1e3 * counts["tasks"]
-        return {"workers": r["workers"], "seconds": seconds, "driver": driver, **counts}
+    def messages(r: dict[str, Any]) -> int:
+        told = (r["messages_in"], r["messages_out"])
+        return sum(n for ops in told for op, n in ops.items() if op not in OF_TIME)
 
-    batch, shards = by_workers("batch")[which], by_workers("map")[which]
+    batch = by_workers("batch")[which]
+    beats = batch["idle_scheduler_share"] * batch["seconds_per_pass"]
+    seconds_of_a_message = (batch["scheduler_cpu_seconds_per_pass"] - beats) / messages(batch)
+
+    def each(r: dict[str, Any], count: int) -> dict[str, float]:
+        tasks, sent = r["tasks_per_pass"] / count, messages(r) / count
+        driver = r["driver_cpu_ms_per_task"] / 1e3 * tasks
+        counts = {"workers": r["workers"], "tasks": tasks, "messages": sent, "driver": driver}
+        return counts | {"seconds": sent * seconds_of_a_message}
+
+    shards = by_workers("map")[which]
     out = {"batch": each(batch, batch["spans"]), "map": each(shards, shards["shards"])}
     return out | {f"online {r['chains']}": each(r, r["steps"]) for r in by_workers("online")}
 
@@ -472,9 +488,7 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
     dates = sorted({r["date"] for r in pieces.values()})
     others = sorted(r["busy_before"] for r in pieces.values())
     middle = others[len(others) // 2]
-    simulated = " and ".join(
-        f"{r['workers']:,.0f} ({kind})" for kind, r in of_scheduler().items() if not kind.startswith("online")
-    )
+    simulated = ", ".join(f"{kind}: {r['workers']:,}" for kind, r in of_scheduler().items())
     lines = [
         "# A billion rows, on paper",
         "",
@@ -683,7 +697,7 @@ def main() -> None:
     args.add_argument("--again", action="store_true", help="measure also what is there")
     args.add_argument("--rows", type=int, default=10_000_000, help="of ten_million")
     args.add_argument("--fits", default="capsule,mbn,crbm", help="of ten_million")
-    args.add_argument("--memory-limit", default="3GB", help="of a worker of ten_million")
+    args.add_argument("--memory-limit", default="4GB", help="of a worker of ten_million")
     a = args.parse_args()
     a.folder.mkdir(parents=True, exist_ok=True)
     parts = a.parts.split(",")
