@@ -15,9 +15,9 @@ ten_million  infinite digits (--rows): stepwise capsules, a layer of bootstrap n
 ``--quickest`` measures capsules and mixtures at a million rows and below, the others at 100,000 and below;
 else capsules and mixtures go up to ten million, mbn to four. Needs SCALELATENT_DATA.
 
-The model. Passes of the two fewest rows of a kind by one worker give its constants: seconds of a row, and of
-a pass beside its rows. The spans of a pass over n rows by W workers are those that the engine cuts (its own
-functions are asked). Then
+The model. Two passes of a kind by one worker, over the first two of its sizes, give its constants: seconds of
+a row, and of a pass beside its rows. The spans of a pass over n rows by W workers are those that the engine
+cuts (its own functions are asked). Then
 
     batch, map  the rows of the worker that has most spans, times seconds of a row
     online      steps, one after another: rows of the worker with most chains, times seconds of a row, and
@@ -26,6 +26,10 @@ functions are asked). Then
 
 The longest of these counts, for they overlap; on top come the seconds of a pass beside its rows, and the
 levels of the reduce tree, whose vectors go over the network. Passes that gave no constants check the model.
+Workers, scheduler and driver of these share two processors: what more spans than in the passes of the
+constants cost scheduler and driver (with the fewest simulated workers) comes on top too, and the vectors that
+go from one worker to another, at the rate of a network.
+
 Prices and rates of store and network are assumed (ASSUMED); what a span, a shard and a step cost the
 scheduler is measured with simulated workers (simulated_cluster.py).
 """
@@ -44,6 +48,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from common import RESULTS, infinite_digits, open_or, parser, write_part
 
@@ -74,6 +79,7 @@ SETTINGS = {
     "scheduler": "`[engine] leaf_rows`: fewer, longer spans",
     "steps": "`n_chains` (and with it the rows of a step): more of a step at once",
 }
+OF_TIME = ("keep-alive", "heartbeat-client")  # messages that have nothing to do with tasks
 PASSES = 4  # of batch learners; the first, which reads and compiles, does not count
 SMALLEST = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
 LARGER = {
@@ -143,11 +149,14 @@ def rows_of(folder: Path, name: str, n: int) -> Dataset:
     """The first n infinite digits of 28 x 28, or images of letters; of the smallest dataset that has them."""
     made = (int(place.stem.rpartition("-")[2]) for place in folder.glob(f"{name}-*.zarr"))
     size = min((rows for rows in made if rows >= n), default=n)
-    if name == "digits":
-        found: Dataset = infinite_digits(folder, size, seed=0)[0]
-    else:
-        place = folder / f"{name}-{size}.zarr"
-        found = open_or(place, lambda: make_images(place, name, size, seed=0))
+    place = folder / f"{name}-{size}.zarr"
+
+    def make() -> Dataset:
+        if name == "digits":
+            return infinite_digits(folder, size, seed=0)[0]
+        return make_images(place, name, size, seed=0)
+
+    found: Dataset = open_or(place, make)
     return found if len(found) == n else found[:n]
 
 
@@ -334,36 +343,51 @@ def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
 
 
 def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) -> dict[str, Any] | None:
-    """Seconds of a row and of a pass beside its rows, by the two smallest passes of one worker."""
+    """Seconds of a row and of a pass beside its rows, by two passes of one worker."""
     own = sorted(n for name, n, workers in pieces if name == kind and workers == 1)
     if len(own) < 2:
         return None
-    few, many = (pieces[kind, n, 1] for n in own[:2])
+    two = CASES[kind].sizes[:2]
+    two = two if set(two) <= set(own) else tuple(own[:2])
+    few, many = (pieces[kind, n, 1] for n in two)
     row = max(many["seconds"] - few["seconds"], 1e-9) / (many["rows"] - few["rows"])
     return {
         "seconds_of_a_row": row,
         "seconds_of_a_pass": max(0.0, few["seconds"] - few["rows"] * row),
-        "from": own[:2],
+        "from": two,
+        "spans_of_a_pass": few["cut"]["spans"],
     }
 
 
-def of_scheduler() -> dict[str, dict[str, float]]:
-    """Seconds, tasks and messages of a span, a shard and a step, with most simulated workers."""
+def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
+    """What a span, a shard and a step cost with most simulated workers, or (0) with fewest.
+
+    Tasks and messages are counted; what the scheduler computes of a message was measured in batch passes with
+    as many workers, whose messages of spans outnumber heartbeats by far.
+    """
     parts = json.loads((RESULTS / "simulated_cluster.json").read_text(encoding="utf-8"))["parts"]
 
-    def largest(loop: str) -> list[dict[str, Any]]:
+    def by_workers(loop: str) -> list[dict[str, Any]]:
         found = [part["result"] for name, part in parts.items() if name.split()[0] == loop]
         return sorted(found, key=lambda r: int(r["workers"]))
 
-    def each(r: dict[str, Any], count: int) -> dict[str, float]:
-        beats = r["idle_scheduler_share"] * r["seconds_per_pass"]
-        seconds = max(0.0, r["scheduler_cpu_seconds_per_pass"] - beats) / count
-        counts = {name: r[f"{name}_per_pass"] / count for name in ("tasks", "messages")}
-        return {"workers": r["workers"], "seconds": seconds, **counts}
+    def messages(r: dict[str, Any]) -> int:
+        told = (r["messages_in"], r["messages_out"])
+        return sum(n for ops in told for op, n in ops.items() if op not in OF_TIME)
 
-    batch, shards = largest("batch")[-1], largest("map")[-1]
+    batch = by_workers("batch")[which]
+    beats = batch["idle_scheduler_share"] * batch["seconds_per_pass"]
+    seconds_of_a_message = (batch["scheduler_cpu_seconds_per_pass"] - beats) / messages(batch)
+
+    def each(r: dict[str, Any], count: int) -> dict[str, float]:
+        tasks, sent = r["tasks_per_pass"] / count, messages(r) / count
+        driver = r["driver_cpu_ms_per_task"] / 1e3 * tasks
+        counts = {"workers": r["workers"], "tasks": tasks, "messages": sent, "driver": driver}
+        return counts | {"seconds": sent * seconds_of_a_message}
+
+    shards = by_workers("map")[which]
     out = {"batch": each(batch, batch["spans"]), "map": each(shards, shards["shards"])}
-    return out | {f"online {r['chains']}": each(r, r["steps"]) for r in largest("online")}
+    return out | {f"online {r['chains']}": each(r, r["steps"]) for r in by_workers("online")}
 
 
 def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
@@ -411,11 +435,18 @@ def tell(r: dict[str, Any], n: int, workers: int, *, remote: bool = False) -> di
     first = max(parts, key=lambda name: parts[name])
     refused = loop != "online" and spans > MAX_TASKS  # the steps of some seconds are one task
     network = ASSUMED["network_mb_per_second_of_a_worker"] * 1e6
-    merging = shared["levels"] * FAN_IN * r["statistic_bytes"] / network if remote else 0.0
+    if remote:
+        merging = shared["levels"] * FAN_IN * r["statistic_bytes"] / network
+    else:
+        merging = spans * (1 - 1 / workers) * r["statistic_bytes"] / network if loop == "batch" else 0.0
+    beside = 0.0
+    if loop != "online" and not remote:
+        known = of_scheduler(0)[loop]
+        beside = max(0, spans - r["spans_of_a_pass"]) * (known["seconds"] + known["driver"])
     gets = n / r["rows_of_a_request"] * shared.get("readings", 1)
     puts = spans if loop == "map" else 2
     return {
-        "seconds": r["seconds_of_a_pass"] + parts[first] + merging,
+        "seconds": r["seconds_of_a_pass"] + parts[first] + merging + beside,
         "parts": parts | ({"merging": merging} if remote else {}),
         "breaks": f"refused: above {MAX_TASKS:,} tasks" if refused else first,
         "setting": SETTINGS["refused" if refused else first],
@@ -457,9 +488,7 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
     dates = sorted({r["date"] for r in pieces.values()})
     others = sorted(r["busy_before"] for r in pieces.values())
     middle = others[len(others) // 2]
-    simulated = " and ".join(
-        f"{r['workers']:,.0f} ({kind})" for kind, r in of_scheduler().items() if not kind.startswith("online")
-    )
+    simulated = ", ".join(f"{kind}: {r['workers']:,}" for kind, r in of_scheduler().items())
     lines = [
         "# A billion rows, on paper",
         "",
@@ -523,13 +552,26 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
             ],
         )
     if memory:
-        lines += ["", "## Many rows, really run"]
+        least = min(r["busy_before"] for r in memory.values())
+        lines += [
+            "",
+            "## Many rows, really run",
+            "",
+            "On a local cluster of this machine, each fit with its preparation of the rows; of mbn until the",
+            "codes of the layer are written.",
+        ]
+        if least > 0.1:
+            lines += [
+                f"Others kept {least:.0%} of the processors busy or more: **minutes are upper bounds**; what",
+                "the workers computed is in minutes of one processor.",
+            ]
         lines += table(
-            "fit|rows|GB|workers|minutes|peak of a worker in the first, second, third, last quarter, MiB",
+            "fit|rows|GB|workers|minutes|of a processor|peak of a worker in the first, second, third, last "
+            "quarter, MiB",
             [
                 [
-                    name, f"{r['rows']:,}", f"{r['gb']:.1f}", str(r["workers"]), f"{r['seconds'] / 60:.1f}",
-                    ", ".join(map(str, r["peaks_mib"])),
+                    name, f"{r['rows']:,}", f"{r['gb']:.1f}", str(r["workers"]), three(r["seconds"] / 60),
+                    three(r["processor_seconds"] / 60), ", ".join(map(str, r["peaks_mib"])),
                 ]
                 for name, r in memory.items()
             ],
@@ -558,61 +600,87 @@ def spread_words() -> list[str]:
 QUARTERS = 4
 
 
-@contextmanager
-def sampled(client: Any, seconds: float = 2.0) -> Iterator[list[int]]:
-    """The largest resident size of a worker, again and again."""
-    pids = list(client.run(lambda: psutil.Process().pid).values())
-    sizes, ended = list[int](), threading.Event()
+@dataclass
+class Workers:
+    """The largest resident size of workers, again and again, and their processor seconds."""
 
-    def sample() -> None:
+    sizes: list[int]
+    seconds: float = 0.0
+
+
+@contextmanager
+def watched(client: Any, seconds: float = 2.0) -> Iterator[Workers]:
+    """The workers, looked at until the end."""
+    workers = [psutil.Process(pid) for pid in client.run(lambda: psutil.Process().pid).values()]
+    seen, ended = Workers([]), threading.Event()
+
+    def look() -> None:
         while not ended.wait(seconds):
             with suppress(psutil.NoSuchProcess):
-                sizes.append(max(psutil.Process(pid).memory_info().rss for pid in pids))
+                seen.sizes.append(max(worker.memory_info().rss for worker in workers))
+                times = [worker.cpu_times() for worker in workers]
+                seen.seconds = sum(t.user + t.system for t in times)
 
-    thread = threading.Thread(target=sample, daemon=True)
+    thread = threading.Thread(target=look, daemon=True)
     thread.start()
     try:
-        yield sizes
+        yield seen
     finally:
         ended.set()
         thread.join()
 
 
+def with_class_outputs(folder: Path, ds: Dataset) -> Dataset:
+    """Rows whose outputs are ten zeros and ones: which class they are of."""
+
+    def make() -> Dataset:
+        classes = ds.read_y(0, len(ds))
+        return Dataset.from_arrays((classes[:, None] == np.arange(10)).astype(np.uint8)).save(place)
+
+    place = folder / f"classes-{len(ds)}.zarr"
+    outputs: Dataset = open_or(place, make)
+    return ds.with_target(outputs)
+
+
 def ten_million(a: argparse.Namespace) -> None:
     """Fits of each of --fits, on a local cluster, with the peaks of quarters of their time."""
-    stepwise = sl.CapsuleRegression(capsule_dim=6, algorithm="stepwise", max_iter=1, random_state=0)
-    fits: dict[str, tuple[Callable[[], Any], str, int]] = {
-        "capsule stepwise": (lambda: stepwise, "capsule_step", 1),
-        "mbn, a layer of 50 x 50": (lambda: mbn(50, 50), "mbn_code-l1", PASSES),
-        "crbm, 16 hidden units, an epoch": (lambda: crbm(16), "crbm_learn", 1),
+    capsules = {"capsule_dim": 6, "algorithm": "stepwise", "projection": None, "n_epochs": 1}
+    chains = {"batch_size": 100, "n_chains": 2, "local_steps": 50, "learning_rate": 1e-3, "n_epochs": 1}
+    fits: dict[str, tuple[str, Callable[[], Any]]] = {
+        "capsule": ("stepwise, an epoch", lambda: sl.CapsuleRegression(**capsules, random_state=0)),
+        "mbn": ("a layer of 50 x 8", lambda: mbn(50, 8)),
+        "crbm": (
+            "classes by 16 hidden units, an epoch",
+            lambda: sl.ConditionalRBM(n_hidden=16, **chains, random_state=0),
+        ),
     }
-    ds = rows_of(a.folder, "digits", a.rows)
-    for name, (make, stage, passes) in fits.items():
-        if name.split(",")[0].split()[0] not in a.fits:
-            continue
-        seen, begin, others = Seen(stage, passes), time.perf_counter(), busy()
-        workers = max(a.workers)
+    workers, digits = max(a.workers), rows_of(a.folder, "digits", a.rows)
+    for name in a.fits.split(","):
+        what, make = fits[name]
+        ds, others = with_class_outputs(a.folder, digits) if name == "crbm" else digits, busy()
+        seen, begin = Seen("mbn_code-l1"), time.perf_counter()
         with (
             tempfile.TemporaryDirectory(dir=a.folder) as run,
             sl.cluster("local", workers=workers, memory_limit=a.memory_limit) as client,
-            sampled(client) as sizes,
+            watched(client) as watch,
             suppress(Over),
         ):
             make().fit(ds, callbacks=seen, run_dir=run)
-        n = len(sizes)
+        n = len(watch.sizes)
         found = {
             "rows": len(ds),
             "gb": ds.nbytes / 1e9,
             "workers": workers,
             "seconds": time.perf_counter() - begin,
+            "processor_seconds": watch.seconds,
             "busy_before": others,
             "peaks_mib": [
-                round(max(sizes[n * i // QUARTERS : max(n * (i + 1) // QUARTERS, 1)]) / 2**20)
+                round(max(watch.sizes[n * i // QUARTERS : max(n * (i + 1) // QUARTERS, 1)]) / 2**20)
                 for i in range(QUARTERS)
             ],
         }
         print(name, found, flush=True)
-        write_part(a.out, f"{name}, {len(ds):,} rows", a.seed, found)
+        write_part(a.out, f"{name}, {what}, {len(ds):,} rows", a.seed, found)
 
 
 def main() -> None:
@@ -629,7 +697,7 @@ def main() -> None:
     args.add_argument("--again", action="store_true", help="measure also what is there")
     args.add_argument("--rows", type=int, default=10_000_000, help="of ten_million")
     args.add_argument("--fits", default="capsule,mbn,crbm", help="of ten_million")
-    args.add_argument("--memory-limit", default="3GB", help="of a worker of ten_million")
+    args.add_argument("--memory-limit", default="4GB", help="of a worker of ten_million")
     a = args.parse_args()
     a.folder.mkdir(parents=True, exist_ok=True)
     parts = a.parts.split(",")

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -129,6 +129,16 @@ def receive(pipe: Any, seconds: float) -> Any:
     return pipe.recv()
 
 
+def patient(make: Callable[[], Any], times: int = 5) -> Any:
+    """What is made, tried again: 1,000 workers of a few processes do not always all answer in a minute."""
+    from scalelatent.errors import RunError
+
+    for _ in range(times - 1):
+        with suppress(RunError):
+            return make()
+    return make()
+
+
 def count_messages(dask_scheduler: Any) -> None:
     """Count what comes in (by operation) and goes out, from now on."""
     import inspect
@@ -211,7 +221,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
             "simulated_estep", learner, {"train": dataset}, "cpu", block_rows=LEAF_ROWS, leaf_rows=LEAF_ROWS
         )
         store = EngineStore(folder)
-        executor = DaskExecutor(client, store, checkpoint_seconds=3600)
+        executor = patient(lambda: DaskExecutor(client, store, checkpoint_seconds=3600))
         spans = len(executor.spans(stage))
         readings = Readings(client)
         fit_batches(executor, stage, learner.start(), callbacks=Callbacks(readings.callback), store=store)
@@ -243,7 +253,8 @@ def measure_steps(
             rows = dataset[: batch * every * 4]
             stage = make_stage("simulated_step", Idle(numbers), {"train": rows}, "cpu")
             with tempfile.TemporaryDirectory() as folder:
-                executor = DaskExecutor(client, EngineStore(folder), checkpoint_seconds=3600)
+                store = EngineStore(folder)
+                executor = patient(lambda store=store: DaskExecutor(client, store, checkpoint_seconds=3600))
                 executor.spread = "all" if n > 1 else "one"
                 readings = Readings(client)
                 fit_online(
@@ -267,7 +278,8 @@ def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
         client.run_on_scheduler(count_messages)
         idle = idle_share(client)
         rows = dataset[: shards * count * LEAF_ROWS]
-        executor = DaskExecutor(client, EngineStore(Path(folder) / "run"))
+        store = EngineStore(Path(folder) / "run")
+        executor = patient(lambda: DaskExecutor(client, store))
         readings = Readings(client)
         for turn in range(2):
             place = Path(folder) / f"out-{turn}"

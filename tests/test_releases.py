@@ -36,3 +36,11 @@ def test_workflows_run_the_check_on_every_python_of_the_package() -> None:
     check = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())
     assert check["jobs"]["check"]["strategy"]["matrix"]["python"] == told
     assert {"run": ".ci/run"}.items() <= check["jobs"]["check"]["steps"][-1].items()
+
+
+def test_changes_are_of_a_kind_that_a_release_gathers() -> None:
+    """towncrier takes no notice of a file whose kind it does not know."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
+    kinds = "|".join(kind["directory"] for kind in settings["type"])
+    names = [path.name for path in (ROOT / settings["directory"]).glob("*")]
+    assert [name for name in names if not re.fullmatch(rf"(\+[\w-]+|\d+)\.({kinds})(\.\d+)?\.md", name)] == []

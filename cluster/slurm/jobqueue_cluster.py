@@ -83,7 +83,12 @@ def environment(files: dict[str, str]) -> dict[str, Any]:
 
 def make_cluster(options: argparse.Namespace) -> Any:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    from dask_jobqueue import SLURMCluster
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ImportError as error:
+        raise JobError(
+            "jobs of SLURM's are asked for by dask-jobqueue: install it with pip install 'scalelatent[slurm]'"
+        ) from error
 
     for number, handler in handlers.items():  # which that import replaces by its own
         signal.signal(number, handler)

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import typer.main
 import scalelatent as sl
 from scalelatent.cli import app
 from scalelatent.deploy import worker_processes as workers
+from scalelatent.errors import JobError
 
 yaml = pytest.importorskip("yaml")
 CLUSTER = Path(__file__).resolve().parents[2] / "cluster"
@@ -300,6 +302,12 @@ def test_walltimes_that_are_none(jobqueue, tmp_path, capsys, walltime):
     with pytest.raises(SystemExit):
         jobqueue.parse([str(tmp_path), f"--walltime={walltime}"])
     assert "is no time of SLURM's: write minutes" in capsys.readouterr().err
+
+
+def test_without_dask_jobqueue_the_extra_is_named(jobqueue, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
+    with pytest.raises(JobError, match=r"pip install 'scalelatent\[slurm\]'"):
+        jobqueue.make_cluster(jobqueue.parse([str(tmp_path)]))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("dask_jobqueue") is None, reason="needs dask-jobqueue")
