@@ -18,15 +18,15 @@ from scalelatent.data.read.containers import opened
 from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import refuse_masked
 from scalelatent.engine.backend import make_backend
+from scalelatent.engine.chains import learn_stream
 from scalelatent.engine.mapwrite import map_to_array
-from scalelatent.engine.plan import Forecast
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.inputs import check_finite, is_plain
 from scalelatent.estimators.learned import IN_PLACE, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
-from scalelatent.estimators.steps import Rows, Steps
+from scalelatent.estimators.steps import Rows
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.online import CrbmLearner
@@ -42,7 +42,6 @@ from .fit import (
     fit_steps,
     fitting_state,
     given_parameters,
-    learn_stream,
     make_learner,
     plan,
     shape_of,
@@ -367,11 +366,8 @@ class ConditionalRBM(StreamedEstimator):
 
     # -- fit -------------------------------------------------------------------------------------------------
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
-        return fit_steps(self, rows)
-
-    def _plan(self, told: Forecast) -> dict[str, Any]:
-        return plan(self, told)
+    _fit_steps = fit_steps
+    _plan = plan
 
     def _what_decides(self) -> dict[str, Any]:
         return super()._what_decides() | {"batch_size": batch_size(self)}
@@ -439,7 +435,8 @@ class ConditionalRBM(StreamedEstimator):
         state = None if first else self._stream_state
         if state is None:
             state = replace(learner.start(self._theta), iteration=epoch - 1)
-        state = learn_stream(learner, fitting_state(learner, state), ds, self.device, batch_size(self))
+        state = fitting_state(learner, state)
+        state = learn_stream(learner, state, ds, self.device, batch_size(self), int(state.sums[2]))
         self._keep_parameters(learner.shape, state.theta, epoch)
         self.best_validation_error_ = None  # that of a fit was of other parameters
         self._stream_state = state
