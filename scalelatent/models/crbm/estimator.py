@@ -762,47 +762,33 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool,
         callbacks: CallbackList,
     ) -> Any:
-        check_is_fitted(self)
-        if self._source != "plain":
-            return self._mapped(X, what, n_sweeps, out, client, overwrite, callbacks)
-        if isinstance(X, Dataset) or out is not None or is_dask(X):
-            raise DataError(
-                "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs; leave "
-                "X out (transform takes rows v)"
-            )
-        block, row_map = Block(self._nothing(X), None, None, 0), self._watched_map(what, n_sweeps)
-        with single_threaded():
-            found = row_map.apply(row_map.prepare(make_backend(self.device)), block)
-        row_map.warn("the rows")
-        return found
-
-    def _mapped(
-        self,
-        X: Any,
-        what: str,
-        n_sweeps: int | None,
-        out: str | Path | None,
-        client: Client | None,
-        overwrite: bool,
-        callbacks: CallbackList,
-    ) -> Any:
         """Rows through a map, with a warning where they did not meet the tolerance."""
-        X = opened(X, "X")
-        if self.tol is None or self.inference_ == "independent" or is_dask(X):
-            return self._map(X, (what, n_sweeps), out, client, overwrite, callbacks)
-        ds, watched = self._given_rows(X), self._watched_map(what, n_sweeps)
-        if out is None:
-            found = self._map_rows(ds, watched, None, client, overwrite, callbacks)
+        check_is_fitted(self)
+        to, X = (out, client, overwrite, callbacks), opened(X, "X")
+        row_map = self._row_map((what, n_sweeps))
+        watched, told = WatchedOutput(**vars(row_map)), "the rows"
+        if self._source == "plain":
+            if isinstance(X, Dataset) or out is not None or is_dask(X):
+                raise DataError(
+                    "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs; "
+                    "leave X out (transform takes rows v)"
+                )
+            block = Block(self._nothing(X), None, None, 0)
+            with single_threaded():
+                found = watched.apply(watched.prepare(make_backend(self.device)), block)
+        elif self.tol is None or self.inference_ == "independent" or is_dask(X):
+            return self._map(X, (what, n_sweeps), *to)
+        elif out is None:
+            found = self._map_rows(self._given_rows(X), watched, *to)
         else:  # workers have maps of their own, which tell nothing: some rows are inferred twice
-            found = self._map_rows(ds, self._row_map((what, n_sweeps)), out, client, overwrite, callbacks)
+            ds = self._given_rows(X)
+            found = self._map_rows(ds, row_map, *to)
             for part in places_of(len(ds)):
                 map_to_array(watched, ds[part], self.device, self.n_jobs)
-        some = out is not None and len(ds) > MOST_LOOKED_AT
-        watched.warn(f"{MOST_LOOKED_AT} rows looked at" if some else "the rows")
+            if len(ds) > MOST_LOOKED_AT:
+                told = f"{MOST_LOOKED_AT} rows looked at"
+        watched.warn(told)
         return found
-
-    def _watched_map(self, what: str, n_sweeps: int | None) -> WatchedOutput:
-        return WatchedOutput(**vars(self._row_map((what, n_sweeps))))
 
     def _nothing(self, X: Any) -> np.ndarray:
         """Rows of a plain RBM: None is one."""
