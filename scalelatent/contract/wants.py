@@ -9,28 +9,15 @@ SOURCES = ("y", "x")
 
 @dataclass(frozen=True)
 class Corruption:
-    """Inputs made of outputs, new ones in each epoch: a pure function of (seed, stage, epoch, row).
+    """Inputs made of outputs, new ones in each epoch: a pure function of (seed, stage, epoch, row)."""
 
-    Attributes
-    ----------
-    kind : {'flip', 'occlude'}
-        Exchange zeros and ones, or set a patch of an image to 0, at random places.
-    rate : float
-        Of 'flip': share of the outputs of each row, exactly so many (rounded).
-    size : (int, int)
-        Of 'occlude': height and width of the patch, which lies whole within the image.
-    shape : (int, int)
-        Of 'occlude': height and width of the image that a row is.
-    seed : int
-    stage : str
-        What the random numbers are for: training and validation rows have streams of their own.
-    """
-
-    kind: str
-    rate: float = 0.0
+    kind: str  # 'flip': exchange zeros and ones; 'occlude': set a patch of an image to 0, at a random place
+    rate: float = 0.0  # of 'flip': share of the outputs of each row, exactly so many (rounded)
+    # of 'occlude': height and width of the patch, which lies whole within the image
     size: tuple[int, int] = (0, 0)
-    shape: tuple[int, int] = (0, 0)
+    shape: tuple[int, int] = (0, 0)  # of 'occlude': height and width of the image that a row is
     seed: int = 0
+    # what the random numbers are for: training and validation rows have streams of their own
     stage: str = "corruption"
 
 
