@@ -50,36 +50,24 @@ class Targets:
 
 @dataclass(frozen=True)
 class Wants:
-    """Optional requests of a reduction, row map, set of rows or online learner: its attribute ``wants``.
+    """Optional requests of a reduction, row map, set of rows or online learner: its attribute ``wants``."""
 
-    Attributes
-    ----------
-    csr : bool
-        Blocks of a CSR dataset stay :class:`.CsrRows`; else each is made dense when its turn comes.
-    targets : Targets or None
-        Outputs in place of class codes.
-    labels : bool
-        Of a row map: the labels of its output are not copied but made by its method ``labels``
-        (:class:`~.learners.LabelMap`).
-    block_rows : int or None
-        Of a reduction: rows of a block, where the user says none. Of a row map: rows of a block.
-    merge_share : float or None
-        Of a reduction: what merging may cost of computing, above the usual 2 %, where rows would else make
-        fewer than 16 leaves.
-    scratch : (int, int) or None
-        Bytes that a thread needs beside its block and statistic, and those for each row of the block (of a
-        chain). A plan guesses from the statistic where nothing is said.
-    unlabelled : bool
-        A label -1 that is none of the classes means that the row has none: its class code is -1. Elsewhere
-        -1 is a label like others.
-    """
-
+    # Blocks of a CSR dataset stay :class:`.CsrRows`; else each is made dense when its turn comes.
     csr: bool = False
-    targets: Targets | None = None
+    targets: Targets | None = None  # Outputs in place of class codes.
+    # Of a row map: the labels of its output are not copied but made by its method ``labels``
+    # (:class:`~.learners.LabelMap`).
     labels: bool = False
+    # Of a reduction: rows of a block, where the user says none. Of a row map: rows of a block.
     block_rows: int | None = None
+    # Of a reduction: what merging may cost of computing, above the usual 2 %, where rows would else make
+    # fewer than 16 leaves.
     merge_share: float | None = None
+    # Bytes that a thread needs beside its block and statistic, and those for each row of the block (of a
+    # chain). A plan guesses from the statistic where nothing is said.
     scratch: tuple[int, int] | None = None
+    # A label -1 that is none of the classes means that the row has none: its class code is -1. Elsewhere
+    # -1 is a label like others.
     unlabelled: bool = False
 
     @property

@@ -250,11 +250,6 @@ def read_seconds(dataset: AnyRows) -> float:
     return rates.get(f"read {dataset.fingerprint()}", measure)
 
 
-def is_slow(dataset: AnyRows, seconds: float) -> bool:
-    """Whether reading a row takes longer than the ``seconds`` that it is computed on."""
-    return dataset.reads_at_once > 1 or read_seconds(dataset) > seconds
-
-
 def choose_cache(asked: float | None, stage: Stage) -> float:
     """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it."""
     if asked is not None:
@@ -262,7 +257,8 @@ def choose_cache(asked: float | None, stage: Stage) -> float:
     stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}
     if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES:
         for part, dataset in stored.items():
-            if is_slow(dataset, seconds_per_row(stage.reductions.get(part, stage.online))):
+            computing = seconds_per_row(stage.reductions.get(part, stage.online))
+            if dataset.reads_at_once > 1 or read_seconds(dataset) > computing:
                 return DEFAULT_SHARE
     return float(SMALL_BYTES)
 

@@ -128,13 +128,7 @@ def statistics_of(model: AnyMixture, k: int, p: int) -> str:
 
 
 def shape_of(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int] | None:
-    """Height and width of the images that rows are; None where they need be none.
-
-    Raises
-    ------
-    DataError
-        Rows that are no images, or of another size.
-    """
+    """Height and width of the images that rows are; None where they need be none."""
     if not len(model.tangents) and not model.smoothing:
         return None
     what = "tangents" if len(model.tangents) else "smoothing"
@@ -548,13 +542,7 @@ def fitted_of(mixture: Mixture, state: MixtureState, basis: np.ndarray | None, f
 
 
 def recognising(model: AnyMixture, fitted: Fitted) -> Fitted:
-    """What row maps need: tangents where rows are recognised by their distance, no moments.
-
-    Raises
-    ------
-    ValueError
-        Tangent distance without tangents.
-    """
+    """What row maps need: tangents, if rows are recognised by their distance, and no moments."""
     by_tangents = model.recognition == "tangent-distance"
     if by_tangents and fitted.frame is None:
         raise ValueError(
