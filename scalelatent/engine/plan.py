@@ -57,7 +57,7 @@ MAX_TASKS = 10_000
 PASS_SECONDS, TASK_SECONDS = 1e-3, 2e-4
 CLUSTER_PASS_SECONDS, CLUSTER_TASK_SECONDS = 0.02, 2e-3
 # Seconds of a step beside its chains and the parameters that it makes, and of these before they are measured.
-STEP_SECONDS = 1e-4
+STEP_SECONDS = 1.5e-4
 # A fit that would take longer is told of before it begins.
 LONG_SECONDS = 3600.0
 
