@@ -36,7 +36,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.passes import choose_grid
-from scalelatent.engine.plan import RowShape
+from scalelatent.engine.rates import RowShape
 from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame
 from scalelatent.models.linear_mixture.model.em import MAIN, Mixture, MixtureEM, initial_state
 from scalelatent.models.linear_mixture.model.start import start_pancakes

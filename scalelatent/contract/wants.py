@@ -9,28 +9,15 @@ SOURCES = ("y", "x")
 
 @dataclass(frozen=True)
 class Corruption:
-    """Inputs made of outputs, new ones in each epoch: a pure function of (seed, stage, epoch, row).
+    """Inputs made of outputs, new ones in each epoch: a pure function of (seed, stage, epoch, row)."""
 
-    Attributes
-    ----------
-    kind : {'flip', 'occlude'}
-        Exchange zeros and ones, or set a patch of an image to 0, at random places.
-    rate : float
-        Of 'flip': share of the outputs of each row, exactly so many (rounded).
-    size : (int, int)
-        Of 'occlude': height and width of the patch, which lies whole within the image.
-    shape : (int, int)
-        Of 'occlude': height and width of the image that a row is.
-    seed : int
-    stage : str
-        What the random numbers are for: training and validation rows have streams of their own.
-    """
-
-    kind: str
-    rate: float = 0.0
+    kind: str  # 'flip': exchange zeros and ones; 'occlude': set a patch of an image to 0, at a random place
+    rate: float = 0.0  # of 'flip': share of the outputs of each row, exactly so many (rounded)
+    # of 'occlude': height and width of the patch, which lies whole within the image
     size: tuple[int, int] = (0, 0)
-    shape: tuple[int, int] = (0, 0)
+    shape: tuple[int, int] = (0, 0)  # of 'occlude': height and width of the image that a row is
     seed: int = 0
+    # what the random numbers are for: training and validation rows have streams of their own
     stage: str = "corruption"
 
 
@@ -63,36 +50,24 @@ class Targets:
 
 @dataclass(frozen=True)
 class Wants:
-    """Optional requests of a reduction, row map, set of rows or online learner: its attribute ``wants``.
+    """Optional requests of a reduction, row map, set of rows or online learner: its attribute ``wants``."""
 
-    Attributes
-    ----------
-    csr : bool
-        Blocks of a CSR dataset stay :class:`.CsrRows`; else each is made dense when its turn comes.
-    targets : Targets or None
-        Outputs in place of class codes.
-    labels : bool
-        Of a row map: the labels of its output are not copied but made by its method ``labels``
-        (:class:`~.learners.LabelMap`).
-    block_rows : int or None
-        Of a reduction: rows of a block, where the user says none. Of a row map: rows of a block.
-    merge_share : float or None
-        Of a reduction: what merging may cost of computing, above the usual 2 %, where rows would else make
-        fewer than 16 leaves.
-    scratch : (int, int) or None
-        Bytes that a thread needs beside its block and statistic, and those for each row of the block (of a
-        chain). A plan guesses from the statistic where nothing is said.
-    unlabelled : bool
-        A label -1 that is none of the classes means that the row has none: its class code is -1. Elsewhere
-        -1 is a label like others.
-    """
-
+    # Blocks of a CSR dataset stay :class:`.CsrRows`; else each is made dense when its turn comes.
     csr: bool = False
-    targets: Targets | None = None
+    targets: Targets | None = None  # Outputs in place of class codes.
+    # Of a row map: the labels of its output are not copied but made by its method ``labels``
+    # (:class:`~.learners.LabelMap`).
     labels: bool = False
+    # Of a reduction: rows of a block, where the user says none. Of a row map: rows of a block.
     block_rows: int | None = None
+    # Of a reduction: what merging may cost of computing, above the usual 2 %, where rows would else make
+    # fewer than 16 leaves.
     merge_share: float | None = None
+    # Bytes that a thread needs beside its block and statistic, and those for each row of the block (of a
+    # chain). A plan guesses from the statistic where nothing is said.
     scratch: tuple[int, int] | None = None
+    # A label -1 that is none of the classes means that the row has none: its class code is -1. Elsewhere
+    # -1 is a label like others.
     unlabelled: bool = False
 
     @property

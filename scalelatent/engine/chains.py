@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block, OnlineLearner, SideBySide
 from scalelatent.contract.stats import Stats
 
-from .backend import CupyBackend
+from .backend import CupyBackend, make_backend
 from .cache import PieceCache
 from .callbacks import Callback
 from .executor import Advance, Place
@@ -22,6 +22,10 @@ from .grid import PairTree, TreeReducer
 from .order import RowOrder
 from .passes import Stage
 from .reading import Meter, Reader, Stopped, naming
+from .threads import single_threaded
+
+if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
 
 # How often a computing thread looks whether to go on.
 CHECK_SECONDS = 0.2
@@ -94,6 +98,28 @@ def _side_by_side(
 def advance(learner: OnlineLearner, state: Any, sums: TreeReducer, n_rows: int) -> Any:
     """The state after a step, given the statistics of all chains."""
     return learner.step(state, Stats(learner.layout(), sums.root()), n_rows)
+
+
+def learn_stream(
+    learner: OnlineLearner,
+    state: Any,
+    dataset: Dataset,
+    device: str,
+    batch_rows: int,
+    seen: int,
+    classes: np.ndarray | None = None,
+) -> Any:
+    """The state after a step for each ``batch_rows`` rows, in their order, in this process."""
+    backend, reader = make_backend(device), Reader(dataset, None, Meter(), classes, wants=learner.wants)
+    with single_threaded():
+        for a in range(0, len(dataset), batch_rows):
+            b = min(a + batch_rows, len(dataset))
+            # Numbers of rows go on over calls: they key the random numbers of rows.
+            numbers = np.arange(seen + a, seen + b, dtype=np.int64)
+            x, y, weight = reader.read(a, b)
+            block = reader.block(x, y, weight, seen + a, numbers, state.iteration)
+            state = advance(learner, state, run_chains(learner, state, [block], backend), b - a)
+    return state
 
 
 class ChainRunner:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,6 +51,16 @@ class RowOrder:
                 f"batch_rows={self.batch_rows} is not a multiple of n_chains={self.n_chains}: set batch_rows "
                 f"to {-(-self.batch_rows // self.n_chains) * self.n_chains}"
             )
+
+    @classmethod
+    def chosen(
+        cls, n_rows: int, seed: int, batch_rows: int, n_chains: int, options: Mapping[str, Any]
+    ) -> RowOrder:
+        """With the runs that ``[engine]`` asks for, or those that suit the rows."""
+        buffer = int(options.get("buffer_runs") or cls.buffer_runs)
+        # Few rows: shorter runs, so that each chain gets some from all over and permutes all it has.
+        run = int(options.get("run_rows") or min(cls.run_rows, n_rows // (buffer * n_chains) + 1))
+        return cls(n_rows, seed, batch_rows, n_chains=n_chains, run_rows=run, buffer_runs=buffer)
 
     @property
     def n_steps(self) -> int:

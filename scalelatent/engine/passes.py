@@ -46,7 +46,7 @@ SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
 # Bytes a second between workers, and the share of computing a span that sending its statistic may cost.
 SEND_RATE, SEND_SHARE = 5e8, 0.1
 # Orders of magnitude for sizes only, never for results: bytes/s of merging in cache, flop/s of one core.
-_MERGE_RATE, _FLOP_RATE = 2e10, 6e10
+_MERGE_RATE, FLOP_RATE = 2e10, 6e10
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def choose_block(
 
 def seconds_per_row(reduction: Reduction | StepLearner) -> float:
     """Order of magnitude on one core, before anything was measured."""
-    return max(reduction.flops_per_row(), 1.0) / _FLOP_RATE
+    return max(reduction.flops_per_row(), 1.0) / FLOP_RATE
 
 
 def _fitting(block_rows: int, leaf_rows: int) -> int:

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.system import cpu_count
 
-from scalelatent.contract.learners import Reduction, StepLearner, Work
+from scalelatent.contract.learners import Block, Reduction, RowMap, StepLearner, Work
+from scalelatent.contract.stats import Stats
+from scalelatent.data.layout import choose_layout
 from scalelatent.errors import PlanError
 
+from .backend import make_backend
 from .cache import SMALL_BYTES, limit_of, memory_limit, parse_cache
+from .checkpoints import KEEP_STATES
 from .executor import KEEP_REPLICAS
 from .feeding import AHEAD as SLABS_AHEAD
 from .feeding import SLAB_BYTES
-from .grid import FAN_IN
+from .grid import FAN_IN, RowGrid
+from .mapwrite import block_rows
 from .order import RowOrder
-from .passes import Stage, choose_level, given_grid, make_stage, seconds_per_row, spans_of
-from .rates import GATHER_RATE, choose_cache, label_seconds, read_seconds
+from .passes import FLOP_RATE, Stage, choose_level, given_grid, make_stage, seconds_per_row, spans_of
+from .rates import (
+    EIGEN_SIZE,
+    GATHER_RATE,
+    RowShape,
+    choose_cache,
+    cpu_seconds,
+    label_seconds,
+    noise,
+    rates,
+    read_seconds,
+    scratch_rates,
+)
 from .reading import AHEAD
 from .threads import resolve_jobs
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from .rates import AnyRows
 
 # Resident size of a process that has imported everything (pandas and pyarrow too, where scikit-learn finds
 # them: 60 MiB) and compiled its kernels (70 MiB; tests/estimators/test_plan_check.py), and of a worker that
@@ -38,57 +57,10 @@ MAX_TASKS = 10_000
 # out tasks while they compute.
 PASS_SECONDS, TASK_SECONDS = 1e-3, 2e-4
 CLUSTER_PASS_SECONDS, CLUSTER_TASK_SECONDS = 0.02, 2e-3
+# Seconds of a step beside its chains and the parameters that it makes, and of these before they are measured.
+STEP_SECONDS = 1.5e-4
 # A fit that would take longer is told of before it begins.
 LONG_SECONDS = 3600.0
-
-
-class PlannedRows(Protocol):
-    """What a plan asks of rows: a `Dataset`, or a `RowShape` in the place of one."""
-
-    @property
-    def n_features(self) -> int: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def is_stored(self) -> bool: ...
-    @property
-    def reads_at_once(self) -> int: ...
-
-    def __len__(self) -> int: ...
-    def pieces(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]: ...
-    def fingerprint(self) -> str: ...
-    def read_x(self, start: int, stop: int) -> Any: ...
-
-
-@dataclass(frozen=True)
-class RowShape:
-    """Stands for rows that do not exist yet (projected ones), which will be on disk or not."""
-
-    n_rows: int
-    n_features: int
-    is_stored: bool = False
-    reads_at_once = 1
-    dtype = np.dtype(np.float32)
-
-    def __len__(self) -> int:
-        return self.n_rows
-
-    @property
-    def nbytes(self) -> int:
-        """Of float32 rows."""
-        return 4 * self.n_rows * self.n_features
-
-    def pieces(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
-        """None: there is nothing to read yet."""
-        return []
-
-    def fingerprint(self) -> str:
-        raise TypeError("rows that do not exist have no fingerprint")
-
-    def read_x(self, start: int, stop: int) -> Any:
-        raise TypeError("rows that do not exist cannot be read")
 
 
 @dataclass(frozen=True)
@@ -128,14 +100,14 @@ def find_resources(client: Client | None, n_jobs: int | None, limit: str | int |
     return Resources(max(len(workers), 1), threads, memory, cores, True)
 
 
-def stage_memory(stage: Stage, resources: Resources, source: PlannedRows, constants: int) -> dict[str, int]:
+def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants: int) -> dict[str, int]:
     """Bytes of one worker while it runs a stage, by what holds them."""
-    grid, reduction = stage.grids["train"], stage.reductions["train"]
-    stat, p = reduction.layout().nbytes, stage.datasets["train"].n_features
+    grid, reduction, rows = _first_part(stage)
+    stat, p = reduction.layout().nbytes, rows.n_features
     level = choose_level(grid, reduction, resources.workers * resources.threads)
     piece = _piece_bytes(source)
     ahead = max(AHEAD, 2 * source.reads_at_once)  # in flight, packed and unpacked
-    row_bytes = p * stage.datasets["train"].dtype.itemsize
+    row_bytes = p * rows.dtype.itemsize
     blocks = _block_bytes(reduction, grid.block_rows, p, row_bytes)
     waiting = sum(min(FAN_IN, grid.n_nodes(above)) for above in range(level, grid.depth))
     return {
@@ -149,43 +121,15 @@ def stage_memory(stage: Stage, resources: Resources, source: PlannedRows, consta
     }
 
 
+def _first_part(stage: Stage) -> tuple[RowGrid, Reduction, AnyRows]:
+    """The training rows; of a stage without them the others."""
+    part = next(iter(stage.grids))
+    return stage.grids[part], stage.reductions[part], stage.datasets[part]
+
+
 def process_bytes(resources: Resources) -> int:
     """What a process holds before any rows; workers keep what each of their threads frees."""
     return WORKER_BYTES + resources.threads * KEPT_BYTES if resources.on_cluster else PROCESS_BYTES
-
-
-def steps_memory(
-    learner: StepLearner,
-    order: RowOrder,
-    n_features: int,
-    resources: Resources,
-    source: PlannedRows,
-    row_bytes: int,
-    constants: int,
-    state: int,
-    keeps_leaves: bool,
-) -> dict[str, int]:
-    """Bytes of one worker while it takes steps over minibatches, all chains of them, by what holds them."""
-    layout, chains = learner.layout(), order.n_chains
-    stored = source.is_stored
-    # A chain holds the runs of the buffer in use and of the next; without shuffling a few runs.
-    runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
-    held = min(2 * order.n_rows, chains * runs * order.run_rows) if stored else 0
-    slab = chains * max(SLAB_BYTES, order.chain_rows * row_bytes)
-    threads = min(resources.threads, chains)
-    # A thread merges as it goes. On a cluster a step's come from all sides, and none waits for its sibling.
-    depth = chains.bit_length() + 1
-    summed = min(chains, (depth if resources.workers == 1 else 2 * depth * resources.workers) * threads)
-    return {
-        "process": process_bytes(resources),
-        "pieces read ahead": 4 * _piece_bytes(source),
-        "rows of the buffers": held * (row_bytes + 12),
-        "rows of the next steps": (SLABS_AHEAD + 2) * slab,
-        "blocks and buffers": threads * _block_bytes(learner, order.chain_rows, n_features, row_bytes),
-        "statistics of the chains": (summed + 3 + 2 * threads * keeps_leaves) * layout.nbytes,
-        "records of their rows": 4 * 8 * order.batch_rows * layout.row_width,
-        "constants and states": constants + (KEEP_REPLICAS + 2) * state,
-    }
 
 
 def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_bytes: int) -> int:
@@ -197,10 +141,12 @@ def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_
     return rows * (2 * n_features + width) * 8
 
 
-def _piece_bytes(source: PlannedRows) -> int:
+def _piece_bytes(source: AnyRows) -> int:
     """Bytes of the largest piece of rows that is read at once."""
-    pieces = source.pieces(0, min(len(source), 10**6)) if source.is_stored else []
-    return max((b - a for a, b in pieces), default=0) * (source.nbytes // len(source)) if pieces else 0
+    if isinstance(source, RowShape) or not source.is_stored:
+        return 0
+    pieces = source.pieces(0, min(len(source), 10**6))
+    return max((b - a for a, b in pieces), default=0) * (source.nbytes // len(source))
 
 
 def check_fits(name: str, parts: Mapping[str, int], resources: Resources, remedy: str) -> int:
@@ -222,7 +168,7 @@ def check_fits(name: str, parts: Mapping[str, int], resources: Resources, remedy
 
 def describe_stage(stage: Stage, resources: Resources) -> dict[str, Any]:
     """Tasks, tree and statistic of a pass."""
-    grid, reduction = stage.grids["train"], stage.reductions["train"]
+    grid, reduction, _ = _first_part(stage)
     tasks = len(spans_of(stage, resources.workers * resources.threads))
     if tasks > MAX_TASKS:
         wanted = grid.leaf_rows * -(-tasks // MAX_TASKS)
@@ -241,20 +187,8 @@ def describe_stage(stage: Stage, resources: Resources) -> dict[str, Any]:
     }
 
 
-def describe_steps(learner: StepLearner, order: RowOrder) -> dict[str, Any]:
-    """Steps of an epoch and statistic of a chain."""
-    return {
-        "rows": order.n_rows,
-        "batch_rows": order.batch_rows,
-        "chains": order.n_chains,
-        "steps_per_pass": order.n_steps,
-        "buffer_rows": order.buffer_rows if order.shuffle else 0,
-        "statistic_bytes": 8 * learner.layout().length(order.chain_rows),
-    }
-
-
 class Forecast:
-    """What is planned of a fit so far: the stages in their order, bytes and seconds."""
+    """The plan of a fit: a model declares its stages in their order; bytes and seconds are counted here."""
 
     def __init__(
         self,
@@ -269,45 +203,211 @@ class Forecast:
         self.kind, self.train, self.held, self.resources = kind, train, held, resources
         # Whether what is not known of this machine may be measured.
         self.options, self.measure = dict(options), measure
-        self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict()}
+        self.codes = 0 if train.classes is None else len(train.classes)
+        # What the next stages read.
+        self.rows: dict[str, Any] = {"train": train} if held is None else {"train": train, "validation": held}
+        self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict(), "probe": {}}
         self.seconds: dict[str, float] = {}
         self.least = self.most = 0.0
+        self.scratch = 0
         self._grid = given_grid(options)
         self._asked = parse_cache(options.get("cache"))
-        self._cache = 0
+        self._cache = self._peak = 0
 
-    # -- memory ----------------------------------------------------------------------------------------------
+    # -- stages ----------------------------------------------------------------------------------------------
 
-    def stage(self, name: str, work: Work, parts: Mapping[str, Any], held: int, remedy: str) -> Stage:
+    def stage(self, name: str, work: Work, held: int, remedy: str) -> Stage:
         """A stage of passes, ``held`` being the bytes of its constants and states."""
-        stage = make_stage(f"{self.kind}_{name}", work, parts, "cpu", **self._grid)
+        stage = make_stage(f"{self.kind}_{name}", work, self.rows, "cpu", **self._grid)
         memory = stage_memory(stage, self.resources, self.train, held)
-        self.fits(name, describe_stage(stage, self.resources), memory, remedy)
-        self.caches(stage)
+        self._add_stage(name, describe_stage(stage, self.resources), memory, remedy)
+        nbytes = sum(ds.nbytes for ds in stage.datasets.values() if ds.is_stored)
+        self.caches(nbytes, choose_cache(self._asked if self.measure else self._asked or SMALL_BYTES, stage))
         return stage
 
-    def fits(self, name: str, described: Mapping[str, Any], memory: dict[str, int], remedy: str) -> None:
-        """Add a stage, if it fits."""
-        peak = check_fits(f"{self.kind}_{name}", memory, self.resources, remedy)
+    def one_pass(self, name: str, reduction: Reduction, held: int, remedy: str) -> None:
+        """A pass over the training rows."""
+        stage = self.stage(name, {"train": reduction}, held, remedy)
+        self.add(name, self.a_pass(stage, self.rates(stage)))
+
+    def steps(
+        self,
+        name: str,
+        learner: StepLearner,
+        order: RowOrder,
+        constants: int,
+        state: int,
+        remedy: str,
+        *,
+        beside: int = 0,
+        keeps_leaves: bool = False,
+    ) -> None:
+        """A stage of steps over minibatches; ``beside`` are the bytes of a row that are not its features."""
+        rows, layout, resources = self.rows["train"], learner.layout(), self.resources
+        row_bytes, chains = rows.nbytes // len(rows) + beside, order.n_chains
+        # A chain holds the runs of the buffer in use and of the next; without shuffling a few runs.
+        runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
+        held = min(2 * order.n_rows, chains * runs * order.run_rows) if rows.is_stored else 0
+        slab = chains * max(SLAB_BYTES, order.chain_rows * row_bytes)
+        threads = min(resources.threads, chains)
+        # A thread merges as it goes. On a cluster a step's come from all sides, and none waits for its
+        # sibling.
+        depth = chains.bit_length() + 1
+        summed = min(chains, (depth if resources.workers == 1 else 2 * depth * resources.workers) * threads)
+        memory = {
+            "process": process_bytes(resources),
+            "pieces read ahead": 4 * _piece_bytes(self.train),
+            "rows of the buffers": held * (row_bytes + 12),
+            "rows of the next steps": (SLABS_AHEAD + 2) * slab,
+            "blocks and buffers": threads
+            * _block_bytes(learner, order.chain_rows, rows.n_features, row_bytes),
+            "statistics of the chains": (summed + 3 + 2 * threads * keeps_leaves) * layout.nbytes,
+            "records of their rows": 4 * 8 * order.batch_rows * layout.row_width,
+            "constants and states": constants + (KEEP_REPLICAS + 2) * state,
+        }
+        described = {
+            "rows": order.n_rows,
+            "batch_rows": order.batch_rows,
+            "chains": chains,
+            "steps_per_pass": order.n_steps,
+            "buffer_rows": order.buffer_rows if order.shuffle else 0,
+            "statistic_bytes": 8 * layout.length(order.chain_rows),
+        }
+        self._add_stage(name, described, memory, remedy)
+        self.caches(len(rows) * row_bytes if rows.is_stored else 0)
+
+    def maps(self, name: str, row_map: RowMap) -> None:
+        """The next stages read rows behind a map, written where those before it are stored."""
+        (width,) = row_map.output()[0]
+        for part, rows in self.rows.items():
+            p, size = rows.n_features, min(block_rows(rows.n_features), len(rows))
+            what = f"{self.kind}_{name} {size}x{p} {rows.dtype} {row_map.output()}"
+            make = partial(_map_probe, row_map, partial(self.noise, size, rows))
+            row = self.probe(what, make, 2.0 * p * width / FLOP_RATE, rows=size)
+            slots, new = self.resources.slots, RowShape(len(rows), width, rows.is_stored)
+            if rows.is_stored:
+                slots = min(slots, choose_layout(len(rows), (width,), new.dtype).n_shards(len(rows)))
+                row += self.scratch_rates()[0] * 4 * width
+                self.scratch += new.nbytes
+            self.add(f"{name}-{part}", len(rows) * self.row_seconds(row, self.reading(rows), slots))
+            self.rows[part] = new
+
+    def fits(self, name: str, memory: dict[str, int], remedy: str) -> int:
+        """Peak bytes of a worker in a stage; refuses one that does not fit."""
+        peak = check_fits(name, memory, self.resources, remedy)
+        self._peak = max(self._peak, peak)
+        return peak
+
+    def _add_stage(
+        self, name: str, described: Mapping[str, Any], memory: dict[str, int], remedy: str
+    ) -> None:
+        peak = self.fits(f"{self.kind}_{name}", memory, remedy)
         self.out["stages"][name] = {**described, "memory_bytes": memory, "peak_bytes": peak}
 
-    def caches(self, stage: Stage | None, nbytes: int = 0) -> None:
+    def caches(self, nbytes: int, allowed: float | None = None) -> None:
         """Count what rows that are read again and again may take of a process's cache."""
-        if stage is None:
+        if allowed is None:
             allowed = float(SMALL_BYTES) if self._asked is None else self._asked
-        else:
-            nbytes = sum(ds.nbytes for ds in stage.datasets.values() if ds.is_stored)
-            allowed = choose_cache(self._asked if self.measure else self._asked or SMALL_BYTES, stage)
-        kept = min(nbytes, limit_of(allowed, self.resources.memory))
-        self._cache = max(self._cache, kept)
+        self._cache = max(self._cache, min(nbytes, limit_of(allowed, self.resources.memory)))
+
+    # -- what is measured ------------------------------------------------------------------------------------
+
+    def probe(
+        self,
+        what: str,
+        make: Callable[[], Callable[[], Any]],
+        nominal: float,
+        *,
+        rows: int = 1,
+        threads: int | None = None,
+    ) -> float:
+        """Seconds a row of the call that ``make`` gives each of some threads; ``nominal`` if not measured."""
+        if not self.measure:
+            return nominal
+        threads = threads or self.resources.slots
+        found = rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
+        self.out["probe"][what] = found
+        return found
+
+    def rates(
+        self, stage: Stage, state: Any = None, block: Callable[[], Block] | None = None, about: str = ""
+    ) -> dict[str, float]:
+        """Seconds a row of each part of a pass on one thread of some, of noise or of a given block."""
+        found = {}
+        for part, reduction in stage.reductions.items():
+            size, rows, layout = stage.grids[part].block_rows, stage.datasets[part], reduction.layout()
+            shape = f"{size}x{rows.n_features} {rows.dtype} {layout.size} {reduction.flops_per_row():.0f}"
+            make = partial(_pass_probe, reduction, state, block or partial(self.noise, size, rows))
+            what = f"{stage.name}{about} {shape} {self.codes}"
+            found[part] = self.probe(what, make, seconds_per_row(reduction), rows=size)
+        return found
+
+    def noise(self, size: int, rows: AnyRows) -> Block:
+        """A block of noise in the classes of the training rows."""
+        return noise(size, rows.n_features, rows.dtype, self.codes)
+
+    def chain(
+        self,
+        what: str,
+        learner: Any,
+        begin: Callable[[], tuple[Any, Block]],
+        order: RowOrder,
+        *,
+        rows: int,
+        keeps_leaves: bool = False,
+    ) -> tuple[float, float]:
+        """Seconds a row of a chain of what ``begin`` gives, a state and a block, and of the step after it."""
+        slots = self.slots(order)
+
+        def make(stepping: bool) -> Any:
+            (state, block), backend, stats = begin(), make_backend("cpu"), Stats.zeros(learner.layout(), rows)
+            prepared = learner.prepare(state, backend)
+
+            def chain() -> None:
+                if keeps_leaves:
+                    learner.exchange(prepared, None, learner.visit(prepared, block, None), stats)
+                else:
+                    learner.run_chain(prepared, block, stats)
+
+            def step() -> None:
+                learner.step(state, stats, order.batch_rows)
+                for _ in range(slots):
+                    learner.prepare(state, backend)
+
+            chain()
+            return step if stepping else chain
+
+        row = self.probe(what, partial(make, False), seconds_per_row(learner), rows=rows, threads=slots)
+        what = f"{what} {order.batch_rows} step {slots}"
+        return row, self.probe(what, partial(make, True), STEP_SECONDS, threads=1)
+
+    def slots(self, order: RowOrder) -> int:
+        """Threads that take the chains of a step at once."""
+        return min(self.resources.slots, order.n_chains)
+
+    def scratch_rates(self) -> tuple[float, float]:
+        """Seconds a byte of writing rows, and of reading them."""
+        return scratch_rates() if self.measure else (0.0, 0.0)
+
+    def eigenvectors(self, name: str, p: int, matrices: int = 1) -> None:
+        """Add the eigenvectors of symmetric matrices of p columns."""
+
+        def make() -> Any:
+            x = np.random.default_rng(0).standard_normal((EIGEN_SIZE, EIGEN_SIZE))
+            return lambda: np.linalg.eigh(x + x.T)
+
+        one = self.probe("eigenvectors", make, 0.0, rows=EIGEN_SIZE**3, threads=1)
+        self.add(name, matrices * one * p**3)
+
+    def labels(self) -> None:
+        """Add the pass over all labels that a fit begins with."""
+        for rows in self.rows.values():
+            if self.measure and rows.classes is not None:
+                self.add("looking at labels", label_seconds(rows, rows.classes))
 
     # -- seconds ---------------------------------------------------------------------------------------------
 
-    def rate(self, measured: Any, nominal: float) -> float:
-        """Of the functions that measure, the value where anything may be measured, else ``nominal``."""
-        return float(measured()) if self.measure else nominal
-
-    def reading(self, dataset: PlannedRows) -> float:
+    def reading(self, dataset: AnyRows) -> float:
         """Seconds of reading a row."""
         if not dataset.is_stored or not self.measure:
             return 0.0
@@ -324,9 +424,16 @@ class Forecast:
         total = self.pass_overhead(len(spans_of(stage, self.resources.slots)))
         for part, dataset in stage.datasets.items():
             slots = min(self.resources.slots, stage.grids[part].n_leaves)
-            rate = computing.get(part, seconds_per_row(stage.reductions[part]))
-            total += len(dataset) * self.row_seconds(rate, self.reading(dataset), slots)
+            total += len(dataset) * self.row_seconds(computing[part], self.reading(dataset), slots)
         return total
+
+    def an_epoch(self, order: RowOrder, row: float, step: float, beside: int = 0) -> float:
+        """Seconds of an epoch of steps, given those of a row and of what follows a step's chains."""
+        rows = self.rows["train"]
+        # Each row is picked out of others, twice.
+        reading = self.reading(rows) + 2 * (rows.nbytes / len(rows) + beside) / GATHER_RATE
+        steps = order.n_steps * (step + STEP_SECONDS)
+        return order.n_rows * self.row_seconds(row, reading, self.slots(order)) + steps
 
     def pass_overhead(self, tasks: int) -> float:
         """Seconds of a pass of so many tasks beside its rows."""
@@ -340,27 +447,49 @@ class Forecast:
         self.least += seconds if least is None else least
         self.most += seconds if most is None else most
 
-    def labels(self, dataset: Any) -> None:
-        """Add the pass over all labels that a fit begins with."""
-        if self.measure and dataset is not None and dataset.classes is not None:
-            self.add("looking at labels", label_seconds(dataset, dataset.classes))
-
-    def gathering(self, row_bytes: float) -> float:
-        """Seconds of a row that is picked out of others, twice."""
-        return 2 * row_bytes / GATHER_RATE
+    def learns(
+        self, name: str, a_pass: float, passes: Mapping[str, int], slowest: float | None = None
+    ) -> None:
+        """Add passes, at least, usually and at most so many, of which one takes ``slowest`` at the worst."""
+        least, most = passes["at_least"], passes["at_most"]
+        usual = passes.get("expected", most)
+        self.add(name, a_pass * usual, a_pass * least, (slowest or a_pass) * most)
+        self.out["probe"]["seconds_per_pass"] = a_pass
+        self.out["passes"] = passes
 
     # -- the whole -------------------------------------------------------------------------------------------
 
-    def told(self, disk: int, shorter: str, peak: int | None = None) -> dict[str, Any]:
-        """The plan, once all stages are in."""
-        if peak is None:
-            peak = max(stage["peak_bytes"] for stage in self.out["stages"].values())
-        self.out["cache_bytes"] = self._cache
-        self.out["peak_bytes_per_worker"] = peak + self._cache
-        self.out["disk_bytes"] = disk
-        self.out["shorter"] = shorter
-        self.out["seconds"] = self.seconds
-        return totalled(self.out, self.least, self.most)
+    def told(
+        self,
+        shorter: str,
+        *,
+        checkpoint: int = 0,
+        model: int = 0,
+        kept: int = 0,
+        predicting: float | None = None,
+    ) -> dict[str, Any]:
+        """The plan, once all stages are in: bytes of a checkpoint, of the model and of what else a run keeps,
+        computing seconds of predicting a row, and what would make the fit shorter.
+        """
+        out = self.out
+        out["cache_bytes"], out["peak_bytes_per_worker"] = self._cache, self._peak + self._cache
+        out["checkpoint_bytes"], out["scratch_bytes"] = checkpoint, self.scratch
+        out["disk_bytes"] = self.scratch + kept + KEEP_STATES * checkpoint + 2 * model
+        if predicting is not None:
+            out["predicting_seconds_per_row"] = self.row_seconds(predicting, self.reading(self.train))
+        out["shorter"], out["seconds"] = shorter, self.seconds
+        return totalled(out, self.least, self.most)
+
+
+def _map_probe(row_map: RowMap, make_block: Callable[[], Block]) -> Callable[[], Any]:
+    prepared, block = row_map.prepare(make_backend("cpu")), make_block()
+    return lambda: row_map.apply(prepared, block)
+
+
+def _pass_probe(reduction: Reduction, state: Any, make_block: Callable[[], Block]) -> Callable[[], Any]:
+    prepared, block = reduction.prepare(state, make_backend("cpu")), make_block()
+    stats = Stats.zeros(reduction.layout())
+    return lambda: reduction.accumulate(prepared, block, stats)
 
 
 def totalled(out: dict[str, Any], least: float, most: float) -> dict[str, Any]:

@@ -11,21 +11,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from dask.system import cpu_count
 from numpy.typing import DTypeLike
 
 from scalelatent import __version__
-from scalelatent.contract.learners import Block, Reduction, RowMap
-from scalelatent.contract.stats import Stats
+from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError, ShardError
 from scalelatent.kernels import jit
 
-from .backend import make_backend
 from .cache import DEFAULT_SHARE, SMALL_BYTES
 from .passes import Stage, seconds_per_row
 from .threads import single_threaded
@@ -34,9 +33,29 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
     from .mapwrite import OutputTask
-    from .plan import PlannedRows
 
-FORMAT = 1
+    AnyRows: TypeAlias = "Dataset | RowShape"
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """Stands for float32 rows that do not exist yet (projected ones), which will be on disk or not."""
+
+    n_rows: int
+    n_features: int
+    is_stored: bool = False
+    reads_at_once = 1
+    dtype = np.dtype(np.float32)
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.n_rows * self.n_features
+
+
+FORMAT = 2
 # A machine changes: its BLAS, its neighbours, its disk.
 STALE_SECONDS = 90 * 86400.0
 PROBE_SECONDS = 0.15
@@ -161,40 +180,6 @@ def noise(rows: int, p: int, dtype: DTypeLike, codes: int) -> Block:
     return Block(x, y, None, 0, np.arange(rows))
 
 
-def reduction_rate(
-    name: str,
-    reduction: Reduction,
-    state: Any,
-    rows: int,
-    p: int,
-    dtype: DTypeLike,
-    codes: int,
-    threads: int,
-    block: Block | None = None,
-) -> float:
-    """Seconds a row of a reduction on one thread of some."""
-    layout = reduction.layout()
-
-    def make() -> Any:
-        prepared, stats = reduction.prepare(state, make_backend("cpu")), Stats.zeros(layout)
-        some = noise(rows, p, dtype, codes) if block is None else block
-        return lambda: reduction.accumulate(prepared, some, stats)
-
-    what = f"{name} {rows}x{p} {np.dtype(dtype)} {layout.size} {reduction.flops_per_row():.0f} {codes}"
-    return rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
-
-
-def map_rate(name: str, row_map: RowMap, rows: int, p: int, dtype: DTypeLike, threads: int) -> float:
-    """Seconds a row of a map on one thread of some."""
-
-    def make() -> Any:
-        prepared, block = row_map.prepare(make_backend("cpu")), noise(rows, p, dtype, 0)
-        return lambda: row_map.apply(prepared, block)
-
-    what = f"{name} {rows}x{p} {np.dtype(dtype)} {row_map.output()}"
-    return rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
-
-
 def scratch_rates() -> tuple[float, float]:
     """Seconds a byte of writing a dataset of float32 rows, and of reading it."""
     found: dict[str, float] = {}
@@ -228,16 +213,6 @@ def scratch_rates() -> tuple[float, float]:
     return write, read
 
 
-def eigen_seconds(p: int) -> float:
-    """Seconds of the eigenvectors of a symmetric matrix of p columns, on one thread."""
-
-    def make() -> Any:
-        x = np.random.default_rng(0).standard_normal((EIGEN_SIZE, EIGEN_SIZE))
-        return lambda: np.linalg.eigh(x + x.T)
-
-    return rates.get("eigenvectors", lambda: cpu_seconds(make, 1) / EIGEN_SIZE**3) * p**3
-
-
 def label_seconds(dataset: Dataset, classes: np.ndarray) -> float:
     """Seconds of reading all labels of a dataset once."""
     n = min(len(dataset), 2**17)
@@ -251,9 +226,9 @@ def label_seconds(dataset: Dataset, classes: np.ndarray) -> float:
     return rates.get(name, measure) * len(dataset)
 
 
-def read_seconds(dataset: PlannedRows) -> float:
+def read_seconds(dataset: AnyRows) -> float:
     """Seconds that a thread takes to read and decode a row of a stored dataset, measured once."""
-    if not dataset.pieces(0, 1):  # rows that do not exist yet
+    if isinstance(dataset, RowShape):
         return scratch_rates()[1] * dataset.nbytes / max(len(dataset), 1)
 
     def measure() -> float:
@@ -275,11 +250,6 @@ def read_seconds(dataset: PlannedRows) -> float:
     return rates.get(f"read {dataset.fingerprint()}", measure)
 
 
-def is_slow(dataset: PlannedRows, seconds: float) -> bool:
-    """Whether reading a row takes longer than the ``seconds`` that it is computed on."""
-    return dataset.reads_at_once > 1 or read_seconds(dataset) > seconds
-
-
 def choose_cache(asked: float | None, stage: Stage) -> float:
     """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it."""
     if asked is not None:
@@ -287,7 +257,8 @@ def choose_cache(asked: float | None, stage: Stage) -> float:
     stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}
     if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES:
         for part, dataset in stored.items():
-            if is_slow(dataset, seconds_per_row(stage.reductions.get(part, stage.online))):
+            computing = seconds_per_row(stage.reductions.get(part, stage.online))
+            if dataset.reads_at_once > 1 or read_seconds(dataset) > computing:
                 return DEFAULT_SHARE
     return float(SMALL_BYTES)
 

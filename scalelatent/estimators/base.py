@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -153,7 +153,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         self, train: Dataset, resources: Resources, call: FitCall
     ) -> AbstractContextManager[Place | None]:
         """Around a fit: where it keeps its records."""
-        return _run_dir(call)
+        return nullcontext(call.run_dir)
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -668,11 +668,6 @@ class StreamedEstimator(  # type: ignore[call-arg]
         if "feature_names_in" in values:
             model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
         return model
-
-
-@contextmanager
-def _run_dir(call: FitCall) -> Iterator[Place | None]:
-    yield call.run_dir
 
 
 def _map_block(x: np.ndarray, row_map: RowMap, device: str, block_info: Any = None) -> np.ndarray:

@@ -75,15 +75,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Begin:
-    """All input is checked, work may begin. Answer: (seed, rows where every worker can read them).
+    """All input is checked, work may begin. Answer: (seed, rows where every worker can read them)."""
 
-    ``info`` is told to the callbacks. ``keeps_records`` asks for a folder even where none was given;
-    ``all_rows`` says why none of them may be left out (see :mod:`~scalelatent.engine.quarantine`) and what
-    would help, where that is so.
-    """
-
-    info: Mapping[str, Any] = field(default_factory=dict)
-    keeps_records: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)  # told to the callbacks
+    keeps_records: bool = False  # asks for a folder even where none was given
+    # why no rows may be left out (see :mod:`~scalelatent.engine.quarantine`) and what would help, where
+    # that is so
     all_rows: str = ""
 
 
@@ -134,40 +131,26 @@ class Map:
 
 @dataclass(frozen=True)
 class Gather:
-    """Sets of rows. Answer: :class:`~scalelatent.engine.rowsets.StoredSets`, or what reads like them.
-
-    ``about`` is told to the callbacks with the stage. Sets that are not ``kept`` go when the fit is done, and
-    are gathered again where a resumed one asks for them.
-    """
+    """Sets of rows. Answer: :class:`~scalelatent.engine.rowsets.StoredSets`, or what reads like them."""
 
     name: str
     sets: RowSets
     rows: Rows | None
-    about: Mapping[str, int] = field(default_factory=dict)
+    about: Mapping[str, int] = field(default_factory=dict)  # told to the callbacks with the stage
+    # else they go when the fit is done, and are gathered again where a resumed one asks for them
     kept: bool = True
 
 
 @dataclass(frozen=True)
 class Encode:
-    """Rows through a map whose columns come one after the other, now. Answer: Rows; None where a resumed fit
-    has done this and all that wants them.
-
-    Attributes
-    ----------
-    kept : bool
-        They stay with the run; else they go when the fit is done, or are named in ``over``.
-    over : tuple of str
-        Names of earlier ones that are not needed any more.
-    about : mapping
-        Told to the callbacks with the stage.
-    """
+    """Rows through a parted map, now. Answer: Rows; None where a resumed fit needs them no more."""
 
     name: str
     row_map: PartedMap
     rows: Rows | None
-    kept: bool = False
-    over: tuple[str, ...] = ()
-    about: Mapping[str, int] = field(default_factory=dict)
+    kept: bool = False  # they stay with the run; else they go when the fit is done, or are named in ``over``
+    over: tuple[str, ...] = ()  # names of earlier ones that are not needed any more
+    about: Mapping[str, int] = field(default_factory=dict)  # told to the callbacks with the stage
 
 
 @dataclass(frozen=True)
@@ -184,30 +167,18 @@ class Learn:
 
 @dataclass(frozen=True)
 class LearnOnline:
-    """Epochs of an online learner to its end. Answer: LoopResult.
-
-    Attributes
-    ----------
-    order : callable
-        The engine options of the fit -> RowOrder.
-    n_epochs : int
-        At most.
-    reports : int
-        Records of an epoch of at least 20 times as many steps, where no ``report_steps`` is given.
-    keeps_leaves : bool
-        The learner is a :class:`~scalelatent.contract.learners.LeafLearner`; ``Begin`` must have asked for
-        records.
-    """
+    """Epochs of an online learner to its end. Answer: LoopResult."""
 
     name: str
     learner: Any
     state: Any
     rows: Mapping[str, Rows]
     classes: np.ndarray | None
-    order: Callable[[Mapping[str, Any]], RowOrder]
-    n_epochs: int
+    order: Callable[[Mapping[str, Any]], RowOrder]  # of the engine options of the fit
+    n_epochs: int  # at most
+    # records of an epoch of at least 20 times as many steps, where no ``report_steps`` is given
     reports: int = 0
-    keeps_leaves: bool = False
+    keeps_leaves: bool = False  # the learner is a `LeafLearner`; ``Begin`` must have asked for records
 
 
 Step = Begin | Remember | Derive | Collect | Map | Gather | Encode | Learn | LearnOnline

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, ScalelatentError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.linelog import LineLog
+
+if TYPE_CHECKING:
+    from scalelatent.data import Dataset
+
+Found = TypeVar("Found")
 
 _LINKS = (
     ("job.json", "the job with every value settled"),
@@ -37,6 +42,20 @@ class RunFiles:
     def event(self, name: str) -> dict[str, Any]:
         """The last event of this name, or an empty dict."""
         return next((e for e in reversed(self.events) if e.get("event") == name), {})
+
+    def evidence(
+        self, data: Dataset | None, left_out: str, collect: Callable[[Dataset], Found], what: str = "rows"
+    ) -> Found | None:
+        """What is drawn of some rows; None, and a note, where there are none that can be used."""
+        if data is None:
+            self.notes.append(f"No {what} were at hand: {left_out}.")
+            return None
+        try:
+            return collect(data)
+        except ScalelatentError as error:
+            # The history is worth a page even where the rows have been damaged or moved.
+            self.notes.append(f"The {what} could not be used, so their figures are left out: {error}")
+            return None
 
     def links(self) -> list[tuple[str, str]]:
         """(path from the report's folder, what it is) of the files that are there."""

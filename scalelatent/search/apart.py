@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 
 from scalelatent.errors import DataError
 from scalelatent.estimators.session import FitSession
@@ -71,7 +70,7 @@ def fit_apart(
             best, loser = one, best
         if loser is not None:
             _forget(loser, run_dir)
-    if best is not None and not _is_fitted(best.model):  # a resumed search: its folder has it all
+    if best is not None and not best.model.__sklearn_is_fitted__():  # a resumed search: its folder has it all
         assert run_dir is not None
         _fit_model(best, locate(run_dir).at("candidates").at(best.key), keeps_best, how)
     return scores
@@ -116,16 +115,6 @@ def _fit_model(one: Candidate, place: Location | None, watched: bool, how: Mappi
     if place is not None:
         own |= {"run_dir": place.url, "resume": True}
     one.model._search_fit(one.rows["train"].dataset, **own)
-
-
-def _is_fitted(model: Any) -> bool:
-    from sklearn.utils.validation import check_is_fitted
-
-    try:
-        check_is_fitted(model)
-    except NotFittedError:
-        return False
-    return True
 
 
 def _forget(one: Candidate, run_dir: Any) -> None:

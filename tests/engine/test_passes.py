@@ -125,7 +125,7 @@ def test_choose_grid(n: int, p: int, flops: float, size: int) -> None:
     assert grid.block_rows * p * 4 <= max(2 * passes.BLOCK_BYTES, 256 * p * 4)
     assert grid.n_leaves <= 1024
     merge = 3 * 8 * size / passes._MERGE_RATE
-    compute = grid.leaf_rows * flops / passes._FLOP_RATE
+    compute = grid.leaf_rows * flops / passes.FLOP_RATE
     assert merge <= passes.MERGE_SHARE * compute * (1 + 1e-9) or grid.n_leaves == 1
 
 
@@ -141,7 +141,7 @@ def test_what_a_reduction_wants_of_the_grid(n: int, flops: float, size: int, blo
 
     usual, wished = grid(Wants(block_rows=block)), grid(Wants(block_rows=block, merge_share=0.08))
     assert usual.block_rows == min(block, n)
-    merging = 3 * 8 * size / passes._MERGE_RATE / (flops / passes._FLOP_RATE)
+    merging = 3 * 8 * size / passes._MERGE_RATE / (flops / passes.FLOP_RATE)
     if n / max(merging / passes.MERGE_SHARE, n / 1024, block) >= 16:
         assert wished == usual
         return
@@ -198,7 +198,7 @@ def test_choose_level_keeps_workers_busy_and_tasks_long(leaves: int, workers: in
     level = choose_level(grid, reduction, workers)
     assert 0 <= level <= grid.depth
     assert grid.n_nodes(level) >= min(workers, leaves)
-    seconds = grid.leaf_rows * 8**level * flops / passes._FLOP_RATE
+    seconds = grid.leaf_rows * 8**level * flops / passes.FLOP_RATE
     # Shorter only where workers would idle.
     if seconds < passes.cluster_task_seconds(workers) and level < grid.depth:
         assert grid.n_nodes(level + 1) < workers

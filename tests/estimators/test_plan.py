@@ -129,7 +129,8 @@ def test_what_cannot_fit_is_refused_with_the_setting_that_would() -> None:
 
 def test_too_many_tasks_are_refused() -> None:
     from scalelatent.engine.passes import make_stage
-    from scalelatent.engine.plan import Resources, RowShape, describe_stage
+    from scalelatent.engine.plan import Resources, describe_stage
+    from scalelatent.engine.rates import RowShape
     from scalelatent.reductions.moments import SecondMoments
 
     stage = make_stage(

@@ -9,13 +9,11 @@ import numpy as np
 from sklearn.utils import Tags
 
 from scalelatent.engine.batch_loop import LoopResult
-from scalelatent.engine.plan import Forecast
 from scalelatent.estimators.base import Saved
 from scalelatent.estimators.classifier import StreamedClassifier
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, IN_PLACE, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
-from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.capsule.model.em import CapsuleEM
 from scalelatent.models.capsule.model.members import Members
@@ -217,11 +215,8 @@ class CapsuleRegression(StreamedClassifier):
 
     # -- fit -------------------------------------------------------------------------------------------------
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
-        return fit_steps(self, rows)
-
-    def _plan(self, told: Forecast) -> dict[str, Any]:
-        return plan(self, told)
+    _fit_steps = fit_steps
+    _plan = plan
 
     def _what_decides(self) -> dict[str, Any]:
         unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,29 +12,11 @@ import numpy as np
 from scalelatent.contract.parameters import is_number
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
-from scalelatent.data.layout import choose_layout
-from scalelatent.engine.backend import make_backend
 from scalelatent.engine.checkpoints import KEEP_STATES
 from scalelatent.engine.incremental import count_leaves, leaf_order
-from scalelatent.engine.mapwrite import block_rows
 from scalelatent.engine.order import RowOrder
-from scalelatent.engine.passes import Stage, seconds_per_row
-from scalelatent.engine.plan import (
-    ALLOWED_SHARE,
-    Forecast,
-    RowShape,
-    describe_steps,
-    steps_memory,
-)
-from scalelatent.engine.rates import (
-    cpu_seconds,
-    eigen_seconds,
-    map_rate,
-    noise,
-    rates,
-    reduction_rate,
-    scratch_rates,
-)
+from scalelatent.engine.plan import ALLOWED_SHARE, Forecast
+from scalelatent.engine.rates import noise
 from scalelatent.errors import DataError, PlanError
 from scalelatent.estimators.base import tell_cut
 from scalelatent.estimators.steps import (
@@ -71,7 +54,7 @@ AUTO_PROJECTION = 196
 CAPSULE_DIM = 8
 COUNT_ROWS = 2**20
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0", "aggressiveness")
-BATCH_ROWS, RUN_ROWS, BUFFER_RUNS = 1024, 1024, 16
+BATCH_ROWS = 1024
 # Incremental EM: fewer rows in a leaf than this many for each row of W would be exchanged at more cost than
 # they are computed on.
 LEAF_ROWS_A_DIMENSION = 4
@@ -87,8 +70,6 @@ ACTIVE = 0.15
 PASSES_OF_PATIENCE = 2.2
 # Operations a second of the M-step's products, in float64, and of predictions.
 MSTEP_RATE, PREDICT_RATE = 2e10, 3e10
-# Seconds of a step of an online algorithm beside its chains and its M-step.
-STEP_SECONDS = 1e-4
 
 
 # -- what a fit is told -----------------------------------------------------------------------------------
@@ -349,8 +330,24 @@ def start_steps(
             "sample_weight and class_weight above 0"
         )
     _check_zeros(moment, classes, first is None and model.init != "random")
+    learner = em_learner(model, members, moment, "validation" in rows, class_weight)
+    if first is None and model.init == "random":
+        rng = stream(model.seed_, "capsule-start")
+        first = random_start(members, moment, weight, float(model.init_scale), rng)
+    elif first is None:
+        first = yield Derive(subspace_start, (members, moment, weight))
+    return learner, stats, first
+
+
+def em_learner(
+    model: CapsuleRegression,
+    members: Members,
+    moment: np.ndarray,
+    has_validation: bool,
+    class_weight: np.ndarray | None = None,
+) -> CapsuleEM:
     nu, patience, scheduled = schedule_arrays(model.nu_schedule)
-    learner = CapsuleEM(
+    return CapsuleEM(
         members=members,
         moment=moment,
         nu=nu,
@@ -361,14 +358,8 @@ def start_steps(
         tol=float(model.tol or 0),
         max_iter=int(model.max_iter),
         class_weight=class_weight,
-        has_validation=int("validation" in rows),
+        has_validation=int(has_validation),
     )
-    if first is None and model.init == "random":
-        rng = stream(model.seed_, "capsule-start")
-        first = random_start(members, moment, weight, float(model.init_scale), rng)
-    elif first is None:
-        first = yield Derive(subspace_start, (members, moment, weight))
-    return learner, stats, first
 
 
 # -- online algorithms -----------------------------------------------------------------------------------
@@ -383,10 +374,7 @@ def row_order(
         least = LEAF_ROWS_A_DIMENSION * members.total_dim
         batch = None if model.batch_rows is None else int(model.batch_rows)
         return leaf_order(n_rows, chains, batch, min_leaf_rows=least)
-    buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
-    # Few rows: shorter runs, so that each chain gets some from all over and permutes all it has.
-    run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
-    return RowOrder(n_rows, seed, batch_rows(model), n_chains=chains, run_rows=run, buffer_runs=buffer)
+    return RowOrder.chosen(n_rows, seed, batch_rows(model), chains, options)
 
 
 def batch_rows(model: CapsuleRegression) -> int:
@@ -432,238 +420,99 @@ def online_step(
 
 
 def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
-    train, validation, resources = told.train, told.held, told.resources
-    classes = train.classes
+    train, held, classes = told.train, told.held, told.train.classes
     assert classes is not None
-    width = projected_width(model.projection, train.n_features)
-    if told.measure:
-        counts = class_counts(train, classes)
-        dim = choose_dim(model, counts, width or train.n_features, train.url or "the training rows")
-        members = build_members(model.architecture, len(classes), dim)
-        check_classes(members, train, counts, width, model.init)
-    else:
-        most = min(CAPSULE_DIM, width or train.n_features)
-        dim = most if model.capsule_dim is None else model.capsule_dim
-        members = build_members(model.architecture, len(classes), dim)
-    check_width(width, train, len(classes), resources.memory)
+    width, n_classes = projected_width(model.projection, train.n_features), len(classes)
+    members = _planned_members(model, told, width, classes)
+    check_width(width, train, n_classes, told.resources.memory)
     p = width or train.n_features
-    told.labels(train)
-    told.labels(validation)
-    parts: dict[str, Any] = {"train": train}
-    if validation is not None:
-        parts["validation"] = validation
-    weights, moments = members.total_dim * p * 8, len(classes) * p * p * 8
-    factors = len({labels.tobytes() for labels in members.labels >= 0}) * 2 * p * p * 8
-    scratch = 0
+    told.labels()
+    weights, moments = 8 * members.total_dim * p, 8 * n_classes * p * p
+    held_moments = moments + 16 * p * p * len({labels.tobytes() for labels in members.labels >= 0})
     if width is not None:
         narrower = "make the rows narrower: keep the columns that matter, or reduce them first"
-        held = 3 * train.n_features**2 * 8
-        stage = told.stage(
-            "svd", {"train": SecondMoments(train.n_features)}, {"train": train}, held, narrower
-        )
-        told.add("svd", told.a_pass(stage, _rates(told, stage, None, 0)))
-        told.add("directions", told.rate(lambda: eigen_seconds(train.n_features), 0.0))
-        for name, rows in list(parts.items()):
-            parts[name] = RowShape(len(rows), p, train.is_stored)
-            told.add(f"project-{name}", _projecting(told, rows, p))
-            scratch += parts[name].nbytes if train.is_stored else 0
-    rows = parts["train"]
-    stage = told.stage(
-        "moments",
-        {"train": SecondMoments(p, len(classes))},
-        {"train": rows},
-        2 * moments,
-        f"set projection below {p}",
-    )
-    told.add("moments", told.a_pass(stage, _rates(told, stage, None, len(classes))))
-    pairs = _eigenproblems(members, model.init)
-    told.add("start", told.rate(lambda: pairs * eigen_seconds(p), 0.0))
-    em = _learner(model, members, len(classes), p, int(validation is not None))
-    w = np.random.default_rng(0).normal(size=(members.total_dim, p))
-    out, passes = told.out, _passes(model)
+        told.one_pass("svd", SecondMoments(train.n_features), 24 * train.n_features**2, narrower)
+        told.eigenvectors("directions", train.n_features)
+        told.maps("project", Project(np.broadcast_to(np.float64(0.01), (train.n_features, width))))
+    moment_pass = SecondMoments(p, n_classes)
+    told.one_pass("moments", moment_pass, 2 * moments, f"set projection below {p}")
+    told.eigenvectors("start", p, _eigenproblems(members, model.init))
+    # Zeros without memory: only shapes matter here.
+    zeros = np.broadcast_to(np.zeros(()), (n_classes, p, p))
+    em = em_learner(model, members, zeros, held is not None)
+    w, passes = np.random.default_rng(0).normal(size=(members.total_dim, p)), _passes(model)
+    state = initial_state(w, members.n_members)
     if model.algorithm == "em":
-        stage = told.stage("estep", em, parts, moments + factors + 8 * weights, SMALLER)
+        stage = told.stage("estep", em, held_moments + 8 * weights, SMALLER)
         block, arrays = stage.grids["train"].block_rows, 3
-        state = initial_state(w, members.n_members)
-        usual, full = _estep_rates(told, stage, em, state, len(classes))
+        full = told.rates(stage, state)
+        # Every row takes part in the first product, few of them in the second.
+        scores = {"train": CapsulePass(members, p, em.nu, None, False)}
+        product = told.rates(replace(stage, name="capsule_scores", work=scores), state)["train"]
+        usual = {**full, "train": product + ACTIVE * max(full["train"] - product, 0.0)}
         beside = 2 * members.total_dim * p**2 / MSTEP_RATE
-        per_pass, slowest = (told.a_pass(stage, one) + beside for one in (usual, full))
-        fewest, expected, longest = (passes[key] for key in ("at_least", "expected", "at_most"))
-        told.add("estep", per_pass * expected, per_pass * fewest, slowest * longest)
-        out["probe"] = {
-            "read_seconds_per_row": told.reading(rows),
-            "compute_seconds_per_row": usual["train"],
-            "seconds_per_pass": per_pass,
-        }
+        told.learns(
+            "estep", told.a_pass(stage, usual) + beside, passes, slowest=told.a_pass(stage, full) + beside
+        )
         shorter = "lower max_iter, or set algorithm='stepwise', which learns in a few passes"
     else:
-        ones = np.ones(len(classes))
+        ones = np.ones(n_classes)
         step = online_step(model, em, ones, ones, w, {"train": Rows(train)}, classes, 0)
-        order = step.order(told.options)
-        arrays = 6 if step.keeps_leaves else 5
-        row_bytes = 4 * p if width else train.nbytes // len(train)
-        memory = steps_memory(
-            step.learner,
+        order, leaves, learner = step.order(told.options), step.keeps_leaves, step.learner
+        block, arrays = order.chain_rows, 6 if leaves else 5
+        told.steps(step.name, learner, order, held_moments, arrays * weights, SMALLER, keeps_leaves=leaves)
+        row, beside = told.chain(
+            f"capsule_{step.name} {block}x{p} {learner.layout().size} {n_classes}",
+            learner,
+            lambda: (step.state, noise(block, p, "float32", n_classes)),
             order,
-            p,
-            resources,
-            train,
-            row_bytes,
-            moments + factors,
-            arrays * weights,
-            step.keeps_leaves,
+            rows=block,
+            keeps_leaves=leaves,
         )
-        told.fits(step.name, describe_steps(step.learner, order), memory, SMALLER)
-        told.caches(None, rows.nbytes if train.is_stored else 0)
-        per_epoch = _epoch_seconds(told, step, order, rows, row_bytes, len(classes))
-        if validation is not None:
-            scoring = {"train": em.reductions()["validation"]}
-            stage = told.stage("validation", scoring, {"train": parts["validation"]}, 2 * weights, SMALLER)
-            per_epoch["validation"] = told.a_pass(
-                stage, _rates(told, stage, initial_state(w, members.n_members), len(classes))
-            )
-        if step.keeps_leaves:
-            leaves = order.n_steps * order.n_chains * step.learner.layout().nbytes
-            scratch += (KEEP_STATES + 1) * leaves
-            per_epoch["leaves"] = told.rate(lambda: leaves * sum(scratch_rates()), 0.0)
-        block, seconds = order.chain_rows, sum(per_epoch.values())
-        fewest, expected, longest = (passes[key] for key in ("at_least", "expected", "at_most"))
-        told.add(step.name, seconds * expected, seconds * fewest, seconds * longest)
-        out["probe"] = {**per_epoch, "seconds_per_pass": seconds}
+        an_epoch = told.an_epoch(order, row, beside)
+        if held is not None:
+            stage = told.stage("validation", {"validation": learner.validation()}, 2 * weights, SMALLER)
+            an_epoch += told.a_pass(stage, told.rates(stage, step.state))
+        if leaves:
+            kept = order.n_steps * order.n_chains * learner.layout().nbytes
+            told.scratch += (KEEP_STATES + 1) * kept
+            an_epoch += kept * sum(told.scratch_rates())
+        told.learns(step.name, an_epoch, passes)
         shorter = "lower n_epochs"
-    of_a_row = 2.0 * p * (members.total_dim + (train.n_features if width else 0)) / PREDICT_RATE
-    out["predicting_seconds_per_row"] = told.row_seconds(of_a_row, told.reading(train))
-    out["scratch_bytes"] = scratch
-    out["device_bytes"] = 4 * (members.total_dim * p + block * (2 * p + members.total_dim))
-    out["checkpoint_bytes"] = arrays * weights
-    out["passes"] = passes
-    model_bytes = weights + moments + (8 * train.n_features * p if width else 0)
-    return told.told(scratch + KEEP_STATES * arrays * weights + 2 * model_bytes, shorter)
-
-
-def _rates(told: Forecast, stage: Stage, state: Any, codes: int) -> dict[str, float]:
-    """Seconds a row of each part of a stage, on one thread of those that there are."""
-    found = {}
-    for part, reduction in stage.reductions.items():
-        dataset, rows = stage.datasets[part], stage.grids[part].block_rows
-        p, dtype = dataset.n_features, dataset.dtype
-        threads = told.resources.slots
-        found[part] = told.rate(
-            lambda: reduction_rate(stage.name, reduction, state, rows, p, dtype, codes, threads),  # noqa: B023  called here
-            seconds_per_row(reduction),
-        )
-    return found
-
-
-def _estep_rates(
-    told: Forecast, stage: Stage, em: CapsuleEM, state: Any, codes: int
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds a row as they will usually be, and where every row takes part in both products."""
-    full = _rates(told, stage, state, codes)
-    grid, p = stage.grids["train"], em.moment.shape[1]
-    dtype = getattr(stage.datasets["train"], "dtype", "float32")
-    first = CapsulePass(em.members, p, em.nu, None, False)
-    product = told.rate(
-        lambda: reduction_rate(
-            "capsule_scores", first, state, grid.block_rows, p, dtype, codes, told.resources.slots
-        ),
-        full["train"] / 2,
+    told.out["device_bytes"] = 4 * (members.total_dim * p + block * (2 * p + members.total_dim))
+    return told.told(
+        shorter,
+        checkpoint=arrays * weights,
+        model=weights + moments + (8 * train.n_features * p if width else 0),
+        predicting=2.0 * p * (members.total_dim + (train.n_features if width else 0)) / PREDICT_RATE,
     )
-    return {**full, "train": product + ACTIVE * max(full["train"] - product, 0.0)}, full
 
 
-def _projecting(told: Forecast, rows: Dataset, width: int) -> float:
-    """Seconds of projecting rows, and of writing them where they are stored."""
-    p, resources = rows.n_features, told.resources
-    basis = np.broadcast_to(np.float64(0.01), (p, width))
-    nominal = 2.0 * p * width / 6e10
-    rate = told.rate(
-        lambda: map_rate(
-            "capsule_project", Project(basis), min(block_rows(p), len(rows)), p, rows.dtype, resources.slots
-        ),
-        nominal,
-    )
-    slots = resources.slots
-    if rows.is_stored:
-        shards = choose_layout(len(rows), (width,), np.dtype("float32")).n_shards(len(rows))
-        slots = min(slots, shards)
-        rate += told.rate(lambda: scratch_rates()[0] * 4 * width, 0.0)
-    return len(rows) * told.row_seconds(rate, told.reading(rows), slots)
+def _planned_members(
+    model: CapsuleRegression, told: Forecast, width: int | None, classes: np.ndarray
+) -> Members:
+    """The members of the fit, from its labels; before anything is read those of the largest capsules."""
+    train, p = told.train, width or told.train.n_features
+    if not told.measure:
+        dim = min(CAPSULE_DIM, p) if model.capsule_dim is None else model.capsule_dim
+        return build_members(model.architecture, len(classes), dim)
+    counts = class_counts(train, classes)
+    dim = choose_dim(model, counts, p, train.url or "the training rows")
+    members = build_members(model.architecture, len(classes), dim)
+    check_classes(members, train, counts, width, model.init)
+    return members
 
 
 def _eigenproblems(members: Members, init: str) -> int:
     """Matrices whose eigenvectors the first weights and the M-step take."""
-    masks = members.labels >= 0
-    count = len({mask.tobytes() for mask in masks})
+    factors, subspaces = {mask.tobytes() for mask in members.labels >= 0}, set()
     if init == "subspace":
-        keys = set()
-        for r in range(members.n_members):
-            for i, d in enumerate(members.dims[r]):
-                keys.add(((members.labels[r] == i).tobytes(), int(d)))
-        count += len(keys)
-    return count
-
-
-def _epoch_seconds(
-    told: Forecast, step: LearnOnline, order: RowOrder, rows: Dataset | RowShape, row_bytes: int, codes: int
-) -> dict[str, float]:
-    """Seconds of an epoch, by what takes them."""
-    learner, p, threads = (
-        step.learner,
-        step.learner.em.moment.shape[1],
-        min(told.resources.slots, order.n_chains),
-    )
-    what = f"capsule_{step.name} {order.chain_rows}x{p} {learner.layout().size} {codes}"
-
-    def chain() -> float:
-        def make() -> Any:
-            prepared = learner.prepare(step.state, make_backend("cpu"))
-            block = noise(order.chain_rows, p, "float32", codes)
-            stats = Stats.zeros(learner.layout(), order.chain_rows)
-            if step.keeps_leaves:
-                return lambda: learner.exchange(prepared, None, learner.visit(prepared, block, None), stats)
-            return lambda: learner.run_chain(prepared, block, stats)
-
-        return cpu_seconds(make, threads) / order.chain_rows
-
-    def stepping() -> float:
-        def make() -> Any:
-            backend = make_backend("cpu")
-            block = noise(order.chain_rows, p, "float32", codes)
-            stats = Stats.zeros(learner.layout(), order.chain_rows)
-            prepared = learner.prepare(step.state, backend)
-            if step.keeps_leaves:
-                learner.exchange(prepared, None, learner.visit(prepared, block, None), stats)
-            else:
-                learner.run_chain(prepared, block, stats)
-
-            def call() -> None:
-                learner.step(step.state, stats, order.batch_rows)
-                for _ in range(threads):
-                    learner.prepare(step.state, backend)
-
-            return call
-
-        return cpu_seconds(make, 1)
-
-    nominal = learner.flops_per_row() / 6e10
-    computing = told.rate(lambda: rates.get(f"{what} t{threads}", chain), nominal)
-    beside = told.rate(lambda: rates.get(f"{what} {order.batch_rows} step t{threads}", stepping), 1e-4)
-    reading = told.reading(rows) + told.gathering(row_bytes)
-    overhead = STEP_SECONDS * order.n_steps
-    return {
-        "rows": order.n_rows * told.row_seconds(computing, reading, threads),
-        "steps": order.n_steps * beside + overhead,
-    }
-
-
-def _learner(
-    model: CapsuleRegression, members: Members, n_classes: int, p: int, has_validation: int
-) -> CapsuleEM:
-    nu, patience, scheduled = schedule_arrays(model.nu_schedule)
-    # Zeros without memory: only shapes matter here.
-    moment = np.broadcast_to(np.zeros(()), (n_classes, p, p))
-    return CapsuleEM(members, moment, nu, patience, scheduled, 0.0, 0.0, 0.0, 1, None, has_validation)
+        subspaces = {
+            ((labels == i).tobytes(), int(d))
+            for labels, dims in zip(members.labels, members.dims, strict=True)
+            for i, d in enumerate(dims)
+        }
+    return len(factors) + len(subspaces)
 
 
 def _passes(model: CapsuleRegression) -> dict[str, int]:

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.errors import ScalelatentError
 from scalelatent.report.classes import (
     calibration_text,
     confusion_picture,
@@ -68,17 +68,8 @@ def section(
     """The part of a capsule model's report; see `scalelatent.contract.kinds.Kind.report`."""
     if len(model.capsule_dims_) > 1:
         run.history = [_of_members(record) for record in run.history]
-    evidence = None
-    if data is None:
-        run.notes.append(
-            "No rows were at hand: the figures of latent vectors, prototypes and errors are left out."
-        )
-    else:
-        try:
-            evidence = collect_evidence(model, data, progress=progress)
-        except ScalelatentError as error:
-            # The history is worth a page even where the rows have been damaged or moved.
-            run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+    left_out = "the figures of latent vectors, prototypes and errors are left out"
+    evidence = run.evidence(data, left_out, partial(collect_evidence, model, progress=progress))
     head, table = _numbers(run, model, evidence, rows)
     pictures = _history_pictures(run, model)
     if evidence is not None:

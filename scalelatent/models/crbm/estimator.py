@@ -18,15 +18,15 @@ from scalelatent.data.read.containers import opened
 from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import refuse_masked
 from scalelatent.engine.backend import make_backend
+from scalelatent.engine.chains import learn_stream
 from scalelatent.engine.mapwrite import map_to_array
-from scalelatent.engine.plan import Forecast
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.inputs import check_finite, is_plain
 from scalelatent.estimators.learned import IN_PLACE, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
-from scalelatent.estimators.steps import Rows, Steps
+from scalelatent.estimators.steps import Rows
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.online import CrbmLearner
@@ -42,7 +42,6 @@ from .fit import (
     fit_steps,
     fitting_state,
     given_parameters,
-    learn_stream,
     make_learner,
     plan,
     shape_of,
@@ -367,11 +366,8 @@ class ConditionalRBM(StreamedEstimator):
 
     # -- fit -------------------------------------------------------------------------------------------------
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
-        return fit_steps(self, rows)
-
-    def _plan(self, told: Forecast) -> dict[str, Any]:
-        return plan(self, told)
+    _fit_steps = fit_steps
+    _plan = plan
 
     def _what_decides(self) -> dict[str, Any]:
         return super()._what_decides() | {"batch_size": batch_size(self)}
@@ -439,7 +435,8 @@ class ConditionalRBM(StreamedEstimator):
         state = None if first else self._stream_state
         if state is None:
             state = replace(learner.start(self._theta), iteration=epoch - 1)
-        state = learn_stream(learner, fitting_state(learner, state), ds, self.device, batch_size(self))
+        state = fitting_state(learner, state)
+        state = learn_stream(learner, state, ds, self.device, batch_size(self), int(state.sums[2]))
         self._keep_parameters(learner.shape, state.theta, epoch)
         self.best_validation_error_ = None  # that of a fit was of other parameters
         self._stream_state = state
@@ -765,47 +762,33 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool,
         callbacks: CallbackList,
     ) -> Any:
-        check_is_fitted(self)
-        if self._source != "plain":
-            return self._mapped(X, what, n_sweeps, out, client, overwrite, callbacks)
-        if isinstance(X, Dataset) or out is not None or is_dask(X):
-            raise DataError(
-                "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs; leave "
-                "X out (transform takes rows v)"
-            )
-        block, row_map = Block(self._nothing(X), None, None, 0), self._watched_map(what, n_sweeps)
-        with single_threaded():
-            found = row_map.apply(row_map.prepare(make_backend(self.device)), block)
-        row_map.warn("the rows")
-        return found
-
-    def _mapped(
-        self,
-        X: Any,
-        what: str,
-        n_sweeps: int | None,
-        out: str | Path | None,
-        client: Client | None,
-        overwrite: bool,
-        callbacks: CallbackList,
-    ) -> Any:
         """Rows through a map, with a warning where they did not meet the tolerance."""
-        X = opened(X, "X")
-        if self.tol is None or self.inference_ == "independent" or is_dask(X):
-            return self._map(X, (what, n_sweeps), out, client, overwrite, callbacks)
-        ds, watched = self._given_rows(X), self._watched_map(what, n_sweeps)
-        if out is None:
-            found = self._map_rows(ds, watched, None, client, overwrite, callbacks)
+        check_is_fitted(self)
+        to, X = (out, client, overwrite, callbacks), opened(X, "X")
+        row_map = self._row_map((what, n_sweeps))
+        watched, told = WatchedOutput(**vars(row_map)), "the rows"
+        if self._source == "plain":
+            if isinstance(X, Dataset) or out is not None or is_dask(X):
+                raise DataError(
+                    "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs; "
+                    "leave X out (transform takes rows v)"
+                )
+            block = Block(self._nothing(X), None, None, 0)
+            with single_threaded():
+                found = watched.apply(watched.prepare(make_backend(self.device)), block)
+        elif self.tol is None or self.inference_ == "independent" or is_dask(X):
+            return self._map(X, (what, n_sweeps), *to)
+        elif out is None:
+            found = self._map_rows(self._given_rows(X), watched, *to)
         else:  # workers have maps of their own, which tell nothing: some rows are inferred twice
-            found = self._map_rows(ds, self._row_map((what, n_sweeps)), out, client, overwrite, callbacks)
+            ds = self._given_rows(X)
+            found = self._map_rows(ds, row_map, *to)
             for part in places_of(len(ds)):
                 map_to_array(watched, ds[part], self.device, self.n_jobs)
-        some = out is not None and len(ds) > MOST_LOOKED_AT
-        watched.warn(f"{MOST_LOOKED_AT} rows looked at" if some else "the rows")
+            if len(ds) > MOST_LOOKED_AT:
+                told = f"{MOST_LOOKED_AT} rows looked at"
+        watched.warn(told)
         return found
-
-    def _watched_map(self, what: str, n_sweeps: int | None) -> WatchedOutput:
-        return WatchedOutput(**vars(self._row_map((what, n_sweeps))))
 
     def _nothing(self, X: Any) -> np.ndarray:
         """Rows of a plain RBM: None is one."""

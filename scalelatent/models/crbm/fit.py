@@ -10,17 +10,11 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_number, is_whole
-from scalelatent.contract.stats import Stats
 from scalelatent.contract.wants import Corruption, Targets
 from scalelatent.data import Dataset
-from scalelatent.engine.backend import make_backend
-from scalelatent.engine.chains import advance, run_chains
 from scalelatent.engine.order import RowOrder
-from scalelatent.engine.passes import BLOCK_ROWS
-from scalelatent.engine.plan import Forecast, Resources, describe_steps, steps_memory
-from scalelatent.engine.rates import cpu_seconds, rates
-from scalelatent.engine.reading import Meter, Reader
-from scalelatent.engine.threads import single_threaded
+from scalelatent.engine.passes import BLOCK_ROWS, FLOP_RATE
+from scalelatent.engine.plan import STEP_SECONDS, Forecast, Resources
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import tell_cut
 from scalelatent.estimators.steps import Begin, LearnOnline, Remember, Rows, Steps
@@ -43,7 +37,6 @@ from .parameters import batch_size, n_chains, step_rows
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
 
-RUN_ROWS, BUFFER_RUNS = 1024, 16
 # Whose random numbers corrupt rows that are scored, or shown in the report.
 TEST_STAGE = "corruption-test"
 # Why a fit leaves out no rows.
@@ -53,8 +46,6 @@ REMEDY = "give more sweeps (n_sweeps), a larger tol, or a damping below 1, such 
 SMALLER = "lower n_hidden, or set n_chains lower"
 # Sweeps that are timed: seconds are a line through both.
 TIMED = (4, 12)
-# Seconds of a step beside its chains and its parameters.
-STEP_SECONDS = 1.5e-4
 
 
 # -- what a fit is told -----------------------------------------------------------------------------------
@@ -221,10 +212,7 @@ def targets_of(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "corr
 def row_order(model: ConditionalRBM, n_rows: int, options: Mapping[str, Any], seed: int) -> RowOrder:
     """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options."""
     chains = n_chains(model, n_rows)
-    buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
-    run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
-    size = step_rows(model, n_rows)
-    return RowOrder(n_rows, seed, size, n_chains=chains, run_rows=run, buffer_runs=buffer)
+    return RowOrder.chosen(n_rows, seed, step_rows(model, n_rows), chains, options)
 
 
 def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
@@ -315,24 +303,6 @@ def warn_unconverged(model: ConditionalRBM, history: list[dict[str, Any]]) -> No
 # -- a stream of rows -------------------------------------------------------------------------------------
 
 
-def learn_stream(
-    learner: CrbmLearner, state: CrbmState, ds: Dataset, device: str, batch_rows: int
-) -> CrbmState:
-    """A step for each ``batch_rows`` rows, in their order, in this process."""
-    backend = make_backend(device)
-    reader = Reader(ds, None, Meter(), wants=learner.wants)
-    seen = int(state.sums[2])
-    with single_threaded():
-        for a in range(0, len(ds), batch_rows):
-            b = min(a + batch_rows, len(ds))
-            # Numbers of rows go on over calls: they key the random numbers of Gibbs chains.
-            numbers = np.arange(seen + a, seen + b, dtype=np.int64)
-            x, v, weight = reader.read(a, b)
-            block = reader.block(x, v, weight, seen + a, numbers, state.iteration)
-            state = advance(learner, state, run_chains(learner, state, [block], backend), b - a)
-    return state
-
-
 def fitting_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
     """The state of earlier calls, with a new velocity and new chains where parameters changed their size."""
     fresh = learner.start(state.theta)
@@ -348,35 +318,39 @@ def fitting_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
 
 
 def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
-    train, held, resources = told.train, told.held, told.resources
-    learner, order = make_learner(model, train, held, 0), row_order(model, len(train), told.options, 0)
-    shape = learner.shape
+    train, held, options = told.train, told.held, told.options
+    learner, order = make_learner(model, train, held, 0), row_order(model, len(train), options, 0)
+    shape, epochs = learner.shape, int(model.n_epochs)
     # Parameters, velocity and the best ones, of which Dask keeps a few states.
     copies = 1 + bool(learner.momentum) + (held is not None)
     state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
-    row_bytes = train.nbytes // len(train) + shape.n_visible
-    memory = steps_memory(
-        learner,
-        order,
-        train.n_features,
-        resources,
-        train,
-        row_bytes,
-        _kernel_bytes(learner, resources),
-        state,
-        False,
-    )
-    told.fits("learn", describe_steps(learner, order), memory, SMALLER)
-    told.caches(None, len(train) * row_bytes if train.is_stored else 0)
+    kernels = _kernel_bytes(learner, told.resources)
+    told.steps("learn", learner, order, kernels, state, SMALLER, beside=shape.n_visible)
     if held is not None:
-        work = {"train": learner.validation()}
-        told.stage("validation", work, {"train": held}, state + _kernel_bytes(learner, resources), SMALLER)
-    out = told.out
-    out["device_bytes"] = _device_bytes(learner)
-    out["checkpoint_bytes"] = state
-    out["probe"] = _probe(told, learner, order)
-    out |= _seconds(told, model, learner, order, out["probe"], 0 if held is None else len(held))
-    return told.told(3 * state + 8 * shape.n_parameters, "lower n_epochs, n_sweeps or n_hidden")
+        told.stage("validation", {"validation": learner.validation()}, state + kernels, SMALLER)
+    row, sweep, step = _probe(told, learner, order)
+
+    def row_in(epoch: int) -> float:
+        return row + sweep * sweeps_in(learner.n_sweeps, epoch)
+
+    # Sweeps grow with the epoch.
+    every = [told.an_epoch(order, row_in(n), step, beside=shape.n_visible) for n in range(1, epochs + 1)]
+    least = epochs if held is None else min(int(model.patience or epochs) + 1, epochs)
+    told.add("learn", sum(every), sum(every[:least]))
+    measuring = []
+    if held is not None:
+        reading = told.reading(held)
+        measuring = [len(held) * told.row_seconds(row_in(n), reading) for n in range(1, epochs + 1)]
+        told.add("validation", sum(measuring), sum(measuring[:least]))
+    told.out["passes"] = {"at_least": least, "at_most": epochs}
+    told.out["seconds_per_pass"] = every[0] + sum(measuring[:1])
+    told.out["device_bytes"] = _device_bytes(learner)
+    return told.told(
+        "lower n_epochs, n_sweeps or n_hidden",
+        checkpoint=state,
+        model=4 * shape.n_parameters,
+        predicting=row_in(epochs),
+    )
 
 
 def _kernel_bytes(learner: CrbmLearner, resources: Resources) -> int:
@@ -398,88 +372,29 @@ def _device_bytes(learner: CrbmLearner) -> int:
     return 4 * (2 * learner.shape.n_parameters + 4 * edges + most * (v + (2 + BLOCKS) * h)) + messages
 
 
-def _probe(told: Forecast, learner: CrbmLearner, order: RowOrder) -> dict[str, float]:
-    """Seconds a row on one thread beside the sweeps, of a sweep, of a step, and of reading."""
-    shape, train = learner.shape, told.train
-    rows, threads = min(learner.chain_rows, len(train)), min(told.resources.slots, order.n_chains)
-    couples = LEARNERS[learner.learner].couples
+def _probe(told: Forecast, learner: CrbmLearner, order: RowOrder) -> tuple[float, float, float]:
+    """Seconds of a row beside the sweeps, of a sweep of it, and of a step."""
+    shape, couples = learner.shape, LEARNERS[learner.learner].couples
+    rows = min(learner.chain_rows, order.n_rows)
+    if not told.measure:
+        sweep = shape.n_visible * shape.n_hidden / 2e9 if couples else 0.0
+        return 4.0 * shape.n_weights / FLOP_RATE, sweep, STEP_SECONDS
     what = (
         f"crbm {learner.learner} {shape.n_visible}x{shape.n_hidden}x{shape.n_observed} {rows} "
         f"{order.n_chains} {learner.gibbs_steps} {learner.momentum > 0} {learner.local_steps > 0} "
         f"{learner.tol is None}"
     )
 
-    def run(sweeps: int, stepping: bool) -> float:
+    def begin() -> tuple[CrbmState, Block]:
         rng = np.random.default_rng(0)
         x = rng.integers(0, 2, (rows, shape.n_observed)).astype(np.float32)
         v = rng.integers(0, 2, (rows, shape.n_visible)).astype(np.uint8)
-        block, state = Block(x, v, None, 0, np.arange(rows)), learner.start(shape.start(rng, 0.01))
+        return learner.start(shape.start(rng, 0.01)), Block(x, v, None, 0, np.arange(rows))
+
+    def seconds(sweeps: int) -> tuple[float, float]:
         timed = replace(learner, n_sweeps=sweeps, local_steps=0)
+        return told.chain(f"{what} {sweeps}", timed, begin, order, rows=rows)
 
-        def make() -> Any:
-            prepared, stats = timed.prepare(state, make_backend("cpu")), Stats.zeros(timed.layout(), rows)
-            if not stepping:
-                return lambda: timed.run_chain(prepared, block, stats)
-            timed.run_chain(prepared, block, stats)
-            backend = make_backend("cpu")
-
-            def call() -> None:
-                timed.step(state, stats, rows)
-                timed.prepare(state, backend)
-
-            return call
-
-        return cpu_seconds(make, 1) if stepping else cpu_seconds(make, threads) / rows
-
-    if not told.measure:
-        return {
-            "read_seconds_per_row": 0.0,
-            "row_seconds_beside_sweeps": 4.0 * shape.n_weights / 6e10,
-            "seconds_per_sweep_and_row": shape.n_visible * shape.n_hidden / 2e9 if couples else 0.0,
-            "seconds_per_step": 1e-4,
-        }
-    times = [
-        rates.get(f"{what} {sweeps} t{threads}", lambda: run(sweeps, False))  # noqa: B023  called here
-        for sweeps in (TIMED if couples else TIMED[:1])
-    ]
-    sweep = max((times[-1] - times[0]) / (TIMED[1] - TIMED[0]), 0.0)
-    return {
-        "read_seconds_per_row": told.reading(train),
-        "row_seconds_beside_sweeps": max(times[0] - sweep * TIMED[0] * (len(times) > 1), 0.0),
-        "seconds_per_sweep_and_row": sweep,
-        "seconds_per_step": rates.get(f"{what} step", lambda: run(TIMED[0], True)),
-    }
-
-
-def _seconds(
-    told: Forecast,
-    model: ConditionalRBM,
-    learner: CrbmLearner,
-    order: RowOrder,
-    probe: dict[str, float],
-    n_held: int,
-) -> dict[str, Any]:
-    """Seconds of the first epoch and of all, which are added: sweeps grow with the epoch."""
-    epochs, resources = int(model.n_epochs), told.resources
-    slots = min(resources.slots, order.n_chains)
-    sweep, beside = probe["seconds_per_sweep_and_row"], probe["row_seconds_beside_sweeps"]
-    row_bytes = told.train.nbytes / len(told.train) + learner.shape.n_visible
-    reading = probe["read_seconds_per_row"] + told.gathering(row_bytes)
-    steps = order.n_steps * (probe["seconds_per_step"] + STEP_SECONDS)
-
-    def epoch(number: int) -> tuple[float, float]:
-        row = beside + sweep * sweeps_in(learner.n_sweeps, number)
-        learning = order.n_rows * told.row_seconds(row, reading, slots) + steps
-        return learning, n_held * told.row_seconds(row, reading)
-
-    every = [epoch(number) for number in range(1, epochs + 1)]
-    least = min(int(model.patience or epochs) + 1, epochs) if n_held else epochs
-    told.add("learn", sum(one for one, _ in every), sum(one for one, _ in every[:least]))
-    if n_held:
-        told.add("validation", sum(one for _, one in every), sum(one for _, one in every[:least]))
-    row = beside + sweep * sweeps_in(learner.n_sweeps, epochs)
-    return {
-        "seconds_per_pass": sum(every[0]),
-        "predicting_seconds_per_row": told.row_seconds(row, reading),
-        "passes": {"at_least": least, "at_most": epochs},
-    }
+    few, step = seconds(TIMED[0])
+    sweep = max((seconds(TIMED[1])[0] - few) / (TIMED[1] - TIMED[0]), 0.0) if couples else 0.0
+    return max(few - sweep * TIMED[0], 0.0), sweep, step

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.engine.grid import spaced
-from scalelatent.errors import ScalelatentError
 from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.evaluation.output_scores import joined
 from scalelatent.models.crbm.kernels.inference import CONVERGED
@@ -60,14 +60,8 @@ def section(
     progress: Callable[[int, int], None] | None,
 ) -> Section:
     """The part of an RBM's report; see `scalelatent.contract.kinds.Kind.report`."""
-    evidence = None
-    if data is None:
-        run.notes.append("No rows were at hand: restored images and their errors are left out.")
-    else:
-        try:
-            evidence = collect_rbm(model, data, progress=progress)
-        except ScalelatentError as error:
-            run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+    left_out = "restored images and their errors are left out"
+    evidence = run.evidence(data, left_out, partial(collect_rbm, model, progress=progress))
     if evidence is not None and evidence.shape is None:
         run.notes.append("Outputs are not images of the shape of the rows, so none are drawn.")
     head, table = rbm_numbers(run, model, evidence, rows)

@@ -17,6 +17,7 @@ from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callbacks
+from scalelatent.engine.chains import learn_stream
 from scalelatent.engine.plan import Forecast
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
@@ -47,7 +48,6 @@ from .fit import (
     image_of,
     image_shape,
     known_or_not,
-    learn_stream,
     make_layers,
     packed,
 )
@@ -454,7 +454,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             network = OneLayer(make_layers(self, self._layer.image)[0])
         learner = network.learner(self, len(ds), self.seed_)
         state = learner.start() if first else network.last_state(self)
-        state = learn_stream(learner, state, ds, self.device, network.classes)
+        state = learn_stream(learner, state, ds, self.device, learner.batch_rows, state.rows, network.classes)
         if first:
             self.n_iter_, self.history_ = 0, []
         self._network, self._stream = network, state

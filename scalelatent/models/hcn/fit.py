@@ -13,14 +13,10 @@ from scalelatent.contract.learners import Reduction
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.sources import is_dask
-from scalelatent.engine.backend import make_backend
 from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.engine.callbacks import Callback
-from scalelatent.engine.chains import advance, run_chains
 from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
-from scalelatent.engine.reading import Meter, Reader
-from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Steps
@@ -43,7 +39,6 @@ if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
 ALL_ROWS = "images are taken in an order of their own, and none can be left out in its midst"
-RUN_ROWS, BUFFER_RUNS = 1024, 16
 # Of a mask that are packed at once.
 MASK_ROWS = 4096
 # Records of a long epoch: points of the curve of weights against images seen.
@@ -328,9 +323,7 @@ def row_order(
 ) -> RowOrder:
     """Which images each step gets: of ``chains`` chains, or one minibatch a step where that is 0."""
     size = step_rows(model, n_rows) if chains else int(model.batch_size)
-    buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
-    run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * max(chains, 1)) + 1))
-    return RowOrder(n_rows, seed, size, n_chains=max(chains, 1), run_rows=run, buffer_runs=buffer)
+    return RowOrder.chosen(n_rows, seed, size, max(chains, 1), options)
 
 
 def leaf_order(
@@ -468,18 +461,3 @@ class WeightsWatched(Callback):
 
 
 # -- a stream of rows -------------------------------------------------------------------------------------
-
-
-def learn_stream(learner: Any, state: Any, ds: Dataset, device: str, classes: np.ndarray | None) -> Any:
-    """A step for each minibatch of images, in their order, in this process."""
-    backend, reader = make_backend(device), Reader(ds, None, Meter(), classes, wants=learner.wants)
-    seen, size = state.rows, learner.batch_rows
-    with single_threaded():
-        for a in range(0, len(ds), size):
-            b = min(a + size, len(ds))
-            # Numbers of rows go on over calls: they key the random orders.
-            x, y, weight = reader.read(a, b)
-            numbers = np.arange(seen + a, seen + b, dtype=np.int64)
-            block = reader.block(x, y, weight, seen + a, numbers, state.iteration)
-            state = advance(learner, state, run_chains(learner, state, [block], backend), b - a)
-    return state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.grid import spaced
 from scalelatent.engine.threads import single_threaded
-from scalelatent.errors import ScalelatentError
 from scalelatent.models.hcn.model.compression import DescriptionLength, bits, compression, lengths
 from scalelatent.models.hcn.model.decode import reconstruct
 from scalelatent.report.explained import how_to_use
@@ -52,14 +52,8 @@ def section(
     """The part of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
     if is_several(model):
         return layers_section(model, data, run, rows)
-    evidence = None
-    if data is None:
-        run.notes.append("No images were at hand: those that features are placed in are left out.")
-    else:
-        try:
-            evidence = collect_parts(model, data, progress=progress)
-        except ScalelatentError as error:
-            run.notes.append(f"The images could not be used, so their figures are left out: {error}")
+    collect = partial(collect_parts, model, progress=progress)
+    evidence = run.evidence(data, "those that features are placed in are left out", collect, "images")
     head, table = parts_numbers(run, model, evidence, rows)
     snippet = how_to_use(run, model, verb="transform", gives="where each feature lies, uint8")
     return Section(

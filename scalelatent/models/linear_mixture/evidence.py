@@ -28,66 +28,39 @@ EXAMPLES, LEAST_LIKELY = 10, 20
 
 @dataclass
 class ClassEvidence:
-    """Of a classifier.
-
-    Attributes
-    ----------
-    n_rows, feature_shape, names
-    confusion, reliability, mistakes
-        None without labels; of these the last is then empty.
-    certain, largest : list of ndarray
-        Of each row how certain its class is, and minus its best score.
-    wrong : list of ndarray of bool
-    examples, scores : ndarray, (n, features) and (n, classes)
-        One row of each class, of middling certainty.
-    codes : ndarray
-        Their classes.
-    made : ndarray, shape (n, classes, features)
-        Their reconstructions by the best model of each class.
-    """
+    """Of a classifier."""
 
     n_rows: int
     feature_shape: tuple[int, ...]
     names: list[str]
-    confusion: Confusion | None
+    confusion: Confusion | None  # this and the next are None without labels; mistakes are then empty
     reliability: Reliability | None
     mistakes: Mistakes
-    certain: list[np.ndarray] = field(default_factory=list)
-    largest: list[np.ndarray] = field(default_factory=list)
+    certain: list[np.ndarray] = field(default_factory=list)  # of each row how certain its class is
+    largest: list[np.ndarray] = field(default_factory=list)  # of each row minus its best score
     wrong: list[np.ndarray] = field(default_factory=list)
+    # (n, features): one row of each class, of middling certainty
     examples: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
-    scores: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
-    codes: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    scores: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # (n, classes), theirs
+    codes: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # their classes
+    # (n, classes, features): their reconstructions by the best model of each class
     made: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
 
 
 @dataclass
 class DensityEvidence:
-    """Of a density.
-
-    Attributes
-    ----------
-    n_rows, feature_shape
-    log_likelihood : float
-        Mean, nats a row.
-    examples, made, filled : ndarray, shape (n, features)
-        Evenly spaced rows, by their best components, and with their lower half filled in.
-    hidden : ndarray of bool, shape (features,)
-        What of them was hidden; empty where the model cannot fill in.
-    least, least_at, least_rows : ndarray
-        The least likely rows, their log-likelihoods and numbers.
-    """
+    """Of a density."""
 
     n_rows: int
     feature_shape: tuple[int, ...]
-    log_likelihood: float
-    examples: np.ndarray
-    made: np.ndarray
-    filled: np.ndarray
-    hidden: np.ndarray
-    least: np.ndarray
-    least_at: np.ndarray
-    least_rows: np.ndarray
+    log_likelihood: float  # mean, nats a row
+    examples: np.ndarray  # (n, features), evenly spaced rows
+    made: np.ndarray  # by their best components
+    filled: np.ndarray  # with their lower half filled in
+    hidden: np.ndarray  # bool (features,): what of them was hidden; empty where the model cannot fill in
+    least: np.ndarray  # the least likely rows
+    least_at: np.ndarray  # their log-likelihoods
+    least_rows: np.ndarray  # their numbers
 
 
 def _blocks(model: Any, data: Dataset, classes: np.ndarray | None) -> Iterator[Block]:

@@ -16,11 +16,9 @@ from scalelatent.contract.parameters import is_list
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.checkpoints import KEEP_STATES
 from scalelatent.engine.order import RowOrder
-from scalelatent.engine.passes import make_stage, seconds_per_row
-from scalelatent.engine.plan import Forecast, RowShape, describe_steps, steps_memory
-from scalelatent.engine.rates import reduction_rate
+from scalelatent.engine.passes import make_stage
+from scalelatent.engine.plan import Forecast
 from scalelatent.engine.rowsets import ChosenRows, SomeOfSet, StoredSets
 from scalelatent.errors import DataError
 from scalelatent.estimators.steps import (
@@ -86,8 +84,8 @@ MSTEP_RATE = 2e10
 # Stepwise EM: passes over the sample before it, and over all rows after it where there are tangents.
 SAMPLE_PASSES, TANGENT_PASSES = 5, 3
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0")
-# Rows of a step, at most, or so many for a sub-class; runs of the order.
-BATCH_ROWS, ROWS_A_COMPONENT, RUN_ROWS, BUFFER_RUNS = 1024, 20, 1024, 16
+# Rows of a step, at most, or so many for a sub-class.
+BATCH_ROWS, ROWS_A_COMPONENT = 1024, 20
 ALL_ROWS = "stepwise EM learns in an order of all rows: set algorithm='em', or leave out the bad ones first"
 FEWER = "lower n_components or n_dims"
 
@@ -130,13 +128,7 @@ def statistics_of(model: AnyMixture, k: int, p: int) -> str:
 
 
 def shape_of(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int] | None:
-    """Height and width of the images that rows are; None where they need be none.
-
-    Raises
-    ------
-    DataError
-        Rows that are no images, or of another size.
-    """
+    """Height and width of the images that rows are; None where they need be none."""
     if not len(model.tangents) and not model.smoothing:
         return None
     what = "tangents" if len(model.tangents) else "smoothing"
@@ -432,9 +424,7 @@ def row_order(model: AnyMixture, k: int, n_rows: int, options: Mapping[str, Any]
     if batch is None:
         batch = max(min(n_rows // 8, max(BATCH_ROWS, ROWS_A_COMPONENT * k)), chains)
         batch = -(-batch // chains) * chains
-    buffer = int(options.get("buffer_runs") or BUFFER_RUNS)
-    run = int(options.get("run_rows") or min(RUN_ROWS, n_rows // (buffer * chains) + 1))
-    return RowOrder(n_rows, seed, int(batch), n_chains=chains, run_rows=run, buffer_runs=buffer)
+    return RowOrder.chosen(n_rows, seed, int(batch), chains, options)
 
 
 def _mass(state: MixtureState) -> np.ndarray:
@@ -552,13 +542,7 @@ def fitted_of(mixture: Mixture, state: MixtureState, basis: np.ndarray | None, f
 
 
 def recognising(model: AnyMixture, fitted: Fitted) -> Fitted:
-    """What row maps need: tangents where rows are recognised by their distance, no moments.
-
-    Raises
-    ------
-    ValueError
-        Tangent distance without tangents.
-    """
+    """What row maps need: tangents, if rows are recognised by their distance, and no moments."""
     by_tangents = model.recognition == "tangent-distance"
     if by_tangents and fitted.frame is None:
         raise ValueError(
@@ -612,37 +596,25 @@ def temperature_steps(
 
 def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[str, Any]:
     """What a fit of these rows would need."""
-    train, validation, resources = told.train, told.held, told.resources
+    train, n = told.train, len(told.train)
     n_classes = 0 if classes is None else len(classes)
-    components = components_of(model, n_classes)
+    components, shape = components_of(model, n_classes), shape_of(model, train)
     k, p = int(components.sum()), check_sizes(model, train.n_features)
     if k > len(train):
         raise DataError(
             f"{train.url or 'X'}: {len(train):,} rows are fewer than the {k:,} sub-classes that n_components "
             "asks for: lower n_components, or give more rows"
         )
-    frame = frame_of(model, shape_of(model, train))
-    mixture = make_mixture(model, components, n_classes, p, 1.0, frame)
+    mixture = make_mixture(model, components, n_classes, p, 1.0, frame_of(model, shape))
     em = make_learner(model, mixture)
+    told.codes = n_classes
     if classes is not None:
-        told.labels(train)
-    n, scratch, rows = len(train), 0, train
-    parts: dict[str, Any] = {"train": train}
+        told.labels()
     if model.projection is not None:
-        stage = told.stage(
-            "svd",
-            {"train": SecondMoments(train.n_features)},
-            parts,
-            3 * 8 * train.n_features**2,
-            "make the rows narrower",
-        )
-        told.add("svd", told.a_pass(stage, {}))
+        narrower = "make the rows narrower"
+        told.one_pass("svd", SecondMoments(train.n_features), 24 * train.n_features**2, narrower)
     if model.projection is not None or model.smoothing:
-        parts = {"train": RowShape(n, p, train.is_stored)}
-        told.add(
-            "project-train", n * told.row_seconds(2.0 * train.n_features * p / 6e10, told.reading(train))
-        )
-        scratch += parts["train"].nbytes if train.is_stored else 0
+        told.maps("project", Project(np.broadcast_to(np.float64(0.01), (train.n_features, p))))
     state_bytes = 8 * k * (p * (em.width + 2) + em.width)
     sample = sum(max(SAMPLE_ROWS * int(c), LEAST_ROWS // len(components)) for c in components)
     sample_bytes = 4 * p * min(n, sample)
@@ -651,51 +623,37 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     # The M-step unpacks moments, and moves those of tangents; of images it makes the next state part by part.
     mstep_bytes = 8 * k * p * p * (7 if mixture.frame is not None else 3) if moments else 2 * state_bytes
     held = mstep_bytes + 4 * state_bytes + 3 * sample_bytes
-    remedy = FEWER + (", or set statistics='images'" if moments else ", or set projection")
-    if model.algorithm == "em":
-        stage = told.stage("em", em, parts, held, remedy)
-    else:
+    mstep = k * ((p * p * em.width * 10.0) if moments else 8.0 * p * em.width**2) / MSTEP_RATE
+    if model.algorithm == "stepwise":
         learner = stepwise_learner(model, mixture, em.width)
         order = row_order(model, k, n, told.options, 0)
-        row_bytes = 4 * p if scratch else train.nbytes // n
-        memory = steps_memory(learner, order, p, resources, train, row_bytes, held, 2 * state_bytes, False)
-        told.fits("stepwise", describe_steps(learner, order), memory, FEWER)
-        told.caches(None, train.nbytes if train.is_stored else 0)
-        stage = make_stage(f"{model._kind}_em", em, parts, "cpu")
-    block = stage.grids["train"].block_rows
-
-    def measured() -> float:
-        rng = np.random.default_rng(0)
-        start = start_pancakes(rng.normal(size=(k, p)), em.width, 0).cut(min(em.n_dims, em.width))
-        at = initial_state(mixture, start, MAIN)
-        reduction = em.reductions()["train"]
-        name = f"{model._kind}_em {mixture.likelihood} {mixture.assignment} {model.tangents}"
-        return reduction_rate(name, reduction, at, block, p, rows.dtype, max(n_classes, 1), resources.slots)
-
-    per_row = told.rate(measured, seconds_per_row(em.reductions()["train"]))
-    mstep = k * ((p * p * em.width * 10.0) if moments else 8.0 * p * em.width**2) / MSTEP_RATE
-    per_pass = told.a_pass(stage, {"train": per_row}) + mstep
+        told.steps("stepwise", learner, order, held, 2 * state_bytes, FEWER)
+        stage = make_stage(f"{model._kind}_em", em, told.rows, "cpu")
+        mstep *= order.n_steps
+    else:
+        remedy = FEWER + (", or set statistics='images'" if moments else ", or set projection")
+        stage = told.stage("em", em, held, remedy)
+    start = start_pancakes(np.random.default_rng(0).normal(size=(k, p)), em.width, 0)
+    at = initial_state(mixture, start.cut(min(em.n_dims, em.width)), MAIN)
+    about = f" {mixture.likelihood} {mixture.assignment} {model.tangents}"
+    rates = told.rates(stage, at, about=about)
     most = most_passes(model)
-    least = most if model.algorithm == "stepwise" else most - int(model.max_iter) - START_PASSES + 4
-    least = min(most, least)
+    least = most - int(model.max_iter) - START_PASSES + 4
     if model.algorithm == "stepwise":
-        sampling = min(n, sample) * per_row * (START_PASSES + SETTLE_PASSES + SAMPLE_PASSES)
-        told.add("start", sampling)
-        per_pass += mstep * (order.n_steps - 1)
-    told.add(model.algorithm, per_pass * most, per_pass * least, per_pass * most)
-    out = told.out
+        told.add("start", min(n, sample) * rates["train"] * (START_PASSES + SETTLE_PASSES + SAMPLE_PASSES))
+        least = most
+    passes = {"at_least": min(most, least), "expected": most, "at_most": most}
+    told.learns(model.algorithm, told.a_pass(stage, rates) + mstep, passes)
     of_a_row = 2.0 * p * k * (em.width + 1) / 3e10
     if n_classes > 1:
-        told.add("temperature", len(validation or train) * told.row_seconds(of_a_row, told.reading(train)))
-    out["probe"] = {
-        "read_seconds_per_row": told.reading(train),
-        "compute_seconds_per_row": per_row,
-        "seconds_per_pass": per_pass,
-    }
-    out["predicting_seconds_per_row"] = told.row_seconds(of_a_row, told.reading(train))
-    out["scratch_bytes"] = scratch
-    out["device_bytes"] = 4 * (k * p * (em.width + 2) + 4 * block * p)
-    out["checkpoint_bytes"] = 2 * state_bytes
-    out["passes"] = {"at_least": least, "expected": most, "at_most": most}
-    disk = scratch + sample_bytes + 2 * KEEP_STATES * state_bytes + 2 * state_bytes
-    return told.told(disk, "lower max_iter or n_components")
+        some = told.held or train
+        told.add("temperature", len(some) * told.row_seconds(of_a_row, told.reading(train)))
+    block = stage.grids["train"].block_rows
+    told.out["device_bytes"] = 4 * (k * p * (em.width + 2) + 4 * block * p)
+    return told.told(
+        "lower max_iter or n_components",
+        checkpoint=2 * state_bytes,
+        model=state_bytes,
+        kept=sample_bytes,
+        predicting=of_a_row,
+    )

@@ -35,43 +35,20 @@ def density_of(likelihood: str) -> str:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What predictions come from.
-
-    Attributes
-    ----------
-    pancakes : Pancakes
-    classes : ndarray of int, shape (K,)
-        Class of each sub-class, in rising order; all 0 without labels.
-    priors : ndarray, shape (classes,)
-        Shares of the rows.
-    likelihood : str
-    temperature : float
-        Of class probabilities.
-    basis : ndarray of float64, shape (features, p), or None
-        Rows times this are what the pancakes lie in: smoothing, projection.
-    frame : Frame or None
-        Of tangent distance.
-    counts : ndarray, shape (K,)
-        Weight of the rows of each sub-class.
-    floor : float
-        Smallest noise.
-    own : bool
-        Whether no other object shares these pancakes: then rows change them in place.
-    kept : KeptMoments or None
-        What other bases come from, of a fit by moments; no row map has it.
-    """
+    """What predictions come from."""
 
     pancakes: Pancakes
-    classes: np.ndarray
-    priors: np.ndarray
+    classes: np.ndarray  # of each sub-class, in rising order; all 0 without labels
+    priors: np.ndarray  # shares of the rows, of each class
     likelihood: str
-    temperature: float
+    temperature: float  # of class probabilities
+    # float64 (features, p): rows times this are what the pancakes lie in: smoothing, projection
     basis: np.ndarray | None
-    frame: Frame | None
-    counts: np.ndarray
-    floor: float
-    own: bool = False
-    kept: KeptMoments | None = None
+    frame: Frame | None  # of tangent distance
+    counts: np.ndarray  # weight of the rows of each sub-class
+    floor: float  # smallest noise
+    own: bool = False  # no other object shares these pancakes: then rows change them in place
+    kept: KeptMoments | None = None  # what other bases come from, of a fit by moments; no row map has it
 
     @property
     def starts(self) -> np.ndarray:
@@ -114,24 +91,15 @@ class Fitted:
 
 @dataclass(frozen=True)
 class MixtureRows:
-    """Rows to one of several outputs (a :class:`~scalelatent.contract.learners.RowMap`).
-
-    Attributes
-    ----------
-    fitted : Fitted
-    what : str
-        "probabilities" of classes, "classes" the same with labels for a dataset; "scores" of classes, the
-        smaller the better; "decisions": minus these, of two classes one column; "latents", scores of all
-        sub-classes; "components": the best; "codes": that, then the code; "reconstructions"; "shares" of
-        sub-classes; "log-likelihood".
-    label : int
-        Class whose sub-classes give codes and reconstructions; -1: the best of all.
-    n_candidates : int
-    """
+    """Rows to one of several outputs (a :class:`~scalelatent.contract.learners.RowMap`)."""
 
     fitted: Fitted
+    # "probabilities" of classes, "classes" the same with labels for a dataset; "scores" of classes, the
+    # smaller the better; "decisions": minus these, of two classes one column; "latents", scores of all
+    # sub-classes; "components": the best; "codes": that, then the code; "reconstructions"; "shares" of
+    # sub-classes; "log-likelihood"
     what: str
-    label: int = -1
+    label: int = -1  # class whose sub-classes give codes and reconstructions; -1: the best of all
     n_candidates: int = 10
 
     @property

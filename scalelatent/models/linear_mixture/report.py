@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.errors import ScalelatentError
 from scalelatent.report.classes import (
     calibration_text,
     confusion_picture,
@@ -61,14 +61,8 @@ def section(
     model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
 ) -> Section:
     """The part of a classifier's report; see `scalelatent.contract.kinds.Kind.report`."""
-    evidence, shape = None, _image_shape(model, data)
-    if data is None:
-        run.notes.append("No rows were at hand: the figures of rows and errors are left out.")
-    else:
-        try:
-            evidence = collect_classes(model, data, progress=progress)
-        except ScalelatentError as error:
-            run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+    collect, shape = partial(collect_classes, model, progress=progress), _image_shape(model, data)
+    evidence = run.evidence(data, "the figures of rows and errors are left out", collect)
     head, table = _class_numbers(evidence, rows)
     more_head, more = _numbers(run, model)
     names = [str(c) for c in model.classes_.tolist()]
@@ -96,14 +90,9 @@ def density_section(
     model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
 ) -> Section:
     """The part of a density's report; see `scalelatent.contract.kinds.Kind.report`."""
-    evidence, shape = None, _image_shape(model, data)
-    if data is None:
-        run.notes.append("No rows were at hand: the figures of rows are left out.")
-    else:
-        try:
-            evidence = collect_density(model, data, shape, progress=progress)
-        except ScalelatentError as error:
-            run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+    shape = _image_shape(model, data)
+    collect = partial(collect_density, model, shape=shape, progress=progress)
+    evidence = run.evidence(data, "the figures of rows are left out", collect)
     head, table = _numbers(run, model)
     if evidence is not None:
         told = f"{evidence.log_likelihood:,.2f}"

@@ -17,7 +17,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset, open_dataset
-from scalelatent.engine.plan import Forecast, Resources
+from scalelatent.engine.plan import Resources
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
@@ -25,7 +25,6 @@ from scalelatent.estimators.companions import FitCall
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.session import CallbackList
-from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.models.mbn.model.layers import Layer, schedule
 from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import CodeProjection, Components
@@ -205,11 +204,8 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     # -- fit -------------------------------------------------------------------------------------------------
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
-        return fit_steps(self, rows)
-
-    def _plan(self, told: Forecast) -> dict[str, Any]:
-        return plan(self, told)
+    _fit_steps = fit_steps
+    _plan = plan
 
     def _place(self, train: Dataset, resources: Resources, call: FitCall) -> AbstractContextManager[Any]:
         warn_few_clusterings(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,23 +17,9 @@ from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import PARTED_BYTES
-from scalelatent.engine.passes import make_stage
-from scalelatent.engine.plan import (
-    Forecast,
-    Resources,
-    RowShape,
-    check_fits,
-    process_bytes,
-    stage_memory,
-)
-from scalelatent.engine.rates import (
-    GATHER_RATE,
-    cpu_seconds,
-    eigen_seconds,
-    rates,
-    reduction_rate,
-    scratch_rates,
-)
+from scalelatent.engine.passes import FLOP_RATE, make_stage
+from scalelatent.engine.plan import Forecast, Resources, process_bytes, stage_memory
+from scalelatent.engine.rates import GATHER_RATE, RowShape
 from scalelatent.engine.reading import AHEAD_BYTES, as_rows
 from scalelatent.engine.rowsets import SHARD_BYTES
 from scalelatent.errors import PlanError, warn_user
@@ -73,8 +60,6 @@ FIRST_COMPONENTS, MOST_COMPONENTS = 32, 1024
 SHARE_BYTES = 2**25
 # Below so many clusterings NMI falls, on images and text alike.
 FEW_CLUSTERINGS = 50
-# Operations a second that a core is taken to do where nothing was measured.
-FLOP_RATE = 6e10
 PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
 STRIP_ROWS = 1024
 # Passes until the components settle.
@@ -286,106 +271,86 @@ def check_room(
 
 def _plan(model: MultilayerBootstrapNetwork, told: Forecast, decay: float) -> dict[str, Any]:
     """The plan of one decay."""
-    train, resources = told.train, told.resources
+    train, resources, sets = told.train, told.resources, int(model.n_clusterings)
     layers = layers_of(model, train, decay, 0)
     n, row_bytes = len(train), max(1, train.nbytes // len(train))
-    out = told.out
-    out["layers"] = {}
-    peak = tasks = 0
-    row_seconds = set_seconds = 0.0
+    out, codes, centroids, tasks = told.out, [], 0, 0
+    out["layers"], out["predicting_seconds"], out["predicting_seconds_per_row"] = {}, 0.0, 0.0
     if model.decay == "auto":
         told.add("choosing decay", DECAY_SECONDS)
     for layer in layers:
-        centroid_bytes = _centroid_bytes(layer, train)
-        coder = LayerCoder(layer, None, 0, layer.n_clusterings)
-        tiles = tile_layout(n, row_bytes, coder)
-        memory = _memory(layer, train, centroid_bytes, row_bytes, tiles, resources)
-        peak = max(
-            peak, check_fits(f"layer {layer.number} (k = {layer.k})", memory, resources, _remedy(layer))
-        )
+        of_a_set, code_size = _centroid_bytes(layer, train), np.dtype(layer.code_dtype).itemsize
+        tiles = tile_layout(n, row_bytes, LayerCoder(layer, None, 0, sets))
+        memory = _memory(layer, train, of_a_set, row_bytes, tiles, resources)
+        told.fits(f"layer {layer.number} (k = {layer.k})", memory, _remedy(layer))
         strips = -(-n // tiles["shard_rows"])
-        count = strips * -(-layer.n_clusterings // tiles["tile_columns"])
-        code_bytes = n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize
-        slots = min(resources.slots, count)
+        count = strips * -(-sets // tiles["tile_columns"])
         per_row, per_set = _code_seconds(told, layer, train)
-        beside = told.pass_overhead(count)
-        coding = layer.n_clusterings * (n * per_row + strips * per_set) / slots + beside
-        gathering = _gather_seconds(told, layer, n * row_bytes, layer.n_clusterings * centroid_bytes)
-        row_seconds += layer.n_clusterings * per_row / resources.slots
-        set_seconds += layer.n_clusterings * per_set / resources.slots
+        coding = sets * (n * per_row + strips * per_set) / min(resources.slots, count)
+        coding += told.pass_overhead(count)
+        gathering = _gather_seconds(told, n * row_bytes, sets * of_a_set)
         told.add(f"gather-l{layer.number}", gathering)
         told.add(f"code-l{layer.number}", coding)
+        out["predicting_seconds"] += sets * per_set / resources.slots
+        out["predicting_seconds_per_row"] += sets * per_row / resources.slots
+        codes.append(n * sets * code_size)
         out["layers"][f"l{layer.number}"] = {
             "k": layer.k,
             "tasks": count,
-            "centroid_bytes": layer.n_clusterings * centroid_bytes,
-            "code_bytes": code_bytes,
+            "centroid_bytes": sets * of_a_set,
+            "code_bytes": codes[-1],
             "seconds": gathering + coding,
         }
-        tasks, row_bytes = tasks + count, layer.n_clusterings * np.dtype(layer.code_dtype).itemsize
+        centroids, tasks, row_bytes = centroids + sets * of_a_set, tasks + count, sets * code_size
     if model.output == "pca":
-        peak = max(peak, _output(told, model, layers[-1], n))
-    layers_told = list(out["layers"].values())
-    codes = [layer["code_bytes"] for layer in layers_told]
+        _output(told, model, layers[-1], n)
     kept = sum(codes) if model.keep_codes else codes[-1]
     # Each layer reads the codes of the one below; the last ones stay, all others lie in scratch.
     lower = [] if model.keep_codes else codes[:-1]
-    scratch = max((sum(lower[i : i + 2]) for i in range(len(lower))), default=0)
-    at_once = max(scratch, kept + sum(lower[-1:]))
-    centroids = sum(layer["centroid_bytes"] for layer in layers_told)
-    out["tasks"] = tasks
-    out["predicting_seconds"], out["predicting_seconds_per_row"] = set_seconds, row_seconds
-    told.caches(None, max(train.nbytes if train.is_stored else 0, *codes))
-    out["run_bytes"], out["scratch_bytes"] = centroids + kept, scratch
-    shorter = f"lower k1 (it is {layers[0].k}) or n_clusterings (it is {layers[0].n_clusterings})"
-    return told.told(centroids + at_once, shorter, peak)
+    told.scratch = max((sum(lower[i : i + 2]) for i in range(len(lower))), default=0)
+    out["tasks"], out["run_bytes"] = tasks, centroids + kept
+    told.caches(max(train.nbytes if train.is_stored else 0, *codes))
+    shorter = f"lower k1 (it is {layers[0].k}) or n_clusterings (it is {sets})"
+    return told.told(shorter, kept=centroids + max(0, kept + sum(lower[-1:]) - told.scratch))
 
 
-def _gather_seconds(told: Forecast, layer: Layer, dataset_bytes: int, nbytes: int) -> float:
+def _gather_seconds(told: Forecast, dataset_bytes: int, nbytes: int) -> float:
     """Seconds of picking the rows that become centroids, and of writing them."""
     if not told.measure:
         return 0.0
-    write, read = scratch_rates()
+    write, read = told.scratch_rates()
     shards = max(1, -(-nbytes // SHARD_BYTES))
-    slots = min(told.resources.slots, shards)
     # Each shard looks at all rows; those of its sets are picked one by one.
-    return (nbytes * (write + 2 / GATHER_RATE) + shards * dataset_bytes * read) / slots
+    seconds = nbytes * (write + 2 / GATHER_RATE) + shards * dataset_bytes * read
+    return seconds / min(told.resources.slots, shards)
 
 
 def _code_seconds(told: Forecast, layer: Layer, train: Dataset) -> tuple[float, float]:
     """Seconds of a clustering of a layer: of a row, and of putting up its centroids."""
     if not told.measure:
         return layer.flops_per_row() / FLOP_RATE, layer.set_flops() / FLOP_RATE
-    n, threads = min(PROBE_ROWS, len(train)), told.resources.slots
-    k = min(layer.k, PROBE_CENTROIDS, n)
+    n = min(PROBE_ROWS, len(train))
+    k, below = min(layer.k, PROBE_CENTROIDS, n), min(layer.k_below, PROBE_CENTROIDS)
     what = f"mbn_layer {layer.metric} {layer.csr} {layer.dtype} {layer.width}x{layer.k_below} {k} {n}"
 
-    def of(rows: int) -> float:
-        """Seconds of a clustering of so many rows."""
+    def make(rows: int) -> Any:
+        small = replace(layer, k=k, n_rows=n, k_below=below)
+        if layer.number == 1:
+            x = as_rows(train.read_x(0, n))
+        else:
+            x = np.random.default_rng(0).integers(0, below, (n, layer.width)).astype(layer.dtype)
+        sets = [small.take(which, x, small.rows(which)) for which in range(small.together)]
+        backend = make_backend("cpu")
+        some = ready_rows(small, backend, x[:rows] if rows < n else x)
+        return lambda: small.codes(backend, some, sets, 0)
 
-        def make() -> Any:
-            below = min(layer.k_below, max(2, PROBE_CENTROIDS))
-            small = replace(layer, k=k, n_rows=n, k_below=below)
-            if layer.number == 1:
-                x = as_rows(train.read_x(0, n))
-            else:
-                x = np.random.default_rng(0).integers(0, below, (n, layer.width)).astype(layer.dtype)
-            sets = [small.take(which, x, small.rows(which)) for which in range(small.together)]
-            backend = make_backend("cpu")
-            some = ready_rows(small, backend, x[:rows] if rows < n else x)
-            return lambda: small.codes(backend, some, sets, 0)
-
-        return cpu_seconds(make, threads) / layer.together
-
-    few = max(1, n // 8)
+    few, grown = max(1, n // 8), layer.k / k
+    whole = told.probe(what, partial(make, n), 0.0, rows=layer.together)
     if layer.csr and layer.number == 1:  # the rows that are there, all at once
-        whole = rates.get(f"{what} t{threads}", lambda: of(n))
-        return whole / n * layer.k / k, 0.0
-    whole = rates.get(f"{what} t{threads}", lambda: of(n))
-    part = rates.get(f"{what} few t{threads}", lambda: of(few))
+        return whole / n * grown, 0.0
+    part = told.probe(f"{what} few", partial(make, few), 0.0, rows=layer.together)
     per_row = max(whole - part, 0.1 * whole) / (n - few) if n > few else whole
     per_set = max(part - few * per_row, 0.0)
-    grown = layer.k / k
     # Of the first layer a row meets all centroids; above it those that share a unit, which are as many.
     return per_row * (grown if layer.number == 1 else 1.0), per_set * grown
 
@@ -457,36 +422,38 @@ def _memory(
     }
 
 
-def _output(told: Forecast, model: MultilayerBootstrapNetwork, layer: Layer, n: int) -> int:
-    """Peak bytes of a worker in the passes of the output's EM-PCA, whose seconds are added."""
-    resources = told.resources
+def _output(told: Forecast, model: MultilayerBootstrapNetwork, layer: Layer, n: int) -> None:
+    """Add the passes of the output's EM-PCA."""
     if n <= KERNEL_ROWS:
-        told.add("pca", told.rate(lambda: 2 * eigen_seconds(n), 0.0))
-        return 0
-    wanted = model.n_components or model.n_classes or 2
+        told.eigenvectors("pca", n, 2)
+        return
+    wanted, threads = model.n_components or model.n_classes or 2, told.resources.threads
     count = most_components(layer) if wanted < 1 else int(wanted)
     learner = StreamedPca.of(np.zeros((layer.n_clusterings, layer.k)), n, count)
     codes = RowShape(n, layer.n_clusterings)
     stage = make_stage("mbn_pca", learner, {"train": codes}, "cpu")
-    memory = stage_memory(stage, resources, codes, 6 * learner.reductions()["train"].layout().nbytes)
+    nbytes, rows = stage.reductions["train"].layout().nbytes, stage.grids["train"].block_rows
+    memory = stage_memory(stage, told.resources, codes, 6 * nbytes)
     piece = min(PARTED_BYTES, n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize)
-    memory["codes read ahead"] = resources.threads * (2 * piece + max(piece, AHEAD_BYTES))
+    memory["codes read ahead"] = threads * (2 * piece + max(piece, AHEAD_BYTES))
     share = f"give n_components a number (the share {wanted:g} may take {count})"
     fewer = share if wanted < 1 else f"lower n_components (it is {count})"
-    remedy = f"{fewer}, or k_last so that the last layer has fewer than {layer.k}"
-    peak = check_fits("the output", memory, resources, f"{remedy} centroids")
-    if told.measure:
-        rows = stage.grids["train"].block_rows
+    remedy = f"{fewer}, or k_last so that the last layer has fewer than {layer.k} centroids"
+    told.fits("the output", memory, remedy)
+    if not told.measure:
+        return
+
+    def block() -> Block:
         x = np.random.default_rng(0).integers(0, layer.k, (rows, layer.n_clusterings))
-        block = Block(x.astype(layer.code_dtype), None, None, 0)
-        args = rows, layer.n_clusterings, layer.code_dtype, 0, resources.slots, block
-        counting = reduction_rate("mbn_counts", CodeCounts(layer.n_clusterings, layer.k), None, *args)
-        state = learner.start(np.random.default_rng(0))
-        rate = reduction_rate("mbn_pca", learner.reductions()["train"], state, *args)
-        of_a_pass = told.a_pass(stage, {"train": rate})
-        told.add("pca-counts", told.a_pass(stage, {"train": counting}))
-        told.add("pca", PCA_PASSES * of_a_pass, 5 * of_a_pass, 4 * PCA_PASSES * of_a_pass)
-    return peak
+        return Block(x.astype(layer.code_dtype), None, None, 0)
+
+    counts = replace(stage, name="mbn_counts", work={"train": CodeCounts(layer.n_clusterings, layer.k)})
+    counting, a_pass = (
+        told.a_pass(one, told.rates(one, state, block, about=f" {layer.code_dtype}"))
+        for one, state in ((counts, None), (stage, learner.start(np.random.default_rng(0))))
+    )
+    told.add("pca-counts", counting)
+    told.add("pca", PCA_PASSES * a_pass, 5 * a_pass, 4 * PCA_PASSES * a_pass)
 
 
 def _remedy(layer: Layer) -> str:

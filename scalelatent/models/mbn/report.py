@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import map_to_array
-from scalelatent.errors import ScalelatentError
 from scalelatent.evaluation import RetrievalCurve, retrieval_accuracy
 from scalelatent.evaluation.output_scores import read_spaced, score_clusters
 from scalelatent.models.mbn.model.network import Network
@@ -40,17 +40,11 @@ def section(
     progress: Callable[[int, int], None] | None,
 ) -> Section:
     """The part of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
-    evidence = None
     # Its history is that of EM-PCA, which small networks have none of.
     run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
-    if data is None:
-        run.notes.append("No rows were at hand: the figures are left out.")
-    else:
-        try:
-            scores = _recorded_scores(run) if rows == "test" else None
-            evidence = collect_network(model, data, scores=scores, progress=progress)
-        except ScalelatentError as error:
-            run.notes.append(f"The rows could not be used, so their figures are left out: {error}")
+    scores = _recorded_scores(run) if rows == "test" else None
+    collect = partial(collect_network, model, scores=scores, progress=progress)
+    evidence = run.evidence(data, "the figures are left out", collect)
     head, table = network_numbers(run, model, evidence, rows)
     pictures = [] if evidence is None else network_pictures(evidence, rows)
     if evidence is not None and evidence.clusters is None:

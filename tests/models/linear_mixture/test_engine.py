@@ -20,7 +20,7 @@ from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import choose_grid, make_stage
-from scalelatent.engine.plan import RowShape
+from scalelatent.engine.rates import RowShape
 from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame
 from scalelatent.models.linear_mixture.model import em as mathematics

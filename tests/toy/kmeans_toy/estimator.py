@@ -21,11 +21,11 @@ class StreamedKMeans(StreamedEstimator):
         return KMeansEM(self.n_clusters, rows.n_features, self.max_iter, self.tol)
 
     def _plan(self, told):
-        state = 8 * self.n_clusters
-        learner = self._learner(told.train)
-        stage = told.stage("estep", learner, {"train": told.train}, 4 * state, "lower n_clusters")
-        told.add("estep", self.max_iter * told.a_pass(stage, {}))
-        return told.told(4 * state, "lower max_iter")
+        nbytes = 8 * self.n_clusters * told.train.n_features
+        stage = told.stage("estep", self._learner(told.train), 4 * nbytes, "lower n_clusters")
+        rates = told.rates(stage, State(np.zeros((self.n_clusters, told.train.n_features))))
+        told.learns("estep", told.a_pass(stage, rates), {"at_least": 1, "at_most": self.max_iter})
+        return told.told("lower max_iter", checkpoint=nbytes)
 
     def _fit_steps(self, rows):
         self.seed_, rows = yield Begin({"max_iter": self.max_iter})

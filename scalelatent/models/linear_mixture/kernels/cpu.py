@@ -75,34 +75,18 @@ def _dot(v: Vectors, x: Any, y: Any, n: Any, out: Any) -> None:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores, packed: groups of sub-classes whose columns b, W are multiplied at once.
+    """Scores, packed: groups of sub-classes whose columns b, W are multiplied at once."""
 
-    Attributes
-    ----------
-    packed, packed_d : ndarray of float32
-        Panels of the groups' columns; of d where each feature has its own.
-    groups : ndarray of int64, shape (groups, 4)
-        First sub-class, how many, and where their panels begin in ``packed`` and ``packed_d``.
-    runs, starts : ndarray of int64
-        First group and first sub-class of each run, and their numbers.
-    d, c : ndarray of float32, shape (K,)
-    centre : ndarray of float32, shape (p,)
-    width : int
-        Columns of a sub-class.
-    piece : int
-        Features that are multiplied at once; panels of a group's pieces lie one after the other.
-    """
-
-    packed: np.ndarray
-    packed_d: np.ndarray
-    groups: np.ndarray
-    runs: np.ndarray
-    starts: np.ndarray
-    d: np.ndarray
+    packed: np.ndarray  # float32 panels of the groups' columns
+    packed_d: np.ndarray  # those of d, where each feature has its own
+    groups: np.ndarray  # int64 (groups, 4): first sub-class, how many, and where their panels begin in both
+    runs: np.ndarray  # int64: first group of each run, and their number
+    starts: np.ndarray  # int64: first sub-class of each run, and their number
+    d: np.ndarray  # float32 (K,), as ``c``
     c: np.ndarray
-    centre: np.ndarray
-    width: int
-    piece: int
+    centre: np.ndarray  # float32 (p,)
+    width: int  # columns of a sub-class
+    piece: int  # features that are multiplied at once; panels of a group's pieces lie one after the other
 
 
 def piece_size(p: int) -> int:
@@ -646,31 +630,19 @@ _EIGHT = 8
 
 @dataclass(frozen=True)
 class _Lens:
-    """How tangents are made of images: derivatives along both axes, times fields.
+    """How tangents are made of images: derivatives along both axes, times fields."""
 
-    Attributes
-    ----------
-    across : ndarray of float32, shape (taps, p)
-        Weights of smoothing along lines, 0 where a neighbour is of another line; ``down`` those of columns.
-    down : ndarray of float32, shape (taps,)
-    sides : ndarray of float32, shape (2, p)
-        Of the neighbours to the right and to the left in the derivative along lines.
-    width : int
-    fields : ndarray of float32, shape (sets, p)
-        Every linear tangent is a sum of derivatives times these: 1, u and v, those that are in use.
-    parts : ndarray of float32, shape (tangents, sets, 2)
-        Which, of both derivatives; 0 of thickness.
-    thickness : int
-        Its number among the tangents, or -1.
-    """
-
+    # float32 (taps, p): weights of smoothing along lines, 0 where a neighbour is of another line
     across: np.ndarray
-    down: np.ndarray
+    down: np.ndarray  # float32 (taps,), those of columns
+    # float32 (2, p), of the neighbours to the right and to the left in the derivative along lines
     sides: np.ndarray
     width: int
+    # float32 (sets, p): every linear tangent is a sum of derivatives times these: 1, u and v, those that
+    # are in use
     fields: np.ndarray
-    parts: np.ndarray
-    thickness: int
+    parts: np.ndarray  # float32 (tangents, sets, 2): which, of both derivatives; 0 of thickness
+    thickness: int  # its number among the tangents, or -1
 
     def velocities(self) -> np.ndarray:
         """What each tangent multiplies both derivatives with, (tangents, 2, p)."""

@@ -29,25 +29,13 @@ TANGENTS = (
 
 @dataclass(frozen=True)
 class Scores:
-    """Parameters of the score of K sub-classes.
+    """Parameters of the score of K sub-classes."""
 
-    Attributes
-    ----------
-    d : ndarray, shape (K,) or (K, p)
-        The same for all features, or one for each.
-    w : ndarray, shape (K, p, h)
-    b : ndarray, shape (K, p)
-    c : ndarray, shape (K,)
-        Infinite where a sub-class was dropped.
-    centre : ndarray, shape (p,)
-        Subtracted from rows, so that float32 has less to cancel.
-    """
-
-    d: np.ndarray
-    w: np.ndarray
-    b: np.ndarray
-    c: np.ndarray
-    centre: np.ndarray
+    d: np.ndarray  # (K,), the same for all features, or (K, p)
+    w: np.ndarray  # (K, p, h)
+    b: np.ndarray  # (K, p)
+    c: np.ndarray  # (K,), infinite where a sub-class was dropped
+    centre: np.ndarray  # (p,), subtracted from rows, so that float32 has less to cancel
 
 
 def _scores(d: np.ndarray, w: np.ndarray, means: np.ndarray, extra: np.ndarray, centre: np.ndarray) -> Scores:

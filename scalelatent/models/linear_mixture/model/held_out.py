@@ -18,17 +18,10 @@ _ROWS = 1024
 
 @dataclass(frozen=True)
 class FittedRows:
-    """The pancakes of a fit, and the rows that each had.
-
-    Attributes
-    ----------
-    pancakes : Pancakes
-    counts : ndarray, shape (K,)
-    likelihood : str
-    """
+    """The pancakes of a fit, and the rows that each had."""
 
     pancakes: Pancakes
-    counts: np.ndarray
+    counts: np.ndarray  # (K,)
     likelihood: str
 
     def held_out(

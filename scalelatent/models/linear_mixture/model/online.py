@@ -26,27 +26,14 @@ _OWN = 1e-6
 
 @dataclass(frozen=True)
 class StepwiseState:
-    """Everything that changes from step to step.
+    """Everything that changes from step to step."""
 
-    Attributes
-    ----------
-    now : MixtureState
-        Its pancakes, in the main phase.
-    mass : ndarray, shape (K,)
-        Running share of all rows.
-    steps, epoch : int
-    sums : ndarray, shape (2,)
-        Objective and weight of the epoch so far.
-    objective : float
-        Of the last epoch, measured while the pancakes moved.
-    """
-
-    now: MixtureState
-    mass: np.ndarray
+    now: MixtureState  # its pancakes, in the main phase
+    mass: np.ndarray  # (K,), running share of all rows
     steps: int
     epoch: int
-    sums: np.ndarray
-    objective: float
+    sums: np.ndarray  # objective and weight of the epoch so far
+    objective: float  # of the last epoch, measured while the pancakes moved
 
 
 def model_spread(pancakes: Pancakes, likelihood: str) -> np.ndarray:
@@ -79,20 +66,10 @@ def stepwise_state(mixture: Mixture, now: Pancakes, mass: np.ndarray) -> Stepwis
 
 @dataclass(frozen=True)
 class StepwiseMixture:
-    """Stepwise EM with forgetting: C B = (1 - eta) B Lambda + eta times the image of the batch.
+    """Stepwise EM with forgetting: C B = (1 - eta) B Lambda + eta times the image of the batch."""
 
-    O. Cappé, E. Moulines, "On-line expectation-maximization algorithm for latent data models" (2009).
-
-    Attributes
-    ----------
-    mixture : Mixture
-        Its statistics are images.
-    width : int
-    kappa, t0 : float
-        eta = (step + t0) ** -kappa, of steps from 0.
-    n_epochs : int
-    """
-
+    # O. Cappé, E. Moulines, "On-line expectation-maximization algorithm for latent data models" (2009).
+    # Statistics are images; eta = (step + t0) ** -kappa, of steps from 0.
     mixture: Mixture
     width: int
     kappa: float = 0.7
@@ -125,13 +102,7 @@ class StepwiseMixture:
         self._work.accumulate(prepared, block, stats)
 
     def step(self, state: StepwiseState, stats: Stats, n_rows: int) -> StepwiseState:
-        """A new state after a batch; a pure function.
-
-        Raises
-        ------
-        DivergenceError
-            The objective is not finite.
-        """
+        """A new state after a batch; refuses an objective that is not finite."""
         m, now = self.mixture, state.now.now
         if not np.isfinite(stats["sums"]).all():
             raise DivergenceError(

@@ -21,28 +21,15 @@ LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
 
 @dataclass(frozen=True)
 class Pancakes:
-    """K linear models, sub-classes of a class side by side.
+    """K linear models, sub-classes of a class side by side."""
 
-    Attributes
-    ----------
-    means : ndarray, shape (K, p)
-    bases : ndarray, shape (K, p, q)
-        Orthonormal; of factor analysis the loadings. The first ``n_dims`` directions are the model, others
-        are spare: they are carried along so that these settle sooner.
-    values : ndarray, shape (K, q)
-        Variances of the rows along the directions; unused by factor analysis.
-    noise : ndarray, shape (K,) or (K, p)
-        Variance in every other direction; of factor analysis of each feature.
-    weights : ndarray, shape (K,)
-        Share of the rows of its class; 0 of a sub-class that was dropped.
-    n_dims : int
-    """
-
-    means: np.ndarray
+    means: np.ndarray  # (K, p)
+    # (K, p, q), orthonormal; of factor analysis the loadings. The first ``n_dims`` directions are the model,
+    # others are spare: they are carried along so that these settle sooner.
     bases: np.ndarray
-    values: np.ndarray
-    noise: np.ndarray
-    weights: np.ndarray
+    values: np.ndarray  # (K, q), variances of the rows along the directions; unused by factor analysis
+    noise: np.ndarray  # (K,) variance in every other direction; of factor analysis (K, p), of each feature
+    weights: np.ndarray  # (K,), share of the rows of its class; 0 of a sub-class that was dropped
     n_dims: int
 
     def cut(self, n_dims: int) -> Pancakes:

@@ -29,26 +29,14 @@ TEMPERATURES = np.geomspace(1e-4, 1e1, 101)
 
 @dataclass(frozen=True)
 class PancakeRows:
-    """Scores of classes, or the best sub-class, of rows (a :class:`~scalelatent.contract.learners.RowMap`).
-
-    Attributes
-    ----------
-    scores : Scores
-    starts : ndarray of int64
-        First sub-class of each class, and their number.
-    what : {"scores", "sub-classes"}
-        float32 (rows, classes), the smaller the better; or int32 (rows, classes), the best of each class.
-    frame : Frame or None
-        Tangents of the rows, for tangent distance.
-    n_candidates : int
-        Best sub-classes of a row for which tangent distance is computed.
-    """
+    """Rows to scores of classes, or to the best sub-classes."""
 
     scores: Scores
-    starts: np.ndarray
+    starts: np.ndarray  # int64: first sub-class of each class, and their number
+    # or "sub-classes": float32 (rows, classes), the smaller the better; or int32, the best of each class
     what: str = "scores"
-    frame: Frame | None = None
-    n_candidates: int = 10
+    frame: Frame | None = None  # tangents of the rows, for tangent distance
+    n_candidates: int = 10  # best sub-classes of a row for which tangent distance is computed
 
     @property
     def wants(self) -> Wants:
@@ -135,23 +123,13 @@ def errors_at_rejects(certainty: np.ndarray, wrong: np.ndarray) -> dict[str, flo
 
 @dataclass(frozen=True)
 class TemperaturePass:
-    """Log-loss of probabilities at each of some temperatures (a reduction): ``loss`` (temperatures,) and
-    ``rows``.
-
-    Attributes
-    ----------
-    rows : PancakeRows
-    temperatures : ndarray
-    fitted : FittedRows or None
-        Rows are those of the fit: of each the score of its class is what it would be had it not been there.
-    every : int
-        Of such rows one in so many is looked at.
-    """
+    """Log-loss of probabilities at each of some temperatures: ``loss`` (temperatures,), and ``rows``."""
 
     rows: PancakeRows
     temperatures: np.ndarray
+    # rows are those of the fit: the score of a row's class is what it would be had it not been there
     fitted: FittedRows | None = None
-    every: int = 1
+    every: int = 1  # of such rows one in so many is looked at
 
     @property
     def wants(self) -> Wants:
