@@ -5,7 +5,7 @@ Law 7 needs it (small tasks): a worker plugin gives it to workers that join late
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distributed import WorkerPlugin
 
@@ -45,7 +45,7 @@ def lend_access(client: Client, ds: Dataset) -> None:
         _check_seen(client, ds.place.url, ds.place.access)
 
 
-def _check_seen(client: Any, url: str, access: Access) -> None:
+def _check_seen(client: Client, url: str, access: Access) -> None:
     """Refuse what a store shows here alone, such as memory behind a cache, or a file of this machine."""
     here = _stamp(url, access.mark)
     seen = ask_workers(client, _stamp, url, access.mark)
