@@ -1,1 +1,1 @@
-"""Job file to run: spec, run folder, runner, doctor, demo."""
+"""Job file to run: spec, run folder, runner, submit, control, demo."""
