@@ -127,14 +127,46 @@ N_TEST = 10_000
 
 
 class InfiniteDigits:
-    """An endless set of images made of base images uint8 (n, h, w); image `i` is a function of the seed and
-    `i`.
+    """An endless set of images; image `i` is a function of the seed and `i` alone.
 
-    Index `n_test` and the following `B - A` indices are the bases `A:B` (`base_rows`, by default all)
-    unchanged; a later `i` deforms base `A + (i - n_test) % (B - A)`. No other base is ever read; indices
-    below `n_test` stand for test images, which are not made here. `alpha` is the strength of the deformation,
-    `beta` of a thickening; `shift` also shifts by up to one pixel, in one of nine ways. `fields` is the file
-    of the published displacement fields (float32, 1522 x h x w), which replaces those of `seed`.
+    Index `n_test` and the following `B - A` indices are the bases `A:B` unchanged; a later `i` deforms base
+    `A + (i - n_test) % (B - A)`.
+
+    Parameters
+    ----------
+    base_images : uint8 (n, h, w)
+        Base images.
+    base_labels : (n,)
+        Their labels.
+    seed : int
+        Seed of the displacement fields.
+    base_rows : (int, int), optional
+        Use only these bases, `A:B`; all by default. No other base is ever read.
+    n_test : int
+        First index; lower ones stand for test images, which are not made here.
+    alpha : float
+        Strength of the deformation.
+    beta : float
+        Strength of the thickening.
+    shift : bool
+        Also shift each image by up to one pixel, in one of nine ways.
+    fields : path, optional
+        File of the published displacement fields: float32, 1522 x h x w. Replaces the seeded ones.
+
+    Raises
+    ------
+    DataError
+        Images that are not uint8 (n, h, w), labels of another length, bases out of range, or a wrong field
+        file.
+
+    Examples
+    --------
+    >>> from scalelatent.generators.bases import base_digits
+    >>> images, labels = base_digits()
+    >>> digits = InfiniteDigits(images, labels, base_rows=(0, 1000))
+    >>> x, y = digits.rows(1_000_000, 1_000_003)
+    >>> x.shape, bool((y == labels[digits.base_of(np.arange(1_000_000, 1_000_003))]).all())
+    ((3, 8, 8), True)
     """
 
     def __init__(
@@ -190,7 +222,13 @@ class InfiniteDigits:
         return k1.astype(np.int64), k2.astype(np.int64)
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images and labels of the indices `start:stop`: uint8 (stop - start, h, w) and (stop - start,)."""
+        """Images and labels of the indices `start:stop`: uint8 (stop - start, h, w) and (stop - start,).
+
+        Raises
+        ------
+        DataError
+            An index below `n_test`.
+        """
         from .digit_kernels import render
 
         if start < self.n_test or stop < start:

@@ -30,9 +30,32 @@ _PROBED = 1024  # rows made to size row groups
 class ResampledDocuments:
     """An endless set of documents; document `i` is a function of the seed and `i` alone.
 
-    `base` holds CSR rows of counts: whole numbers of at least 0, of any type, looked through once. Document
-    `i` derives from base row `A + i % (B - A)` of `base_rows` `A:B`, by default all; no other is ever read.
-    Word `k` of it is drawn with word `k` of the Philox stream of (seed, "documents", 0, i).
+    Document `i` derives from base row `A + i % (B - A)`. Word `k` of it is drawn with word `k` of the Philox
+    stream of (seed, "documents", 0, i).
+
+    Parameters
+    ----------
+    base : Dataset
+        CSR rows of counts: whole numbers of at least 0, of any type. Looked through once.
+    seed : int
+        At least 0.
+    base_rows : (int, int), optional
+        Use only these base rows, `A:B`; all by default. No other base row is ever read.
+
+    Raises
+    ------
+    DataError
+        Rows that are not CSR or no counts (with row and column), or base rows out of range.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp
+    >>> from scalelatent.data import Dataset
+    >>> counts = sp.csr_array(np.array([[3, 0, 1], [0, 5, 0]]))
+    >>> documents = ResampledDocuments(Dataset.from_arrays(counts, ["a", "b"]), seed=1)
+    >>> x, y = documents.rows(1_000_000, 1_000_003)
+    >>> x.toarray().tolist(), y.tolist()
+    ([[2, 0, 2], [0, 5, 0], [4, 0, 0]], ['a', 'b', 'a'])
     """
 
     def __init__(self, base: Dataset, *, seed: int = 0, base_rows: tuple[int, int] | None = None) -> None:
@@ -58,7 +81,25 @@ class ResampledDocuments:
         return a + np.asarray(index) % (b - a)
 
     def rows(self, start: int, stop: int) -> tuple[csr_array, Any]:
-        """Documents `start:stop` as CSR counts, and labels, targets or multi-labels of their base rows."""
+        """Documents `start:stop` and what the base says of them.
+
+        Parameters
+        ----------
+        start, stop : int
+            Indices, 0 <= start <= stop < 2**63.
+
+        Returns
+        -------
+        x : csr_array (stop - start, n_features)
+            Counts, unsigned integers.
+        y : ndarray, csr_array or None
+            Labels, targets or multi-labels of the base rows.
+
+        Raises
+        ------
+        DataError
+            An index out of range.
+        """
         if not 0 <= start <= stop < 2**63:
             raise DataError(f"documents {start}:{stop}: indices are 0 to 2**63 - 1, in rising order")
         a, b = self.base_rows

@@ -98,7 +98,19 @@ _ROWS = 1024  # rows made at a time
 
 
 class ImageSet:
-    """An endless set of binary images; row `i` is a function of the parameters and `i` alone."""
+    """An endless set of binary images; row `i` is a function of the parameters and `i` alone.
+
+    Made by `image_set`, or from a dataset by `image_set_of`.
+
+    Examples
+    --------
+    >>> letters = image_set("letters", alphabet="HI", noise=0.0)
+    >>> x, _ = letters.rows(1000, 1002)
+    >>> x.shape, letters.names, letters.features.shape
+    ((2, 24, 24), ['H', 'I'], (2, 7, 5))
+    >>> letters.truth(1000, 1002).shape  # feature, top and left of five letters in each image
+    (2, 5, 3)
+    """
 
     image_shape: tuple[int, int]
     """(height, width)."""
@@ -419,8 +431,19 @@ def from_provenance(provenance: dict[str, Any], url: str) -> ImageSet:
 
 
 def image_set_of(ds: Dataset) -> ImageSet:
-    """The image set of which a dataset of `make_images` holds the first rows: its features, its truth, more
-    rows.
+    """The image set of which a dataset holds the first rows: its features, its truth, more rows.
+
+    Raises
+    ------
+    DataError
+        The dataset is not one that `make_images` made.
+
+    Examples
+    --------
+    >>> from scalelatent.data import make_images
+    >>> ds = make_images("memory://doc-truth", "traits", 20, overwrite=True)
+    >>> image_set_of(ds).names
+    ['square', 'circle', 'forward', 'backward']
     """
     provenance = ds.attrs.get("provenance", {})
     if provenance.get("importer") not in _SETS:

@@ -186,10 +186,27 @@ def fetch_named(
     mirror: str | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Paths of a dataset's files in the cache; those that are not there are downloaded (see `import_named`).
+    """Paths of a dataset's files in the cache; those that are not there are downloaded.
 
-    `progress` is called with (bytes done, bytes in all) of the file that is being downloaded. What could not
-    be downloaded whole is not kept.
+    Parameters
+    ----------
+    name : {'mnist', 'fashion-mnist', 'rcv1'}
+        The dataset.
+    part, cache, mirror
+        See `import_named`.
+    progress : callable, optional
+        Called with (bytes done, bytes in all) of the file that is being downloaded.
+
+    Raises
+    ------
+    DataError
+        See `import_named`. What could not be downloaded whole is not kept.
+
+    Examples
+    --------
+    >>> fetch_named("mnits")
+    Traceback (most recent call last):
+    scalelatent.errors.DataError: no dataset 'mnits' is known by name; ... digits, mnist, fashion-mnist, rcv1
     """
     if name not in ORIGINS:
         raise DataError(f"no dataset {name!r} is known by name; the known ones are {', '.join(NAMES)}")

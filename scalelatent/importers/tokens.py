@@ -31,10 +31,24 @@ LONGEST_NUMBER = 18  # digits that int64 holds
 
 
 def leaf_topics(topics: Sequence[str]) -> list[str]:
-    """Topics of RCV1 that have none below them, in the given order; of all 103 topics 82.
+    """Topics of RCV1 that have none below them, in the given order.
 
     The code of a topic begins with that of the one above it (C15, C151, C1511); above all are CCAT, ECAT,
-    GCAT and MCAT.
+    GCAT and MCAT. Of all 103 topics 82 are leaves.
+
+    Parameters
+    ----------
+    topics : sequence of str
+        Codes.
+
+    Returns
+    -------
+    list of str
+
+    Examples
+    --------
+    >>> leaf_topics(["C15", "C151", "C1511", "C16", "CCAT", "GPOL"])
+    ['C1511', 'C16', 'GPOL']
     """
     return [
         topic

@@ -30,12 +30,47 @@ def build_report(
     role: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Write ``report/index.html`` and its figures into a run folder; returns the page's path or address.
+    """Write ``report/index.html`` and its figures into a run folder.
 
     The page is one file without outside resources; the figures lie beside it as PNG files too. What is
-    missing (history, rows, labels, validation) is left out and named on the page. `data` are streamed, one
-    pass in bounded memory; `role` says what they are ("test", "validation", "training"), by default what the
-    job tells.
+    missing (history, rows, labels, validation) is left out and named on the page.
+
+    Parameters
+    ----------
+    run_dir : path or str
+        A run folder; read are ``job.json``, ``metrics.jsonl``, ``events.jsonl``, and ``model.zarr`` where no
+        model is given.
+    model : estimator, optional
+        The fitted model.
+    data : Dataset, optional
+        Rows with labels (or outputs) for figures and errors: test rows, or validation or training rows. They
+        are streamed; one pass, in bounded memory.
+    role : {"test", "validation", "training"}, optional
+        What ``data`` are; by default what the job tells: the first of these three that it names.
+    progress : callable, optional
+        Called with rows done and rows in all.
+
+    Returns
+    -------
+    str
+        Path or address of the page.
+
+    Raises
+    ------
+    DataError
+        No such folder, or neither a model given nor one in the folder.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from sklearn.datasets import load_digits
+    >>> from scalelatent import CapsuleRegression, Dataset
+    >>> x, y = load_digits(return_X_y=True)
+    >>> model = CapsuleRegression(capsule_dim=2, max_iter=5, random_state=0).fit(x[:1000], y[:1000])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = build_report(folder, model=model, data=Dataset.from_arrays(x[1000:], y[1000:]))
+    ...     sorted(os.listdir(os.path.dirname(page)))[:4]
+    ['confusion.png', 'history.png', 'index.html', 'latents.png']
     """
     run = read_run(run_dir)
     model = _saved_model(run) if model is None else model
