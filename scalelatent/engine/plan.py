@@ -203,7 +203,7 @@ class Forecast:
         self.kind, self.train, self.held, self.resources = kind, train, held, resources
         # Whether what is not known of this machine may be measured.
         self.options, self.measure = dict(options), measure
-        self.codes = 0 if train.classes is None else len(train.classes)
+        self.codes = 0  # classes of the rows that speed is measured with
         # What the next stages read.
         self.rows: dict[str, Any] = {"train": train} if held is None else {"train": train, "validation": held}
         self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict(), "probe": {}}
@@ -343,7 +343,7 @@ class Forecast:
         return found
 
     def noise(self, size: int, rows: AnyRows) -> Block:
-        """A block of noise in the classes of the training rows."""
+        """A block of noise in as many classes as the rows have."""
         return noise(size, rows.n_features, rows.dtype, self.codes)
 
     def chain(

@@ -425,7 +425,7 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
     width, n_classes = projected_width(model.projection, train.n_features), len(classes)
     members = _planned_members(model, told, width, classes)
     check_width(width, train, n_classes, told.resources.memory)
-    p = width or train.n_features
+    p, told.codes = width or train.n_features, n_classes
     told.labels()
     weights, moments = 8 * members.total_dim * p, 8 * n_classes * p * p
     held_moments = moments + 16 * p * p * len({labels.tobytes() for labels in members.labels >= 0})
