@@ -13,9 +13,11 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import Forecast, describe_steps, steps_memory
 from scalelatent.engine.rates import cpu_seconds, rates
 from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
+from scalelatent.models.hcn.model.templates import TemplateEvidence
 
 from .fit import LEAST_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, fit_order
 from .parameters import is_online, most_fits, n_epochs, warmup_rows
+from .several import SeveralLayers
 from .single import LOOKED_ROWS
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
     name, look = network.look()
     looked = train if held is None else held
     told.stage(name, {"train": look}, {"train": looked}, state, "lower the features of layers")
+    if model.template_passes and isinstance(network, SeveralLayers):
+        said = {"train": TemplateEvidence(network.net, np.empty(0))}
+        told.stage("templates-from-images", said, {"train": train}, state, "lower templates")
     leaves = 0 if online else 2 * n * network.image_bytes
     told.out["checkpoint_bytes"] = state
     told.out["bytes_per_image"] = network.online_bytes if online else network.image_bytes
@@ -95,6 +100,8 @@ def _timed(
     if n_held:
         told.add("validation", restarts * epochs * n_held * decoding)
     told.add(network.look()[0], 2 * restarts * (n_held or min(n, 2 * LOOKED_ROWS)) * decoding)
+    if model.template_passes:
+        told.add("templates-from-images", model.template_passes * n * decoding)
     told.out["probe"] = {"pairs_per_second": network.pairs / row}
     told.out["seconds_per_pass"] = one
     told.out["predicting_seconds_per_row"] = decoding
