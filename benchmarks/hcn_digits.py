@@ -70,7 +70,7 @@ CORRUPTIONS: dict[str, dict[str, Any]] = {
 SHOWN = (2, 5)
 NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
-THINNER = [(0.2, 1e-4), (0.05, 1e-3), (1e-3, 0.03)]
+THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
 PARTS = "hcn,layers,thin,pictures,rivals"  # and trial
 Predict = Callable[[np.ndarray], np.ndarray]
 
