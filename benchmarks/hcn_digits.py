@@ -17,6 +17,8 @@ trial   one setting, on --each digits of a class: the same on 400 held-out train
 layers  errors on 400 held-out training digits of the same weights under even pools and without pools; of
         templates as they were learned with the features; and of templates from digits, as those of the
         network, over fixed features: an edge each, or an edge anywhere in 3 x 3 pixels
+thin    templates from digits under noise by which they get fewer weights: edges drawn over those of a digit,
+        and the least error on those 400, of some noise to read by
 rivals  each fitted to the same 400 digits, its setting chosen on 2,000 others: the nearest digit by grey
         values; each digit as a template, of its edges; logistic regression on the largest edge of each 3 x 3
         pixels; a convolutional network of the same form (pools, features of 3 x 3, the best of a class's
@@ -28,6 +30,7 @@ _standard.png (first weights of the convolutional networks). Needs SCALELATENT_D
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
 import time
@@ -67,7 +70,8 @@ CORRUPTIONS: dict[str, dict[str, Any]] = {
 SHOWN = (2, 5)
 NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
-PARTS = "hcn,layers,pictures,rivals"  # and trial
+THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
+PARTS = "hcn,layers,thin,pictures,rivals"  # and trial
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
@@ -137,16 +141,21 @@ def spread(on: np.ndarray) -> np.ndarray:
     return rows[..., :-2] | rows[..., 1:-1] | rows[..., 2:]
 
 
-def shares(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any]:
-    """How dense templates and features are; errors on the training digits."""
+def edges_drawn(model: Any, x: np.ndarray, args: Any) -> float:
+    """Edges of images that templates make without noise, over those of digits."""
     made = model.sample(args.drawn, noise=False, random_state=args.seed).reshape(args.drawn, -1)
     made = made[made.any(axis=1)]  # templates that no image came to are empty
+    return round(float(made.sum() / len(made) / (edges(x, args).sum() / len(x))), 3)
+
+
+def shares(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any]:
+    """How dense templates and features are; errors on the training digits."""
     of_images = edges(x, args).sum() / len(x)
     features, templates = (w.reshape(len(w), -1).sum(axis=1) for w in model.weights_)
     return {
         "training_error": round(1 - model.score(Dataset.from_arrays(x, y)), 4),
         "edges_of_a_digit": round(float(of_images), 1),
-        "edges_drawn_over_those": round(float(made.sum() / len(made) / of_images), 3),
+        "edges_drawn_over_those": edges_drawn(model, x, args),
         "features_used": int((features > 0).sum()),
         "weights_of_a_used_feature": round(float(features[features > 0].mean()), 1),
         "templates_used": int((templates > 0).sum()),
@@ -283,7 +292,10 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
     low, top = network.net.layers
     p01, p10 = args.read_noise
     low = replace(low, n_features=len(features), p01=p01, p10=p10)
-    net = replace(network.net, layers=(low, replace(top, image=(len(features), *top.image[1:]))))
+    net = replace(
+        network.net,
+        layers=(low, replace(top, image=(len(features), *top.image[1:]), p_weight=args.p_weight[1])),
+    )
     first = net.first_beliefs()
     told, beliefs = from_features(features).ravel(), first.copy()
     beliefs[: len(told)] = np.where(told, 1.0, -1.0)
@@ -425,7 +437,7 @@ def main() -> None:
                 place = "standard" if predict.net.standard else "form"
                 draw(args.out.with_name(f"{args.out.stem}_{place}.png"), [[shown]])
     for seed in range(args.seed, args.seed + args.seeds):
-        if not {"hcn", "layers", "pictures", "trial"} & set(parts):
+        if not {"hcn", "layers", "thin", "pictures", "trial"} & set(parts):
             break
         joint, seconds = kept_or_fitted(args, seed, x, y)
         model = over(joint, joint.weights_[0], x, y, args) if args.template_passes else joint
@@ -446,10 +458,25 @@ def main() -> None:
             kinds = {"pools of the fit": model, "even pools": even, "no pools": none}
             if args.template_passes:
                 kinds["templates learned with the features"] = joint
+                # One edge of one digit would not pay for a weight of a smaller chance.
+                likely = argparse.Namespace(**vars(args) | {"p_weight": (args.p_weight[0], 0.5)})
                 for name, features in fixed_features(args.filters).items():
-                    kinds[name] = over(joint, features, x, y, args)
+                    kinds[name] = over(joint, features, x, y, likely)
             shown = {name: round(float((way.predict(tx) != ty).mean()), 4) for name, way in kinds.items()}
             say("layers", str(seed), shown)
+        if "thin" in parts:
+            found = {}
+            for p01, p10 in THINNER:
+                noise = argparse.Namespace(**vars(args) | {"read_noise": (p01, p10)})
+                thin = over(joint, joint.weights_[0], x, y, noise)
+                how, held, _ = chosen([reading(thin, *one) for one in NOISES], TRIED)
+                found[f"p01 {p01:g}, p10 {p10:g}"] = {
+                    "edges_drawn_over_those": edges_drawn(thin, x, args),
+                    "weights_of_a_template": round(float(thin.weights_[1].sum() / len(thin.weights_[1])), 1),
+                    "setting": how,
+                    "held_out_error": held,
+                }
+            say("thin", str(seed), found)
 
 
 if __name__ == "__main__":

@@ -533,6 +533,21 @@ def digit_templates() -> Iterable[Iterable[Any]]:
 
 
 @shown(
+    "templates from digits, by|weights of one|edges over those of a digit|least error of 400 held-out digits"
+)
+def thinner_templates() -> Iterable[Iterable[Any]]:
+    for noise, r in read("hcn_digits")["thin"]["0"].items():
+        told = f"{percent(r['held_out_error'], 1)}, read by {r['setting']}"
+        yield noise, r["weights_of_a_template"], r["edges_drawn_over_those"], told
+
+
+@shown("400 held-out digits, by what reads them|error")
+def digit_layers() -> Iterable[Iterable[Any]]:
+    for name, error in read("hcn_digits")["layers"]["0"].items():
+        yield name, percent(error, 1)
+
+
+@shown(
     "grey traits|filters|seeds|traits that are a feature|error of four patterns: median, worst|"
     "weights on; others than ten passes before"
 )

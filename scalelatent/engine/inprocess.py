@@ -67,10 +67,10 @@ class InProcessExecutor:
         self._backends: dict[tuple[str, int], Backend] = {}
         self._cuts: dict[tuple[str, int, str], int] = {}
 
-    def _allow(self, stage: Stage) -> None:
+    def _allow(self, stage: Stage, *, once: bool = False) -> None:
         """Let the rows of a stage have their share of the process's cache."""
         if self._own is None and stage.name != self._allowed:
-            shared_cache(choose_cache(self._asked, stage))
+            shared_cache(choose_cache(self._asked, stage, once=once))
             self._allowed = stage.name
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
@@ -92,7 +92,7 @@ class InProcessExecutor:
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> InProcessSteps:
         """Steps in this process, by threads over the chains of a step."""
-        self._allow(stage)
+        self._allow(stage, once=n_epochs == 1)
         threads = min(self.workers, order.n_chains)
         backends = [self._backend(stage.device, slot) for slot in range(threads)]
         chains = range(order.n_chains)

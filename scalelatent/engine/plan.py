@@ -222,8 +222,11 @@ class Forecast:
         memory = stage_memory(stage, self.resources, self.train, held)
         self._add_stage(name, describe_stage(stage, self.resources), memory, remedy)
         nbytes = sum(ds.nbytes for ds in stage.datasets.values() if ds.is_stored)
-        self.caches(nbytes, choose_cache(self._asked if self.measure else self._asked or SMALL_BYTES, stage))
+        self.caches(nbytes, self._choose_cache(stage))
         return stage
+
+    def _choose_cache(self, stage: Stage, once: bool = False) -> float:
+        return choose_cache(self._asked if self.measure else self._asked or SMALL_BYTES, stage, once=once)
 
     def one_pass(self, name: str, reduction: Reduction, held: int, remedy: str) -> None:
         """A pass over the training rows."""
@@ -239,6 +242,7 @@ class Forecast:
         state: int,
         remedy: str,
         *,
+        n_epochs: int,
         beside: int = 0,
         keeps_leaves: bool = False,
     ) -> None:
@@ -274,7 +278,8 @@ class Forecast:
             "statistic_bytes": 8 * layout.length(order.chain_rows),
         }
         self._add_stage(name, described, memory, remedy)
-        self.caches(len(rows) * row_bytes if rows.is_stored else 0)
+        stage = make_stage(f"{self.kind}_{name}", learner, self.rows, "cpu", **self._grid)
+        self.caches(len(rows) * row_bytes if rows.is_stored else 0, self._choose_cache(stage, n_epochs == 1))
 
     def maps(self, name: str, row_map: RowMap) -> None:
         """The next stages read rows behind a map, written where those before it are stored."""

@@ -250,10 +250,15 @@ def read_seconds(dataset: AnyRows) -> float:
     return rates.get(f"read {dataset.fingerprint()}", measure)
 
 
-def choose_cache(asked: float | None, stage: Stage) -> float:
-    """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it."""
+def choose_cache(asked: float | None, stage: Stage, *, once: bool = False) -> float:
+    """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it.
+
+    ``once``: training rows are read a single time, and keeping more of them than of small sets gains nothing.
+    """
     if asked is not None:
         return asked
+    if once and len(stage.datasets) == 1:
+        return float(SMALL_BYTES)
     stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}
     if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES:
         for part, dataset in stored.items():

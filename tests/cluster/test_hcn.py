@@ -30,7 +30,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 SEVERAL: dict[str, Any] = {"layers": [(3, 3)], "templates": 2}
 WAYS |= {
-    "several online": {**SEVERAL, "online": True, "inner_iterations": 3, "n_epochs": 2, "n_chains": 3},
+    "several online": {
+        **SEVERAL,
+        "online": True,
+        "inner_iterations": 3,
+        "n_epochs": 2,
+        "n_chains": 3,
+        "p_weight": (0.5, 0.1),
+        "template_passes": 2,
+    },
     "several kept": {**SEVERAL, "n_chains": 2, "n_epochs": 4},
 }
 ENGINE: dict[str, dict[str, Any]] = {

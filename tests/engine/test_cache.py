@@ -195,6 +195,19 @@ def test_where_passes_would_wait_for_rows_more_are_kept(
     assert shared_cache().used > stored[1].nbytes
 
 
+def test_more_is_kept_only_of_rows_that_are_read_again(
+    stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
+) -> None:
+    monkeypatch.setattr(rates, "SMALL_BYTES", 2**20)
+    monkeypatch.setattr(rates, "read_seconds", lambda dataset: 1.0)
+    used = []
+    for n_epochs in (1, 2):
+        model = CapsuleRegression(capsule_dim=2, algorithm="stepwise", n_epochs=n_epochs, n_jobs=1)
+        model.set_params(random_state=0, projection=None).fit(stored[1])
+        used.append(shared_cache().used)
+    assert used[0] <= 2**20 < stored[1].nbytes < used[1]
+
+
 def test_a_lost_shard_does_not_hinder_the_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
 ) -> None:

@@ -137,7 +137,7 @@ class DaskSteps:
             raise ValueError(f"spread={spread!r} is not one of {', '.join(SPREADS)}")
         self.executor, self.stage, self._order, self._spread = executor, stage, order, spread
         self._store, self.token = executor.store, executor.next_token()
-        self._store.save_stage(replace(stage, cache=choose_cache(executor.cache, stage)))
+        self._store.save_stage(replace(stage, cache=choose_cache(executor.cache, stage, once=n_epochs == 1)))
         self._store.save_result(self._record, {"order": order, "n_epochs": n_epochs})
         # What is known of a place without loading its state.
         self._known: tuple[Place, dict[str, Any], bool] | None = None

@@ -460,7 +460,16 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
         step = online_step(model, em, ones, ones, w, {"train": Rows(train)}, classes, 0)
         order, leaves, learner = step.order(told.options), step.keeps_leaves, step.learner
         block, arrays = order.chain_rows, 6 if leaves else 5
-        told.steps(step.name, learner, order, held_moments, arrays * weights, SMALLER, keeps_leaves=leaves)
+        told.steps(
+            step.name,
+            learner,
+            order,
+            held_moments,
+            arrays * weights,
+            SMALLER,
+            n_epochs=int(model.n_epochs),
+            keeps_leaves=leaves,
+        )
         row, beside = told.chain(
             f"capsule_{step.name} {block}x{p} {learner.layout().size} {n_classes}",
             learner,

@@ -325,7 +325,16 @@ def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
     copies = 1 + bool(learner.momentum) + (held is not None)
     state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
     kernels = _kernel_bytes(learner, told.resources)
-    told.steps("learn", learner, order, kernels, state, SMALLER, beside=shape.n_visible)
+    told.steps(
+        "learn",
+        learner,
+        order,
+        kernels,
+        state,
+        SMALLER,
+        n_epochs=int(model.n_epochs),
+        beside=shape.n_visible,
+    )
     if held is not None:
         told.stage("validation", {"validation": learner.validation()}, state + kernels, SMALLER)
     row, sweep, step = _probe(told, learner, order)

@@ -12,9 +12,11 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import Forecast
 from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
+from scalelatent.models.hcn.model.templates import TemplateEvidence
 
 from .fit import LEAST_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, fit_order
 from .parameters import is_online, most_fits, n_epochs, warmup_rows
+from .several import SeveralLayers
 from .single import LOOKED_ROWS
 
 if TYPE_CHECKING:
@@ -36,9 +38,14 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
     if not online:
         remedy = f"set [engine] leaf_rows to {max(LEAST_LEAF_ROWS, order.chain_rows // 4)}, or online=True"
     state = 16 * network.n_weights
-    told.steps("learn", learner, order, 0, state, remedy, keeps_leaves=not online)
+    told.steps(
+        "learn", learner, order, 0, state, remedy, n_epochs=n_epochs(model, n), keeps_leaves=not online
+    )
     name, look = network.look()
     told.stage(name, {"train" if held is None else "validation": look}, state, smaller)
+    if model.template_passes and isinstance(network, SeveralLayers):
+        said = TemplateEvidence(network.net, np.empty(0))
+        told.stage("templates-from-images", {"train": said}, state, "lower templates")
     row = _row_seconds(network, told, learner, order, online)
     # Decoding sweeps as online learning does.
     sweep = network.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
@@ -55,6 +62,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
     if n_held:
         told.add("validation", restarts * epochs * n_held * each)
     told.add(name, 2 * restarts * (n_held or min(n, 2 * LOOKED_ROWS)) * each)
+    if model.template_passes:
+        told.add("templates-from-images", model.template_passes * n * each)
     told.out["probe"]["pairs_per_second"] = network.pairs / row
     told.out["seconds_per_pass"] = one
     told.out["passes"] = {"at_least": fewest, "at_most": epochs}

@@ -627,7 +627,7 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     if model.algorithm == "stepwise":
         learner = stepwise_learner(model, mixture, em.width)
         order = row_order(model, k, n, told.options, 0)
-        told.steps("stepwise", learner, order, held, 2 * state_bytes, FEWER)
+        told.steps("stepwise", learner, order, held, 2 * state_bytes, FEWER, n_epochs=int(model.n_epochs))
         stage = make_stage(f"{model._kind}_em", em, told.rows, "cpu")
         mstep *= order.n_steps
     else:

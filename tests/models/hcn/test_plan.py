@@ -81,6 +81,17 @@ def test_what_is_probed_is_what_is_run(online: bool, monkeypatch: pytest.MonkeyP
     )
 
 
+def test_templates_from_images_are_planned() -> None:
+    ds = sl.Dataset.from_arrays(np.zeros((20, 7, 6), np.uint8), np.arange(20) % 2)
+    told = {
+        n: sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, template_passes=n).plan(ds)
+        for n in (0, 4)
+    }
+    assert "templates-from-images" in told[4]["stages"]
+    assert "templates-from-images" not in told[0]["stages"]
+    assert told[4]["seconds"]["templates-from-images"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_warm")
 @pytest.mark.parametrize("way", ["online", "kept", "several"])
@@ -92,7 +103,7 @@ def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
         how |= {"online": False, "n_epochs": 2}
         engine["leaf_rows"], sizes = 16, (32, 128)
     if way == "several":
-        how |= {"layers": [(4, 13)], "templates": 2}
+        how |= {"layers": [(4, 13)], "templates": 2, "template_passes": 2}
     few, many = (measured(tmp_path, rows, how, engine) for rows in sizes)
     assert many["peak"] < many["plan"] < 3 * many["peak"]
     # Memory does not grow with the rows; what is kept of leaves lies on disk.
