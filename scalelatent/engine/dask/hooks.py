@@ -14,7 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from distributed import Client, Scheduler, SchedulerPlugin, Worker
+    from distributed.scheduler import TaskState
 
 __all__ = [
     "LostWorker",
@@ -179,7 +183,7 @@ def page_frame(scheduler: Any) -> tuple[Path | None, dict[str, Any]]:
 
 
 @_guarded("events of before the plugin was there", tuple, "get_events")
-def past_events(scheduler: Any, topic: str) -> tuple[tuple[float, Any], ...]:
+def past_events(scheduler: Scheduler, topic: str) -> tuple[tuple[float, Any], ...]:
     """(seconds since the epoch, message) of a topic, as far as the scheduler has kept them."""
     return tuple((float(when), message) for when, message in scheduler.get_events(topic))
 
@@ -230,7 +234,7 @@ _FACTS = ("name", "nthreads", "memory", "memory_limit", "resources", "host")
 @_guarded(
     "memory and threads of workers on the page", dict, "workers", *(f"{_WORKER}.{name}" for name in _FACTS)
 )
-def worker_facts(scheduler: Any) -> dict[str, dict[str, Any]]:
+def worker_facts(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
     """Address of each worker -> name, threads, memory and its limit (bytes), GPUs offered, host."""
     return {
         address: {
@@ -246,7 +250,7 @@ def worker_facts(scheduler: Any) -> dict[str, dict[str, Any]]:
 
 
 @_guarded("drivers that outlive any number of workers", lambda: False, "tasks", f"{_TASK}.suspicious")
-def forgive(scheduler: Any, key: str) -> bool:
+def forgive(scheduler: Scheduler, key: str) -> bool:
     """Let a task begin again after its worker's death as if it were the first time."""
     # The scheduler gives a task up (KilledWorker) after distributed.scheduler.allowed-failures deaths. A
     # driver runs as long as its job and needs little memory: it is not what kills workers.
@@ -273,41 +277,41 @@ _DEADLY = "finding the rows that workers die of before a fourth does"
     _DEADLY, list, "workers", "tasks", f"{_TASK}.annotations", f"{_TASK}.processing_on", f"{_TASK}.state",
     f"{_WORKER}.processing", f"{_WORKER}.address",
 )  # fmt: skip
-def spans_at(scheduler: Any, keys: Iterable[str] | None = None) -> list[SpanAt]:
+def spans_at(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[SpanAt]:
     """Spans that workers have; with ``keys`` of a lost worker those that are to be computed again."""
     if keys is None:
         tasks = [task for worker in scheduler.workers.values() for task in worker.processing]
     else:
         known = (scheduler.tasks.get(key) for key in keys)
         tasks = [task for task in known if task is not None and task.state == "processing"]
-    notes = [(task, (task.annotations or {}).get("scalelatent")) for task in tasks]
+    notes = [(task, task.processing_on, (task.annotations or {}).get("scalelatent")) for task in tasks]
     return [
-        SpanAt(str(task.key), str(task.processing_on.address), (str(note[0]), int(note[1]), int(note[2])))
-        for task, note in notes
-        if note is not None
+        SpanAt(str(task.key), str(worker.address), (str(note[0]), int(note[1]), int(note[2])))
+        for task, worker, note in notes
+        if worker is not None and note is not None
     ]
 
 
 @_guarded(_DEADLY, lambda: None, "tasks", "allowed_failures", f"{_TASK}.suspicious")
-def last_chance(scheduler: Any, keys: Iterable[str]) -> None:
+def last_chance(scheduler: Scheduler, keys: Iterable[str]) -> None:
     """Fail spans at the next death of a worker that has them, whatever Dask allows."""
     for task in _known(scheduler, keys):
         task.suspicious = max(task.suspicious, int(scheduler.allowed_failures))
 
 
-def _known(scheduler: Any, keys: Iterable[str]) -> list[Any]:
+def _known(scheduler: Scheduler, keys: Iterable[str]) -> list[TaskState]:
     """Tasks of these keys; one that was released in the meantime is none."""
     return [task for key in keys if (task := scheduler.tasks.get(key)) is not None]
 
 
 @_guarded(_DEADLY, dict, "running", f"{_WORKER}.address", f"{_WORKER}.processing", f"{_WORKER}.nthreads")
-def loads(scheduler: Any) -> dict[str, float]:
+def loads(scheduler: Scheduler) -> dict[str, float]:
     """Address of each worker that takes tasks -> tasks that it has for each of its threads."""
     return {str(worker.address): len(worker.processing) / worker.nthreads for worker in scheduler.running}
 
 
 @_guarded(_DEADLY, list, "tasks", f"{_TASK}.loose_restrictions", f"{_TASK}.worker_restrictions")
-def bind(scheduler: Any, keys: Iterable[str], worker: str | None) -> list[str]:
+def bind(scheduler: Scheduler, keys: Iterable[str], worker: str | None) -> list[str]:
     """Have tasks whose worker was lost computed by another one, and by no third; None: by any again."""
     found = [t for t in _known(scheduler, keys) if t.loose_restrictions == (worker is not None)]
     for task in found:
@@ -318,7 +322,7 @@ def bind(scheduler: Any, keys: Iterable[str], worker: str | None) -> list[str]:
 
 
 @_guarded("waiting for tasks that are called off", list, "active_keys")
-def running_tasks(worker: Any) -> list[str]:
+def running_tasks(worker: Worker) -> list[str]:
     """Keys of the tasks that a worker runs, wanted or not."""
     return [str(key) for key in worker.active_keys]
 
@@ -329,7 +333,7 @@ def running_tasks(worker: Any) -> list[str]:
     "extensions",
     "distributed.stealing:fast_tasks",
 )
-def keep_still(scheduler: Any, name: str) -> bool:
+def keep_still(scheduler: Scheduler, name: str) -> bool:
     """Keep Dask's work stealing from tasks whose names begin so (see `distributed.utils.key_split`)."""
     # Stealing knows one duration for all tasks of a name: it would move to an idle slow worker what a fast
     # one finishes much sooner.
@@ -341,7 +345,7 @@ def keep_still(scheduler: Any, name: str) -> bool:
 
 
 @_guarded("jobs that outlive the client that submits them", lambda: False, "tasks", "client_desires_keys")
-def keep_task(scheduler: Any, key: str) -> bool:
+def keep_task(scheduler: Scheduler, key: str) -> bool:
     """Let a task go on when the client that submitted it leaves, as `distributed.fire_and_forget` does."""
     # client_desires_keys is a message that overtakes the task it is about: a client that submits and leaves
     # would lose the task.
@@ -352,40 +356,40 @@ def keep_task(scheduler: Any, key: str) -> bool:
 
 
 @_guarded("word of drivers that wait for a worker", lambda: None, "tasks", f"{_TASK}.state")
-def task_state(scheduler: Any, key: str) -> str | None:
+def task_state(scheduler: Scheduler, key: str) -> str | None:
     """What the scheduler says of a task, such as ``"processing"``; None where it does not know it."""
     task = scheduler.tasks.get(key)
     return None if task is None else str(task.state)
 
 
 @_guarded("clusters that end when no job is left", lambda: 0.0, "check_idle")
-def idle_seconds(scheduler: Any) -> float:
+def idle_seconds(scheduler: Scheduler) -> float:
     """For how long a scheduler has had no task to do, as far as it was asked."""
     since = scheduler.check_idle()
     return time.time() - since if since else 0.0
 
 
 @_guarded("tasks that stop in their midst once they are not wanted", lambda: True, "state.tasks")
-def task_wanted(worker: Any, key: Any) -> bool:
+def task_wanted(worker: Worker, key: Any) -> bool:
     """Whether the scheduler still wants a task that runs on this worker."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state != "cancelled"
 
 
 @_guarded("handlers of Dask events that a user has set before", lambda: None, "_event_handlers")
-def topic_handler(client: Any, topic: str) -> Any:
+def topic_handler(client: Client, topic: str) -> Any:
     """What a client does with events of a topic; None where it did not ask for them."""
     return client._event_handlers.get(topic)
 
 
 @_guarded("workers with GPUs, which compute on their CPU", lambda: False, "state.total_resources")
-def offers_gpu(worker: Any) -> bool:
+def offers_gpu(worker: Worker) -> bool:
     """Whether a worker offers the resource ``GPU``."""
     return bool(worker.state.total_resources.get("GPU"))
 
 
 @_guarded("news of finished spans", lambda: None, "loop.add_callback", "loop.call_later")
-def call_later(worker: Any, seconds: float, function: Callable[..., Any], *args: Any) -> None:
+def call_later(worker: Worker, seconds: float, function: Callable[..., Any], *args: Any) -> None:
     """Call a function in a worker's event loop, from any of its threads."""
     worker.loop.add_callback(worker.loop.call_later, seconds, function, *args)
 
@@ -393,7 +397,7 @@ def call_later(worker: Any, seconds: float, function: Callable[..., Any], *args:
 # -- what a cluster was told: without these there is no answer to give ---------------------------------------
 
 
-def worker_settings(worker: Any) -> dict[str, Any]:
+def worker_settings(worker: Worker) -> dict[str, Any]:
     """Name, threads, memory limit (bytes), nanny, GPU and folder of a worker."""
     return {
         "name": str(worker.name),
@@ -405,7 +409,7 @@ def worker_settings(worker: Any) -> dict[str, Any]:
     }
 
 
-def scheduler_settings(scheduler: Any) -> dict[str, Any]:
+def scheduler_settings(scheduler: Scheduler) -> dict[str, Any]:
     """Whether a scheduler has a dashboard and our page on it, and how long it waits for workers."""
     return {
         "dashboard": "dashboard" in scheduler.services,
@@ -420,9 +424,9 @@ def page_place(scheduler: Any) -> tuple[str, int]:
     return str(scheduler.http_server.address), int(scheduler.http_server.port)
 
 
-def scheduler_of(worker: Any) -> tuple[str, Any]:
+def scheduler_of(worker: Worker) -> tuple[str, Any]:
     """Address of a worker's scheduler, and what a client needs to connect to it."""
-    security = worker.security
+    security: Any = worker.security
     if security.tls_worker_cert is not None and security.tls_client_cert is None:
         # So are workers behind Dask Gateway, where one certificate serves all.
         security = copy.copy(security)
@@ -430,6 +434,6 @@ def scheduler_of(worker: Any) -> tuple[str, Any]:
     return str(worker.scheduler.address), security
 
 
-async def add_plugin(scheduler: Any, plugin: Any, name: str) -> None:
+async def add_plugin(scheduler: Scheduler, plugin: SchedulerPlugin, name: str) -> None:
     """Put a plugin on a scheduler that starts, unless it is there."""
     await scheduler.register_scheduler_plugin(plugin, name=name, idempotent=True)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MEMBERS_SECONDS = 5.0
 # A pass that does not move is looked at after so many seconds, then at twice the time, and so on.
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
+# Looks in which no worker has one of its tasks, after which it is retried: four seconds.
+MISSES = 3
 # Spans that compute say so every ten seconds (worker_side.BEAT_SECONDS). One that says nothing for this
 # long, and for so many times what spans take, hangs.
 HANG_SECONDS, HANG_TIMES = 60.0, 20.0
@@ -298,9 +300,10 @@ class Watch:
             if now - self._alone_since > self._executor.stall_seconds:
                 self._executor.no_workers(f"{len(current.window.pending)} spans")
         elif any(member.running for member in link.members().values()):
-            # No worker has them or will. Once may be chance: news on their way.
-            self._alone_since, self._missed, self._look = None, self._missed + 1, FIRST_LOOK
-            if self._missed >= 2:
+            # No worker has them or will. Once or twice may be chance: a graph on its way through a scheduler
+            # that is busy.
+            self._alone_since, self._missed = None, self._missed + 1
+            if self._missed >= MISSES:
                 raise Retry("no worker takes its tasks: those that had them are gone")
 
     def _look_for_hangs(self, current: Work[Any], busy: dict[str, list[str]]) -> None:

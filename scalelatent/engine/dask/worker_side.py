@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.callbacks import kernel_event
 from scalelatent.engine.halving import cut_event
@@ -22,6 +22,9 @@ from scalelatent.kernels.jit import observe
 
 from .hooks import call_later, task_wanted, worker_settings
 from .scheduler_listener import KERNELS, TOPIC
+
+if TYPE_CHECKING:
+    from distributed import Worker
 
 # (topic, token of the pass, token of the driver): by which a driver knows the news of its own tasks.
 Fit = tuple[str, ...]
@@ -39,7 +42,7 @@ KEEP_PACES = 32  # of parts of stages: a bound
 _SUMS = ("rows", "bytes", "seconds", "wait_seconds", "spans")
 
 
-def _worker() -> Any:
+def _worker() -> Worker | None:
     """The worker whose task runs in this thread, or None."""
     from distributed import get_worker
 
@@ -101,7 +104,8 @@ def tell_of_kernels() -> None:
 
     def tell_all(kernel: str, seconds: float | None) -> None:
         worker = _worker() or first  # a thread of a task's own knows none
-        worker.log_event(KERNELS, kernel_event(kernel, seconds, worker=worker.address))
+        if worker is not None:
+            worker.log_event(KERNELS, kernel_event(kernel, seconds, worker=worker.address))
 
     if first is not None:
         observe(tell_all)
@@ -137,7 +141,7 @@ class SpanNews:
         if first:
             call_later(worker, max(delay, 0.0), self._flush, worker)
 
-    def _flush(self, worker: Any) -> None:
+    def _flush(self, worker: Worker) -> None:
         import psutil
 
         with self._lock:
