@@ -558,7 +558,8 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
             "## Many rows, really run",
             "",
             "On a local cluster of this machine, each fit with its preparation of the rows; of mbn until the",
-            "codes of the layer are written.",
+            "codes of the layer are written. Peaks hold the rows that workers keep between passes (`[engine]",
+            "cache`, up to 30 % of their memory) and statistics that wait for their siblings.",
         ]
         if least > 0.1:
             lines += [
@@ -665,7 +666,7 @@ def ten_million(a: argparse.Namespace) -> None:
             watched(client) as watch,
             suppress(Over),
         ):
-            make().fit(ds, callbacks=seen, run_dir=run)
+            make().fit(ds, callbacks=seen, run_dir=run, engine={"cache": a.cache})
         n = len(watch.sizes)
         found = {
             "rows": len(ds),
@@ -698,6 +699,7 @@ def main() -> None:
     args.add_argument("--rows", type=int, default=10_000_000, help="of ten_million")
     args.add_argument("--fits", default="capsule,mbn,crbm", help="of ten_million")
     args.add_argument("--memory-limit", default="4GB", help="of a worker of ten_million")
+    args.add_argument("--cache", default="auto", help="memory for rows between passes, of ten_million")
     a = args.parse_args()
     a.folder.mkdir(parents=True, exist_ok=True)
     parts = a.parts.split(",")
