@@ -563,8 +563,8 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
         ]
         if least > 0.1:
             lines += [
-                f"Others kept {least:.0%} of the processors busy or more: **minutes are upper bounds**; what",
-                "the workers computed is in minutes of one processor.",
+                f"Others kept at least {least:.0%} of the processors busy before each: **minutes are upper",
+                "bounds**; what the workers computed is in minutes of one processor.",
             ]
         lines += table(
             "fit|rows|GB|workers|minutes|of a processor|peak of a worker in the first, second, third, last "
