@@ -607,7 +607,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Write the prediction as an ONNX graph, for runtimes without this package.
 
         Input ``x``, float32 (rows, features). Outputs of a classifier: ``label`` (rows), and
-        ``probabilities``, float32 (rows, classes); of a model that learns outputs: ``output``, float32.
+        ``probabilities``, float32 (rows, classes), or ``scores`` where `decision_function` is all it has; of
+        a model that learns outputs: ``output``, float32.
 
         Parameters
         ----------

@@ -58,17 +58,16 @@ class RowGraph:
         self._nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
         self._outputs.append(self._onnx.helper.make_tensor_value_info(name, self._type(dtype), shape))
 
-    def classes(self, probabilities: str, classes: np.ndarray) -> None:
-        """The outputs of a classifier: ``label`` and ``probabilities``, float32, of double ones."""
+    def classes(self, values: str, classes: np.ndarray, name: str = "probabilities") -> None:
+        """The outputs of a classifier: ``label``, of the largest value, and the values, as float32."""
         if classes.dtype.kind in "OUS":
             known = np.array([str(c) for c in classes.tolist()], dtype=object)
         else:
             known = classes.astype(np.int64 if classes.dtype.kind in "iu" else classes.dtype)
-        best = self.node("ArgMax", probabilities, axis=1, keepdims=0)
+        best = self.node("ArgMax", values, axis=1, keepdims=0)
         label = self.node("Gather", self.constant(known), best, axis=0)
         self.output("label", label, known.dtype, ["rows"])
-        shares = self.cast(probabilities, np.float32)
-        self.output("probabilities", shares, np.float32, ["rows", len(classes)])
+        self.output(name, self.cast(values, np.float32), np.float32, ["rows", len(classes)])
 
     def save(self, path: str | os.PathLike[str], doc: str) -> None:
         """Check the graph and write it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,40 @@ def test_a_compressive_network(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(model, tmp_path, x)["output"], model.transform(x), rtol=1e-4, atol=1e-4)
 
 
+NETWORKS: dict[str, dict[str, Any]] = {
+    "labels": {},
+    "clusters": {"labels": False},
+    "threshold, unknown pixels": {"threshold": 0.5, "missing": float("nan")},
+    "a value that is unknown": {"missing": 7.0},
+    "no pools": {"pool": 1, "p_weight": 0.4},
+    "two layers, own noise of reading": {"layers": [(3, 3), (3, 2)], "read_noise": (0.1, 0.02)},
+    "filters": {"filters": 8, "threshold": 20.0},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_parts(tmp_path: Path, name: str) -> None:
+    given: dict[str, Any] = {"layers": [(3, 4)], "labels": True} | NETWORKS[name]
+    labelled, grey = given.pop("labels"), "filters" in given
+    rng = np.random.default_rng(6)
+    x = (rng.random((1000, 9, 10)) > 0.6).astype(np.float32)
+    x[np.arange(1000) % 2 == 1, :4] = 0
+    x[np.arange(1000) % 2 == 0, 5:] = 0
+    if grey:
+        x = np.rint(x * 150 + 40 * rng.random(x.shape)).astype(np.float32)
+    m = sl.HierarchicalCompositionalNetwork(templates=2, n_epochs=3, random_state=0, n_jobs=1, **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of weights that would change further
+        m.fit(x[:40], np.where(np.arange(40) % 2, "low", "high") if labelled else None)
+    if "missing" in given:
+        x[:, 2:4, 3:5] = given["missing"]
+    ours = m.decision_function(x)
+    assert len(np.unique(ours, axis=0)) > 5
+    found = run(m, tmp_path, x.reshape(1000, -1))
+    np.testing.assert_array_equal(found["scores"], ours)
+    np.testing.assert_array_equal(np.asarray(found["label"]), m.predict(x))
+
+
 def test_what_has_no_graph_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = rows(100, 5)
     density = sl.LinearMixture(n_components=2, n_dims=1, max_iter=2, random_state=0).fit(x)
@@ -102,6 +137,9 @@ def test_what_has_no_graph_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     with pytest.raises(DataError, match="recognises by tangent distance"):
         tangents.fit(images, np.arange(60) % 2).to_onnx(tmp_path / "m.onnx")
+    parts = sl.HierarchicalCompositionalNetwork([(2, 3)], image_shape=(8, 8), n_epochs=1)
+    with pytest.raises(DataError, match="a single layer finds parts by message passing"):
+        parts.fit(images > 0.5).to_onnx(tmp_path / "m.onnx")
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(x, y)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(DataError, match=r"pip install 'scalelatent\[onnx\]'"):

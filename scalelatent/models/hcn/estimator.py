@@ -26,6 +26,7 @@ from scalelatent.estimators.classifier import predict_by
 from scalelatent.estimators.companions import FitCall
 from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
+from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import draw_seed, resolve_seed
@@ -52,6 +53,7 @@ from .fit import (
     packed,
 )
 from .objects import SeveralObjects
+from .onnx_export import draw_scores
 from .output import PlaceBeliefs, TemplateBeliefs
 from .parameters import PARAMETERS, damping, is_online, is_several, weight_priors
 from .planning import plan
@@ -622,7 +624,17 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         check_is_fitted(self)
         network = self._of_several("to_cnn_weights")
         classes = self.classes_[network.template_classes]
-        return convolutional_form(network.net, self._stream.beliefs, classes)
+        return convolutional_form(network.telling, self._stream.beliefs, classes)
+
+    def _draw_prediction(self, graph: RowGraph) -> None:
+        if not isinstance(network := self._network, SeveralLayers):
+            raise DataError(
+                "to_onnx: a single layer finds parts by message passing, for which ONNX has no operators: "
+                "save the model, and predict with this package"
+            )
+        form = convolutional_form(network.telling, self._stream.beliefs, network.template_classes)
+        scores = draw_scores(graph, network.telling.layers[0], form, network.template_classes)
+        graph.classes(scores, self.classes_, "scores")
 
     @available_if(is_several)
     def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> SeveralObjects:
