@@ -343,6 +343,7 @@ def test_usage_errors_are_one_line_and_exit_with_two(scalelatent):
 
 
 def test_a_shell_completes_verbs(scalelatent, monkeypatch):
+    assert "_SCALELATENT_COMPLETE=complete_bash" in scalelatent("--show-completion", "bash").out
     monkeypatch.setenv("_SCALELATENT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "scalelatent re")
     monkeypatch.setenv("COMP_CWORD", "1")
