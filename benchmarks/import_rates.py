@@ -17,6 +17,7 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 import gzip
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,21 @@ def make_csv(path: Path, n: int) -> None:
     pyarrow.csv.write_csv(tables(n, False), path)
 
 
+def make_hf(path: Path, n: int) -> None:
+    """PNG images in a column, as `datasets` keeps them."""
+    import datasets
+    from PIL import Image
+
+    def png(pixels: np.ndarray) -> dict[str, Any]:
+        out = io.BytesIO()
+        Image.fromarray(pixels).save(out, "png")
+        return {"bytes": out.getvalue(), "path": None}
+
+    datasets.disable_progress_bars()
+    columns = {"image": [png(pixels) for pixels in digit_rows(n)]}
+    datasets.Dataset.from_dict(columns, datasets.Features(image=datasets.Image())).save_to_disk(path)
+
+
 # Reading them alone: each yields arrays, a few MB at a time where the format allows -------------------------
 
 
@@ -239,6 +256,13 @@ def read_csv(path: Path) -> Any:
     )
 
 
+def read_hf(path: Path) -> Any:
+    import datasets
+
+    for row in datasets.load_from_disk(str(path)):
+        yield np.asarray(row["image"])
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of source."""
@@ -305,6 +329,7 @@ KINDS = {
         ".parquet", lambda p, n: make_parquet(p, n, True), read_parquet, _import("import_parquet")
     ),
     "arrow": Kind(".arrow", make_arrow, read_arrow, _import("import_arrow")),
+    "hf": Kind("", make_hf, read_hf, _import("import_hf"), share=0.15),
     "csv": Kind(".csv", make_csv, read_csv, _import("import_csv"), 8 * SIDE**2),
 }
 WHERE = {"csr": "import_csr", "svmlight": "import_svmlight"}
@@ -386,7 +411,7 @@ def main() -> None:
         return
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in given.only or KINDS:
+        for name in given.only or (k for k in KINDS if k != "hf" or find_spec("datasets")):
             if name in WHERE and not hasattr(data, WHERE[name]):
                 continue
             results.append(measure(name, Path(folder), given.mb, given.rounds))

@@ -833,6 +833,7 @@ def importers() -> Iterable[Iterable[Any]]:
         "csr; svmlight": ("csr", "svmlight"),
         "parquet, a column a feature; lists": ("parquet wide", "parquet lists"),
         "arrow; csv": ("arrow", "csv"),
+        "Hugging Face, png 28 x 28": ("hf",),
     }.items():
         if not found.keys() >= set(kinds):  # measured by a version that had none
             continue

@@ -176,6 +176,22 @@ def test_ports_that_cannot_be(scalelatent, arguments, told):
     assert len(said.splitlines()) == 1
 
 
+def test_a_name_that_is_loopback_is_no_address_for_others(scalelatent, monkeypatch):
+    def resolve(name, *_args):
+        return [(2, 1, 6, "", ({"debian": "127.0.1.1", "head": "10.0.0.1"}.get(name, name), 0))]
+
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    advice = "give its address as the other machines see it"
+    said = scalelatent("cluster", "up", "--workers", "0", "--host", "debian", code=2).err
+    assert said.startswith(f"error: host debian is this machine alone (127.0.1.1): {advice}, or 127.0.0.1")
+    monkeypatch.setattr("scalelatent.deploy.connection.check_protocol", lambda *_: None)
+    for host in ("debian", "127.0.0.1", "::1"):
+        said = scalelatent("cluster", "join", "tcp://head:8786", "--host", host, code=2).err
+        assert f"host {host} is this machine alone" in said
+        assert advice in said
+        assert len(said.splitlines()) == 1
+
+
 def test_append(scalelatent, digits):
     scalelatent("data", "import", "npz", "a.npz", "a.zarr")
     assert scalelatent("data", "append", "a.zarr", "a.npz", "--json").json()["rows"] == 120
@@ -327,6 +343,7 @@ def test_usage_errors_are_one_line_and_exit_with_two(scalelatent):
 
 
 def test_a_shell_completes_verbs(scalelatent, monkeypatch):
+    assert "_SCALELATENT_COMPLETE=complete_bash" in scalelatent("--show-completion", "bash").out
     monkeypatch.setenv("_SCALELATENT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "scalelatent re")
     monkeypatch.setenv("COMP_CWORD", "1")

@@ -20,7 +20,7 @@ from typing import Any
 
 import dask
 
-from scalelatent.deploy.clusters import PAGE_PRELOAD
+from scalelatent.deploy.clusters import PAGE_PRELOAD, refuse_loopback
 from scalelatent.deploy.connection import page_of
 from scalelatent.deploy.security import tls_options
 from scalelatent.deploy.serving import Served, own_certificates, until_stopped
@@ -136,7 +136,9 @@ def refuse_what_slurm_refuses(cluster: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from distributed import Client
+    from distributed.utils import get_ip
 
+    refuse_loopback(options.host or get_ip())
     cluster = make_cluster(options)
     file = options.folder / "scheduler.json"
     try:

@@ -60,9 +60,12 @@ def up(
     json: Json = False,
 ) -> None:
     """Start a scheduler and workers, and stay until Ctrl-C; jobs that run then stop at a checkpoint."""
+    from scalelatent.deploy.clusters import is_loopback, refuse_loopback
     from scalelatent.deploy.serving import own_certificates, serve, until_stopped
     from scalelatent.jobs.control import stop_jobs
 
+    if not is_loopback(host):
+        refuse_loopback(host, ", or 127.0.0.1 where there are none")
     security, client_files = None, None
     if tls:
         if any(file is not None for file in tls_files):
@@ -139,7 +142,7 @@ def join(
     """Start the workers of this machine for a scheduler elsewhere, and stay until it ends, or Ctrl-C."""
     import asyncio
 
-    from scalelatent.deploy.connection import check_protocol
+    from scalelatent.deploy.connection import check_listening, check_protocol
     from scalelatent.deploy.serving import address_from, until_stopped
     from scalelatent.deploy.worker_processes import run_workers
 
@@ -150,6 +153,8 @@ def join(
             address = address_from(scheduler, scheduler_file, wait)
             security = tls_files.security()  # a scheduler may make them just before it writes its address
             check_protocol(address, security)
+            if host is not None:
+                check_listening(host, address)
             work = run_workers(
                 address, workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
                 host=host, name=name, security=security, wait_seconds=wait,

@@ -219,6 +219,26 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def loopback_of(host: str) -> str:
+    """The loopback address that Dask takes a name or an address for, empty where it is another's."""
+    from distributed.utils import ensure_ip
+
+    try:
+        found = ensure_ip(host.strip("[]"))
+    except (OSError, ValueError):  # of whoever listens there
+        return ""
+    return found if is_loopback(found) else ""
+
+
+def refuse_loopback(host: str, or_else: str = "") -> None:
+    """JobError for an address that no other machine reaches, as Debian's own name (127.0.1.1) is."""
+    if found := loopback_of(host):
+        raise JobError(
+            f"host {host} is this machine alone ({found}): give its address as the other machines see it"
+            f"{or_else} (--host)"
+        )
+
+
 def deaf_to_ctrl_c() -> Any:
     """A worker plugin that ignores a terminal's Ctrl-C: the driver ends the workers."""
     from distributed import WorkerPlugin

@@ -18,7 +18,7 @@ from scalelatent.engine.dask.hooks import page_place
 from scalelatent.engine.threads import within
 from scalelatent.errors import JobError
 
-from .clusters import is_loopback
+from .clusters import is_loopback, loopback_of, refuse_loopback
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -113,6 +113,12 @@ def check_protocol(address: str, security: Security | None) -> None:
             trouble = _trouble_tls(host, port, security)
     if trouble:
         raise JobError(f"scheduler {address!r}: {trouble}")
+
+
+def check_listening(host: str, address: str) -> None:
+    """Refuse workers that listen on loopback for a scheduler that other machines reach."""
+    if not loopback_of(_parts(address)[1]):
+        refuse_loopback(host)
 
 
 def _parts(address: str) -> tuple[str, str, int]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.errors import DataError
+
 try:
     from sklearn.utils._set_output import _wrap_data_with_container as _wrap
 except ImportError:
@@ -31,7 +33,10 @@ def wrap_output(estimator: Any, found: Any, X: Any) -> Any:
             )
         return found
     # A column for each number of a row, whatever its shape.
-    framed = _wrap("transform", found.reshape(len(found), -1), X, estimator)
+    try:
+        framed = _wrap("transform", found.reshape(len(found), -1), X, estimator)
+    except ImportError as error:
+        raise DataError(f"{error}: pip install 'scalelatent[polars]' (or pandas)") from error
     return found if isinstance(framed, np.ndarray) else framed
 
 

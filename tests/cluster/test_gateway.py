@@ -82,12 +82,6 @@ def test_a_gateway_that_refuses(gateway: type[FakeGateway]) -> None:
         open_client(gateway_address(HUB, "mine"))
 
 
-def test_without_dask_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dask_gateway", None)
-    with pytest.raises(JobError, match=r"pip install 'scalelatent\[gateway\]'"):
-        open_client(gateway_address(HUB, "mine"))
-
-
 def test_a_gateway_is_named_by_its_address() -> None:
     with pytest.raises(JobError, match=r"gateway 'hub' is not an address; write for example https://"):
         Reach(gateway=("hub", "mine")).settings()

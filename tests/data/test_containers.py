@@ -237,14 +237,6 @@ def test_what_is_refused(case: str) -> None:
         Dataset.from_dataframe(make(), **how).read_x(0, 1 if case == "not exact" else len(make()))
 
 
-def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"needs pyarrow: install it with pip install 'scalelatent\[arrow\]'"):
-        Dataset.from_dataframe(pl.DataFrame({"a": [1.0]}))
-
-
 def test_set_output_polars() -> None:
     model = _model().fit(ROWS, LABELS).set_output(transform="polars")
     framed = model.transform(ROWS)

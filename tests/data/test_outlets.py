@@ -109,15 +109,6 @@ def test_torch_rows_of_a_stored_dataset_travel_as_their_place(stored: Dataset) -
     np.testing.assert_array_equal(weight.numpy(), WEIGHTS[at])
 
 
-def test_without_torch_the_extra_is_named(stored: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "scalelatent.data.torch_rows", raising=False)
-    with pytest.raises(DataError, match=r"to_torch needs PyTorch, .*'scalelatent\[torch\]'"):
-        stored.to_torch()
-
-
 def test_a_dataset_without_names_of_tables_opens(stored: Dataset) -> None:
     """As releases before wrote them."""
     import json

@@ -228,14 +228,6 @@ def test_a_web_server_with_a_checksum(server: str, tmp_path: Path, monkeypatch: 
     data.import_npy(f"{server}/x.npy#sha256={sums['x.npy']}", tmp_path / "d")
 
 
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"needs pyarrow: install it with pip install 'scalelatent\[arrow\]'"):
-        data.import_parquet(tmp_path / "t.parquet", tmp_path / "ds")
-
-
 def test_the_command_line(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 

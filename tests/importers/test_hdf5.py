@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -162,12 +161,6 @@ def test_damage_in_the_middle(tmp_path: Path) -> None:
         import_hdf5(path, tmp_path / "out")
     with pytest.raises(DataError, match="does not exist"):
         open_dataset(tmp_path / "out")
-
-
-def test_without_h5py(tmp_path: Path, monkeypatch: Any) -> None:
-    path = make(tmp_path / "a.h5", x=X)
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    refused(path, r"without h5py: install it with pip install 'scalelatent\[hdf5\]'", tmp_path / "out")
 
 
 @pytest.mark.realdata

@@ -81,11 +81,3 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert ds.feature_shape == (3, 5, 3)
     with pytest.raises(DataError, match=r"'image' holds images, and there are others \(image, label\)"):
         data.import_hf(odd, tmp_path / "other")
-
-
-def test_without_datasets_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"needs datasets: install it with pip install 'scalelatent\[hf\]'"):
-        data.import_hf(tmp_path, tmp_path / "ds")

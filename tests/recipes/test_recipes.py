@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -304,10 +304,54 @@ def test_walltimes_that_are_none(jobqueue, tmp_path, capsys, walltime):
     assert "is no time of SLURM's: write minutes" in capsys.readouterr().err
 
 
-def test_without_dask_jobqueue_the_extra_is_named(jobqueue, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
-    with pytest.raises(JobError, match=r"pip install 'scalelatent\[slurm\]'"):
-        jobqueue.make_cluster(jobqueue.parse([str(tmp_path)]))
+@pytest.mark.parametrize("words", [("--host", "localhost"), ("--host", "127.0.0.1"), ()])
+def test_jobs_on_nodes_take_no_loopback(jobqueue, tmp_path, monkeypatch, words):
+    monkeypatch.setattr("distributed.utils.get_ip", lambda: "127.0.1.1")
+    with pytest.raises(JobError, match="is this machine alone .*give its address as the other machines see"):
+        jobqueue.run(jobqueue.parse([str(tmp_path), *words]))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def told_of(tmp_path, monkeypatch):
+    """What a script says, and its exit status, where `scalelatent` only tells how it is called."""
+    stands = {
+        "scalelatent": 'echo "scalelatent $*"; touch told',
+        "squeue": "true",
+        "srun": "until [ -e told ]; do sleep 0.05; done",
+    }
+    (tmp_path / "bin").mkdir()
+    for name, does in stands.items():
+        command = tmp_path / "bin" / name
+        command.write_text(f"#!/bin/sh\n{does}\n")
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    def run(script: str, *words: str, **environ: str) -> tuple[int, str]:
+        ended = subprocess.run(
+            ["bash", str(CLUSTER / script), *words], env=os.environ | environ, cwd=tmp_path,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        return ended.returncode, ended.stdout + ended.stderr
+
+    return run
+
+
+@pytest.mark.skipif(shutil.which("getent") is None, reason="needs getent")
+@pytest.mark.parametrize("address", ["localhost", "127.0.1.1", "::1"])
+def test_several_machines_take_no_loopback(told_of, tmp_path, address):
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text("box 1 0\n")
+    alone = f"error: {address} is this machine alone"
+    status, said = told_of("ssh/up", str(hosts), ADDRESS=address)
+    assert (status, said) == (2, f"{alone}: set ADDRESS to this machine as the hosts see it\n")
+    job = {"ADDRESS": address, "SLURM_JOB_ID": "1"}
+    status, said = told_of("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="2")
+    assert status == 2
+    assert said.startswith(alone)
+    assert "give ADDRESS as the other nodes see it" in said
+    _, said = told_of("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="1")
+    assert "scalelatent cluster up --workers 0 --host 127.0.0.1 " in said
 
 
 @pytest.mark.skipif(importlib.util.find_spec("dask_jobqueue") is None, reason="needs dask-jobqueue")

@@ -187,8 +187,8 @@ def test_a_node_fails_and_the_allocation_ends_in_order(
 
 
 @NEEDS_JOBQUEUE
-def test_what_slurm_rejects_is_told_in_a_line(slurm: Slurm, tmp_path: Path) -> None:
-    words = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1GB", "--queue", "nowhere")
+def test_what_slurm_rejects_is_told_in_a_line(slurm: Slurm, tmp_path: Path, address: str) -> None:
+    words = ("--host", address, "--cores", "1", "--memory", "1GB", "--queue", "nowhere")
     ended = subprocess.run(
         [sys.executable, str(RECIPES / "jobqueue_cluster.py"), str(tmp_path / "cluster"), *words],
         env=slurm.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
@@ -201,11 +201,11 @@ def test_what_slurm_rejects_is_told_in_a_line(slurm: Slurm, tmp_path: Path) -> N
 
 
 @NEEDS_JOBQUEUE
-def test_workers_that_are_jobs(slurm: Slurm, tmp_path: Path) -> None:
+def test_workers_that_are_jobs(slurm: Slurm, tmp_path: Path, address: str) -> None:
     """They come, are counted, and end with the process that asked for them."""
     words: list[Any] = [
         "--host",
-        "127.0.0.1",
+        address,
         "--cores",
         "1",
         "--memory",

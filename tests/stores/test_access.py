@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import re
 import shutil
 import socket
 import subprocess
@@ -324,13 +323,6 @@ def test_credentials_among_the_options_of_a_job_are_refused(options: dict[str, A
 
 
 # -- Azure -------------------------------------------------------------------------------------------------
-
-
-def test_azure_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    objects.forget_connections()
-    monkeypatch.setitem(sys.modules, "adlfs", None)
-    with pytest.raises(StoreError, match=re.escape("pip install 'scalelatent[azure]'")):
-        open_dataset("az://container/a.zarr", storage_options={"account_name": "me"})
 
 
 # The account and key that every Azurite has.

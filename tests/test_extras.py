@@ -1,0 +1,98 @@
+"""What needs a package that is not installed names the extra that brings it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fsspec.registry import _registry as known
+
+import scalelatent as sl
+from scalelatent import data
+from scalelatent.deploy.connection import gateway_address, open_client
+from scalelatent.deploy.security import make_certificates
+from scalelatent.engine.backend import CupyBackend
+from scalelatent.errors import ScalelatentError
+from scalelatent.monitor.tracking import MlflowTracking
+from scalelatent.storage import objects
+
+ROOT = Path(__file__).parents[1]
+X = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
+ROWS = data.Dataset.from_arrays(X)
+
+
+def _model() -> Any:
+    return sl.CapsuleRegression(capsule_dim=2, max_iter=1, random_state=0, n_jobs=1).fit(X, np.arange(40) % 2)
+
+
+def _framed(_: Path) -> Any:
+    return _model().set_output(transform="polars").transform(X)
+
+
+def _jobs_of_slurm(folder: Path) -> Any:
+    file = ROOT / "cluster" / "slurm" / "jobqueue_cluster.py"
+    spec = importlib.util.spec_from_file_location("jobqueue_cluster", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.make_cluster(module.parse([str(folder)]))
+
+
+# Extra, package, and what asks for it.
+NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
+    ("arrow", "pyarrow", lambda folder: data.import_parquet(folder / "t.parquet", folder / "out")),
+    ("arrow", "pyarrow", lambda folder: data.import_arrow(folder / "t.arrow", folder / "out")),
+    ("arrow", "pyarrow", lambda folder: data.import_csv(folder / "t.csv", folder / "out")),
+    ("arrow", "pyarrow", lambda _: data.Dataset.from_dataframe({"a": [1.0]})),
+    ("azure", "adlfs", lambda _: data.open_dataset("az://c/a", storage_options={"account_name": "me"})),
+    ("cuda12", "cupy", lambda _: CupyBackend()),
+    ("gateway", "dask_gateway", lambda _: open_client(gateway_address("http://hub", "mine"))),
+    ("gs", "gcsfs", lambda _: data.open_dataset("gs://bucket/a.zarr")),
+    ("hdf5", "h5py", lambda folder: data.import_hdf5(folder / "a.h5", folder / "out")),
+    ("hdf5", "h5py", lambda folder: data.import_mat(folder / "a.mat", folder / "out")),
+    ("hf", "datasets", lambda folder: data.import_hf(folder, folder / "out")),
+    ("mlflow", "mlflow", lambda _: MlflowTracking()),
+    ("onnx", "onnx", lambda folder: _model().to_onnx(folder / "m.onnx")),
+    ("polars", "polars", _framed),
+    ("s3", "s3fs", lambda _: data.open_dataset("s3://bucket/a.zarr")),
+    ("slurm", "dask_jobqueue", _jobs_of_slurm),
+    ("tls", "cryptography.hazmat.primitives", lambda folder: make_certificates(folder / "tls")),
+    ("torch", "torch", lambda _: sl.CompressiveMBN().fit(X, X)),
+    ("torch", "torch", lambda _: ROWS.to_torch()),
+    ("xarray", "xarray", lambda _: ROWS.to_xarray()),
+]
+# Of a cluster that its user starts and passes on, of CUDA's other version, and of those who work on this.
+OTHERS = {"k8s", "cuda13", "bench", "docs", "test"}
+
+
+@pytest.mark.parametrize(("extra", "package", "call"), NEEDS)
+def test_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str, package: str, call: Callable[[Path], Any]
+) -> None:
+    # MATLAB's 7.3 is HDF5 behind a header.
+    head = b"MATLAB 7.3 MAT-file".ljust(512)
+    for name in ("a.h5", "a.mat"):
+        (tmp_path / name).write_bytes((head if name == "a.mat" else b"") + b"\x89HDF\r\n\x1a\n")
+    monkeypatch.setitem(sys.modules, package, None)
+    # What has been imported before is known by other names, too.
+    monkeypatch.delitem(sys.modules, "scalelatent.data.torch_rows", raising=False)
+    for protocol in ("s3", "gs", "az"):
+        monkeypatch.delitem(known, protocol, raising=False)
+    objects.forget_connections()
+    files = sorted(tmp_path.iterdir())
+    with pytest.raises(ScalelatentError) as error:
+        call(tmp_path)
+    assert f"scalelatent[{extra}]" in str(error.value)
+    assert sorted(file for file in tmp_path.iterdir() if file.name != "tls") == files
+
+
+def test_every_extra_is_asked_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {extra for extra, _, _ in NEEDS} == set(project["optional-dependencies"]) - OTHERS
