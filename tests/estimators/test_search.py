@@ -143,7 +143,7 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
     from scalelatent.engine.plan import ALLOWED_SHARE, PROCESS_BYTES, Resources, process_bytes
 
     log = Log()
-    limit = int((process_bytes(Resources(1, 1, 0)) + 6 * 2**20) / ALLOWED_SHARE)
+    limit = int((process_bytes(Resources(1, 1, 0)) + 3.5 * 2**20) / ALLOWED_SHARE)
     base = clone(BASE).set_params(architecture="all_vs_all", projection=20, max_iter=3)
     grid = {"capsule_dim": [1, 8, 12, 16]}
     search = Search(base, grid, memory_limit=limit, n_jobs=1).fit(
