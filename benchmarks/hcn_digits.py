@@ -469,7 +469,7 @@ def main() -> None:
             for p01, p10 in THINNER:
                 noise = argparse.Namespace(**vars(args) | {"read_noise": (p01, p10)})
                 thin = over(joint, joint.weights_[0], x, y, noise)
-                how, held, _ = chosen([reading(thin, *one) for one in NOISES], TRIED)
+                how, held, _ = chosen([reading(thin, *one) for one in (*NOISES, *READINGS[:-1])], TRIED)
                 found[f"p01 {p01:g}, p10 {p10:g}"] = {
                     "edges_drawn_over_those": edges_drawn(thin, x, args),
                     "weights_of_a_template": round(float(thin.weights_[1].sum() / len(thin.weights_[1])), 1),

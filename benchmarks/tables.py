@@ -513,7 +513,13 @@ def corrupted_digits() -> Iterable[Iterable[Any]]:
         if name.startswith("rival "):
             kinds[f"{name.removeprefix('rival ')} ({fit['setting']})"] = [fit["errors"]]
     for name, errors in kinds.items():
-        yield name, *(percent(statistics.median(e[key] for e in errors), 1) for key in errors[0])
+        yield name, *(over_seeds([e[key] for e in errors]) for key in errors[0])
+
+
+def over_seeds(shares: list[float]) -> str:
+    """The median as per cent, and the least and the most where there are several."""
+    told = percent(statistics.median(shares), 1)
+    return told if len(shares) == 1 else f"{told} ({100 * min(shares):.1f} - {100 * max(shares):.1f})"
 
 
 @shown(
@@ -532,19 +538,25 @@ def digit_templates() -> Iterable[Iterable[Any]]:
         )
 
 
+DENSITY = "edges_drawn_over_those"
+
+
 @shown(
     "templates from digits, by|weights of one|edges over those of a digit|least error of 400 held-out digits"
 )
 def thinner_templates() -> Iterable[Iterable[Any]]:
-    for noise, r in read("hcn_digits")["thin"]["0"].items():
-        told = f"{percent(r['held_out_error'], 1)}, read by {r['setting']}"
-        yield noise, r["weights_of_a_template"], r["edges_drawn_over_those"], told
+    seeds = list(read("hcn_digits")["thin"].values())
+    for noise in seeds[0]:
+        found = [one[noise] for one in seeds]
+        sizes = (statistics.median(r[key] for r in found) for key in ("weights_of_a_template", DENSITY))
+        yield noise, *sizes, over_seeds([r["held_out_error"] for r in found])
 
 
 @shown("400 held-out digits, by what reads them|error")
 def digit_layers() -> Iterable[Iterable[Any]]:
-    for name, error in read("hcn_digits")["layers"]["0"].items():
-        yield name, percent(error, 1)
+    seeds = list(read("hcn_digits")["layers"].values())
+    for name in seeds[0]:
+        yield name, over_seeds([one[name] for one in seeds])
 
 
 @shown(

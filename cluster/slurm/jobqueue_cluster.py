@@ -87,7 +87,7 @@ def make_cluster(options: argparse.Namespace) -> Any:
         from dask_jobqueue import SLURMCluster
     except ImportError as error:
         raise JobError(
-            "jobs of SLURM's are asked for by dask-jobqueue: install it with pip install 'scalelatent[slurm]'"
+            "SLURM jobs are submitted through dask-jobqueue: pip install 'scalelatent[slurm]'"
         ) from error
 
     for number, handler in handlers.items():  # which that import replaces by its own

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
+import numpy as np
+
 DEVICES = ("auto", "cpu", "gpu")
 
 
@@ -184,7 +186,7 @@ class Parameters:
         return {
             entry.name: given[entry.name]
             for entry in self.entries
-            if entry.decides and not (entry.later and given[entry.name] == entry.default)
+            if entry.decides and not (entry.later and bool(np.all(given[entry.name] == entry.default)))
         }
 
 

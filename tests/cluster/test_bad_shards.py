@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, WorkerPlugin
 
 from scalelatent import Callback, open_dataset
-from scalelatent.errors import RunError
+from scalelatent.errors import DataError, RunError
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
@@ -188,6 +188,39 @@ def test_a_broken_shard_is_left_out_at_once(
     assert (told["rows"], told["deaths"]) == (1200, 0)
     assert "is missing" in told["why"]
     assert deaths() == 0
+
+
+class Removes(Events):
+    """Takes a shard away after some passes."""
+
+    def __init__(self, shard: Path) -> None:
+        super().__init__()
+        self.shard = shard
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        super().on_pass_end(record)
+        if len(self.passes) == 3:
+            self.shard.unlink()
+
+
+@pytest.mark.parametrize("on_bad_shard", ["skip", "stop"])
+def test_a_shard_that_breaks_while_passes_are_short(
+    poisoned: Any, fit: Any, rows: Any, tmp_path: Path, on_bad_shard: str
+) -> None:
+    """Of such a pass the driver hears at its M-step alone, which fails with what a span has found."""
+    shutil.copytree(rows.folder / "train", tmp_path / "rows")
+    shard = tmp_path / "rows" / "x" / "c" / "3" / "0"
+    events, train = Removes(shard), open_dataset(tmp_path / "rows")
+    engine = {"on_bad_shard": on_bad_shard, "cache": 0}
+    options = {"x": train, "run_dir": tmp_path / "run", "callbacks": events, "engine": engine}
+    if on_bad_shard == "stop":
+        with pytest.raises(DataError, match=r"x/c/3/0 \(rows 3600:4800 of 'x'\) is missing"):
+            fit(poisoned, **options)
+        return
+    fit(poisoned, **options)
+    (told,) = events.of("shard_quarantined")
+    assert (told["rows"], told["deaths"]) == (1200, 0)
+    assert events.passes == [1, 2, 3, 4, 5]
 
 
 def test_an_online_fit_refuses_before_it_begins(fit: Any, tmp_path: Path) -> None:

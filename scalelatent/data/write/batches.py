@@ -107,8 +107,9 @@ def in_order(
     waiting: deque[Future[Done]] = deque()
     with ThreadPoolExecutor(threads, name) as pool:
         try:
-            for number, item in enumerate(items):
-                waiting.append(pool.submit(work, number, item))
+            numbers = itertools.count()  # `enumerate` would hold an item while the next one is read
+            for item in items:
+                waiting.append(pool.submit(work, next(numbers), item))
                 del item  # which may be large: the thread holds it as long as it needs it
                 if len(waiting) > ahead:
                     yield waiting.popleft().result()

@@ -26,6 +26,7 @@ from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.folder_probe import folder_trouble
 from scalelatent.storage.guard import clears_too
 
+from .asking import ask_workers
 from .cluster_pass import DaskPass
 from .failures import WAIT_SECONDS, LeftOut, error_of, guard_spans, look_after
 from .graph import Graph
@@ -144,15 +145,19 @@ class DaskExecutor:
             f"waiting for {what}. Start workers, then resume the run: finished passes are kept"
         )
 
-    def _check_shared(self, place: Location, what: str, option: str) -> None:
-        """Refuse a folder that not all workers see."""
+    def _check_shared(self, place: Location, what: str, option: str, *, all_answer: bool = True) -> None:
+        """Refuse a folder that not all workers see, or not all of those that answer."""
         mark = f".seen-{self.token}"
         place.write(mark, b"seen")
         try:
-            wrong = self.link.ask_workers(f"looking for {what}", folder_trouble, place.url, mark)
+            if all_answer:
+                wrong = self.link.ask_workers(f"looking for {what}", folder_trouble, place.url, mark)
+            else:
+                wrong = ask_workers(self.client, folder_trouble, place.url, mark)
         finally:
             place.delete(mark)
-        blind = {address: words for address, words in wrong.items() if words}
+        away = (TimeoutError, ConnectionError)
+        blind = {a: str(words) for a, words in wrong.items() if words and not isinstance(words, away)}
         if blind:
             raise RunError(
                 f"worker(s) {', '.join(blind)} do not see {what} {place.url} "
@@ -331,7 +336,7 @@ class DaskExecutor:
         """Shards of a map as tasks."""
         self.refresh()
         if not clears_too(self.store.place, place := locate(task.url)):  # else it was looked for
-            self._check_shared(place, "the output", "out=…, or the fit's scratch")
+            self._check_shared(place, "the output", "out=…, or the fit's scratch", all_answer=False)
         try:
             run_map(self, task, on_rows)
         finally:

@@ -75,7 +75,8 @@ def settle(executor: DaskExecutor, current: Work[Any], ended: TaskEnded) -> NoRe
     where = {"stage": current.name, "pass": current.number}
     if (
         isinstance(error, ShardError)
-        and current.dataset_of(ended.item) is not None
+        # The M-step of a short pass has no item, and fails of any of its spans.
+        and (ended.item is None or current.dataset_of(ended.item) is not None)
         and executor.quarantine.take(error, executor.callbacks, **where)
     ):
         raise LeftOut(str(error))

@@ -129,10 +129,14 @@ class Window(Generic[Item]):
     def _deal(self, items: Sequence[Item]) -> None:
         """A run for each worker; items on an edge are cut if long."""
         shares, todo, place, cut = list(self._shares.values()), deque(items), 0.0, self._costs.cut
-        edges = [self._left * part / self._rate for part in accumulate(share.rate for share in shares[:-1])]
+        # Of workers that are alike each item counts as one: seconds are measured each pass, and an item on an
+        # edge would go to and fro.
+        whole = self._left if self.unequal else float(len(items))
+        edges = [whole * part / self._rate for part in accumulate(share.rate for share in shares[:-1])]
         while shares and todo:
             item = todo.popleft()
-            work, at = self._costs.work(item), bisect_right(edges, place)
+            seconds, at = self._costs.work(item), bisect_right(edges, place)
+            work = seconds if self.unequal else 1.0
             if cut is not None and at < len(edges):
                 beyond = min(place + work - edges[at], edges[at] - place)
                 if beyond > self._costs.shortest * shares[at].speed and (parts := cut(item)):
@@ -140,7 +144,7 @@ class Window(Generic[Item]):
                     continue
             share = shares[bisect_right(edges, place + work / 2)]
             share.items.append(item)
-            share.listed += work
+            share.listed += seconds
             place += work
 
     @property

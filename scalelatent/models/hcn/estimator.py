@@ -424,7 +424,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Learn from some more images, at once: a step for each ``batch_size`` of them, in their order.
 
-        Goes on from a fit, from a loaded model or from earlier calls.
+        Goes on from a fit, from a loaded model or from earlier calls. ``template_passes`` are of fits alone:
+        after them templates go on as they are.
 
         Parameters
         ----------

@@ -458,6 +458,3 @@ class WeightsWatched(Callback):
             f"all weights are {now} after epoch {record['pass']}: {move} p_weight (now "
             f"{weight_priors(self.model)[0]:g}{', of the first layer' if several else ''}){more}"
         )
-
-
-# -- a stream of rows -------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
     told.stage(name, {"train" if held is None else "validation": look}, state, smaller)
     if model.template_passes and isinstance(network, SeveralLayers):
         said = TemplateEvidence(network.net, np.empty(0))
-        told.stage("templates-from-images", {"train": said}, state, "lower templates")
+        told.stage("templates-from-images", {"train": said}, state, f"{smaller}, templates or n_jobs")
     row = _row_seconds(network, told, learner, order, online)
     # Decoding sweeps as online learning does.
     sweep = network.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
@@ -87,5 +87,5 @@ def _row_seconds(network: Network, told: Forecast, learner: Any, order: RowOrder
         return lambda: kept.visit(prepared, block, None)
 
     what = f"hcn {'online' if online else 'kept'} {layer.image} {network.told()} {size}"
-    pairs = learner.flops_per_row() / FLOPS_PER_PAIR / (PAIRS_PER_SECOND if online else PAIRS_WITH_MESSAGES)
-    return told.probe(what, make, pairs, rows=size * sweeps, threads=told.slots(order))
+    nominal = learner.flops_per_row() / FLOPS_PER_PAIR / (PAIRS_PER_SECOND if online else PAIRS_WITH_MESSAGES)
+    return told.probe(what, make, nominal, rows=size * sweeps, threads=told.slots(order))

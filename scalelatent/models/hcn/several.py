@@ -199,10 +199,10 @@ class SeveralLayers:
             )
 
     def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> LayeredEvidence:
-        net = replace(self.net, seed=seed)
-        if model.read_noise is not None:
-            low, *above = net.layers
-            net = replace(net, layers=(replace(low, p01=float(model.p01), p10=float(model.p10)), *above))
+        low, *above = self.net.layers
+        # Learned by its own noise, whatever images are read by.
+        low = replace(low, p01=float(model.p01), p10=float(model.p10))
+        net = replace(self.net, layers=(low, *above), seed=seed)
         n_classes = 0 if self.classes is None else len(self.classes)
         how: dict[str, Any] = {
             "forgetting": float(model.forgetting),
@@ -294,6 +294,17 @@ class SeveralLayers:
         beliefs, first = result.state.beliefs, result.state.first
         if model.template_passes:
             beliefs = yield from network._from_images(beliefs, first, rows["train"], model.template_passes)
+            empty = int((~np.any(network.net.split(beliefs)[-1] > 0, axis=(0, 1, 2))).sum())
+            if empty:
+                warn_user(
+                    f"{empty} of {network.net.n_templates} templates have no weights, for no image pays for "
+                    f"their priors: raise p_weight (of templates now {weight_priors(model)[-1]:g}), or set "
+                    "template_passes=0"
+                )
+            if "validation" in rows:
+                said, classes = network.scoring(rows["validation"].dataset, beliefs)
+                counted = yield Collect("templates-validated", said, rows["validation"], classes)
+                history = [*history[:-1], {**history[-1], "validation_error": said.error(counted)}]
         state = LayeredState(beliefs, first, iteration=result.state.iteration)
         used = [np.any(part, axis=(1, 2, 3)) for part in network.features(state.beliefs > 0)]
         model._keep(network, state, used, history)

@@ -600,10 +600,11 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     n_classes = 0 if classes is None else len(classes)
     components, shape = components_of(model, n_classes), shape_of(model, train)
     k, p = int(components.sum()), check_sizes(model, train.n_features)
-    if k > len(train):
+    if k > n:
+        what = "components" if classes is None else "sub-classes"
         raise DataError(
-            f"{train.url or 'X'}: {len(train):,} rows are fewer than the {k:,} sub-classes that n_components "
-            "asks for: lower n_components, or give more rows"
+            f"{train.url or 'X'}: {n:,} rows are fewer than the {k:,} {what} that n_components asks for: "
+            "lower n_components, or give more rows"
         )
     mixture = make_mixture(model, components, n_classes, p, 1.0, frame_of(model, shape))
     em = make_learner(model, mixture)
@@ -613,6 +614,7 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     if model.projection is not None:
         narrower = "make the rows narrower"
         told.one_pass("svd", SecondMoments(train.n_features), 24 * train.n_features**2, narrower)
+        told.eigenvectors("directions", train.n_features)
     if model.projection is not None or model.smoothing:
         told.maps("project", Project(np.broadcast_to(np.float64(0.01), (train.n_features, p))))
     state_bytes = 8 * k * (p * (em.width + 2) + em.width)

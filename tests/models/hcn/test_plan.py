@@ -85,11 +85,22 @@ def test_templates_from_images_are_planned() -> None:
     ds = sl.Dataset.from_arrays(np.zeros((20, 7, 6), np.uint8), np.arange(20) % 2)
     told = {
         n: sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, template_passes=n).plan(ds)
-        for n in (0, 4)
+        for n in (0, 2, 4)
     }
     assert "templates-from-images" in told[4]["stages"]
     assert "templates-from-images" not in told[0]["stages"]
-    assert told[4]["seconds"]["templates-from-images"] > 0
+    seconds = [told[n]["seconds"]["templates-from-images"] for n in (2, 4)]
+    assert seconds[1] == pytest.approx(2 * seconds[0])
+
+
+def test_threads_of_templates_from_images_take_blocks_alone() -> None:
+    ds = sl.Dataset.from_arrays(np.zeros((200, 28, 28), np.uint8), np.arange(200) % 2)
+    peaks = [
+        sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, template_passes=1, n_jobs=n).plan(ds)
+        for n in (1, 16)
+    ]
+    one, many = (told["stages"]["templates-from-images"]["peak_bytes"] for told in peaks)
+    assert one < many < one + 16 * 2**25
 
 
 @pytest.mark.slow

@@ -90,6 +90,24 @@ def test_images_are_read_by_a_noise_of_their_own(tmp_path: Any) -> None:
     assert_array_equal(sl.load_model(tmp_path / "m").transform(X), m.transform(X))
 
 
+def test_templates_from_images_are_what_validation_tells_of() -> None:
+    how = WAYS["from images"] | {"n_epochs": 1, "n_chains": 1}
+    m = network(**how).fit(X[:32], Y[:32], validation=(X[32:], Y[32:]))
+    assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(X[32:], Y[32:]))
+    with pytest.warns(UserWarning, match=r"templates have no weights.*of templates now 1e-20"):
+        network(**how | {"p_weight": (0.5, 1e-20)}).fit(X, Y)
+
+
+def test_a_noise_of_reading_is_not_that_of_learning() -> None:
+    how = WAYS["from images"] | {"n_epochs": 1, "n_chains": 1, "template_passes": 0}
+    m = network(**how | {"read_noise": np.array([0.1, 1e-4])}).fit(X, Y)
+    other = network(**how | {"read_noise": None}).fit(X, Y)
+    assert_array_equal(
+        m.set_params(read_noise=None).partial_fit(X[:8], Y[:8]).beliefs_[0],
+        other.partial_fit(X[:8], Y[:8]).beliefs_[0],
+    )
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_same_bits_and_resume(way: str, tmp_path: Any) -> None:
     how = WAYS[way]

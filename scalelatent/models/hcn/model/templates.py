@@ -160,7 +160,7 @@ class TemplateEvidence:
         row = 8 * sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.net.layers)
         pools = 4 * self.net.side**2 * max(layer.n_pixels for layer in self.net.layers)
         rows = int(np.clip(BLOCK_BYTES // (row + pools), 1, 64))
-        return Wants(block_rows=rows, scratch=(2**27, 3 * (row + pools)), unlabelled=True)
+        return Wants(block_rows=rows, scratch=(0, 3 * (row + pools)), unlabelled=True)
 
     def layout(self) -> Layout:
         return Layout((("evidence", (self.net.n_templates, *self.net.layers[-1].image)),))
