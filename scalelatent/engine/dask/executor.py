@@ -147,13 +147,13 @@ class DaskExecutor:
 
     def _check_shared(self, place: Location, what: str, option: str, *, all_answer: bool = True) -> None:
         """Refuse a folder that not all workers see, or not all of those that answer."""
-        mark = f".seen-{self.token}"
+        mark, wrong = f".seen-{self.token}", dict[str, str | Exception]()
         place.write(mark, b"seen")
         try:
             if all_answer:
-                wrong = self.link.ask_workers(f"looking for {what}", folder_trouble, place.url, mark)
+                wrong.update(self.link.ask_workers(f"looking for {what}", folder_trouble, place.url, mark))
             else:
-                wrong = ask_workers(self.client, folder_trouble, place.url, mark)
+                wrong.update(ask_workers(self.client, folder_trouble, place.url, mark))
         finally:
             place.delete(mark)
         away = (TimeoutError, ConnectionError)
