@@ -542,7 +542,7 @@ DENSITY = "edges_drawn_over_those"
 
 
 @shown(
-    "templates from digits, by|weights of one|edges over those of a digit|least error of 400 held-out digits"
+    "templates from digits, by|weights of one|edges over those of a digit|error of 400 held-out digits"
 )
 def thinner_templates() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_digits")["thin"].values())
