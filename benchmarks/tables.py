@@ -541,9 +541,7 @@ def digit_templates() -> Iterable[Iterable[Any]]:
 DENSITY = "edges_drawn_over_those"
 
 
-@shown(
-    "templates from digits, by|weights of one|edges over those of a digit|error of 400 held-out digits"
-)
+@shown("templates from digits, by|weights of one|edges over those of a digit|error of 400 held-out digits")
 def thinner_templates() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_digits")["thin"].values())
     for noise in seeds[0]:
