@@ -552,7 +552,7 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
             ],
         )
     if memory:
-        least = min(r["busy_before"] for r in memory.values())
+        busy = {name.split(",")[0]: r["busy_before"] for name, r in memory.items() if r["busy_before"] > 0.1}
         lines += [
             "",
             "## Many rows, really run",
@@ -561,10 +561,11 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
             "codes of the layer are written. Peaks hold the rows that workers keep between passes (`[engine]",
             "cache`, up to 30 % of their memory) and statistics that wait for their siblings.",
         ]
-        if least > 0.1:
+        if busy:
+            least = min(busy.values())
             lines += [
-                f"Others kept at least {least:.0%} of the processors busy before each: **minutes are upper",
-                "bounds**; what the workers computed is in minutes of one processor.",
+                f"Others kept at least {least:.0%} of the processors busy before {', '.join(busy)}:",
+                "**these minutes are upper bounds**; what the workers computed is in minutes of one processor.",
             ]
         lines += table(
             "fit|rows|GB|workers|minutes|of a processor|peak of a worker in the first, second, third, last "
