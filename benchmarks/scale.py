@@ -565,7 +565,8 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
             least = min(busy.values())
             lines += [
                 f"Others kept at least {least:.0%} of the processors busy before {', '.join(busy)}:",
-                "**these minutes are upper bounds**; what the workers computed is in minutes of one processor.",
+                "**these minutes are upper bounds**; what the workers computed is in minutes of one",
+                "processor.",
             ]
         lines += table(
             "fit|rows|GB|workers|minutes|of a processor|peak of a worker in the first, second, third, last "
