@@ -20,6 +20,8 @@ __all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "wo
 
 # Of an answer: a bound, as patient as people are.
 ASK_SECONDS = 30.0
+# Answers of a worker that may have left; if it has not, its first task says what is wrong.
+AWAY = (TimeoutError, ConnectionError)
 # Beyond the time of each worker, for an event loop that hangs too: a bound.
 LOOP_SECONDS = 5.0
 # Calls at once. With one for each of 1,000 workers (simulated_cluster.py) not all answered in 60 s; in so

@@ -26,7 +26,7 @@ from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.folder_probe import folder_trouble
 from scalelatent.storage.guard import clears_too
 
-from .asking import ask_workers
+from .asking import AWAY, ask_workers
 from .cluster_pass import DaskPass
 from .failures import WAIT_SECONDS, LeftOut, error_of, guard_spans, look_after
 from .graph import Graph
@@ -156,8 +156,7 @@ class DaskExecutor:
                 wrong.update(ask_workers(self.client, folder_trouble, place.url, mark))
         finally:
             place.delete(mark)
-        away = (TimeoutError, ConnectionError)
-        blind = {a: str(words) for a, words in wrong.items() if words and not isinstance(words, away)}
+        blind = {a: str(words) for a, words in wrong.items() if words and not isinstance(words, AWAY)}
         if blind:
             raise RunError(
                 f"worker(s) {', '.join(blind)} do not see {what} {place.url} "

@@ -12,7 +12,7 @@ from distributed import WorkerPlugin
 from scalelatent.errors import RunError
 from scalelatent.storage.stores import known_place
 
-from .asking import ask_workers
+from .asking import AWAY, ask_workers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -49,10 +49,8 @@ def _check_seen(client: Client, url: str, access: Access) -> None:
     """Refuse what a store shows here alone, such as memory behind a cache, or a file of this machine."""
     here = _stamp(url, access.mark)
     seen = ask_workers(client, _stamp, url, access.mark)
-    # One that does not answer now may have left; if not, its first task says what is wrong.
-    away = (TimeoutError, ConnectionError)
     blind = {
-        address: found for address, found in seen.items() if found != here and not isinstance(found, away)
+        address: found for address, found in seen.items() if found != here and not isinstance(found, AWAY)
     }
     if blind:
         words = {access.hide(str(found)) for found in blind.values() if isinstance(found, Exception)}
