@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
-import numpy as np
-
 DEVICES = ("auto", "cpu", "gpu")
 
 
@@ -25,6 +23,12 @@ def is_whole(value: Any, least: int = 1) -> bool:
 
 def is_list(value: Any) -> bool:
     return hasattr(value, "__len__") and hasattr(value, "__iter__") and not isinstance(value, (str, Mapping))
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    if is_list(value):
+        return is_list(default) and list(value) == list(default)
+    return bool(value == default)
 
 
 class Allowed(Protocol):
@@ -186,7 +190,7 @@ class Parameters:
         return {
             entry.name: given[entry.name]
             for entry in self.entries
-            if entry.decides and not (entry.later and bool(np.all(given[entry.name] == entry.default)))
+            if entry.decides and not (entry.later and _is_same(given[entry.name], entry.default))
         }
 
 
