@@ -1,6 +1,6 @@
 """Two layers of parts under templates, on 40 digits of each class (section 4.4, Figures 9 and 12):
 
-    python benchmarks/hcn_digits.py [--parts hcn,layers,pictures,rivals] [--seeds 3] [--test-rows 10000]
+    python benchmarks/hcn_digits.py [--parts hcn,explained,layers,rivals] [--seeds 3]
 
 The first 40 training digits of each class of MNIST, through oriented filters. Features are learned with
 templates, online; then templates afresh, each from a digit, as `template_passes` does after a fit (0: they
@@ -12,6 +12,9 @@ each seed of the network:
 
 hcn     errors; edges of images that templates make without noise, over those of the training digits; CPU
         seconds of a fit, one thread
+explained  the same features; templates from digits, and digits told, by explanations, where each edge pays
+        once (`n_candidates`)
+more    templates from more digits of a class under the same features, by forward passes and by explanations
 trial   one setting, on --each digits of a class: the same on 400 held-out training digits, which all settings
         were chosen by; told by its command
 layers  errors on 400 held-out training digits of the same weights under even pools and without pools; of
@@ -70,8 +73,9 @@ CORRUPTIONS: dict[str, dict[str, Any]] = {
 SHOWN = (2, 5)
 NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
+EXPLAINED = [(1e-3, 1e-9), (1e-9, 1e-15), (1e-9, 1e-9), (1e-6, 1e-6)]
 THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
-PARTS = "hcn,layers,thin,pictures,rivals"  # and trial
+PARTS = "hcn,explained,layers,thin,pictures,rivals"  # and trial, more
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
@@ -83,7 +87,7 @@ def digits(rows: slice, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
 
 def first_of_each(n: int = EACH) -> tuple[np.ndarray, np.ndarray]:
     """The first training digits of each class, in their order."""
-    x, y = digits(slice(0, 5_000))
+    x, y = digits(slice(0, max(5_000, 12 * CLASSES * n)))
     chosen = np.sort(np.concatenate([np.flatnonzero(y == code)[:n] for code in range(CLASSES)]))
     return x[chosen], y[chosen]
 
@@ -294,6 +298,7 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
     low = replace(low, n_features=len(features), p01=p01, p10=p10)
     net = replace(
         network.net,
+        n_candidates=args.n_candidates,
         layers=(low, replace(top, image=(len(features), *top.image[1:]), p_weight=args.p_weight[1])),
     )
     first = net.first_beliefs()
@@ -309,10 +314,16 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
             block = Block(flat[a : a + 40], y[a : a + 40], None, a)
             said.accumulate(said.prepare(None, backend), block, stats)
         beliefs = said.learned(first, stats)
-    other = copy.copy(model)
+    other = copy.copy(model).set_params(n_candidates=args.n_candidates)
     other._network = replace(network, net=net)
     other._stream = replace(model._stream, beliefs=beliefs, first=first)
     return other
+
+
+def explaining(args: Any) -> Any:
+    """The setting of networks that explain images."""
+    own = {"n_candidates": args.candidates, "read_noise": args.explain_noise, "template_passes": 3}
+    return argparse.Namespace(**vars(args) | own)
 
 
 def fixed_features(filters: int) -> dict[str, np.ndarray]:
@@ -408,6 +419,9 @@ def main() -> None:
     arguments.add_argument("--inner-iterations", type=int, default=10)
     arguments.add_argument("--template-passes", type=int, default=5)
     arguments.add_argument("--read-noise", type=float, nargs=2, default=[0.2, 1e-4])
+    arguments.add_argument("--candidates", type=int, default=4, help="templates of a class that explain")
+    arguments.add_argument("--explain-noise", type=float, nargs=2, default=[1e-6, 1e-6])
+    arguments.add_argument("--more", type=int, nargs="+", default=[40, 100, 300, 600])
     arguments.add_argument("--rivals", help="those alone whose names hold this")
     arguments.add_argument("--models", type=Path, help="folder to keep fitted networks in")
     arguments.add_argument("--each", type=int, default=EACH, help="training digits of a class")
@@ -415,11 +429,12 @@ def main() -> None:
     arguments.add_argument("--decays", type=float, nargs="+", default=[1e-4, 1e-1], help="weight decay")
     arguments.add_argument("--cnn-epochs", type=int, default=30)
     args = arguments.parse_args()
+    args.n_candidates = 0
     parts, (x, y) = args.parts.split(","), first_of_each(args.each)
     told: dict[str, dict[str, Any]] = {part: {} for part in parts}
 
     def say(part: str, name: str, found: dict[str, Any]) -> None:
-        told[part][name] = found
+        told.setdefault(part, {})[name] = found
         print(part, name, found, flush=True)
         write_part(args.out, part, args.seed, told[part])
 
@@ -437,7 +452,7 @@ def main() -> None:
                 place = "standard" if predict.net.standard else "form"
                 draw(args.out.with_name(f"{args.out.stem}_{place}.png"), [[shown]])
     for seed in range(args.seed, args.seed + args.seeds):
-        if not {"hcn", "layers", "thin", "pictures", "trial"} & set(parts):
+        if not {"hcn", "explained", "more", "layers", "thin", "pictures", "trial"} & set(parts):
             break
         joint, seconds = kept_or_fitted(args, seed, x, y)
         model = over(joint, joint.weights_[0], x, y, args) if args.template_passes else joint
@@ -445,11 +460,34 @@ def main() -> None:
             found = {"errors": errors(model.predict, args, True), **shares(model, x, y, args), **seconds}
             print(found, flush=True)
             write_part(args.out, f"trial {told_by(args)}", args.seed, found)
-        if "hcn" in parts:
-            found = {**shares(model, x, y, args), **seconds}
-            how, held, predict = chosen([reading(model, *noise) for noise in READINGS], TRIED)
-            found |= {"setting": how, "held_out_error": held}
-            say("hcn", str(seed), found | {"errors": errors(predict, args)})
+        for part, how in (("hcn", args), ("explained", explaining(args))):
+            if part in parts:
+                read = over(joint, joint.weights_[0], x, y, how) if how.template_passes else joint
+                found = {**shares(read, x, y, args), **seconds}
+                noises = EXPLAINED if how.n_candidates else READINGS
+                setting, held, predict = chosen([reading(read, *noise) for noise in noises], TRIED)
+                begin = time.process_time()
+                found |= {"setting": setting, "held_out_error": held, "errors": errors(predict, args)}
+                rows = args.test_rows + len(CORRUPTIONS) * args.corrupted_rows
+                found["cpu_milliseconds_an_image"] = round((time.process_time() - begin) / rows * 1e3, 2)
+                of = "" if args.features == 32 else f", {args.features} features"
+                say(f"{part}{of}", str(seed), found)
+        if "more" in parts:
+            found = {}
+            for each in args.more:
+                mx, my = first_of_each(each)
+                for name, how in (("forward", args), ("explained", explaining(args))):
+                    read = over(joint, joint.weights_[0], mx, my, how)
+                    noises = EXPLAINED if how.n_candidates else READINGS
+                    setting, held, predict = chosen([reading(read, *noise) for noise in noises], TRIED)
+                    tx, ty = digits(slice(0, args.test_rows), "test")
+                    found[f"{each} digits of a class, {name}"] = {
+                        "test_error": round(float((predict(tx) != ty).mean()), 4),
+                        "edges_drawn_over_those": edges_drawn(read, mx, args),
+                        "setting": setting,
+                        "held_out_error": held,
+                    }
+                    say("more", str(seed), found)
         if "pictures" in parts and seed == args.seed:
             pictures(args, model)
         if "layers" in parts:

@@ -115,6 +115,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     read_noise : (float, float) or None
         With templates: p01 and p10 after learning, of images that templates are learned afresh from, that are
         read, and sampled. None: p01 and p10.
+    n_candidates : int, default 0
+        With templates: images are told by explanations, where each pixel of an image pays for one pixel of
+        a template. So many templates of each class are tried, the best by a forward pass (2 to 4 are
+        enough); of clusters all. Templates learned afresh are then about as dense as images. 0: by a forward
+        pass alone, which lets an edge pay for all that is near it. May be changed after a fit.
     n_restarts : int, default 1
         Fits from different beliefs, of which the best by compression is kept.
     n_chains, chain_batches : int or None
@@ -238,6 +243,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         inner_iterations: int = 15,
         template_passes: int = 0,
         read_noise: tuple[float, float] | None = None,
+        n_candidates: int = 0,
         n_restarts: int = 1,
         n_chains: int | None = None,
         chain_batches: int | None = None,
@@ -270,6 +276,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self.inner_iterations = inner_iterations
         self.template_passes = template_passes
         self.read_noise = read_noise
+        self.n_candidates = n_candidates
         self.n_restarts = n_restarts
         self.n_chains = n_chains
         self.chain_batches = chain_batches
@@ -421,6 +428,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             raise AttributeError(name)
         return self._network
 
+    @property
+    def _reading(self) -> SeveralLayers:
+        """The fitted network, as images are read now."""
+        network = self._of_several("net")
+        return replace(network, net=replace(network.net, n_candidates=int(self.n_candidates)))
+
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Learn from some more images, at once: a step for each ``batch_size`` of them, in their order.
 
@@ -480,7 +493,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _row_map(self, what: Any) -> Any:
         name, known = what if isinstance(what, tuple) else (what, None)
-        if isinstance(network := self._network, SeveralLayers):
+        if isinstance(self._network, SeveralLayers):
+            network = self._reading
             told = Telling(network.telling, self._stream.beliefs, network.template_classes)
             if name == "filled":
                 return CompletionMap(told, True, *known)
@@ -508,6 +522,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     ) -> Any:
         """Scores of the classes, each that of its best template; only with ``templates``.
 
+        By one forward pass, or with ``n_candidates`` log probabilities of explanations.
+
         Parameters
         ----------
         X, out, client, overwrite, callbacks
@@ -531,6 +547,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         callbacks: CallbackList = (),
     ) -> Any:
         """Classes of images by one forward pass, or numbers of clusters; only with ``templates``.
+
+        With ``n_candidates`` by explanations.
 
         With ``out``, a dataset whose ``x`` are the scores of the classes and whose ``y`` are these.
 
@@ -617,6 +635,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def to_cnn_weights(self) -> ConvolutionalForm:
         """The forward pass as that of a convolutional network (section 3.4); only with ``templates``.
 
+        ``n_candidates`` does not matter: explanations are no forward pass.
+
         Returns
         -------
         ConvolutionalForm
@@ -632,6 +652,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             raise DataError(
                 "to_onnx: a single layer finds parts by message passing, for which ONNX has no operators: "
                 "save the model, and predict with this package"
+            )
+        if self.n_candidates:
+            raise DataError(
+                f"to_onnx: n_candidates={self.n_candidates} explains images, and ONNX cannot: "
+                "set n_candidates=0 to write the forward pass, and check that it tells classes well enough"
             )
         form = convolutional_form(network.telling, self._stream.beliefs, network.template_classes)
         scores = draw_scores(graph, network.telling.layers[0], form, network.template_classes)
@@ -754,10 +779,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         check_is_fitted(self)
         ds = self._given_rows(X, y, sample_weight)
-        network = self._network
         reduction: Any
-        if several := isinstance(network, SeveralLayers):
-            reduction, classes = network.scoring(ds, self._stream.beliefs)
+        if several := isinstance(self._network, SeveralLayers):
+            reduction, classes = self._reading.scoring(ds, self._stream.beliefs)
         else:
             decoder, classes = self._decoder(), None
             reduction = DescriptionLength(decoder)

@@ -172,7 +172,8 @@ def _check_used(model: Any) -> None:
     given = [name for name in ("chain_batches", "warmup_rows") if getattr(model, name) is not None]
     if not online and given:
         raise ValueError(f"{given[0]} is set, but belongs to online=True: leave it out")
-    for name in ("pool", "pool_spread", "inner_rounds", "inner_iterations", "template_passes", "read_noise"):
+    of_several = "pool", "pool_spread", "inner_rounds", "inner_iterations"
+    for name in (*of_several, "template_passes", "read_noise", "n_candidates"):
         if not several and getattr(model, name) != PARAMETERS[name].default:
             raise ValueError(
                 f"{name} is set, but one layer without a class layer has no pools and no templates: set "
@@ -286,6 +287,10 @@ PARAMETERS = Parameters(
         Parameter(
             "read_noise", None, Where(is_noise, "give (p01, p10), both in (0, 0.5), or None"),
             "p01 and p10 of images that are read after learning; None: those of learning", later=True,
+        ),
+        Parameter(
+            "n_candidates", 0, Whole(0),
+            "templates of a class by which an image is explained; 0: one forward pass tells", later=True,
         ),
         Parameter("n_restarts", 1, Whole(), "fits, of which the best by compression is kept"),
         _optional("n_chains", "chains of a step; None: 1, or 8 from 10,000 images on"),

@@ -107,6 +107,7 @@ def several_of(
         float(model.pool_spread),
         damping(model),
         int(model.inner_rounds),
+        n_candidates=int(model.n_candidates),
     )
     return SeveralLayers(net, classes, per_class)
 
@@ -200,9 +201,9 @@ class SeveralLayers:
 
     def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> LayeredEvidence:
         low, *above = self.net.layers
-        # Learned by its own noise, whatever images are read by.
+        # Learned by its own noise and by forward passes, however images are read.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
-        net = replace(self.net, layers=(low, *above), seed=seed)
+        net = replace(self.net, layers=(low, *above), seed=seed, n_candidates=0)
         n_classes = 0 if self.classes is None else len(self.classes)
         how: dict[str, Any] = {
             "forgetting": float(model.forgetting),

@@ -15,6 +15,8 @@ from .windows import shifts, starts, window
 
 FLOOR = 1e3
 """Largest message, in nats."""
+ROUNDS = 8
+"""Of pixels that look for better shifts, given those of the others, at most: few move in the fourth."""
 
 
 def and_up(other: np.ndarray, below: np.ndarray) -> np.ndarray:
@@ -423,3 +425,164 @@ def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.
     answer = np.take_along_axis(answers, best, axis=1)
     on = np.where(answer > 0, best, best + half)
     out[...] = (np.arange(2 * half)[:, None, None] == on) & (np.abs(answer) >= least)
+
+
+def best_shift(
+    below: np.ndarray, lit: np.ndarray, prior: np.ndarray, channel: int, y: int, x: int
+) -> tuple[int, int]:
+    """What a pixel gains by its best shift, and that shift: a place that is lit has been paid for."""
+    best = ABSENT, 0
+    for d, (dy, dx) in enumerate(shifts(len(prior))):
+        if prior[d, y, x] != ABSENT:
+            place = channel, y + dy, x + dx
+            gain = int(prior[d, y, x]) + (0 if lit[place] else int(below[place]))
+            best = max(best, (gain, d), key=lambda found: found[0])
+    return best
+
+
+def _put(
+    below: np.ndarray, prior: np.ndarray, drawn: np.ndarray, lit: np.ndarray, at: np.ndarray, y: int, x: int
+) -> int:
+    """Put a feature down: what its pixels gain, one after another; those that are drawn gain nothing."""
+    ways, total = shifts(len(prior)), 0
+    for channel, i, j in at:
+        pixel = channel, y + i, x + j
+        if not drawn[pixel]:
+            gain, d = best_shift(below, lit, prior, *pixel)
+            lit[channel, pixel[1] + ways[d][0], pixel[2] + ways[d][1]] += 1
+            total += gain
+        drawn[pixel] += 1
+    return total
+
+
+def place_values(
+    below: np.ndarray, prior: np.ndarray, at: np.ndarray, begins: np.ndarray, places: tuple[int, int]
+) -> np.ndarray:
+    """What each feature at each place says if it lies there alone: a place below counts once.
+
+    Parameters
+    ----------
+    below : ndarray of int32, shape (images, channels, H, W)
+        What places below say, in units.
+    prior : ndarray of int32, shape (shifts, H, W)
+    at : ndarray of int32, shape (weights that are on, 3)
+        Channel, row and column of the weights of each feature, one feature after another.
+    begins : ndarray of int64, shape (F + 1,)
+        Where the weights of a feature begin.
+    places : (int, int)
+        HS and WS.
+
+    Returns
+    -------
+    ndarray of int32, shape (images, F, HS, WS)
+    """
+    out = np.zeros((len(below), len(begins) - 1, *places), np.int32)
+    for n, f, y, x in np.ndindex(out.shape):
+        drawn, lit = np.zeros(below.shape[1:], np.int32), np.zeros(below.shape[1:], np.int32)
+        out[n, f, y, x] = _put(below[n], prior, drawn, lit, at[begins[f] : begins[f + 1]], y, x)
+    return out
+
+
+def explain(
+    below: np.ndarray, prior: np.ndarray, images: np.ndarray, pixels: np.ndarray, begins: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the pixels of a drawing are shifted to, so that together they say most: coordinate ascent.
+
+    One after another they take their best shift, those before given, and then so again, those others given,
+    until none moves or :data:`ROUNDS` are done.
+
+    Parameters
+    ----------
+    below, prior
+        See :func:`place_values`.
+    images : ndarray of int64, shape (drawings,)
+        Image that each is of.
+    pixels : ndarray of int32, shape (pixels of all drawings,)
+        Numbers of those that are on, of channels x H x W.
+    begins : ndarray of int64, shape (drawings + 1,)
+
+    Returns
+    -------
+    shift : ndarray of uint8, shape (pixels,)
+        Of each pixel.
+    first : ndarray of bool, shape (pixels,)
+        Whether no pixel before it in its drawing lies on the same place below.
+    told : ndarray of int64, shape (drawings, 2)
+        Sums of log priors of the shifts, and of what the places below say, each once; in units.
+    """
+    shape, ways = below.shape[1:], shifts(len(prior))
+    shift, first = np.zeros(len(pixels), np.uint8), np.zeros(len(pixels), bool)
+    told = np.zeros((len(images), 2), np.int64)
+    for k, n in enumerate(images):
+        run = range(begins[k], begins[k + 1])
+        lit = np.zeros(shape, np.int32)
+        where = [np.unravel_index(pixels[i], shape) for i in range(len(pixels))]
+
+        def lands(i: int, where: list = where) -> tuple[int, int, int]:
+            (channel, y, x), (dy, dx) = where[i], ways[shift[i]]
+            return int(channel), int(y) + dy, int(x) + dx
+
+        for number in range(ROUNDS):
+            moved = False
+            for i in run:
+                if number:
+                    lit[lands(i)] -= 1
+                _, d = best_shift(below[n], lit, prior, *(int(at) for at in where[i]))
+                moved |= d != shift[i]
+                shift[i] = d
+                lit[lands(i)] += 1
+            if number and not moved:
+                break
+        lit[:] = 0
+        for i in run:
+            place = lands(i)
+            first[i] = not lit[place]
+            lit[place] += 1
+            told[k, 0] += prior[(shift[i], *where[i][1:])]
+            told[k, 1] += below[(n, *place)] if first[i] else 0
+    return shift, first, told
+
+
+def put_down(
+    below: np.ndarray,
+    prior: np.ndarray,
+    at: np.ndarray,
+    begins: np.ndarray,
+    price: np.ndarray,
+    drawn: np.ndarray,
+    lit: np.ndarray,
+    taken: np.ndarray,
+) -> np.ndarray:
+    """Features put down one by one, that which gains most first, while one gains more than its price.
+
+    Parameters
+    ----------
+    below, prior, at, begins
+        See :func:`place_values`.
+    price : ndarray of int32, shape (HS, WS)
+    drawn, lit : ndarray of int32, shape (images, channels, H, W)
+        How often pixels are drawn, and places below are lit, by what lies there already; changed in place.
+    taken : ndarray of bool, shape (images, F, HS, WS)
+        Where a feature lies already.
+
+    Returns
+    -------
+    ndarray of int32, shape (images, F, HS, WS)
+        What each that was put down gained then; 0 of others.
+    """
+    out = np.zeros(taken.shape, np.int32)
+    for n in range(len(below)):
+        free = ~taken[n] & (np.diff(begins) > 0)[:, None, None]
+        while True:
+            best, where = 0, None
+            for f, y, x in np.argwhere(free):
+                kept = drawn[n].copy(), lit[n].copy()
+                gain = _put(below[n], prior, *kept, at[begins[f] : begins[f + 1]], y, x)
+                if gain - price[y, x] > best:
+                    best, where = gain - price[y, x], (f, y, x)
+            if where is None:
+                break
+            f, y, x = where
+            out[(n, *where)] = _put(below[n], prior, drawn[n], lit[n], at[begins[f] : begins[f + 1]], y, x)
+            free[where] = False
+    return out

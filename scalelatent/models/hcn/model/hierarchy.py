@@ -22,10 +22,8 @@ from scalelatent.models.hcn.kernels.exact import ABSENT, CLASS_FLOOR, GRID, POOL
 from scalelatent.models.hcn.kernels.order import shuffled
 from scalelatent.models.hcn.kernels.windows import message_room, shifts
 
-from .layer import FeatureLayer
-
-# Of windows of what a layer makes that are held at once.
-WINDOW_BYTES = 2**26
+from .explained import Explainer
+from .layer import FeatureLayer, convolve
 
 
 def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, level: int = 0) -> np.ndarray:
@@ -106,6 +104,9 @@ class Hierarchy:
         Of pools and ORs of a layer on the way down.
     seed : int
         Of pools, first beliefs and orders.
+    n_candidates : int
+        Templates of a class that images are explained by (see :mod:`.explained`); 0: scores are those of a
+        forward pass.
     """
 
     layers: tuple[FeatureLayer, ...]
@@ -115,6 +116,7 @@ class Hierarchy:
     damping: float = 0.2
     inner_rounds: int = 5
     seed: int = 0
+    n_candidates: int = 0
 
     @cached_property
     def priors(self) -> tuple[np.ndarray, ...]:
@@ -283,18 +285,30 @@ class Hierarchy:
         others = np.where(scores == first, second, first)
         return np.where(allowed, -others, -CLASS_FLOOR).astype(np.int32)
 
-    def scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any) -> np.ndarray:
+    def scores(
+        self,
+        weights: list[np.ndarray],
+        pixels: np.ndarray,
+        backend: Any,
+        allowed: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Scores of the templates under fixed weights, in units: float64 (images, templates).
 
         One forward pass from the start, which is that of a convolutional network (section 3.4): each pixel's
-        largest shift, then a convolution with weights of 0 and 1.
+        largest shift, then a convolution with weights of 0 and 1. With candidates those of the best templates
+        of each class are of explanations, and others minus infinity.
 
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
         pixels : ndarray of int32, shape (images, channels, height, width)
+        allowed : ndarray of bool, shape (images, templates), or None
+            Others than these have minus infinity.
         """
-        return self.place_scores(weights, pixels, backend).reshape(len(pixels), -1).astype(np.float64)
+        if self.n_candidates:
+            return Explainer(self, weights, backend).scores(pixels, allowed)
+        scores = self.place_scores(weights, pixels, backend).reshape(len(pixels), -1).astype(np.float64)
+        return scores if allowed is None else np.where(allowed, scores, -np.inf)
 
     def place_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any) -> np.ndarray:
         """Of the templates at each place of larger images, too: int32 (images, templates, rows, columns)."""
@@ -308,6 +322,12 @@ class Hierarchy:
         """
         made, places = self._forward(weights, pixels, backend)[-1]
         return made, places.reshape(len(pixels), -1).astype(np.float64)
+
+    def raise_last(self, below: np.ndarray, backend: Any) -> np.ndarray:
+        """What comes up to the pixels of the templates, of what places below them say; of their shape."""
+        made = np.zeros_like(below)
+        backend.kernel("hcn_raise_pools")(below, self.priors[-1], self._silent(below), made, 1.0)
+        return made
 
     def _forward(
         self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any
@@ -399,20 +419,6 @@ def shifted(made: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np
         chances = np.where(prior[:, y, x] == ABSENT, 0, np.exp(prior[:, y, x] / GRID))
         dy, dx = ways[rng.choice(len(ways), p=chances / chances.sum())]
         out[channel, y + dy, x + dx] = True
-    return out
-
-
-def convolve(made: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarray:
-    """Sums of what lies under each feature at each place, int32 (images, HS, WS, F); exact."""
-    high, wide, n_features = layer.places
-    flat = w[:, ::-1, ::-1].reshape(-1, n_features).astype(np.float64)
-    out = np.empty((len(made), high, wide, n_features), np.int32)
-    rows = max(1, WINDOW_BYTES // (8 * high * wide * len(flat)))
-    for a in range(0, len(made), rows):
-        views = np.lib.stride_tricks.sliding_window_view(made[a : a + rows], layer.window, axis=(2, 3))
-        columns = np.moveaxis(views, 1, 3).reshape(-1, len(flat)).astype(np.float64)
-        sums = np.clip(columns @ flat, -(2**30), 2**30)
-        out[a : a + rows] = sums.reshape(-1, high, wide, n_features)
     return out
 
 

@@ -21,6 +21,9 @@ from .filters import GREY_LEVELS, OrientedFilters
 FLOPS_PER_PAIR = 27.0
 """Of a sweep: the general rule's."""
 
+# Of windows of what a layer makes that are held at once.
+WINDOW_BYTES = 2**26
+
 UNKNOWN = -65504.0
 """What NaN becomes in rows, which are finite in datasets; every float has it."""
 
@@ -171,6 +174,20 @@ class FeatureLayer:
     def is_exact(self, w: np.ndarray) -> bool:
         """Whether int32 has room for sums of beliefs of W in units."""
         return bool(np.abs(w).max(initial=0) < BELIEF_LIMIT)
+
+
+def convolve(made: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarray:
+    """Sums of what lies under each feature at each place, int32 (images, HS, WS, F); exact."""
+    high, wide, n_features = layer.places
+    flat = w[:, ::-1, ::-1].reshape(-1, n_features).astype(np.float64)
+    out = np.empty((len(made), high, wide, n_features), np.int32)
+    rows = max(1, WINDOW_BYTES // (8 * high * wide * len(flat)))
+    for a in range(0, len(made), rows):
+        views = np.lib.stride_tricks.sliding_window_view(made[a : a + rows], layer.window, axis=(2, 3))
+        columns = np.moveaxis(views, 1, 3).reshape(-1, len(flat)).astype(np.float64)
+        sums = np.clip(columns @ flat, -(2**30), 2**30)
+        out[a : a + rows] = sums.reshape(-1, high, wide, n_features)
+    return out
 
 
 def to_features(w: np.ndarray) -> np.ndarray:

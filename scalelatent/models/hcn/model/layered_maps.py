@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +45,7 @@ class Telling:
     def row_bytes(self) -> int:
         """Bytes of a row on its way up and down."""
         made = sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.net.layers)
+        made += self.net.n_templates if self.net.n_candidates else 0
         return 8 * made + 4 * self.net.side**2 * max(layer.n_pixels for layer in self.net.layers)
 
     @property
@@ -54,13 +55,17 @@ class Telling:
         return Wants(block_rows=rows, scratch=(2**27, 3 * self.row_bytes))
 
     def scores(self, block: Block, backend: Any) -> np.ndarray:
-        """Of the templates in nats, float64 (rows, templates)."""
+        """Of the templates in nats, float64 (rows, templates); minus infinity of those not explained."""
         return self.net.scores(self.weights, self.net.layers[0].evidence_in(block), backend) / GRID
+
+    def forward(self, block: Block, backend: Any) -> np.ndarray:
+        """Scores by one forward pass."""
+        return replace(self, net=replace(self.net, n_candidates=0)).scores(block, backend)
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreMap:
-    """Scores of templates of rows (a :class:`~scalelatent.contract.learners.RowMap`)."""
+    """Scores of templates of rows by a forward pass (a :class:`~scalelatent.contract.learners.RowMap`)."""
 
     told: Telling
     what: str = "scores"
@@ -79,7 +84,7 @@ class ScoreMap:
 
     def apply(self, prepared: Any, block: Block) -> np.ndarray:
         """Scores of the block's rows."""
-        return self.told.scores(block, prepared)
+        return self.told.forward(block, prepared)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,8 @@
 Templates from images: where it is certain which template an image has, the message of its trees to a weight
 of that template is the evidence of the pixel under it. So each template begins as what one image of its class
 says on the way up, under features that stay as they are; then, pass by pass, images come to their best
-template, and a weight's belief is its prior and the evidence of the images that came.
+template, and a weight's belief is its prior and the evidence of the images that came. A network that reads
+by explanations takes from these what an image says of its template (:meth:`.explained.Explainer.votes`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from scalelatent.contract.wants import Wants
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID
 
 from .compression import PixelCounts
+from .explained import DRAWN_BYTES, Explainer
 from .hierarchy import Hierarchy
 from .layer import rows_of
 
@@ -26,6 +28,15 @@ from .layer import rows_of
 BLOCK_BYTES = 2**25
 # Rows whose label is -1 have no class.
 SOME_LABELS = Wants(unlabelled=True)
+
+
+def on_the_way(net: Hierarchy) -> Wants:
+    """Of reductions over what rows have on the way up, and down again where images are explained."""
+    row = 8 * sum(layer.n_pixels + int(np.prod(layer.places)) for layer in net.layers)
+    row += 4 * net.side**2 * max(layer.n_pixels for layer in net.layers)
+    fixed, each = (DRAWN_BYTES, 6) if net.n_candidates else (0, 3)
+    rows = int(np.clip(BLOCK_BYTES // row, 1, 64))
+    return Wants(block_rows=rows, scratch=(fixed, each * row), unlabelled=True)
 
 
 def class_layer(n_classes: int, per_class: int) -> tuple[int, ...]:
@@ -81,7 +92,10 @@ class TemplateCounts:
     net: Hierarchy
     n_classes: int
     beliefs: np.ndarray | None = None
-    wants: Wants = SOME_LABELS
+
+    @property
+    def wants(self) -> Wants:
+        return on_the_way(self.net)
 
     def layout(self) -> Layout:
         return Layout((("templates", (self.n_classes, self.net.n_templates)),))
@@ -157,10 +171,7 @@ class TemplateEvidence:
 
     @property
     def wants(self) -> Wants:
-        row = 8 * sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.net.layers)
-        pools = 4 * self.net.side**2 * max(layer.n_pixels for layer in self.net.layers)
-        rows = int(np.clip(BLOCK_BYTES // (row + pools), 1, 64))
-        return Wants(block_rows=rows, scratch=(0, 3 * (row + pools)), unlabelled=True)
+        return on_the_way(self.net)
 
     def layout(self) -> Layout:
         return Layout((("evidence", (self.net.n_templates, *self.net.layers[-1].image)),))
@@ -177,22 +188,34 @@ class TemplateEvidence:
         weights, backend = prepared
         pixels = self.net.layers[0].evidence_in(block)
         if self.numbers is None:
-            made, scores = self.net.rise(weights, pixels, backend)
-            allowed = np.broadcast_to(np.any(weights[-1], axis=(0, 1, 2)), scores.shape)
-            if block.y is not None and self.net.classes is not None:
-                of_class = np.array(self.net.classes) == block.y[:, None]
-                allowed = allowed & (of_class | (block.y < 0)[:, None])
-            among = np.flatnonzero(allowed.any(axis=1))
-            templates = np.where(allowed, scores, -np.inf)[among].argmax(axis=1)
+            among, templates = self._best(prepared, block, pixels)
         else:
             assert self.templates is not None
             where, among = found(self.numbers, rows_of(block))
-            if not len(among):
-                return
+            templates = self.templates[where]
+        if not len(among):
+            return
+        if self.net.n_candidates:
+            made = Explainer(self.net, weights, backend).votes(pixels[among], templates)
+        else:
             made, _ = self.net.rise(weights, pixels[among], backend)
-            templates, among = self.templates[where], np.arange(len(among))
-        for row, template in zip(among, templates, strict=True):
-            stats["evidence"][template] += made[row] / GRID
+        for said, template in zip(made, templates, strict=True):
+            stats["evidence"][template] += said / GRID
+
+    def _best(
+        self, prepared: tuple[list[np.ndarray], Any], block: Block, pixels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rows that may come to a template with weights, and the best for each."""
+        weights, backend = prepared
+        allowed = np.broadcast_to(np.any(weights[-1], axis=(0, 1, 2)), (len(pixels), self.net.n_templates))
+        if block.y is not None and self.net.classes is not None:
+            of_class = np.array(self.net.classes) == block.y[:, None]
+            allowed = allowed & (of_class | (block.y < 0)[:, None])
+        among = np.flatnonzero(allowed.any(axis=1))
+        if not len(among):
+            return among, among
+        scores = self.net.scores(weights, pixels[among], backend, allowed[among])
+        return among, scores.argmax(axis=1)
 
     def learned(self, first: np.ndarray, stats: Stats) -> np.ndarray:
         """Beliefs of all layers: those of the templates are their first ones and the evidence."""
