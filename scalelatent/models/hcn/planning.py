@@ -63,7 +63,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
         told.add("validation", restarts * epochs * n_held * each)
     told.add(name, 2 * restarts * (n_held or min(n, 2 * LOOKED_ROWS)) * each)
     if model.template_passes:
-        told.add("templates-from-images", model.template_passes * n * each)
+        # Features put down one by one take as long as a pass once more.
+        told.add("templates-from-images", model.template_passes * n * each * (2 if model.n_candidates else 1))
     told.out["probe"]["pairs_per_second"] = network.pairs / row
     told.out["seconds_per_pass"] = one
     told.out["passes"] = {"at_least": fewest, "at_most": epochs}

@@ -173,7 +173,7 @@ class SeveralLayers:
 
     @property
     def decoding_sweeps(self) -> float:
-        return 1.0  # a forward pass
+        return 1.0  # a forward pass, or an explanation
 
     def look(self) -> tuple[str, TemplateCounts]:
         return "templates", TemplateCounts(self.net, 1 if self.classes is None else len(self.classes))
