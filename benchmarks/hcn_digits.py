@@ -14,6 +14,8 @@ hcn     errors; edges of images that templates make without noise, over those of
         seconds of a fit, one thread
 explained  the same features; templates from digits, and digits told, by explanations, where each edge pays
         once (`n_candidates`)
+objects  two test digits in one image of 28 x 64, told by the templates of one digit each under another class
+        layer (`with_classes`, section 2.4): both, and where
 more    templates from more digits of a class under the same features, by forward passes and by explanations
 trial   one setting, on --each digits of a class: the same on 400 held-out training digits, which all settings
         were chosen by; told by its command
@@ -74,8 +76,9 @@ SHOWN = (2, 5)
 NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
 EXPLAINED = [(1e-3, 1e-9), (1e-9, 1e-15), (1e-9, 1e-9), (1e-6, 1e-6)]
+WIDE = 64
 THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
-PARTS = "hcn,explained,layers,thin,pictures,rivals"  # and trial, more
+PARTS = "hcn,explained,layers,objects,thin,pictures,rivals"  # and trial, more
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
@@ -221,6 +224,31 @@ class Convolutional:
         parts = np.array_split(images, max(1, len(images) // 250))
         on = (torch.tensor(edges(part, self.args), dtype=torch.float32) for part in parts)
         return np.concatenate([self.net(part).argmax(dim=1).numpy() for part in on])
+
+
+def side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images of two test digits each, their labels, and the column where the second begins."""
+    x, y = digits(slice(0, 2 * n), "test")
+    wide, begins = np.zeros((n, SIDE, WIDE), np.uint8), stream(seed, "two digits").integers(SIDE, 37, n)
+    for row, at in enumerate(begins):
+        wide[row, :, :SIDE], wide[row, :, at : at + SIDE] = x[row], x[n + row]
+    return wide, np.stack([y[:n], y[n:]], axis=1), begins
+
+
+def told_side_by_side(model: Any, args: Any) -> dict[str, float]:
+    """Shares of images whose digits are both told right, of digits, and of those that lie where they do."""
+    wide, y, begins = side_by_side(args.wide_rows, args.seed)
+    found = model.with_classes((SIDE, WIDE)).predict(wide)
+    order = np.argsort(found.positions[:, :, 1], axis=1)
+    labels = np.take_along_axis(found.labels, order, axis=1)
+    columns = np.take_along_axis(found.positions[:, :, 1], order, axis=1)
+    near = np.abs(columns - np.stack([np.zeros_like(begins), begins], axis=1)) <= 2
+    return {
+        "both_right": round(float((labels == y).all(axis=1).mean()), 4),
+        "right": round(float((labels == y).mean()), 4),
+        "within_two_pixels": round(float(near.mean()), 4),
+        "search_was_exact": round(float(found.exact.mean()), 4),
+    }
 
 
 def nearest(x: np.ndarray, y: np.ndarray, k: int) -> Predict:
@@ -425,6 +453,7 @@ def main() -> None:
     arguments.add_argument("--rivals", help="those alone whose names hold this")
     arguments.add_argument("--models", type=Path, help="folder to keep fitted networks in")
     arguments.add_argument("--each", type=int, default=EACH, help="training digits of a class")
+    arguments.add_argument("--wide-rows", type=int, default=500, help="images of two digits")
     arguments.add_argument("--drawn", type=int, default=64, help="images drawn for densities")
     arguments.add_argument("--decays", type=float, nargs="+", default=[1e-4, 1e-1], help="weight decay")
     arguments.add_argument("--cnn-epochs", type=int, default=30)
@@ -452,7 +481,7 @@ def main() -> None:
                 place = "standard" if predict.net.standard else "form"
                 draw(args.out.with_name(f"{args.out.stem}_{place}.png"), [[shown]])
     for seed in range(args.seed, args.seed + args.seeds):
-        if not {"hcn", "explained", "more", "layers", "thin", "pictures", "trial"} & set(parts):
+        if not {"hcn", "explained", "objects", "more", "layers", "thin", "pictures", "trial"} & set(parts):
             break
         joint, seconds = kept_or_fitted(args, seed, x, y)
         model = over(joint, joint.weights_[0], x, y, args) if args.template_passes else joint
@@ -472,6 +501,8 @@ def main() -> None:
                 found["cpu_milliseconds_an_image"] = round((time.process_time() - begin) / rows * 1e3, 2)
                 of = "" if args.features == 32 else f", {args.features} features"
                 say(f"{part}{of}", str(seed), found)
+        if "objects" in parts:
+            say("objects", str(seed), told_side_by_side(model, args))
         if "more" in parts:
             found = {}
             for each in args.more:
