@@ -106,7 +106,7 @@ def corrupted(x: np.ndarray, name: str, seed: int) -> np.ndarray:
 def model_of(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
     """The network of all fits here."""
     return sl.HierarchicalCompositionalNetwork(
-        [(args.features, 3)],
+        [(args.features, args.feature_size)],
         templates=args.templates,
         filters=args.filters,
         filter_size=args.filter_size,
@@ -420,7 +420,17 @@ def kept_or_fitted(
 
 def told_by(args: Any) -> str:
     """A setting in short."""
-    names = ("each", "features", "templates", "filters", "filter_size", "p01", "p10", "p_weight")
+    names = (
+        "each",
+        "features",
+        "feature_size",
+        "templates",
+        "filters",
+        "filter_size",
+        "p01",
+        "p10",
+        "p_weight",
+    )
     names += ("forgetting", "batch_size", "epochs", "damping", "inner_iterations")
     names += ("template_passes", "read_noise")
     return ", ".join(f"{name} {getattr(args, name)}" for name in names)
@@ -434,6 +444,7 @@ def main() -> None:
     arguments.add_argument("--test-rows", type=int, default=10_000, help="clean ones")
     arguments.add_argument("--corrupted-rows", type=int, default=10_000, help="under each corruption")
     arguments.add_argument("--features", type=int, default=32)
+    arguments.add_argument("--feature-size", type=int, default=3)
     arguments.add_argument("--templates", type=int, default=32)
     arguments.add_argument("--filters", type=int, default=16)
     arguments.add_argument("--filter-size", type=int, default=5)
@@ -499,7 +510,8 @@ def main() -> None:
                 found |= {"setting": setting, "held_out_error": held, "errors": errors(predict, args)}
                 rows = args.test_rows + len(CORRUPTIONS) * args.corrupted_rows
                 found["cpu_milliseconds_an_image"] = round((time.process_time() - begin) / rows * 1e3, 2)
-                of = "" if args.features == 32 else f", {args.features} features"
+                own = args.features, args.feature_size
+                of = "" if own == (32, 3) else f", {own[0]} features of {own[1]} x {own[1]}"
                 say(f"{part}{of}", str(seed), found)
         if "objects" in parts:
             say("objects", str(seed), told_side_by_side(model, args))

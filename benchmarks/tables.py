@@ -508,12 +508,24 @@ def hidden_traits() -> Iterable[Iterable[Any]]:
 @shown("400 digits|clean|flips|border|patches|grid|line clutter|deletion|mean of these six")
 def corrupted_digits() -> Iterable[Iterable[Any]]:
     found = read("hcn_digits")
-    kinds = {"compositional network": [fit["errors"] for fit in found["hcn"].values()]}
+    kinds = {
+        f"network, {how}": [fit["errors"] for fit in found[part].values()]
+        for part, how in READ_BY.items()
+        if part in found
+    }
     for name, fit in found.items():
         if name.startswith("rival "):
             kinds[f"{name.removeprefix('rival ')} ({fit['setting']})"] = [fit["errors"]]
     for name, errors in kinds.items():
         yield name, *(over_seeds([e[key] for e in errors]) for key in errors[0])
+
+
+READ_BY = {
+    "hcn": "forward passes",
+    "explained": "explanations",
+    "explained, 64 features of 3 x 3": "explanations, 64 features",
+    "hcn, 64 features of 26 x 26": "forward passes, 64 features of 26 x 26",
+}
 
 
 def over_seeds(shares: list[float]) -> str:
@@ -522,20 +534,49 @@ def over_seeds(shares: list[float]) -> str:
     return told if len(shares) == 1 else f"{told} ({100 * min(shares):.1f} - {100 * max(shares):.1f})"
 
 
+def spread_of(values: list[float]) -> str:
+    """The median, and the least and the most where there are several."""
+    told = f"{statistics.median(values):,.4g}"
+    return told if len(values) == 1 else f"{told} ({min(values):,.4g} - {max(values):,.4g})"
+
+
 @shown(
-    "digits|features on|weights of one|templates on|weights of one|edges over those of a digit|training error"
+    "templates learned and read by|features on|weights of one|templates on|weights of one|"
+    "edges over those of a digit|training error|CPU ms an image told"
 )
 def digit_templates() -> Iterable[Iterable[Any]]:
-    for seed, r in read("hcn_digits")["hcn"].items():
-        yield (
-            f"seed {seed}",
-            r["features_used"],
-            r["weights_of_a_used_feature"],
-            r["templates_used"],
-            r["weights_of_a_used_template"],
-            r["edges_drawn_over_those"],
-            percent(r["training_error"], 1),
-        )
+    found = read("hcn_digits")
+    for part, how in READ_BY.items():
+        if part in found:
+            fits = list(found[part].values())
+            sizes = (
+                spread_of([r[key] for r in fits])
+                for key in (
+                    "features_used",
+                    "weights_of_a_used_feature",
+                    "templates_used",
+                    "weights_of_a_used_template",
+                    "edges_drawn_over_those",
+                )
+            )
+            times = [r["cpu_milliseconds_an_image"] for r in fits if "cpu_milliseconds_an_image" in r]
+            errors = over_seeds([r["training_error"] for r in fits])
+            yield how, *sizes, errors, spread_of(times) if times else ""
+
+
+@shown("digits of a class|forward passes: error|edges over those of a digit|explanations: error|edges")
+def more_digits() -> Iterable[Iterable[Any]]:
+    for fit in read("hcn_digits")["more"].values():
+        for each in sorted({int(name.split()[0]) for name in fit}):
+            both = [fit[f"{each} digits of a class, {how}"] for how in ("forward", "explained")]
+            yield each, *(told for r in both for told in (percent(r["test_error"], 2), r[DENSITY]))
+
+
+@shown("two digits in an image, seeds|both right|digits right|within two pixels of their place")
+def digits_side_by_side() -> Iterable[Iterable[Any]]:
+    fits = list(read("hcn_digits")["objects"].values())
+    names = ("both_right", "right", "within_two_pixels")
+    yield len(fits), *(over_seeds([r[name] for r in fits]) for name in names)
 
 
 DENSITY = "edges_drawn_over_those"
