@@ -54,7 +54,8 @@ class Drawings:
     @classmethod
     def of(cls, images: np.ndarray, owner: np.ndarray, pixels: np.ndarray, size: int) -> Drawings:
         """Of pixels in any order, with repetitions."""
-        each = np.unique(owner * size + pixels)
+        each = np.sort(owner * size + pixels)
+        each = each[np.diff(each, prepend=-1) > 0]  # np.unique hashes, which takes five times as long
         begins = np.searchsorted(each, size * np.arange(len(images) + 1))
         return cls(images, (each % size).astype(np.int32), begins)
 
