@@ -364,10 +364,7 @@ def fixed_features(filters: int) -> dict[str, np.ndarray]:
 
 def reading(model: Any, p01: float, p10: float) -> tuple[str, Callable[[], Predict]]:
     """The same weights, that read images with other chances of noise than they were learned with."""
-    other, network = copy.copy(model), model._network
-    below, *above = network.net.layers
-    below = replace(below, p01=p01, p10=p10)
-    other._network = replace(network, net=replace(network.net, layers=(below, *above)))
+    other = copy.copy(model).set_params(read_noise=(p01, p10))
     return f"p01 {p01:g}, p10 {p10:g}", lambda: other.predict
 
 

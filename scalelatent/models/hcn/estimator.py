@@ -114,7 +114,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         stay as they were learned with the features.
     read_noise : (float, float) or None
         With templates: p01 and p10 after learning, of images that templates are learned afresh from, that are
-        read, and sampled. None: p01 and p10.
+        read, and sampled. None: p01 and p10. May be given anew after a fit, for what is read then.
     n_candidates : int, default 0
         With templates: images are told by explanations, where each pixel of an image pays for one pixel of
         a template. So many templates of each class are tried, the best by a forward pass (2 to 4 are
@@ -432,7 +432,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _reading(self) -> SeveralLayers:
         """The fitted network, as images are read now."""
         network = self._of_several("net")
-        return replace(network, net=replace(network.net, n_candidates=int(self.n_candidates)))
+        low, *above = network.net.layers
+        if self.read_noise is not None:
+            p01, p10 = map(float, self.read_noise)
+            low = replace(low, p01=p01, p10=p10)
+        net = replace(network.net, layers=(low, *above), n_candidates=int(self.n_candidates))
+        return replace(network, net=net)
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Learn from some more images, at once: a step for each ``batch_size`` of them, in their order.
@@ -643,12 +648,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             Evidence of pixels, and of each layer pools and weights, for ``torch.nn.functional.conv2d``.
         """
         check_is_fitted(self)
-        network = self._of_several("to_cnn_weights")
+        network = self._reading
         classes = self.classes_[network.template_classes]
         return convolutional_form(network.telling, self._stream.beliefs, classes)
 
     def _draw_prediction(self, graph: RowGraph) -> None:
-        if not isinstance(network := self._network, SeveralLayers):
+        if not isinstance(self._network, SeveralLayers):
             raise DataError(
                 "to_onnx: a single layer finds parts by message passing, for which ONNX has no operators: "
                 "save the model, and predict with this package"
@@ -658,6 +663,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 f"to_onnx: n_candidates={self.n_candidates} explains images, and ONNX cannot: "
                 "set n_candidates=0 to write the forward pass, and check that it tells classes well enough"
             )
+        network = self._reading
         form = convolutional_form(network.telling, self._stream.beliefs, network.template_classes)
         scores = draw_scores(graph, network.telling.layers[0], form, network.template_classes)
         graph.classes(scores, self.classes_, "scores")
@@ -698,8 +704,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         ([[-1, -1], [-1, -1], [-1, -1]], (3, 2, 2))
         """
         check_is_fitted(self)
-        network = self._of_several("with_classes")
-        return SeveralObjects.of(network, self._stream.beliefs, image_shape, n_objects, self.device)
+        return SeveralObjects.of(self._reading, self._stream.beliefs, image_shape, n_objects, self.device)
 
     def infer(self, X: Any) -> PlaceBeliefs | TemplateBeliefs:
         """Beliefs of S, and how far they came to rest, or of the templates; held in memory.
@@ -740,7 +745,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if n_samples < 1:
             raise ValueError(f"n_samples={n_samples}: give a whole number of at least 1")
         seed = draw_seed() if random_state is None else resolve_seed(random_state)
-        if isinstance(network := self._network, SeveralLayers):
+        if isinstance(self._network, SeveralLayers):
+            network = self._reading
             codes = network.codes(y, int(n_samples))
             weights = [part > 0 for part in network.net.split(self._stream.beliefs)]
             drawn = network.telling.draw(weights, int(n_samples), codes, seed)

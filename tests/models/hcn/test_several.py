@@ -89,6 +89,12 @@ def test_images_are_read_by_a_noise_of_their_own(tmp_path: Any) -> None:
     assert (m._network.layer.p01, m._network.layer.p10) == (0.1, 1e-4)
     m.save(tmp_path / "m")
     assert_array_equal(sl.load_model(tmp_path / "m").transform(X), m.transform(X))
+    given, drawn = m.transform(X), m.sample(40, random_state=0)
+    m.set_params(read_noise=(0.3, 0.2))
+    assert (m.transform(X) != given).any()
+    assert (m.sample(40, random_state=0) != drawn).any()
+    assert m.to_cnn_weights().evidence != sl.load_model(tmp_path / "m").to_cnn_weights().evidence
+    assert_array_equal(m.set_params(read_noise=(0.1, 1e-4)).transform(X), given)
 
 
 def test_templates_from_images_are_what_validation_tells_of() -> None:
