@@ -29,8 +29,8 @@ rivals  each fitted to the same 400 digits, its setting chosen on 2,000 others: 
         pixels; a convolutional network of the same form (pools, features of 3 x 3, the best of a class's
         templates), and a standard one with ReLU
 
-Draws results/hcn_digits.png (features), _templates.png and _corrupted.png, and with the rivals _form.png and
-_standard.png (first weights of the convolutional networks). Needs SCALELATENT_DATA.
+Draws results/hcn_digits.png (features), _templates.png, _explained.png and _corrupted.png, and with the
+rivals _form.png and _standard.png (first weights of the convolutional networks). Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -383,18 +383,19 @@ def template_edges(model: Any, templates: np.ndarray) -> np.ndarray:
     return (torch.nn.functional.conv_transpose2d(over[templates], features) > 0).numpy()
 
 
-def pictures(args: Any, model: Any) -> None:
-    """Features, templates of two classes, corrupted digits."""
+def pictures(args: Any, model: Any, explained: Any) -> None:
+    """Features, templates of two classes by both ways, corrupted digits."""
     features = model.weights_[0]
     used = features[features.reshape(len(features), -1).any(axis=1)]
     line = [(f"{len(used)} features of {len(features)}", tiles(1 - grey(used, args), 8))]
     draw(args.out.with_suffix(".png"), [line])
-    shown = []
-    for code in SHOWN:
-        of = np.flatnonzero(model.template_classes_ == code)
-        drawn = 1 - grey(template_edges(model, of), args)
-        shown.append((f"{len(of)} templates of {code}", tiles(drawn, 8)))
-    draw(args.out.with_name(f"{args.out.stem}_templates.png"), [shown])
+    for name, one in (("templates", model), ("explained", explained)):
+        shown = []
+        for code in SHOWN:
+            of = np.flatnonzero(one.template_classes_ == code)
+            drawn = 1 - grey(template_edges(one, of), args)
+            shown.append((f"{len(of)} templates of {code}", tiles(drawn, 8)))
+        draw(args.out.with_name(f"{args.out.stem}_{name}.png"), [shown])
     x, _ = digits(slice(0, 8), "test")
     row = [(name, tiles(corrupted(x, name, args.seed) / 255, 2)) for name in ("clean", *CORRUPTIONS)]
     draw(args.out.with_name(f"{args.out.stem}_corrupted.png"), [row[:4], row[4:]])
@@ -529,7 +530,7 @@ def main() -> None:
                     }
                     say("more", str(seed), found)
         if "pictures" in parts and seed == args.seed:
-            pictures(args, model)
+            pictures(args, model, over(joint, joint.weights_[0], x, y, explaining(args)))
         if "layers" in parts:
             even, none = with_pools(model, spread=0.0), with_pools(model, side=1)
             tx, ty = digits(TRIED)
