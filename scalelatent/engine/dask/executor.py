@@ -38,7 +38,7 @@ from .pass_tasks import task_merge
 from .pools import Pools
 from .scheduler_listener import KERNELS, listener
 from .trial import end_with_word, look_back, try_alone
-from .watch import Retry, Watch
+from .watch import Retry, Watch, WorkerDied
 from .window import Work
 
 if TYPE_CHECKING:
@@ -403,7 +403,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
             if tries > ATTEMPTS:
                 raise RunError(
                     f"{current.name} (pass {current.number}) was begun {tries} times and did not get on: "
-                    f"{again}. Look at the logs of the workers, then resume the run"
+                    f"{again}. {again.advice}, then resume the run"
                 ) from None
             executor.rename()
             executor.wait_for_workers()
@@ -416,7 +416,7 @@ def _tried_first(executor: DaskExecutor, current: Work[Any]) -> bool:
     """Try suspects before the work begins; whether there were some, and it is to be made again."""
     if current.began is not None:  # behind the pass before it
         if executor.watch.suspects(current):
-            raise Retry("two workers have died of it")
+            raise WorkerDied("two workers have died of it")
         return False
     if not executor.looked_back:
         executor.looked_back = True

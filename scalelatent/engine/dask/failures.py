@@ -13,7 +13,7 @@ from scalelatent.engine.threads import within
 from scalelatent.errors import RunError, ScalelatentError, ShardError
 
 from .asking import ASK_SECONDS
-from .watch import Retry
+from .watch import Retry, WorkerDied
 from .window import TaskEnded, Work
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def settle(executor: DaskExecutor, current: Work[Any], ended: TaskEnded) -> NoRe
     if isinstance(error, KilledWorker):
         key = str(error.task)
         if executor.watch.note_killed(current, key, error.last_worker.address):
-            raise Retry(f"workers have died of {key}")
+            raise WorkerDied(f"workers have died of {key}")
     where = {"stage": current.name, "pass": current.number}
     if (
         isinstance(error, ShardError)

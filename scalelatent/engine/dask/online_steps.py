@@ -23,7 +23,7 @@ from scalelatent.errors import RunError
 
 from .failures import look_after
 from .online_tasks import StateLost, end_site, task_chains, task_close, task_end_epoch, task_steps
-from .watch import Retry
+from .watch import Retry, WorkerDied
 from .window import Window, Work
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Segment(Work[Place]):
         if items and expected:
             raise WorkerLeft(f"worker {worker} was taken away")
         if items:
-            raise Retry(f"worker {worker} died")
+            raise WorkerDied(f"worker {worker} died")
 
     def release(self) -> None:
         """Let go of all futures."""
@@ -238,9 +238,8 @@ class DaskSteps:
                 self.callbacks.on_event({"event": "steps_redone", **about, "reason": str(error)})
                 if failed > REPLAYS:
                     raise RunError(
-                        f"{what} of {self.stage.name} failed {failed} times, the last time because {error}: "
-                        "most often memory. Look at the logs of the workers, give them more memory or fewer "
-                        "threads ([cluster] memory_limit, threads), then resume the run"
+                        f"{what} of {self.stage.name} failed {failed} times, the last time because {error}. "
+                        f"{error.advice}, then resume the run"
                     ) from None
         raise AssertionError
 

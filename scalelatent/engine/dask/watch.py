@@ -42,6 +42,27 @@ AVOID_SECONDS = 900.0
 class Retry(Exception):
     """The work cannot go on as it is, and is to be retried."""
 
+    advice = "Look at the logs of the workers"
+    """What people do where retries do not help."""
+
+
+class WorkerDied(Retry):
+    """A worker was lost with the work."""
+
+    advice = (
+        "Most often that is memory: look at the logs of the workers, and give them more memory or fewer "
+        "threads ([cluster] memory_limit, threads)"
+    )
+
+
+class NoProgress(Retry):
+    """Nothing was heard of the work for too long."""
+
+    advice = (
+        "The tasks were on these workers and did not get on: look at their logs for what they wait for (a "
+        "store that does not answer, a machine that swaps), and stop those that hang"
+    )
+
 
 class Watch:
     """Looks after the passes of one executor."""
@@ -157,7 +178,7 @@ class Watch:
                 continue
             self._take_loss(current, message)
         if self.suspects(current):
-            raise Retry("two workers have died of it")
+            raise WorkerDied("two workers have died of it")
         threads = self._executor.look_at_workers()
         if threads:
             current.window.refresh(threads)
@@ -322,7 +343,7 @@ class Watch:
             self.avoided[address] = time.monotonic()
             for item in there:
                 self.tell_retry(current, item, f"nothing was heard of it for {quiet:.0f} s", address)
-        raise Retry(f"nothing was heard for {quiet:.0f} s of {', '.join(sorted(busy))}")
+        raise NoProgress(f"nothing was heard for {quiet:.0f} s of {', '.join(sorted(busy))}")
 
     def trusted(self, threads: dict[str, int]) -> dict[str, int]:
         """Workers but those on which a task hung not long ago; all, where those are all."""
