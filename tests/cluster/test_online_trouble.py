@@ -21,7 +21,7 @@ from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.dask import online_steps as online
 from scalelatent.engine.dask.executor import DaskExecutor
-from scalelatent.engine.dask.watch import NoProgress
+from scalelatent.engine.dask.watch import NoProgress, Watch
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import RowOrder
@@ -236,6 +236,28 @@ def test_a_segment_longer_than_was_thought_does_not_hang(
         workers.run(_quick)
         workers.run(_say_often, 10.0)
     assert redone == []
+
+
+def test_a_result_that_is_lost_before_it_was_fetched_is_computed_again(
+    mortal: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Its worker dies just then, and no other one may compute it: another one does the segment."""
+    mortal.upload_file(toys.__file__)
+    monkeypatch.setattr(Watch, "only", property(lambda watch: list(watch._executor.threads)))
+    pids, look, killed = mortal.run(os.getpid), online.Segment.look, list[str]()
+
+    def kill(segment: online.Segment) -> bool:
+        moved = look(segment)
+        if moved and not killed:
+            ((where,),) = mortal.who_has(segment.futures).values()
+            killed.append(where)
+            os.kill(pids[where], signal.SIGKILL)
+            assert _eventually(lambda: segment.futures[0].status != "finished")
+        return moved
+
+    monkeypatch.setattr(online.Segment, "look", kill)
+    np.testing.assert_array_equal(run(mortal, tmp_path, callback=Leave(60.0)), whole)
+    assert killed
 
 
 @pytest.fixture

@@ -83,11 +83,6 @@ def settle(executor: DaskExecutor, current: Work[Any], ended: TaskEnded) -> NoRe
     raise _told(executor, future, error, current) from None
 
 
-def error_of(executor: DaskExecutor, future: Future) -> Exception:
-    """What to raise for a task that failed or was cancelled."""
-    return _told(executor, future, _exception_of(executor, future), None)
-
-
 def _exception_of(executor: DaskExecutor, future: Future) -> BaseException:
     from concurrent.futures import CancelledError
 

@@ -66,6 +66,7 @@ class Segment(Work[Place]):
         super().__init__(steps.stage.name, place.epoch + 1, token, 0)
         self._steps, self._place = steps, place
         self.futures: list[Future] = []
+        self._told: dict[str, Any] | None = None
 
     def submit(
         self, task: Callable[..., Any], role: str, worker: str, *args: Any, chain: int | None = None,
@@ -92,9 +93,18 @@ class Segment(Work[Place]):
         self.window = Window({worker: 1}, [self._place], lambda batch, last: {self._place: futures[0]})
         try:
             look_after(executor, self, lambda done, rows: None)
-            return dict(executor.result(futures[0]))
+            assert self._told is not None
+            return self._told
         finally:
             self.cancel()
+
+    @property
+    def done(self) -> bool:
+        """Whether the driver has what the last task tells."""
+        if self._told is None and super().done:
+            found = self._steps.executor.fetched(self.futures[0], self._place)
+            self._told = dict(found[0]) if found else None
+        return self._told is not None
 
     def look(self) -> bool:
         """See :meth:`Work.look`; callbacks may raise to leave."""
