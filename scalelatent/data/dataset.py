@@ -259,11 +259,16 @@ class Dataset:
         return self._columns.place
 
     @property
+    def places(self) -> tuple[Location, ...]:
+        """Where it is stored, and where the rows paired with it are."""
+        own = () if self.place is None else (self.place,)
+        paired = self._columns.paired
+        return own if paired is None else (*own, *paired.dataset.places)
+
+    @property
     def accesses(self) -> tuple[Access, ...]:
         """What opens it, and the rows paired with it, besides addresses; other processes need it, too."""
-        own = () if self.place is None or self.place.access is None else (self.place.access,)
-        paired = self._columns.paired
-        return own if paired is None else (*own, *paired.dataset.accesses)
+        return tuple(place.access for place in self.places if place.access is not None)
 
     @property
     def attrs(self) -> dict[str, Any]:
