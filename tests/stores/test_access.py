@@ -200,6 +200,18 @@ with ThreadPoolExecutor(4) as pool:
 """
 
 
+def test_a_pickled_dataset_is_opened_where_it_is_used(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "a.zarr", tmp_path / "a.zarr")
+    sent = pickle.dumps(open_dataset(tmp_path / "a.zarr")[5:9])
+    (tmp_path / "a.zarr").rename(tmp_path / "away.zarr")
+    passed_on = pickle.dumps(pickle.loads(sent))
+    with pytest.raises(DataError, match=r"a\.zarr is not there, or not seen from .*open it there"):
+        pickle.loads(passed_on).read_x(0, 1)
+    (tmp_path / "away.zarr").rename(tmp_path / "a.zarr")
+    rows = pickle.loads(passed_on)
+    np.testing.assert_array_equal(rows.read_x(0, len(rows)), X[5:9])
+
+
 def test_stores_are_asked_without_threads_that_wait(folder: Path) -> None:
     told = subprocess.run(
         [sys.executable, "-c", ONE_THREAD, f"file://{folder}/a.zarr"], capture_output=True, timeout=100
@@ -437,6 +449,10 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
             RunError, match=r"worker\(s\) tcp://.* do not see store://.*in this process.*save it"
         ):
             capsule(rows=cached, client=client)
+        workers = set(client.nthreads())
+        with pytest.raises(DataError, match=r"store://.* not seen from .*behind a cache.*Dataset\.save"):
+            client.submit(lambda rows: rows.read_x(0, 1), cached).result(timeout=60)
+        assert set(client.nthreads()) == workers  # which unpickle it while they listen
         paired = open_dataset(folder / "a.zarr").without_labels().with_target(cached)
         with pytest.raises(RunError, match=r"worker\(s\) tcp://.* do not see store://.*only-here"):
             lend_access(client, paired)
