@@ -64,9 +64,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
     told.add(name, 2 * restarts * (n_held or min(n, 2 * LOOKED_ROWS)) * each)
     if model.template_passes:
         told.add("templates-from-images", model.template_passes * n * each)
-    told.out["probe"]["pairs_per_second"] = network.pairs / row
-    told.out["seconds_per_pass"] = one
-    told.out["passes"] = {"at_least": fewest, "at_most": epochs}
+    told.out["pairs_per_second"] = network.pairs / row
+    told.passes(one, fewest, epochs)
     told.out["bytes_per_image"] = network.online_bytes if online else network.image_bytes
     shorter = "lower n_epochs, n_restarts or the features of layers"
     leaves = 0 if online else 2 * n * network.image_bytes
