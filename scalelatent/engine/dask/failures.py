@@ -105,7 +105,7 @@ def _told(
         return RunError(
             f"{words}. Most often that is memory: give workers more of it (`dask worker --memory-limit`, "
             "[cluster] memory_limit) or fewer threads each; if it is always the same rows, look at their "
-            "shard files (`scalelatent data info --verify`). Then resume the run: finished spans are kept"
+            "shard files (`scalelatent data info --verify`). Then resume the run: what is finished is kept"
         )
     if isinstance(error, (ScalelatentError, FloatingPointError)):
         # A fresh one: the future's own keeps the frames of this pass alive, and with them its futures.

@@ -60,6 +60,7 @@ class Segment(Work[Place]):
     """The tasks of a segment, looked after as those of a pass are; the last one tells what came of it."""
 
     hang_seconds = OVERDUE_SECONDS
+    unit = "segment"
 
     def __init__(self, steps: DaskSteps, place: Place, replay: int) -> None:
         token = steps.token + (f"-r{replay}" if replay else "")
@@ -115,9 +116,9 @@ class Segment(Work[Place]):
         """None are counted."""
         return 0
 
-    def about(self, item: Place) -> dict[str, Any]:
+    def words(self, item: Place) -> str:
         """A segment in the words of errors."""
-        return {"part": "train", "span": item.step}
+        return f"the segment after step {item.step} of epoch {item.epoch + 1} of {self.name}"
 
     def redone(self, item: Place, why: str, worker: str) -> None:
         """It is told once, by who does it again."""
