@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +60,9 @@ class Dataset:
     >>> ds[2:4].read_codes(0, 2)
     array([0, 1], dtype=int32)
     """
+
+    # Of a pickled dataset: its spec, and what opens it.
+    _sent: tuple[dict[str, Any], tuple[Access, ...]] | None = None
 
     def __init__(self, columns: Columns, start: int = 0, stop: int | None = None) -> None:
         self._columns = columns
@@ -161,7 +165,14 @@ class Dataset:
     def from_spec(cls, spec: dict[str, Any]) -> Dataset:
         """Open again what `spec` described, in this or another process; DataError if it has changed."""
         url, mark = spec["url"], spec.get("access")
-        ds = _open_cached(url, mark, known_place(url, mark).stamp("zarr.json"))
+        stamp = known_place(url, mark).stamp("zarr.json")
+        if stamp is None:
+            raise DataError(
+                f"dataset {url} is not there, or not seen from {socket.gethostname()} by what opened it "
+                "before (memory behind a cache, another machine's disk): restore it, or save it where every "
+                "process sees it (Dataset.save), and open it there"
+            )
+        ds = _open_cached(url, mark, stamp)
         if ds.fingerprint() != spec["fingerprint"]:
             then = earlier_columns(ds._columns, spec["fingerprint"])
             ds = ds if then is None else cls(then)
@@ -175,7 +186,15 @@ class Dataset:
         ds = ds.without_labels() if spec.get("without_labels") else ds
         return ds.with_target(cls.from_spec(spec["target"])) if "target" in spec else ds
 
+    @functools.cached_property
+    def _columns(self) -> Columns:
+        """Of a pickled dataset, which is opened at its first use."""
+        assert self._sent is not None
+        return Dataset.from_spec(self._sent[0])._columns
+
     def __reduce__(self) -> Any:
+        if self._sent is not None:
+            return _reopened, self._sent
         if not self.is_stored:
             return Dataset, (self._columns, self._start, self._stop)
         return _reopened, (self.spec(), self.accesses)
@@ -259,11 +278,16 @@ class Dataset:
         return self._columns.place
 
     @property
+    def places(self) -> tuple[Location, ...]:
+        """Where it is stored, and where the rows paired with it are."""
+        own = () if self.place is None else (self.place,)
+        paired = self._columns.paired
+        return own if paired is None else (*own, *paired.dataset.places)
+
+    @property
     def accesses(self) -> tuple[Access, ...]:
         """What opens it, and the rows paired with it, besides addresses; other processes need it, too."""
-        own = () if self.place is None or self.place.access is None else (self.place.access,)
-        paired = self._columns.paired
-        return own if paired is None else (*own, *paired.dataset.accesses)
+        return tuple(place.access for place in self.places if place.access is not None)
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -729,7 +753,11 @@ def open_dataset(
 
 def _reopened(spec: dict[str, Any], accesses: tuple[Access, ...]) -> Dataset:
     """A pickled dataset; its accesses are known here once they are unpickled."""
-    return Dataset.from_spec(spec)
+    # Not opened yet: an error while Dask unpickles ends the connection of a worker, in place of the task, and
+    # a scheduler unpickles what it only passes on.
+    ds = Dataset.__new__(Dataset)
+    ds._sent, ds._start, ds._stop = (spec, accesses), spec["start"], spec["stop"]
+    return ds
 
 
 @functools.lru_cache(maxsize=16)

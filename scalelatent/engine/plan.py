@@ -206,7 +206,7 @@ class Forecast:
         self.codes = 0  # classes of the rows that speed is measured with
         # What the next stages read.
         self.rows: dict[str, Any] = {"train": train} if held is None else {"train": train, "validation": held}
-        self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict(), "probe": {}}
+        self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict()}
         self.seconds: dict[str, float] = {}
         self.least = self.most = 0.0
         self.scratch = 0
@@ -330,9 +330,7 @@ class Forecast:
         if not self.measure:
             return nominal
         threads = threads or self.resources.slots
-        found = rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
-        self.out["probe"][what] = found
-        return found
+        return rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
 
     def rates(
         self, stage: Stage, state: Any = None, block: Callable[[], Block] | None = None, about: str = ""
@@ -459,8 +457,13 @@ class Forecast:
         least, most = passes["at_least"], passes["at_most"]
         usual = passes.get("expected", most)
         self.add(name, a_pass * usual, a_pass * least, (slowest or a_pass) * most)
-        self.out["probe"]["seconds_per_pass"] = a_pass
-        self.out["passes"] = passes
+        self.passes(a_pass, least, most, usual)
+
+    def passes(self, a_pass: float, least: int, most: int, usual: int | None = None) -> None:
+        """Tell of all models alike how many passes a fit has, and what one takes."""
+        usual = most if usual is None else usual
+        self.out["passes"] = {"at_least": least, "expected": usual, "at_most": most}
+        self.out["seconds_per_pass"] = a_pass
 
     # -- the whole -------------------------------------------------------------------------------------------
 

@@ -371,9 +371,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         Returns
         -------
         dict
-            For each stage rows, tasks or steps, bytes of a statistic and memory by what holds it; peak bytes
-            a worker and on a device, bytes of scratch, disk and checkpoints, seconds a pass, fewest and most
-            passes.
+            For each of its ``stages`` rows, tasks or steps, bytes of a statistic and memory by what holds it;
+            peak bytes a worker and on a device, bytes of scratch, disk and checkpoints; ``seconds`` by what
+            takes them, their sum ``expected_seconds``, ``seconds_per_pass``, and ``passes``: ``at_least``,
+            ``expected`` and ``at_most``. A model may tell more.
 
         Raises
         ------

@@ -39,7 +39,7 @@ def import_rcv1(
             opened.callback(rows.close)
             streams.append(rows)
         x = _Documents(streams)
-        y = Beside(x, np.dtype(np.uint8), lambda: topics.of(x.documents), len(topics.names))
+        y = topics.beside(x, lambda: x.documents)
         told = {**options, "topics": topics.names}
         return write_rows(url, x, y, importer="rcv1", sources=list(files), options=told, **how)
 
@@ -93,6 +93,10 @@ class Topics:
         self._columns = columns[order]
         self._documents, first = np.unique(found[order, 0], return_index=True)
         self._pointers = np.append(first, len(order))
+
+    def beside(self, x: RowReader, documents: Callable[[], np.ndarray]) -> Beside:
+        """The topics of the documents that a reader of rows has read last."""
+        return Beside(x, np.dtype(np.uint8), lambda: self.of(documents()), len(self.names), self.name)
 
     def of(self, documents: np.ndarray) -> csr_array:
         """Topics of documents, CSR uint8 (n, topics)."""

@@ -72,12 +72,17 @@ class RowReader:
 
 
 class Beside(RowReader):
-    """What belongs to the rows that another reader has read last: labels, weights, topics."""
+    """What belongs to the rows that another reader has read last: labels, weights, topics of another file."""
 
     def __init__(
-        self, rows: RowReader, dtype: np.dtype[Any], taken: Callable[[], Any], width: int | None = None
+        self,
+        rows: RowReader,
+        dtype: np.dtype[Any],
+        taken: Callable[[], Any],
+        width: int | None = None,
+        name: str | None = None,
     ) -> None:
-        self.name, self.dtype, self._taken = rows.name, dtype, taken
+        self.name, self.dtype, self._taken = name or rows.name, dtype, taken
         self.shape = rows.shape[:1] if width is None else (rows.n_rows, width)
         self.sparse = width is not None
 

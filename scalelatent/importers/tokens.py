@@ -21,7 +21,7 @@ from scalelatent.errors import DataError
 
 from .files import open_maybe_gzip
 from .rcv1 import Topics
-from .stream import Beside, Progress, RowReader, write_rows
+from .stream import Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -127,7 +127,7 @@ def import_tokens(
     of_documents = Topics(Path(topics), leaf_topics if leaves else None)
     x = _Counts(files, stems, drop_empty)
     try:
-        y = Beside(x, np.dtype(np.uint8), lambda: of_documents.of(x.documents), len(of_documents.names))
+        y = of_documents.beside(x, lambda: x.documents)
         told = {"stems": x.stems, "topics": of_documents.names}
         return write_rows(
             url, x, y, importer="rcv1", sources=[*files, topics], options=told,

@@ -133,7 +133,7 @@ def test_a_shard_that_kills_workers_is_named_after_three_deaths(
     assert deaths() <= 3
     text = str(raised.value)
     assert "train/x/c/3/0 (rows 3600:4800)" in text
-    for word in ("was with 3 worker(s)", "127.0.0.1", "in use at its peak"):
+    for word in ("was with 3 workers", "127.0.0.1", "in use at its peak"):
         assert word in text
     assert reads_of_the_chunk(text)
     for step in ("scalelatent data info --verify", "memory_limit", "on_bad_shard", "resume"):

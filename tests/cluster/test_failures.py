@@ -65,6 +65,34 @@ def test_a_worker_killed_in_mid_pass(
     same(model, alone())
 
 
+def test_sums_that_are_lost_before_they_were_fetched_are_computed_again(
+    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, fetched, killed = pids(mortal), executor.DaskExecutor.fetched, list[str]()
+
+    def kill(self: Any, future: Any, item: Any = None) -> Any:
+        if future.status == "finished" and not killed:
+            ((where,),) = mortal.who_has([future]).values()
+            killed.append(where)
+            os.kill(before[where], signal.SIGKILL)
+            deadline = time.monotonic() + 20
+            while where in mortal.nthreads() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert where not in mortal.nthreads()
+        return fetched(self, future, item)
+
+    monkeypatch.setattr(executor.DaskExecutor, "fetched", kill)
+    same(fit(mortal), alone())
+    assert killed
+
+
+def test_what_an_m_step_tells_is_asked_for_where_its_event_is_lost(
+    client: Any, fit: Any, alone: Any, same: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor.DaskExecutor, "told", lambda self, current: None)
+    same(fit(client), alone())
+
+
 @pytest.mark.slow
 def test_all_workers_killed_in_mid_pass(
     mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path

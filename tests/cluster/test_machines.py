@@ -212,7 +212,7 @@ def test_rows_that_take_more_memory_than_a_worker_has(
             fit(small, x=train, run_dir=tmp_path / "run")
     text = str(raised.value)
     assert "x/c/3/0 (rows 3600:4800)" in text
-    assert "was with 3 worker(s) when they died" in text
+    assert "was with 3 workers when they died" in text
     assert "of 0.7 GiB in use at its peak" in text
     assert "They ran out of memory: give workers more memory" in text
     assert "memory_limit" in text

@@ -21,6 +21,7 @@ from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.dask import online_steps as online
 from scalelatent.engine.dask.executor import DaskExecutor
+from scalelatent.engine.dask.watch import NoProgress, Watch
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import RowOrder
@@ -208,6 +209,57 @@ def test_a_worker_that_hangs_is_passed_over(
     assert (redone["pass"], redone["step"]) == (1, 0)
 
 
+def _say_often(seconds: float) -> None:
+    """On a worker: tasks that compute say so more often, or as often as usual."""
+    from scalelatent.engine.dask import worker_side
+
+    worker_side.BEAT_SECONDS = seconds
+
+
+@pytest.mark.parametrize("spread", ["one", "all"])
+def test_a_segment_longer_than_was_thought_does_not_hang(
+    workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
+) -> None:
+    monkeypatch.setattr(online.Segment, "hang_seconds", 2.0)
+    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # one segment an epoch
+    redone: list[dict[str, Any]] = []
+
+    class Log(Callback):
+        def on_event(self, info: dict[str, Any]) -> None:
+            redone.extend([info] if info["event"] == "steps_redone" else [])
+
+    workers.run(_slow, 0.1)  # tasks of 0.2 s in segments of 4 s and more
+    workers.run(_say_often, 0.5)
+    try:
+        np.testing.assert_array_equal(run(workers, tmp_path, spread=spread, callback=Log()), whole)
+    finally:
+        workers.run(_quick)
+        workers.run(_say_often, 10.0)
+    assert redone == []
+
+
+def test_a_result_that_is_lost_before_it_was_fetched_is_computed_again(
+    mortal: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Its worker dies just then, and no other one may compute it: another one does the segment."""
+    mortal.upload_file(toys.__file__)
+    monkeypatch.setattr(Watch, "only", property(lambda watch: list(watch._executor.threads)))
+    pids, look, killed = mortal.run(os.getpid), online.Segment.look, list[str]()
+
+    def kill(segment: online.Segment) -> bool:
+        moved = look(segment)
+        if moved and not killed:
+            ((where,),) = mortal.who_has(segment.futures).values()
+            killed.append(where)
+            os.kill(pids[where], signal.SIGKILL)
+            assert _eventually(lambda: segment.futures[0].status != "finished")
+        return moved
+
+    monkeypatch.setattr(online.Segment, "look", kill)
+    np.testing.assert_array_equal(run(mortal, tmp_path, callback=Leave(60.0)), whole)
+    assert killed
+
+
 @pytest.fixture
 def steps() -> Any:
     """The part of DaskSteps that does a segment again, on a cluster that is none."""
@@ -234,8 +286,21 @@ def test_workers_that_die_one_after_another_do(steps: Any) -> None:
         segment.worker_lost([online.Place()], "a", alone=True, expected=False)
         return {}
 
-    with pytest.raises(RunError, match=r"the steps of toy_step failed 4 times.*worker a died.*then resume"):
+    with pytest.raises(
+        RunError, match=r"the steps of toy_step failed 4 times.*worker a died\. .*memory.*then resume"
+    ):
         steps._redone(run, online.Place(), "the steps")
+
+
+def test_the_error_of_steps_that_do_not_get_on_names_no_memory(steps: Any) -> None:
+    def run(segment: online.Segment, workers: list[str], careful: bool) -> dict[str, Any]:
+        raise NoProgress("nothing was heard for 301 s of a")
+
+    with pytest.raises(
+        RunError, match=r"failed 4 times.*nothing was heard for 301 s of a\. .*resume"
+    ) as told:
+        steps._redone(run, online.Place(), "the steps")
+    assert "memory" not in str(told.value)
 
 
 def test_a_death_is_told_from_a_worker_that_was_taken_away(mortal: Any, steps: Any) -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from scalelatent.engine.dask import watch
 from scalelatent.engine.dask.link import ClusterMember, Link
-from scalelatent.engine.dask.watch import Watch
+from scalelatent.engine.dask.online_steps import Segment
+from scalelatent.engine.dask.watch import Watch, WorkerDied
 from scalelatent.engine.dask.window import Work
+from scalelatent.engine.executor import Place
 from scalelatent.engine.passes import Span
 from scalelatent.errors import RunError
 
@@ -44,11 +46,32 @@ def test_deaths_are_told_with_span_rows_host_and_memory(case: Any) -> None:
     looker._take_news(current)
     words = looker.killed(current, "key", "tcp://b:2")
     assert words.startswith(
-        "span 3 (rows 300:400 of the train rows) of pass 7 of capsule_estep was with 2 worker(s)"
+        "span 3 (rows 300:400 of the train rows) of pass 7 of capsule_estep was with 2 workers when they died"
     )
     assert "tcp://a:1 on 10.0.0.1, 1.50 GiB of 2.0 GiB in use at its peak; tcp://b:2" in words
     assert [event["event"] for event in events] == ["worker_lost", "span_redone"] * 2
     assert events[1]["rows"] == [300, 400]
+
+
+def test_online_steps_are_told_as_segments(case: Any) -> None:
+    looker, _, events = case
+    place = Place(0, 12)
+    segment = Segment(SimpleNamespace(token="t", stage=SimpleNamespace(name="toy_step")), place, 0)
+    segment.window = SimpleNamespace(refresh=lambda threads: None)  # type: ignore[assignment]
+    segment.items = {"one": place, "two": place}
+    looker._news.append({"action": "remove-worker", "worker": "a", "processing-tasks": ["one", "two"]})
+    with pytest.raises(WorkerDied, match="worker a died"):
+        looker._take_news(segment)
+    (lost,) = events
+    assert (lost["event"], lost["segments"], "spans" in lost) == ("worker_lost", 1, False)
+    words = "the segment after step 12 of epoch 1 of toy_step was with 1 worker when it died: a"
+    assert looker.killed(segment, "one", "a") == words
+    assert [segment.counted(n) for n in (1, 2)] == ["1 segment", "2 segments"]
+
+
+def test_what_is_waited_for_is_told_in_the_singular_too(case: Any) -> None:
+    _, current, _ = case
+    assert [current.counted(n) for n in (0, 1, 2)] == ["0 spans", "1 span", "2 spans"]
 
 
 def test_a_worker_that_was_retired_is_no_death(case: Any) -> None:

@@ -309,7 +309,7 @@ def test_patience_without_validation_rows_is_refused(pair: Pair) -> None:
 def test_plan_says_what_a_fit_needs(pair: Pair, held: Pair) -> None:
     told = make(n_epochs=3).plan(*pair, validation=held)
     assert told["stages"]["learn"]["steps_per_pass"] == 15
-    assert told["passes"] == {"at_least": 3, "at_most": 3}
+    assert told["passes"] == {"at_least": 3, "expected": 3, "at_most": 3}
     assert told["expected_seconds_at_least"] >= 3 * told["seconds_per_pass"] * 0.99
     with pytest.raises(sl.errors.PlanError, match="lower n_hidden"):
         make(n_hidden=10**6).plan(*pair, memory_limit="2GB")

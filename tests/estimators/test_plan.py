@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import scalelatent as sl
 from scalelatent import CapsuleRegression, Dataset
 from scalelatent.errors import PlanError
 
@@ -57,7 +60,7 @@ def test_numbers_are_those_of_the_model() -> None:
     assert estep["rows"] == 6000
     assert plan["stages"]["moments"]["statistic_bytes"] == 8 * (10 * 196 * 196 + 20)
     assert plan["passes"] == {"at_least": 248, "expected": 546, "at_most": 2000}
-    assert plan["probe"]["seconds_per_pass"] > 0
+    assert plan["seconds_per_pass"] > 0
 
 
 @pytest.mark.parametrize("algorithm", ["stepwise", "incremental", "passive_aggressive"])
@@ -75,10 +78,39 @@ def test_online_algorithms_are_planned_as_what_they_are(algorithm: str, tmp_path
     shuffled = algorithm != "incremental"
     assert own["memory_bytes"]["rows of the buffers"] > 0.5 * ds.nbytes
     assert (plan["scratch_bytes"] > 0) is not shuffled
-    assert plan["probe"]["seconds_per_pass"] > 0
+    assert plan["seconds_per_pass"] > 0
     assert model.plan(ds, engine={"run_rows": 8, "buffer_runs": 2})["stages"][algorithm]["buffer_rows"] == (
         16 if shuffled else 0
     )
+
+
+MODELS: dict[str, Any] = {
+    "capsule": CapsuleRegression(capsule_dim=2),
+    "stepwise": CapsuleRegression(capsule_dim=2, algorithm="stepwise"),
+    "linear_mixture": sl.LinearMixtureClassifier(n_components=2, n_dims=2),
+    "crbm": sl.ConditionalRBM(n_hidden=4),
+    "mbn": sl.MultilayerBootstrapNetwork(n_clusterings=3, k1=10, n_classes=3),
+    "hcn": sl.HierarchicalCompositionalNetwork([(3, 3)]),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_plans_of_all_models_have_the_same_keys(kind: str) -> None:
+    x = np.random.default_rng(0).integers(0, 2, (60, 8, 8)).astype(np.uint8)
+    flat, labels = x.reshape(60, -1), np.arange(60) % 3
+    given = {"crbm": (flat, flat), "mbn": (flat,), "hcn": (x,)}.get(kind, (flat, labels))
+    plan = MODELS[kind].plan(*given)
+    assert plan.keys() >= {
+        "stages", "resources", "seconds", "expected_seconds", "passes", "seconds_per_pass", "disk_bytes",
+        "peak_bytes_per_worker", "cache_bytes", "checkpoint_bytes", "scratch_bytes", "summary", "shorter",
+        "predicting_seconds_per_row",
+    }  # fmt: skip
+    assert list(plan["passes"]) == ["at_least", "expected", "at_most"]
+    assert 1 <= plan["passes"]["at_least"] <= plan["passes"]["expected"] <= plan["passes"]["at_most"]
+    assert plan["seconds_per_pass"] > 0
+    # Names are a program's: what was measured is remembered by others, with sizes and types in them.
+    named = [*plan, *plan["seconds"], *plan["stages"]]
+    assert [name for name in named if re.search(r"\d\d|x\d", name)] == []
 
 
 def test_passes_of_a_fit_with_tol_are_a_lower_bound() -> None:

@@ -262,6 +262,15 @@ def test_rcv1(rcv1: Any, server: Server, tmp_path: Path, part: str) -> None:
     assert len(server.asked) == len(set(server.asked)) == {"train": 2, "test": 3, "all": 4}[part]
 
 
+def test_labels_of_rcv1_have_the_name_of_the_file_of_topics(
+    rcv1: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    named: list[str] = []
+    monkeypatch.setattr("scalelatent.importers.rcv1.write_rows", lambda url, x, y, **_: named.append(y.name))
+    import_named("rcv1", tmp_path / "ds", cache=tmp_path / "cache")
+    assert named == [f"topics {tmp_path / 'cache' / 'rcv1' / ORIGINS['rcv1']['train'][0].title}"]
+
+
 def test_rcv1_with_files_that_do_not_belong_together(
     rcv1: Any, server: Server, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -24,6 +24,7 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Obj
 import scalelatent as sl
 from scalelatent import Dataset, open_dataset
 from scalelatent.data import append_rows, make_digits
+from scalelatent.engine.dask.lending import lend_access
 from scalelatent.errors import DataError, JobError, RunError, StoreError
 from scalelatent.jobs.resolve import load_job, resolve
 from scalelatent.jobs.runfolder import RunFolder
@@ -177,7 +178,12 @@ def test_a_store_in_a_forked_process_reads_or_is_refused(kind: str, folder: Path
     finally:
         child.kill()
         child.join(10)
-    assert told == X.sum() if kind == "fsspec" else "start processes by 'spawn' or 'forkserver'" in told
+    if kind == "fsspec":
+        assert told == X.sum()
+    else:
+        assert "start processes by 'spawn' or 'forkserver'" in told
+        assert "go on once it can be read" in told
+        assert "Restore" not in told  # as of rows that are lost
     assert ds.read_x(0, 650).sum() == X.sum()
 
 
@@ -192,6 +198,18 @@ x = zarr.open_group(place.zarr_store(read_only=True), mode="r")["x"]
 with ThreadPoolExecutor(4) as pool:
     print(sum(pool.map(lambda a: int(x[a : a + 100].sum()), range(0, 600, 100))))
 """
+
+
+def test_a_pickled_dataset_is_opened_where_it_is_used(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "a.zarr", tmp_path / "a.zarr")
+    sent = pickle.dumps(open_dataset(tmp_path / "a.zarr")[5:9])
+    (tmp_path / "a.zarr").rename(tmp_path / "away.zarr")
+    passed_on = pickle.dumps(pickle.loads(sent))
+    with pytest.raises(DataError, match=r"a\.zarr is not there, or not seen from .*open it there"):
+        pickle.loads(passed_on).read_x(0, 1)
+    (tmp_path / "away.zarr").rename(tmp_path / "a.zarr")
+    rows = pickle.loads(passed_on)
+    np.testing.assert_array_equal(rows.read_x(0, len(rows)), X[5:9])
 
 
 def test_stores_are_asked_without_threads_that_wait(folder: Path) -> None:
@@ -431,6 +449,13 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
             RunError, match=r"worker\(s\) tcp://.* do not see store://.*in this process.*save it"
         ):
             capsule(rows=cached, client=client)
+        workers = set(client.nthreads())
+        with pytest.raises(DataError, match=r"store://.* not seen from .*behind a cache.*Dataset\.save"):
+            client.submit(lambda rows: rows.read_x(0, 1), cached).result(timeout=60)
+        assert set(client.nthreads()) == workers  # which unpickle it while they listen
+        paired = open_dataset(folder / "a.zarr").without_labels().with_target(cached)
+        with pytest.raises(RunError, match=r"worker\(s\) tcp://.* do not see store://.*only-here"):
+            lend_access(client, paired)
         with pytest.raises(RunError, match=r"do not see the output memory://only-here/out.zarr .*out=…"):
             model.predict(ds, out="memory://only-here/out.zarr", client=client)
         refused = open_dataset(NotToBeSent(folder / "a.zarr"))

@@ -266,12 +266,12 @@ class StoredRows(StoredColumn):
             what = f"cannot be decoded: {error}"
         name = self._location.name_of(self.shard_key(shard, tile))
         where = self._where or f"rows {first}:{last} of '{self._name}'"
-        words = f"dataset {self._location.url}: shard file {name} ({where}) {what}. {self._repair}"
+        words = f"dataset {self._location.url}: shard file {name} ({where}) {what}."
         lost = not isinstance(error, OSError) or error.errno == errno.EIO
         if lost or isinstance(error, (FileNotFoundError, SpecialFileError)):
-            raise ShardError(words, name, *(self._holder or (first, last))) from error
-        # The rows may still be there: the place refuses, or cannot be reached.
-        raise DataError(words) from error
+            raise ShardError(f"{words} {self._repair}", name, *(self._holder or (first, last))) from error
+        # The place refuses, or cannot be reached: nothing is to be made again.
+        raise DataError(f"{words} Its rows may be whole: go on once it can be read from here") from error
 
 
 class Recycled:

@@ -55,7 +55,9 @@ class DaskPass(Work[Span]):
         self.ref = executor.ref_of(stage)
         self.following: DaskPass | None = None
         self.links: int = 0 if behind is None else behind.links + 1
-        self.tops: dict[str, list[Node]] = {}
+        # Of a pass of reductions: the sum of each part, as a task and once it has come.
+        self._roots: dict[str, Node] = {}
+        self.sums: dict[str, Any] = {}
         self._n_spans, self._kept = len(spans) + len(kept), frozenset(kept)
         self._params: Node | None = None if behind is None else behind.mstep
         self._levels = {
@@ -66,6 +68,7 @@ class DaskPass(Work[Span]):
         self._mstep_seen: float | None = None
         self._info: dict[str, Any] | None = None
         self.mstep: Future | None = None
+        self._asked: Future | None = None
         self._trees = {part: _Tree(self, part) for part in stage.grids}
         spent = costs(executor, stage, self._kept)
         self.window = Window(executor.threads, [*kept, *spans], self._send, spent)
@@ -118,8 +121,7 @@ class DaskPass(Work[Span]):
             if self.learns:
                 wanted.add(self._add_mstep(graph, tops, params))
             else:
-                self.tops = tops
-                wanted.update(key for nodes in tops.values() for key in nodes if isinstance(key, str))
+                wanted.update(self._add_roots(graph, tops))
         futures = graph.send(self.executor.client, wanted, self.executor.watch.only)
         self._hold(futures)
         # Nodes of earlier graphs that this one merges are let go of once the scheduler has it.
@@ -144,6 +146,13 @@ class DaskPass(Work[Span]):
         )
         return key
 
+    def _add_roots(self, graph: Graph, tops: dict[str, list[Node]]) -> list[str]:
+        keys = {part: self.key("merge", f"{part}-root") for part in tops}
+        for part, nodes in tops.items():
+            graph.add(keys[part], task_merge, [graph.hold(node) for node in nodes], priority=10)
+        self._roots.update(keys)
+        return list(keys.values())
+
     def _hold(self, futures: dict[str, Future]) -> None:
         """Futures in the place of the keys of this graph, where later graphs or the driver need them."""
         if isinstance(self._params, str):
@@ -151,7 +160,7 @@ class DaskPass(Work[Span]):
         self.mstep = futures.get(self.key("mstep"))
         for tree in self._trees.values():
             tree.hold(futures)
-        self.tops = {part: [_held(node, futures) for node in nodes] for part, nodes in self.tops.items()}
+        self._roots = {part: _held(node, futures) for part, node in self._roots.items()}
 
     def open_following(self) -> None:
         """Send the next pass behind the M-step, unless the chain has become too long."""
@@ -207,10 +216,13 @@ class DaskPass(Work[Span]):
 
     @property
     def done(self) -> bool:
-        """Whether all spans are, and the driver knows what the M-step tells."""
+        """Whether all spans are, and the driver has what the M-step tells, or the sums."""
         if self.learns:
             return self.result is not None
-        return self.window.given and not self.window.pending
+        for part, root in self._roots.items():
+            if part not in self.sums and not isinstance(root, str):
+                self.sums.update((part, vector) for vector in self.executor.fetched(root))
+        return self.window.given and len(self.sums) == len(self.stage.grids)
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -225,16 +237,21 @@ class DaskPass(Work[Span]):
             elif status == "finished":
                 self._mstep_seen = self._mstep_seen or time.monotonic()
                 if time.monotonic() - self._mstep_seen > EVENT_SECONDS:
-                    self._info = self._asked()
+                    self._info = self._ask(self.mstep)
         return self._info
 
-    def _asked(self) -> dict[str, Any]:
-        assert self.mstep is not None
-        graph, key = Graph(), self.key("info")
-        graph.add(key, task_info, graph.ref(self.mstep), priority=10)
-        info = self.executor.result(graph.send(self.executor.client, [key])[key])
-        if info is not None:
-            return dict(info)
+    def _ask(self, mstep: Future) -> dict[str, Any] | None:
+        """What the M-step has told, once the task that is asked for it has ended."""
+        if self._asked is None:
+            graph, key = Graph(), self.key("info")
+            graph.add(key, task_info, graph.ref(mstep), priority=10)
+            self._asked = graph.send(self.executor.client, [key])[key]
+            self._asked.add_done_callback(lambda _: self.executor.pulse.set())
+        found = self.executor.fetched(self._asked)
+        if not found:
+            return None
+        if found[0] is not None:
+            return dict(found[0])
         # Dask, having lost the result, went through the pass again, whose outcome was in the run folder.
         state, work = self.executor.store.load_state(self.stage.name, self.iteration + 1), self.stage.batch
         return {
@@ -248,9 +265,9 @@ class DaskPass(Work[Span]):
         """Let go of all futures at once."""
         super().release()
         self._trees.clear()
-        self.tops.clear()
+        self._roots.clear()
         self._graphs.clear()
-        self._params = self.mstep = None
+        self._params = self.mstep = self._asked = None
 
 
 def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: str) -> str:

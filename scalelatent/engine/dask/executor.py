@@ -28,18 +28,16 @@ from scalelatent.storage.guard import clears_too
 
 from .asking import AWAY, ask_workers
 from .cluster_pass import DaskPass
-from .failures import WAIT_SECONDS, LeftOut, error_of, guard_spans, look_after
-from .graph import Graph
+from .failures import WAIT_SECONDS, LeftOut, guard_spans, look_after
 from .lending import lend_access
 from .link import CALL_SECONDS, Link
 from .maps import run_map, save_lazy
 from .online_steps import DaskSteps
-from .pass_tasks import task_merge
 from .pools import Pools
 from .scheduler_listener import KERNELS, listener
 from .trial import end_with_word, look_back, try_alone
-from .watch import Retry, Watch
-from .window import Work
+from .watch import NoProgress, Retry, Watch, WorkerDied
+from .window import TaskEnded, Work
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -318,18 +316,8 @@ class DaskExecutor:
 
     def _collected(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         current = self._complete(self._pass(stage, 0, learns=False), on_rows)
-        try:
-            return self._sums(current)
-        finally:
-            current.release()
-
-    def _sums(self, current: DaskPass) -> dict[str, Stats]:
-        graph, stage = Graph(), current.stage
-        keys = {part: current.key("merge", f"{part}-root") for part in current.tops}
-        for part, nodes in current.tops.items():
-            graph.add(keys[part], task_merge, [graph.ref(node) for node in nodes])
-        futures = graph.send(self.client, keys.values())
-        return {part: split_vector(stage, part, self.result(futures[key]))[0] for part, key in keys.items()}
+        current.release()
+        return {part: split_vector(stage, part, current.sums[part])[0] for part in stage.grids}
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Shards of a map as tasks."""
@@ -350,31 +338,25 @@ class DaskExecutor:
 
     # -- results and errors ----------------------------------------------------------------------------------
 
-    def result(self, future: Future) -> Any:
-        """The result of a task, waited for as long as there are workers."""
-        ended, begin, looked = threading.Event(), time.monotonic(), time.monotonic()
-        while True:
-            ended.clear()
-            future.add_done_callback(lambda _: ended.set())
-            while not ended.wait(WAIT_SECONDS):
-                self.callbacks.on_wait()
-                self._tell_events()
-                if not self.link.connected:
-                    raise self.link.lost(f"task {future.key} was waited for", self.client.status)
-                if time.monotonic() - looked > REFRESH_SECONDS:
-                    looked = time.monotonic()
-                    begin = looked if self.look_at_workers() else begin
-                    if looked - begin > STALL_SECONDS:
-                        self.no_workers(f"task {future.key}")
-            if future.status in ("pending", "lost"):  # its only copy was lost: it is computed again
-                continue
+    def fetched(self, future: Future, item: Any = None) -> tuple[Any, ...]:
+        """The result of a task of work that is looked after; empty until it is computed, and fetched.
+
+        Its only copy may be lost just before it is fetched: then it is computed again, under the same watch.
+        """
+        if future.status in ("pending", "lost"):
+            return ()
+        if future.status != "finished":
+            raise TaskEnded(item, future)
+        try:
+            return (self.link.call(f"the result of {future.key} was fetched", future.result, CALL_SECONDS),)
+        except RunError as error:
             if future.status != "finished":
-                raise error_of(self, future) from None
-            try:
-                return self.link.call(f"the result of {future.key} was fetched", future.result, CALL_SECONDS)
-            except RunError:
-                if future.status == "finished":
-                    raise
+                return ()
+            if self.link.connected and isinstance(error.__cause__, TimeoutError):
+                raise NoProgress(
+                    f"the result of {future.key} was not to be had for {CALL_SECONDS:.0f} s"
+                ) from None
+            raise
 
 
 def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -> W:
@@ -403,7 +385,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
             if tries > ATTEMPTS:
                 raise RunError(
                     f"{current.name} (pass {current.number}) was begun {tries} times and did not get on: "
-                    f"{again}. Look at the logs of the workers, then resume the run"
+                    f"{again}. {again.advice}, then resume the run"
                 ) from None
             executor.rename()
             executor.wait_for_workers()
@@ -416,7 +398,7 @@ def _tried_first(executor: DaskExecutor, current: Work[Any]) -> bool:
     """Try suspects before the work begins; whether there were some, and it is to be made again."""
     if current.began is not None:  # behind the pass before it
         if executor.watch.suspects(current):
-            raise Retry("two workers have died of it")
+            raise WorkerDied("two workers have died of it")
         return False
     if not executor.looked_back:
         executor.looked_back = True

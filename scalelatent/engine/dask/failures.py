@@ -13,7 +13,7 @@ from scalelatent.engine.threads import within
 from scalelatent.errors import RunError, ScalelatentError, ShardError
 
 from .asking import ASK_SECONDS
-from .watch import Retry
+from .watch import Retry, WorkerDied
 from .window import TaskEnded, Work
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def settle(executor: DaskExecutor, current: Work[Any], ended: TaskEnded) -> NoRe
     if isinstance(error, KilledWorker):
         key = str(error.task)
         if executor.watch.note_killed(current, key, error.last_worker.address):
-            raise Retry(f"workers have died of {key}")
+            raise WorkerDied(f"workers have died of {key}")
     where = {"stage": current.name, "pass": current.number}
     if (
         isinstance(error, ShardError)
@@ -81,11 +81,6 @@ def settle(executor: DaskExecutor, current: Work[Any], ended: TaskEnded) -> NoRe
     ):
         raise LeftOut(str(error))
     raise _told(executor, future, error, current) from None
-
-
-def error_of(executor: DaskExecutor, future: Future) -> Exception:
-    """What to raise for a task that failed or was cancelled."""
-    return _told(executor, future, _exception_of(executor, future), None)
 
 
 def _exception_of(executor: DaskExecutor, future: Future) -> BaseException:
@@ -110,7 +105,7 @@ def _told(
         return RunError(
             f"{words}. Most often that is memory: give workers more of it (`dask worker --memory-limit`, "
             "[cluster] memory_limit) or fewer threads each; if it is always the same rows, look at their "
-            "shard files (`scalelatent data info --verify`). Then resume the run: finished spans are kept"
+            "shard files (`scalelatent data info --verify`). Then resume the run: what is finished is kept"
         )
     if isinstance(error, (ScalelatentError, FloatingPointError)):
         # A fresh one: the future's own keeps the frames of this pass alive, and with them its futures.

@@ -41,8 +41,9 @@ def lend_access(client: Client, ds: Dataset) -> None:
                 f"({type(error).__name__}: {access.hide(str(error))}): install its package there, give "
                 "options that can be pickled, or let the environment of the workers say them"
             ) from error
-    if ds.place is not None and ds.place.access is not None:
-        _check_seen(client, ds.place.url, ds.place.access)
+    for place in ds.places:
+        if place.access is not None:
+            _check_seen(client, place.url, place.access)
 
 
 def _check_seen(client: Client, url: str, access: Access) -> None:

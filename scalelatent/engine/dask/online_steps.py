@@ -23,7 +23,7 @@ from scalelatent.errors import RunError
 
 from .failures import look_after
 from .online_tasks import StateLost, end_site, task_chains, task_close, task_end_epoch, task_steps
-from .watch import Retry
+from .watch import Retry, WorkerDied
 from .window import Window, Work
 
 if TYPE_CHECKING:
@@ -60,12 +60,14 @@ class Segment(Work[Place]):
     """The tasks of a segment, looked after as those of a pass are; the last one tells what came of it."""
 
     hang_seconds = OVERDUE_SECONDS
+    unit = "segment"
 
     def __init__(self, steps: DaskSteps, place: Place, replay: int) -> None:
         token = steps.token + (f"-r{replay}" if replay else "")
         super().__init__(steps.stage.name, place.epoch + 1, token, 0)
         self._steps, self._place = steps, place
         self.futures: list[Future] = []
+        self._told: dict[str, Any] | None = None
 
     def submit(
         self, task: Callable[..., Any], role: str, worker: str, *args: Any, chain: int | None = None,
@@ -92,9 +94,18 @@ class Segment(Work[Place]):
         self.window = Window({worker: 1}, [self._place], lambda batch, last: {self._place: futures[0]})
         try:
             look_after(executor, self, lambda done, rows: None)
-            return dict(executor.result(futures[0]))
+            assert self._told is not None
+            return self._told
         finally:
             self.cancel()
+
+    @property
+    def done(self) -> bool:
+        """Whether the driver has what the last task tells."""
+        if self._told is None and super().done:
+            found = self._steps.executor.fetched(self.futures[0], self._place)
+            self._told = dict(found[0]) if found else None
+        return self._told is not None
 
     def look(self) -> bool:
         """See :meth:`Work.look`; callbacks may raise to leave."""
@@ -105,9 +116,9 @@ class Segment(Work[Place]):
         """None are counted."""
         return 0
 
-    def about(self, item: Place) -> dict[str, Any]:
+    def words(self, item: Place) -> str:
         """A segment in the words of errors."""
-        return {"part": "train", "span": item.step}
+        return f"the segment after step {item.step} of epoch {item.epoch + 1} of {self.name}"
 
     def redone(self, item: Place, why: str, worker: str) -> None:
         """It is told once, by who does it again."""
@@ -117,7 +128,7 @@ class Segment(Work[Place]):
         if items and expected:
             raise WorkerLeft(f"worker {worker} was taken away")
         if items:
-            raise Retry(f"worker {worker} died")
+            raise WorkerDied(f"worker {worker} died")
 
     def release(self) -> None:
         """Let go of all futures."""
@@ -238,9 +249,8 @@ class DaskSteps:
                 self.callbacks.on_event({"event": "steps_redone", **about, "reason": str(error)})
                 if failed > REPLAYS:
                     raise RunError(
-                        f"{what} of {self.stage.name} failed {failed} times, the last time because {error}: "
-                        "most often memory. Look at the logs of the workers, give them more memory or fewer "
-                        "threads ([cluster] memory_limit, threads), then resume the run"
+                        f"{what} of {self.stage.name} failed {failed} times, the last time because {error}. "
+                        f"{error.advice}, then resume the run"
                     ) from None
         raise AssertionError
 

@@ -28,12 +28,12 @@ from scalelatent.engine.reading import Stopped
 from scalelatent.errors import RunError
 
 from .pass_tasks import Ref, _recent, settle_process, worker_device
-from .worker_side import Fit, TaskStop
+from .worker_side import Beat, Fit, TaskStop
 
 
-def task_check(fit: Fit) -> RowCheck:
+def task_check(fit: Fit, beat: Beat) -> RowCheck:
     """Raises `Stopped` in a task that the scheduler wants no more, and tells of it that it computes."""
-    stop = TaskStop(fit)
+    stop = TaskStop(fit, beat)
 
     def look() -> None:
         stop.moved()
@@ -48,10 +48,9 @@ def task_steps(
 ) -> dict[str, Any]:
     """All chains of some steps on this worker: up to ``stop``, or as many as ``seconds`` allow."""
     settle_process()
-    check = task_check(fit)
     with (
         sites.use(ref, name, token) as site,
-        site.runner(0, site.order.n_chains, threads, check) as runner,
+        site.runner(0, site.order.n_chains, threads, check := task_check(fit, site.beat)) as runner,
     ):
         state, first, before = site.state(place), place, runner.meter.bytes_read
         begin = time.perf_counter()
@@ -77,8 +76,9 @@ def task_chains(
 ) -> Found:
     """Some chains of one step."""
     settle_process()
-    check, begin = task_check(fit), time.perf_counter()
+    begin = time.perf_counter()
     with sites.use(ref, name, token) as site:
+        check = task_check(fit, site.beat)
         state = site.follow(replace(place, step=place.step - 1), results) if results else site.state(place)
         with site.runner(*chains, 1, check) as runner:
             before = runner.meter.bytes_read
@@ -169,6 +169,8 @@ class Site:
         self._replicas: OrderedDict[Place, Any] = OrderedDict()
         self._runners: dict[tuple[int, int], _Runner] = {}
         self._epoch = -1
+        # Of all tasks: each of a spread segment is shorter than what lies between two words.
+        self.beat = Beat()
 
     def load(self) -> None:
         """Read what the fit consists of, once."""

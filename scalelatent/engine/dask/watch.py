@@ -42,6 +42,31 @@ AVOID_SECONDS = 900.0
 class Retry(Exception):
     """The work cannot go on as it is, and is to be retried."""
 
+    advice = "Look at the logs of the workers"
+    """What people do where retries do not help."""
+
+
+class WorkerDied(Retry):
+    """A worker was lost with the work."""
+
+    advice = (
+        "Most often that is memory: look at the logs of the workers, and give them more memory or fewer "
+        "threads ([cluster] memory_limit, threads)"
+    )
+
+
+class NoProgress(Retry):
+    """Nothing was heard of the work for too long."""
+
+    advice = (
+        "The tasks were on these workers and did not get on: look at their logs for what they wait for (a "
+        "store that does not answer, a machine that swaps), and stop those that hang"
+    )
+
+
+def _when_died(workers: int) -> str:
+    return "1 worker when it died" if workers == 1 else f"{workers} workers when they died"
+
 
 class Watch:
     """Looks after the passes of one executor."""
@@ -157,7 +182,7 @@ class Watch:
                 continue
             self._take_loss(current, message)
         if self.suspects(current):
-            raise Retry("two workers have died of it")
+            raise WorkerDied("two workers have died of it")
         threads = self._executor.look_at_workers()
         if threads:
             current.window.refresh(threads)
@@ -171,7 +196,7 @@ class Watch:
         named = {(work.name, work.number, item) for work, item in lost}
         for key in () if expected else named.union(self._held.pop(worker, ())):
             self._count_death(key, worker)
-        self._tell("worker_lost", worker=worker, expected=expected, spans=len(lost))
+        self._tell("worker_lost", worker=worker, expected=expected, **{f"{current.unit}s": len(named)})
         for work, item in lost:
             self.tell_retry(work, item, "its worker was lost", worker)
         for key in message.get("lost-computed-tasks", ()):
@@ -249,23 +274,16 @@ class Watch:
 
     def died_with(self, work: Work[Any], item: Any, workers: Sequence[str] = ()) -> str:
         """In words: an item, and the workers that died with it, or of its shard (where these are given)."""
-        about = work.about(item)
-        rows = about.get("rows")
-        where = f" (rows {rows[0]}:{rows[1]} of the {about['part']} rows)" if rows else ""
-        number = f" of pass {work.number}" if work.number else ""
         workers = workers or self.deaths_of(work, item)
         others = "" if len(workers) == len(self.deaths_of(work, item)) else ", or another one of its shard,"
         told = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
-        return (
-            f"span {about['span']}{where}{number} of {work.name}{others} was with {len(workers)} worker(s) "
-            f"when they died: {told}"
-        )
+        return f"{work.words(item)}{others} was with {_when_died(len(workers))}: {told}"
 
     def killed(self, current: Work[Any] | None, key: str, last: str) -> str:
         """In words: what was being computed when workers died, where, and what they had of memory."""
         item = None if current is None else current.items.get(key)
         if current is None or item is None or not self.deaths_of(current, item):
-            return f"task {key} was with 1 worker(s) when they died: {self._worker_words(last)}"
+            return f"task {key} was with {_when_died(1)}: {self._worker_words(last)}"
         return self.died_with(current, item)
 
     def _worker_words(self, address: str) -> str:
@@ -298,7 +316,7 @@ class Watch:
         elif not self._executor.look_at_workers():
             self._alone_since = self._alone_since or now
             if now - self._alone_since > self._executor.stall_seconds:
-                self._executor.no_workers(f"{len(current.window.pending)} spans")
+                self._executor.no_workers(current.counted(len(current.window.pending)))
         elif any(member.running for member in link.members().values()):
             # No worker has them or will. Once or twice may be chance: a graph on its way through a scheduler
             # that is busy.
@@ -322,7 +340,7 @@ class Watch:
             self.avoided[address] = time.monotonic()
             for item in there:
                 self.tell_retry(current, item, f"nothing was heard of it for {quiet:.0f} s", address)
-        raise Retry(f"nothing was heard for {quiet:.0f} s of {', '.join(sorted(busy))}")
+        raise NoProgress(f"nothing was heard for {quiet:.0f} s of {', '.join(sorted(busy))}")
 
     def trusted(self, threads: dict[str, int]) -> dict[str, int]:
         """Workers but those on which a task hung not long ago; all, where those are all."""

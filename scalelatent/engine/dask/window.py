@@ -294,6 +294,8 @@ class Work(Generic[Item]):
     window: Window[Item]
     hang_seconds: float | None = None
     """Of silence, after which an item hangs, where it is not as usual."""
+    unit = "span"
+    """What people call an item."""
 
     def __init__(self, name: str, number: int, token: str, rows: int) -> None:
         self.name, self.number, self.token, self.rows = name, number, token, rows
@@ -343,6 +345,18 @@ class Work(Generic[Item]):
     def about(self, item: Item) -> dict[str, Any]:
         """An item in the words of the event log."""
         raise NotImplementedError
+
+    def words(self, item: Item) -> str:
+        """An item in the words of errors."""
+        about = self.about(item)
+        rows = about.get("rows")
+        where = f" (rows {rows[0]}:{rows[1]} of the {about['part']} rows)" if rows else ""
+        number = f" of pass {self.number}" if self.number else ""
+        return f"{self.unit} {about['span']}{where}{number} of {self.name}"
+
+    def counted(self, count: int) -> str:
+        """So many items, in words."""
+        return f"{count} {self.unit}{'' if count == 1 else 's'}"
 
     def dataset_of(self, item: Item) -> Dataset | None:
         """The rows that an item reads; None where that is not known."""

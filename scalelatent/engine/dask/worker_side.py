@@ -58,15 +58,28 @@ def worker_threads() -> int:
     return 1 if worker is None else int(worker_settings(worker)["threads"])
 
 
+class Beat:
+    """When a task has to say next that it computes; short tasks that follow one another share one."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + BEAT_SECONDS
+
+    def due(self, now: float) -> bool:
+        """Whether it is time."""
+        if now < self._next:
+            return False
+        self._next = now + BEAT_SECONDS
+        return True
+
+
 class TaskStop(StopEvent):
     """Whether the task of this thread is to stop: the scheduler wants it no more."""
 
-    def __init__(self, fit: Fit | None = None) -> None:
+    def __init__(self, fit: Fit | None = None, beat: Beat | None = None) -> None:
         super().__init__()
         self._worker, self._fit = _worker(), fit
         self._key = None if self._worker is None else self._worker.get_current_task()
-        now = time.monotonic()
-        self._next, self._beat = now + CHECK_SECONDS, now + BEAT_SECONDS
+        self._next, self._beat = time.monotonic() + CHECK_SECONDS, beat or Beat()
 
     def is_set(self) -> bool:
         """Look, twice a second at most."""
@@ -78,9 +91,7 @@ class TaskStop(StopEvent):
 
     def moved(self) -> None:
         """Another block is done."""
-        now = time.monotonic()
-        if self._fit is not None and now >= self._beat:
-            self._beat = now + BEAT_SECONDS
+        if self._fit is not None and self._beat.due(time.monotonic()):
             tell(self._fit, {"beat": str(self._key)})
 
 

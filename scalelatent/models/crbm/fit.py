@@ -351,8 +351,7 @@ def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
         reading = told.reading(held)
         measuring = [len(held) * told.row_seconds(row_in(n), reading) for n in range(1, epochs + 1)]
         told.add("validation", sum(measuring), sum(measuring[:least]))
-    told.out["passes"] = {"at_least": least, "at_most": epochs}
-    told.out["seconds_per_pass"] = every[0] + sum(measuring[:1])
+    told.passes(every[0] + sum(measuring[:1]), least, epochs)
     told.out["device_bytes"] = _device_bytes(learner)
     return told.told(
         "lower n_epochs, n_sweeps or n_hidden",

@@ -65,9 +65,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
     if model.template_passes:
         # Features put down one by one take as long as a pass once more.
         told.add("templates-from-images", model.template_passes * n * each * (2 if model.n_candidates else 1))
-    told.out["probe"]["pairs_per_second"] = network.pairs / row
-    told.out["seconds_per_pass"] = one
-    told.out["passes"] = {"at_least": fewest, "at_most": epochs}
+    told.out["pairs_per_second"] = network.pairs / row
+    told.passes(one, fewest, epochs)
     told.out["bytes_per_image"] = network.online_bytes if online else network.image_bytes
     shorter = "lower n_epochs, n_restarts or the features of layers"
     leaves = 0 if online else 2 * n * network.image_bytes

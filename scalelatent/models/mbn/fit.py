@@ -302,6 +302,8 @@ def _plan(model: MultilayerBootstrapNetwork, told: Forecast, decay: float) -> di
             "seconds": gathering + coding,
         }
         centroids, tasks, row_bytes = centroids + sets * of_a_set, tasks + count, sets * code_size
+    every = sum(layer["seconds"] for layer in out["layers"].values())
+    told.passes(every / len(layers), len(layers), len(layers))  # one a layer
     if model.output == "pca":
         _output(told, model, layers[-1], n)
     kept = sum(codes) if model.keep_codes else codes[-1]

@@ -76,9 +76,7 @@ def test_what_is_probed_is_what_is_run(online: bool, monkeypatch: pytest.MonkeyP
     # Five images in half a second; those of kept messages were swept four times.
     row = 0.5 / 5 / (1 if online else planning.PROBED_SWEEPS)
     assert told["seconds"]["learn"] == pytest.approx(7 * 50 * row, rel=0.01)
-    assert told["probe"]["pairs_per_second"] == pytest.approx(
-        fitting.make_layers(model, (1, 7, 6))[0].pairs / row
-    )
+    assert told["pairs_per_second"] == pytest.approx(fitting.make_layers(model, (1, 7, 6))[0].pairs / row)
 
 
 def test_templates_from_images_are_planned() -> None:
