@@ -9,6 +9,8 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
+from scalelatent.engine.checkpoints import KEEP_STATES
+from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import Forecast
 from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 # Of images that speed is measured with: share of ones, and sweeps where messages are kept.
 PROBED_ONES, PROBED_SWEEPS = 0.15, 4
+# Of the names and shapes of what is kept of a leaf.
+LEAF_HEAD = 2**14
 # Of one thread, before anything was measured.
 PAIRS_PER_SECOND = 2e9
 
@@ -67,10 +71,17 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
     told.out["probe"]["pairs_per_second"] = network.pairs / row
     told.out["seconds_per_pass"] = one
     told.out["passes"] = {"at_least": fewest, "at_most": epochs}
-    told.out["bytes_per_image"] = network.online_bytes if online else network.image_bytes
+    told.out["bytes_per_image"] = network.online_bytes if online else network.kept_bytes
     shorter = "lower n_epochs, n_restarts or the features of layers"
-    leaves = 0 if online else 2 * n * network.image_bytes
-    return told.told(shorter, checkpoint=state, kept=leaves, predicting=decoding)
+    if online:
+        return told.told(shorter, checkpoint=state, predicting=decoding)
+    # What a leaf changed in the beliefs of weights lies beside its messages; what no checkpoint needs goes
+    # when the next one is written, an epoch later.
+    leaves = n * network.kept_bytes + count_leaves(order) * (5 * network.n_weights + LEAF_HEAD)
+    leaves *= min(epochs, KEEP_STATES + 2)
+    # How many messages of several layers will be 0, and so not kept, is not known before.
+    bound = isinstance(network, SeveralLayers)
+    return told.told(shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding)
 
 
 def _row_seconds(network: Network, told: Forecast, learner: Any, order: RowOrder, online: bool) -> float:
