@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from scalelatent.engine.checkpoints import KEEP_STATES
 from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import Forecast
+from scalelatent.models.hcn.model.filters import GREY_LEVELS
 from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
 from scalelatent.models.hcn.model.templates import TemplateEvidence
 
@@ -87,16 +89,20 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
 def _row_seconds(network: Network, told: Forecast, learner: Any, order: RowOrder, online: bool) -> float:
     """Seconds of a sweep over an image that is learned from, on one thread."""
     size, layer, sweeps = min(learner.batch_rows, order.n_rows), network.layer, 1 if online else PROBED_SWEEPS
+    labelled = isinstance(network, SeveralLayers) and network.all_labelled
 
     def make() -> Any:
-        x = (np.random.default_rng(0).random((size, layer.n_pixels)) < PROBED_ONES).astype(np.uint8)
-        block = Block(x, None, None, 0, np.arange(size))
+        x = (np.random.default_rng(0).random((size, math.prod(layer.seen))) < PROBED_ONES).astype(np.uint8)
+        x *= 1 if layer.filters is None else GREY_LEVELS - 1
+        # Of labelled images messages are fewer.
+        codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
+        block = Block(x, codes, None, 0, np.arange(size))
         prepared = learner.prepare(learner.start(), make_backend("cpu"))
         if online:
             return lambda: learner.run_chain(prepared, block, Stats.zeros(learner.layout()))
         kept = learner.alone(size, PROBED_SWEEPS)
         return lambda: kept.visit(prepared, block, None)
 
-    what = f"hcn {'online' if online else 'kept'} {layer.image} {network.told()} {size}"
+    what = f"hcn {'online' if online else 'kept'} {layer.image} {network.told()} {size} {labelled}"
     nominal = learner.flops_per_row() / FLOPS_PER_PAIR / (PAIRS_PER_SECOND if online else PAIRS_WITH_MESSAGES)
     return told.probe(what, make, nominal, rows=size * sweeps, threads=told.slots(order))

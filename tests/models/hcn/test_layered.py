@@ -353,6 +353,22 @@ def test_templates_of_other_classes_say_nothing(monkeypatch: pytest.MonkeyPatch)
     assert (found[0] != to_grid(net.first_beliefs())).mean() > 0.3
 
 
+def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() -> None:
+    net, images = two_layers(classes=(0, 1, 1, 0))
+    x, _ = images.rows(0, 10)
+    learner = LayeredMessages(net, n_rows=10, alone_passes=6)
+    block = Block(x.reshape(10, -1), np.zeros(10, np.int32), None, 0)
+    new = learner.visit((learner.start(), make_backend("cpu")), block, None)
+    change = net.split(to_dense(new["change"]))[-1]
+    assert change[..., [0, 3]].any()
+    assert not change[..., [1, 2]].any()
+    # Of one image without a label all templates are kept.
+    few = learner.visit(
+        (learner.start(), make_backend("cpu")), replace(block, y=np.r_[-1, block.y[1:]]), None
+    )
+    assert messages_of(few)[-1].s.shape[-1] == 4
+
+
 def test_templates_of_another_class_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: the first templates, whatever the class."""
     monkeypatch.setattr(Hierarchy, "of_class", lambda net, code: np.arange(net.per_class))

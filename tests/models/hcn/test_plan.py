@@ -81,6 +81,14 @@ def test_what_is_probed_is_what_is_run(online: bool, monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.parametrize("online", [True, False])
+def test_images_that_filters_read_are_planned(online: bool) -> None:
+    """Their pixels are grey, and fewer than what filters make of them."""
+    ds = sl.Dataset.from_arrays(np.zeros((20, 7, 6), np.uint8), np.arange(20) % 2)
+    told = sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, filters=4, online=online).plan(ds)
+    assert told["seconds"]["learn"] > 0
+
+
 def test_templates_from_images_are_planned() -> None:
     ds = sl.Dataset.from_arrays(np.zeros((20, 7, 6), np.uint8), np.arange(20) % 2)
     told = {

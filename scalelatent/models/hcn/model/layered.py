@@ -38,7 +38,7 @@ class LayeredState:
     changed, last_changed : int
         Weights that changed sign: in the epoch, and in the one before.
     moved, last_moved : int
-        Images that came to another template, of both.
+        Images that came to another template (of those that they have messages of), of both.
     error, best : float
         Share of the validation rows in a wrong class: last, and the least; NaN and infinity before.
     iteration, steps, rows, stale : int
