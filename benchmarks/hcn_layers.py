@@ -1,4 +1,4 @@
-"""Networks of parts of several layers, piece by piece: python benchmarks/hcn_layers.py
+"""Networks of parts of several layers, piece by piece: python benchmarks/hcn_layers.py [--parts kept]
 
 pieces   of passes over images of the two traits on one thread, 4 features of 13 x 13 under two templates of a
          class, messages as they are after some passes: ORs and pools against the trees of places and weights;
@@ -8,6 +8,12 @@ pieces   of passes over images of the two traits on one thread, 4 features of 13
 cluster  an online epoch of --rows digits, 16 features of 3 x 3 over 16 oriented filters, 8 templates a
          class, by two workers of one thread against two threads of this process, and whether the bits are
          the same. Needs SCALELATENT_DATA
+kept     what kept messages of digits take, 64 features under 32 templates a class over 16 oriented filters,
+         both readings of section 4.4: the first 2 digits of each class as one leaf, twelve passes, and the
+         first 40 of each in leaves as they are chosen, six passes. A fit each, in a process of its own on one
+         thread: of all leaves of a pass the most that was kept, all leaves in the run folder at any time, the
+         peak of the process, and what `plan` told of both. What is learned is not looked at: errors swing.
+         Needs SCALELATENT_DATA
 """
 
 from __future__ import annotations
@@ -17,7 +23,15 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+import re
+import tempfile
 import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -26,6 +40,7 @@ from common import fastest, mnist, parser, write_part
 
 import scalelatent as sl
 from scalelatent.data import Dataset
+from scalelatent.deploy.probes import peak_bytes
 from scalelatent.engine.backend import make_backend
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.cpu import pools, sweeps
@@ -34,6 +49,9 @@ from scalelatent.models.hcn.kernels.order import shuffled
 from scalelatent.models.hcn.model.hierarchy import learn
 
 IMAGES, WARM, ROUNDS = 20, 10, 30
+# Side of the features, p_weight; digits of a class, passes.
+READINGS = [(26, (0.001, 0.05)), (3, (0.001, 0.05)), (3, (0.01, 0.001))]
+SIZES = [(2, 12), (40, 6)]
 
 
 @numba.njit(nogil=True, error_model="numpy", fastmath=False)
@@ -151,14 +169,85 @@ def cluster(rows: int, seed: int) -> dict[str, Any]:
     }
 
 
+class Leaves(sl.Callback):
+    """Bytes of the leaves in a run folder: of all, and of those of a pass, the most that were seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.all, self.leaves, self.passes = folder, 0, 0, dict[int, int]()
+
+    def on_checkpoint(self, info: dict[str, Any]) -> None:
+        found = defaultdict[int, list[int]](list)
+        for file in self.folder.rglob("leaf-*.rec"):
+            found[int(re.findall(r"-(\d+)-", file.name)[-1])].append(file.stat().st_size)
+        self.all = max(self.all, sum(map(sum, found.values())))
+        self.leaves = max([self.leaves, *map(len, found.values())])
+        self.passes |= {k: sum(sizes) for k, sizes in found.items()}
+
+
+def kept_by_a_fit(
+    side: int, p_weight: tuple[float, float], each: int, passes: int, seed: int
+) -> dict[str, Any]:
+    """What a fit's messages take in memory and in its run folder."""
+    warnings.simplefilter("ignore")  # that weights still change
+    x, y = mnist(slice(0, 5000))
+    rows = np.sort(np.concatenate([np.flatnonzero(y == code)[:each] for code in range(10)]))
+    ds = Dataset.from_arrays(x[rows].reshape(-1, 28, 28), y[rows])
+    engine: dict[str, Any] = {"leaf_rows": len(rows)} if each == SIZES[0][0] else {}
+    m = sl.HierarchicalCompositionalNetwork(
+        [(64, side)], templates=32, filters=16, filter_size=5, p01=0.2, p10=1e-4, damping=0.1,
+        p_weight=p_weight, n_epochs=passes, random_state=seed, n_jobs=1,
+    )  # fmt: skip
+    told = m.plan(ds, engine=engine)
+    with tempfile.TemporaryDirectory() as run:
+        leaves = Leaves(Path(run))
+        begin = time.perf_counter()
+        m.fit(ds, run_dir=run, engine=engine, callbacks=leaves)
+        seconds = time.perf_counter() - begin
+    most, pairs = max(leaves.passes.values()), m._network.pairs
+    return {
+        "features": f"{side} x {side}",
+        "p_weight": p_weight,
+        "digits": len(rows),
+        "leaves": leaves.leaves,
+        "passes": passes,
+        "pairs an image": pairs,
+        "eight bytes a pair, gb": round(8 * pairs * len(rows) / 1e9, 2),
+        "kept gb": round(most / 1e9, 3),
+        "kept bytes a pair": round(most / len(rows) / pairs, 3),
+        "kept gb by pass": [round(size / 1e9, 3) for size in leaves.passes.values()],
+        "run folder gb": round(leaves.all / 1e9, 2),
+        "run folder told gb": round(told["disk_bytes"] / 1e9, 2),
+        "peak gb": round(peak_bytes() / 1e9, 2),
+        "peak told gb": round(told["peak_bytes_per_worker"] / 1e9, 2),
+        "weights on": m.history_[-1]["weights_on_by_layer"],
+        "seconds": round(seconds),
+    }
+
+
+def kept(seed: int) -> list[dict[str, Any]]:
+    """What kept messages of digits take, a fit after the other."""
+    found = []
+    for size in SIZES:
+        for reading in READINGS:
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+                found.append(alone.submit(kept_by_a_fit, *reading, *size, seed).result())
+            print(found[-1], flush=True)
+    return found
+
+
 def main() -> None:
-    """Both parts."""
+    """The parts that are asked for."""
     arguments = parser(__doc__, "hcn_layers")
     arguments.add_argument("--parts", default="pieces,cluster")
     arguments.add_argument("--rows", type=int, default=640, help="of the part cluster")
     args = arguments.parse_args()
+    parts: dict[str, Callable[[], Any]] = {
+        "pieces": lambda: pieces(args.seed),
+        "cluster": lambda: cluster(args.rows, args.seed),
+        "kept": lambda: kept(args.seed),
+    }
     for part in args.parts.split(","):
-        found = pieces(args.seed) if part == "pieces" else cluster(args.rows, args.seed)
+        found = parts[part]()
         print(part, found, flush=True)
         write_part(args.out, part, args.seed, found)
 

@@ -677,6 +677,29 @@ def parts_layers() -> Iterable[Iterable[Any]]:
     yield name, seconds, f"{r['of their rate']:.2f}", "of the rate of two threads, same bits"
 
 
+@shown(
+    "64 features, 32 templates a class|p_weight|digits, leaves|passes|8 bytes a pair, all templates|"
+    "kept of a pass, the most|bytes a pair|run folder, told|peak of the process, told"
+)
+def kept_messages() -> Iterable[Iterable[Any]]:
+    for r in read("hcn_layers")["kept"]:
+        weights = ", ".join(f"{p:g}" for p in r["p_weight"])
+        sizes = f"{r['eight bytes a pair, gb']:.1f} GB", f"{r['kept gb']:.2f} GB"
+        folder = f"{r['run folder gb']:.1f}, {r['run folder told gb']:.1f} GB"
+        peak = f"{r['peak gb']:.1f}, {r['peak told gb']:.1f} GB"
+        digits = f"{r['digits']}, {r['leaves']}"
+        yield (
+            r["features"],
+            weights,
+            digits,
+            r["passes"],
+            *sizes,
+            f"{r['kept bytes a pair']:.2f}",
+            folder,
+            peak,
+        )
+
+
 @shown("images, two workers|seconds|over pairs by the rate of two threads|letters found|peak of a worker")
 def letters_million() -> Iterable[Iterable[Any]]:
     found = read("hcn_million")

@@ -474,15 +474,18 @@ class Forecast:
         checkpoint: int = 0,
         model: int = 0,
         kept: int = 0,
+        kept_at_most: bool = False,
         predicting: float | None = None,
     ) -> dict[str, Any]:
-        """The plan, once all stages are in: bytes of a checkpoint, of the model and of what else a run keeps,
-        computing seconds of predicting a row, and what would make the fit shorter.
+        """The plan, once all stages are in: bytes of a checkpoint, of the model and of what else a run keeps
+        (or may keep at most), computing seconds of predicting a row, and what would make the fit shorter.
         """
         out = self.out
         out["cache_bytes"], out["peak_bytes_per_worker"] = self._cache, self._peak + self._cache
         out["checkpoint_bytes"], out["scratch_bytes"] = checkpoint, self.scratch
         out["disk_bytes"] = self.scratch + kept + KEEP_STATES * checkpoint + 2 * model
+        if kept_at_most:
+            out["disk_bytes_are"] = "at most"
         if predicting is not None:
             out["predicting_seconds_per_row"] = self.row_seconds(predicting, self.reading(self.train))
         out["shorter"], out["seconds"] = shorter, self.seconds
@@ -519,6 +522,7 @@ def summary_of(out: Mapping[str, Any]) -> str:
     memory = f"{out['peak_bytes_per_worker'] / 2**20:,.0f} MiB a worker"
     disk = out["disk_bytes"]
     size = f"{disk / 1e9:,.1f} GB" if disk >= 1e9 else f"{disk / 1e6:,.0f} MB" if disk >= 1e6 else "no"
+    size = f"{out['disk_bytes_are']} {size}" if "disk_bytes_are" in out and disk >= 1e6 else size
     return (
         f"about {duration(out['expected_seconds'])}{between}, {memory}, {size}{' of' * (size != 'no')} disk"
     )

@@ -74,7 +74,12 @@ class Network(Protocol):
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of the messages of an image, where they are kept."""
+        """Bytes of the messages of an image, which say how many images a leaf has."""
+        ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are kept of an image from visit to visit, at most."""
         ...
 
     @property

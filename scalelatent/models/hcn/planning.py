@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,8 +10,11 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
+from scalelatent.engine.checkpoints import KEEP_STATES
+from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import Forecast
+from scalelatent.models.hcn.model.filters import GREY_LEVELS
 from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
 from scalelatent.models.hcn.model.templates import TemplateEvidence
 
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
 # Of images that speed is measured with: share of ones, and sweeps where messages are kept.
 PROBED_ONES, PROBED_SWEEPS = 0.15, 4
+# Of the names and shapes of what is kept of a leaf.
+LEAF_HEAD = 2**14
 # Of one thread, before anything was measured.
 PAIRS_PER_SECOND = 2e9
 
@@ -67,25 +73,36 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
         told.add("templates-from-images", model.template_passes * n * each * (2 if model.n_candidates else 1))
     told.out["pairs_per_second"] = network.pairs / row
     told.passes(one, fewest, epochs)
-    told.out["bytes_per_image"] = network.online_bytes if online else network.image_bytes
+    told.out["bytes_per_image"] = network.online_bytes if online else network.kept_bytes
     shorter = "lower n_epochs, n_restarts or the features of layers"
-    leaves = 0 if online else 2 * n * network.image_bytes
-    return told.told(shorter, checkpoint=state, kept=leaves, predicting=decoding)
+    if online:
+        return told.told(shorter, checkpoint=state, predicting=decoding)
+    # What a leaf changed in the beliefs of weights lies beside its messages; what no checkpoint needs goes
+    # when the next one is written, an epoch later.
+    leaves = n * network.kept_bytes + count_leaves(order) * (5 * network.n_weights + LEAF_HEAD)
+    leaves *= min(epochs, KEEP_STATES + 2)
+    # How many messages of several layers will be 0, and so not kept, is not known before.
+    bound = isinstance(network, SeveralLayers)
+    return told.told(shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding)
 
 
 def _row_seconds(network: Network, told: Forecast, learner: Any, order: RowOrder, online: bool) -> float:
     """Seconds of a sweep over an image that is learned from, on one thread."""
     size, layer, sweeps = min(learner.batch_rows, order.n_rows), network.layer, 1 if online else PROBED_SWEEPS
+    labelled = isinstance(network, SeveralLayers) and network.all_labelled
 
     def make() -> Any:
-        x = (np.random.default_rng(0).random((size, layer.n_pixels)) < PROBED_ONES).astype(np.uint8)
-        block = Block(x, None, None, 0, np.arange(size))
+        x = (np.random.default_rng(0).random((size, math.prod(layer.seen))) < PROBED_ONES).astype(np.uint8)
+        x *= 1 if layer.filters is None else GREY_LEVELS - 1
+        # Of labelled images messages are fewer.
+        codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
+        block = Block(x, codes, None, 0, np.arange(size))
         prepared = learner.prepare(learner.start(), make_backend("cpu"))
         if online:
             return lambda: learner.run_chain(prepared, block, Stats.zeros(learner.layout()))
         kept = learner.alone(size, PROBED_SWEEPS)
         return lambda: kept.visit(prepared, block, None)
 
-    what = f"hcn {'online' if online else 'kept'} {layer.image} {network.told()} {size}"
+    what = f"hcn {'online' if online else 'kept'} {layer.image} {network.told()} {size} {labelled}"
     nominal = learner.flops_per_row() / FLOPS_PER_PAIR / (PAIRS_PER_SECOND if online else PAIRS_WITH_MESSAGES)
     return told.probe(what, make, nominal, rows=size * sweeps, threads=told.slots(order))

@@ -25,6 +25,7 @@ from scalelatent.models.hcn.model.layered import (
     LayeredEvidence,
     LayeredMessages,
     LayeredState,
+    kept_bytes,
     row_bytes,
 )
 from scalelatent.models.hcn.model.templates import (
@@ -77,7 +78,10 @@ def make_several(
                 f"{train.url or 'y'}: all labels are -1, which is none: leave y out (templates are clusters "
                 "then), or label some rows"
             )
-    return several_of(model, make_layers(model, image), classes, per_class)
+    network = several_of(model, make_layers(model, image), classes, per_class)
+    # Those of a slice are the classes of its whole dataset.
+    every = classes is not None and train.classes is not None and len(classes) == len(train.classes)
+    return replace(network, all_labelled=every)
 
 
 def several_of(
@@ -125,12 +129,15 @@ class SeveralLayers:
         Templates of a class, or clusters.
     validated : ndarray or None
         Labels of the validation rows, where templates are clusters.
+    all_labelled : bool
+        Whether it is known that each training row has a label.
     """
 
     net: Hierarchy
     labels: np.ndarray | None
     per_class: int
     validated: np.ndarray | None = None
+    all_labelled: bool = False
 
     @property
     def classes(self) -> np.ndarray | None:
@@ -170,6 +177,10 @@ class SeveralLayers:
     @property
     def online_bytes(self) -> int:
         return self.image_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        return kept_bytes(self.net, self.all_labelled)
 
     @property
     def decoding_sweeps(self) -> float:
@@ -216,7 +227,8 @@ class SeveralLayers:
             return LayeredEvidence(net, **how)
         alone = min(MOST_PASSES, visit_passes(self.pairs, n_rows))
         passes = n_epochs(model, n_rows)
-        return LayeredMessages(net, **how, n_rows=n_rows, alone_passes=alone, most_passes=passes)
+        how |= {"alone_passes": alone, "most_passes": passes, "all_labelled": self.all_labelled}
+        return LayeredMessages(net, **how, n_rows=n_rows)
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> LayeredState:
         before = model._network

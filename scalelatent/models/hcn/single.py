@@ -74,6 +74,10 @@ class OneLayer:
         return leaf_bytes(self.layer, 1)
 
     @property
+    def kept_bytes(self) -> int:
+        return self.image_bytes
+
+    @property
     def online_bytes(self) -> int:
         return 4 * int(np.prod(self.layer.places))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,20 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.exact import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR, to_grid
-from scalelatent.models.hcn.model.hierarchy import Hierarchy, learn, shift_priors
+from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, learn, shift_priors
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
-from scalelatent.models.hcn.model.layered import LayeredEvidence, LayeredMessages, row_bytes
+from scalelatent.models.hcn.model.layered import (
+    LayeredEvidence,
+    LayeredMessages,
+    kept_bytes,
+    kept_of,
+    messages_of,
+    row_bytes,
+    to_dense,
+    to_sparse,
+)
 from scalelatent.models.hcn.model.templates import TemplateCounts
+from scalelatent.storage.record import dumps, loads
 
 CATEGORY = (0, 1, 1, 0)  # of a pattern
 
@@ -151,12 +162,93 @@ def test_leaves_are_copies_and_passes_add_up() -> None:
     learner, backend = LayeredMessages(net, n_rows=12), make_backend("cpu")
     state = learner.start()
     kept = learner.visit((state, backend), block, None)
-    before = {name: part.copy() for name, part in kept["layers"]["0"].items()}
+    before = dumps(kept)
     learner.visit((state, backend), block, kept)
-    for name, part in before.items():
-        np.testing.assert_array_equal(kept["layers"]["0"][name], part)
-    told = sum(part.nbytes for layer in kept["layers"].values() for part in layer.values())
-    assert told == 12 * row_bytes(net)
+    assert dumps(kept) == before
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_bytes_that_are_kept(known: bool) -> None:
+    """Of messages as they are worked with; of what is kept of them, usually, and where none is 0."""
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    learner = LayeredMessages(net, n_rows=12, alone_passes=6)
+    block = block_of(images, 0, 12, known)
+    kept = learner.visit((learner.start(), make_backend("cpu")), block, None)
+    messages = messages_of(kept)
+    assert messages[-1].s.shape[-1] == (1 if known else 4)
+    parts = [part for m in messages for part in vars(m).values()]
+    assert sum(part.nbytes for part in parts) == 12 * row_bytes(net, known)
+    assert leaf_bytes(kept) < 0.8 * 12 * row_bytes(net, known)
+    full = [replace(m, **{k: np.full_like(v, 7) for k, v in vars(m).items()}) for m in messages]
+    of_full = {"layers": {str(level): kept_of(m) for level, m in enumerate(full)}}
+    assert 12 * row_bytes(net, known) < leaf_bytes(of_full) <= 12 * kept_bytes(net, known) + 1000
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_visit_takes_the_memory_that_it_tells(full: bool) -> None:
+    """With its leaf on the way from and to the disk, even if no message is 0."""
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    learner = LayeredMessages(net, n_rows=60, alone_passes=2, all_labelled=True)
+    block, prepared = block_of(images, 0, 60), (learner.start(), make_backend("cpu"))
+    kept = learner.visit(prepared, block, None)
+    if full:
+        parts = [{k: np.full_like(v, 7) for k, v in vars(m).items()} for m in messages_of(kept)]
+        kept["layers"] = {str(k): kept_of(LayerMessages(**part)) for k, part in enumerate(parts)}
+    data = dumps(kept)
+    del kept
+    tracemalloc.start()
+    try:
+        kept = loads(data)
+        dumps(learner.visit(prepared, block, kept))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    fixed, each = learner.wants.scratch or (0, 0)
+    assert leaf_bytes(kept) + 60 * row_bytes(net, True) < peak < fixed + 60 * each
+
+
+def leaf_bytes(kept: Any) -> int:
+    """Of the arrays in a tree of dicts."""
+    return sum(map(leaf_bytes, kept.values())) if isinstance(kept, dict) else getattr(kept, "nbytes", 0)
+
+
+ARRAYS = [
+    np.zeros((3, 0, 2), np.int32),
+    np.zeros((2, 3, 5), np.int32),
+    np.array([[-(2**31), 0, 1], [2**31 - 1, -1, 0], [0, 40_000, -40_000]], np.int32),
+    np.random.default_rng(0).integers(-2, 3, (3, 2, 37)).astype(np.int32),
+    np.arange(300).astype(np.uint8).reshape(4, 3, 25),
+    np.full((1, 9), 3, np.int32)[:, ::2],
+]
+
+
+@pytest.mark.parametrize("values", ARRAYS, ids=[str(values.shape) for values in ARRAYS])
+def test_what_is_not_zero_is_the_whole(values: np.ndarray) -> None:
+    for found in (to_dense(to_sparse(values)), to_dense(loads(dumps(to_sparse(values)))), to_dense(values)):
+        np.testing.assert_array_equal(found, values)
+        assert found.dtype == values.dtype
+        assert found.flags.c_contiguous
+        assert found.flags.writeable
+        assert not np.shares_memory(found, values)
+
+
+MUTANTS: dict[str, Any] = {
+    "a sign is lost": lambda values: {"values": np.abs(values[values != 0])},
+    "16 bits": lambda values: {"values": values[values != 0].astype(np.int16)},
+    "bits from the other end": lambda values: {"there": np.packbits(values != 0, bitorder="little")},
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_messages_that_are_not_kept_whole_are_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutants of the test above."""
+    whole = to_sparse
+    monkeypatch.setattr(
+        "tests.models.hcn.test_layered.to_sparse", lambda values: whole(values) | MUTANTS[mutant](values)
+    )
+    with pytest.raises((AssertionError, ValueError)):
+        for values in ARRAYS:
+            test_what_is_not_zero_is_the_whole(values)
 
 
 def test_beliefs_are_priors_and_messages() -> None:
@@ -165,11 +257,12 @@ def test_beliefs_are_priors_and_messages() -> None:
     learner, block = LayeredMessages(net, n_rows=8, alone_passes=5), block_of(images, 0, 8)
     state = learner.start()
     new = learner.visit((state, make_backend("cpu")), block, None)
-    for level, (layer, change) in enumerate(zip(net.layers, net.split(new["change"]), strict=True)):
-        kept = new["layers"][str(level)]
-        assert change.sum(dtype=np.int64) == kept["to_w"].sum(dtype=np.int64)
-        of_trees = (kept["s"] - kept["above"]).sum(dtype=np.int64)
-        assert of_trees == kept["to_s"].sum(dtype=np.int64), layer
+    changes, messages = net.split(to_dense(new["change"])), messages_of(new)
+    for level, (layer, change) in enumerate(zip(net.layers, changes, strict=True)):
+        kept = messages[level]
+        assert change.sum(dtype=np.int64) == kept.to_w.sum(dtype=np.int64)
+        of_trees = (kept.s - kept.above).sum(dtype=np.int64)
+        assert of_trees == kept.to_s.sum(dtype=np.int64), layer
 
 
 def test_weights_that_move_on_the_way_down_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +351,22 @@ def test_templates_of_other_classes_say_nothing(monkeypatch: pytest.MonkeyPatch)
         assert kept[-1].s.shape[-1] == (2 if of_class else 4)
     np.testing.assert_array_equal(*found)
     assert (found[0] != to_grid(net.first_beliefs())).mean() > 0.3
+
+
+def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() -> None:
+    net, images = two_layers(classes=(0, 1, 1, 0))
+    x, _ = images.rows(0, 10)
+    learner = LayeredMessages(net, n_rows=10, alone_passes=6)
+    block = Block(x.reshape(10, -1), np.zeros(10, np.int32), None, 0)
+    new = learner.visit((learner.start(), make_backend("cpu")), block, None)
+    change = net.split(to_dense(new["change"]))[-1]
+    assert change[..., [0, 3]].any()
+    assert not change[..., [1, 2]].any()
+    # Of one image without a label all templates are kept.
+    few = learner.visit(
+        (learner.start(), make_backend("cpu")), replace(block, y=np.r_[-1, block.y[1:]]), None
+    )
+    assert messages_of(few)[-1].s.shape[-1] == 4
 
 
 def test_templates_of_another_class_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

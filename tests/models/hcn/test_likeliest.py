@@ -15,7 +15,7 @@ from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.exact import to_grid
 from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, channels_last, shifted
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
-from scalelatent.models.hcn.model.layered import LayeredMessages
+from scalelatent.models.hcn.model.layered import LayeredMessages, messages_of, to_dense
 from tests.models.hcn.test_layered import block_of, learn_batch, two_layers
 
 BELOW = FeatureLayer((1, 1, 4), 2, (1, 2), 0.05, 0.02, 0.3, 0.5)
@@ -87,8 +87,8 @@ def check_above() -> None:
     learner = LayeredMessages(net, n_rows=6, alone_passes=3)
     state = learner.start()
     new = learner.visit((state, backend), block, None)
-    kept = [LayerMessages(**{k: v.copy() for k, v in new["layers"][str(n)].items()}) for n in range(2)]
-    weights = net.split(to_grid(state.beliefs) + new["change"])
+    kept = messages_of(new)
+    weights = net.split(to_grid(state.beliefs) + to_dense(new["change"]))
     top, below = kept[1], kept[0].from_below
     made = reference.lower_trees(top.s, weights[1], top.to_s, top.to_w)
     told = reference.lower_pools(below, net.priors[1], made, top.down.copy(), net.inner_rounds)

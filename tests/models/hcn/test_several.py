@@ -13,8 +13,11 @@ from scalelatent.contract.kinds import find_kind, load
 from scalelatent.errors import DataError, RunError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
-from scalelatent.models.hcn.model.layered import LayeredMessages
+from scalelatent.models.hcn.model import hierarchy, layered
+from scalelatent.models.hcn.model.hierarchy import Hierarchy
+from scalelatent.models.hcn.model.layered import LayeredMessages, to_sparse
 from scalelatent.models.hcn.model.templates import assigned, class_layer
+from scalelatent.storage.record import read_record
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")
 
@@ -180,6 +183,92 @@ def test_a_fit_goes_on_in_the_midst_of_a_pass(monkeypatch: pytest.MonkeyPatch, t
     resumed = network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", resume=True, **how)
     assert len(visits) < 6 + 16
     same(resumed, network().fit(X, Y, **how))
+
+
+LABELS = {"all": Y, "some": np.where(np.arange(40) % 4 == 0, -1, Y), "none": None}
+
+
+def keep_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an earlier version did: messages of all templates, each of them."""
+    start = Hierarchy.start
+    monkeypatch.setattr(Hierarchy, "start", lambda net, n_rows, of_class=False: start(net, n_rows))
+    monkeypatch.setattr(layered, "to_sparse", np.copy)
+
+
+def check_messages_of_all_templates(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    how: dict[str, Any] = {"n_epochs": 10, "n_chains": 2, "damping": 0.1}
+    y, engine = LABELS[labels], {"leaf_rows": 10}
+    found = network(**how).fit(X, y, engine=engine)
+    with monkeypatch.context() as patch:
+        keep_as_before(patch)
+        same(found, network(**how).fit(X, y, engine=engine))
+    assert found.history_[-1]["weights_on"] > 100
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_what_is_kept_comes_to_the_bits_of_all_messages(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_messages_of_all_templates(labels, monkeypatch)
+
+
+def test_another_order_of_trees_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: trees come in the order of images that were put in order of class."""
+    monkeypatch.setattr(hierarchy, "moved_rows", lambda order, ranks, n_pixels: order)
+    with pytest.raises(AssertionError):
+        check_messages_of_all_templates("all", monkeypatch)
+
+
+def test_messages_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other mutant: small ones are 0 from visit to visit."""
+    monkeypatch.setattr(
+        layered, "to_sparse", lambda values: to_sparse(np.where(np.abs(values) < 9, 0, values))
+    )
+    with pytest.raises(AssertionError):
+        check_messages_of_all_templates("none", monkeypatch)
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_runs_of_earlier_versions_go_on(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Stopped in the midst of a pass, with messages of all templates, each of them."""
+    visit, visits = LayeredMessages.visit, 0
+
+    def stopping(*args: Any) -> Any:
+        nonlocal visits
+        visits += 1
+        if visits == 7:
+            raise KeyboardInterrupt
+        return visit(*args)
+
+    y, engine = LABELS[labels], {"leaf_rows": 10}
+    with monkeypatch.context() as patch:
+        keep_as_before(patch)
+        patch.setattr(LayeredMessages, "visit", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", engine=engine)
+    whole = read_record(tmp_path / "run" / "engine", "leaf-hcn_learn-000001-10.rec")["layers"]["1"]["to_w"]
+    assert isinstance(whole, np.ndarray)
+    resumed = network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", resume=True, engine=engine)
+    same(resumed, network().fit(X, y, engine=engine))
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
+    """Each pass leaves its own; those that no checkpoint needs go with the next one."""
+    sizes: list[list[int]] = []
+    run = tmp_path / "run"
+
+    class Look(sl.Callback):
+        def on_checkpoint(self, info: dict[str, Any]) -> None:
+            sizes.append([file.stat().st_size for file in run.rglob("leaf-*")])
+
+    engine: dict[str, Any] = {"leaf_rows": 10}
+    m = network(n_epochs=9, n_chains=1)
+    told = m.plan(X, LABELS[labels], engine=engine)
+    m.fit(X, LABELS[labels], run_dir=run, engine=engine, callbacks=Look())
+    assert max(map(len, sizes)) == 5 * 4
+    assert max(map(sum, sizes)) < told["disk_bytes"]
+    assert 5 * 40 * told["bytes_per_image"] < told["disk_bytes"]
+    assert max(map(max, sizes)) < 10 * told["bytes_per_image"]
+    assert " MiB a worker, at most 1" in told["summary"]
 
 
 def test_rows_without_labels() -> None:

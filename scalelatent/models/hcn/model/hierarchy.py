@@ -163,11 +163,14 @@ class Hierarchy:
         """Messages of some images before their first pass; of the templates only those of an image's class,
         where ``of_class``.
         """
+        layers = self.with_messages(of_class)
+        floors = *(POOL_FLOOR for _ in layers[1:]), CLASS_FLOOR
+        return [self._start(*one, n_rows) for one in zip(layers, floors, strict=True)]
+
+    def with_messages(self, of_class: bool) -> tuple[FeatureLayer, ...]:
+        """The layers as messages are of them: of the templates only those of a class, where ``of_class``."""
         *below, top = self.layers
-        if of_class:
-            top = replace(top, n_features=self.per_class)
-        floors = *(POOL_FLOOR for _ in below), CLASS_FLOOR
-        return [self._start(*one, n_rows) for one in zip((*below, top), floors, strict=True)]
+        return *below, replace(top, n_features=self.per_class) if of_class else top
 
     def _start(self, layer: FeatureLayer, floor: int, n_rows: int) -> LayerMessages:
         (channels, *image), places = layer.image, (n_rows, *layer.places)
@@ -192,6 +195,7 @@ class Hierarchy:
         orders: tuple[int, int],
         first: bool,
         backend: Any,
+        ranks: np.ndarray | None = None,
     ) -> None:
         """A forward pass of Algorithm 1; all messages and the beliefs of W are changed in place.
 
@@ -208,25 +212,36 @@ class Hierarchy:
             Number of the first image and of the pass, which key the orders of trees.
         first : bool
             Whether nothing was passed before: then pools are not damped.
+        ranks : ndarray of int, shape (images,), or None
+            Where each image lies now, of images that were put in order of class: trees then come in the order
+            of images that were not. None: each class has an order of its own.
         """
         (row, number), below, damping = orders, pixels, 1.0 if first else self.damping
         raise_pools, sweep = backend.kernel("hcn_raise_pools"), backend.kernel("hcn_sweep_messages")
         for level, (layer, whole, values) in enumerate(zip(self.layers, kept, weights, strict=True)):
             raise_pools(below, self.priors[level], whole.down, whole.evidence, damping)
+            ranked, done = None, 0
+            if ranks is not None:
+                key = self.seed, f"hcn layer {level}", number, np.array([row])
+                ranked = moved_rows(shuffled(*key, ranks.size * layer.n_pixels)[0], ranks, layer.n_pixels)
             for code, m, w in self._groups(level, whole, values, labels):
-                trees, rows = len(m.s) * layer.n_pixels, np.array([row])
-                name = f"hcn layer {level}" if code is None else f"hcn templates of {code}"
-                order = shuffled(self.seed, name, number, rows, trees)
-                sweep(*(a[None] for a in (m.evidence, order[0], m.s, w, m.to_s, m.to_w, m.held)), 1.0)
+                trees = len(m.s) * layer.n_pixels
+                if ranked is None:
+                    name = f"hcn layer {level}" if code is None else f"hcn templates of {code}"
+                    order = shuffled(self.seed, name, number, np.array([row]), trees)[0]
+                else:
+                    order = ranked[(ranked >= done) & (ranked < done + trees)] - np.int32(done)
+                done += trees
+                sweep(*(a[None] for a in (m.evidence, order, m.s, w, m.to_s, m.to_w, m.held)), 1.0)
                 if code is not None:
                     values[..., self.of_class(code)] = w
             below = whole.from_below
         top = kept[-1]
         scores = (top.s - top.above).reshape(len(pixels), -1)
-        told = self.class_messages(scores, None if self._is_narrow(top) else labels)
+        told = self.class_messages(scores, None if self.is_narrow(top) else labels)
         kept[-1] = top.lower(told.reshape(top.s.shape))
 
-    def _is_narrow(self, top: LayerMessages) -> bool:
+    def is_narrow(self, top: LayerMessages) -> bool:
         """Whether messages are those of the templates of an image's class alone."""
         return top.s.shape[-1] < self.n_templates
 
@@ -234,7 +249,7 @@ class Hierarchy:
         self, level: int, m: LayerMessages, w: np.ndarray, labels: np.ndarray | None
     ) -> Iterator[tuple[int | None, LayerMessages, np.ndarray]]:
         """Images that have the same templates, and beliefs of W of these: (class, messages, beliefs)."""
-        if level < len(self.layers) - 1 or not self._is_narrow(m):
+        if level < len(self.layers) - 1 or not self.is_narrow(m):
             yield None, m, w
             return
         assert labels is not None
@@ -422,6 +437,12 @@ def shifted(made: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np
     return out
 
 
+def moved_rows(order: np.ndarray, ranks: np.ndarray, n_pixels: int) -> np.ndarray:
+    """An order of the trees of some images, whose images have moved to their ranks: int32."""
+    image, pixel = np.divmod(order, np.int32(n_pixels))
+    return ranks.astype(np.int32)[image] * np.int32(n_pixels) + pixel
+
+
 def channels_first(places: np.ndarray) -> np.ndarray:
     """(images, height, width, channels) as (images, channels, height, width)."""
     return np.ascontiguousarray(np.moveaxis(places, -1, 1))
@@ -443,6 +464,7 @@ def learn(
     backend: Any,
     *,
     key: int | None = None,
+    ranks: np.ndarray | None = None,
 ) -> np.ndarray:
     """A visit of some images: down by the beliefs as they are, then up; how beliefs of W have changed.
 
@@ -456,6 +478,8 @@ def learn(
         Of the visit: the first one goes up only.
     key : int or None
         What orders of trees are keyed by beside the first row; None: the number.
+    ranks : ndarray of int, shape (images,), or None
+        See :meth:`Hierarchy.go_up`.
 
     Returns
     -------
@@ -466,5 +490,5 @@ def learn(
     if number:
         net.go_down(kept, weights, pixels, labels, backend)
     orders = first_row, number if key is None else key
-    net.go_up(kept, weights, pixels, labels, orders, number == 0, backend)
+    net.go_up(kept, weights, pixels, labels, orders, number == 0, backend, ranks)
     return new - beliefs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,6 +23,8 @@ from .templates import TemplateCounts
 # Passes in which no weight changes before a fit is at its end: errors swing, and then fall at once.
 SETTLED = 20
 _PARTS = tuple(field.name for field in fields(LayerMessages))
+# Those of which most is 0: quiet trees say nothing, and weights that are off hold nothing up.
+_SPARSE = ("to_s", "to_w", "held")
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class LayeredState:
     changed, last_changed : int
         Weights that changed sign: in the epoch, and in the one before.
     moved, last_moved : int
-        Images that came to another template, of both.
+        Images that came to another template (of those that they have messages of), of both.
     error, best : float
         Share of the validation rows in a wrong class: last, and the least; NaN and infinity before.
     iteration, steps, rows, stale : int
@@ -198,17 +201,21 @@ class LayeredMessages(LayeredEvidence):
         Passes of a visit where one leaf is all: nothing comes from others between two of them.
     most_passes : int
         Of all visits of a leaf.
+    all_labelled : bool
+        Whether each row has a label: then messages are those of the templates of its class.
     """
 
     n_rows: int = 1
     alone_passes: int = 1
     most_passes: int = 1_000_000
+    all_labelled: bool = False
 
     @property
     def wants(self) -> Wants:
         # What was kept and what is kept, each with its bytes on the way from and to the disk, which are put
-        # together of those of its arrays.
-        return Wants(scratch=(48 * self.n_weights, 5 * row_bytes(self.net)), unlabelled=True)
+        # together of those of its arrays; messages as they are worked with are gone by then.
+        each = 5 * kept_bytes(self.net, self.all_labelled)
+        return Wants(scratch=(48 * self.n_weights, each), unlabelled=True)
 
     def layout(self) -> Layout:
         return Layout((("evidence", (self.n_weights,)), ("moved", ()), ("passes", ())))
@@ -231,28 +238,33 @@ class LayeredMessages(LayeredEvidence):
         (state, backend), n = prepared, len(block.x)
         pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
         if kept is None:
-            messages, begun, before = self.net.start(n), 0, np.full(n, -1)
+            # Templates of other classes stay silent: nothing is kept of them where all classes are known.
+            messages = self.net.start(n, labels is not None and bool((labels >= 0).all()))
+            begun, before = 0, np.full(n, -1)
         else:
-            parts = (kept["layers"][str(level)] for level in range(len(self.net.layers)))
-            messages = [LayerMessages(**{name: part[name].copy() for name in _PARTS}) for part in parts]
-            begun, before = int(kept["passes"]), kept["templates"]
-        first, beliefs = int(rows_of(block)[0]), to_grid(state.beliefs)
+            messages, begun, before = messages_of(kept), int(kept["passes"]), kept["templates"]
+        first, beliefs, ranks = int(rows_of(block)[0]), to_grid(state.beliefs), None
+        if self.net.is_narrow(messages[-1]):
+            assert labels is not None
+            by_class = np.argsort(labels, kind="stable")
+            pixels, labels, ranks = pixels[by_class], labels[by_class], np.argsort(by_class)
         units, wanted = beliefs, self.alone_passes if n == self.n_rows else 1
         passes = min(wanted, self.most_passes - begun)
         for number in range(begun, begun + passes):
-            units = units + learn(self.net, messages, units, pixels, labels, first, number, backend)
+            found = learn(self.net, messages, units, pixels, labels, first, number, backend, ranks=ranks)
+            units = units + found
         templates = (messages[-1].s - messages[-1].above).reshape(n, -1).argmax(axis=1)
         return {
-            "layers": {str(level): dict(vars(m)) for level, m in enumerate(messages)},
+            "layers": {str(level): kept_of(m) for level, m in enumerate(messages)},
             "passes": np.int64(begun + passes),
             "visited": np.int64(passes),
             "templates": templates,
-            "change": units - beliefs,
+            "change": to_sparse(units - beliefs),
             "moved": np.int64((templates != before).sum()),
         }
 
     def exchange(self, prepared: Any, kept: Any, new: dict[str, Any], stats: Stats) -> None:
-        stats["evidence"][...] += from_grid(new["change"])
+        stats["evidence"][...] += from_grid(to_dense(new["change"]))
         stats["moved"][...] += new["moved"]
         stats["passes"][...] += len(new["templates"]) * new["visited"]
 
@@ -291,15 +303,51 @@ def labels_of(net: Hierarchy, block: Block) -> np.ndarray | None:
     return None if net.classes is None else block.y
 
 
-def row_bytes(net: Hierarchy) -> int:
-    """Bytes of the messages of an image."""
-    total = 0
-    for layer in net.layers:
+def to_sparse(values: np.ndarray) -> dict[str, np.ndarray]:
+    """Which numbers of an array are not 0, a bit each, and these numbers."""
+    there = values != 0
+    return {"shape": np.array(values.shape), "there": np.packbits(there), "values": values[there]}
+
+
+def to_dense(kept: dict[str, np.ndarray] | np.ndarray) -> np.ndarray:
+    """The array of :func:`to_sparse`; earlier versions kept it as it is."""
+    if isinstance(kept, np.ndarray):
+        return kept.copy()
+    out = np.zeros(kept["shape"], kept["values"].dtype)
+    out[np.unpackbits(kept["there"], count=out.size).view(bool).reshape(out.shape)] = kept["values"]
+    return out
+
+
+def kept_of(messages: LayerMessages) -> dict[str, Any]:
+    """What is kept of messages from visit to visit: all of them, those of which most is 0 without their 0."""
+    return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
+
+
+def messages_of(kept: dict[str, Any]) -> list[LayerMessages]:
+    """The messages of each layer that a visit left, as copies."""
+    layers = (kept["layers"][str(level)] for level in range(len(kept["layers"])))
+    return [LayerMessages(**{name: to_dense(part[name]) for name in _PARTS}) for part in layers]
+
+
+def row_bytes(net: Hierarchy, of_class: bool = False) -> int:
+    """Bytes of the messages of an image, of all templates or of those of a class."""
+    return sum(whole + 4 * pairs + lines for whole, pairs, lines in _sizes(net, of_class))
+
+
+def kept_bytes(net: Hierarchy, all_labelled: bool = False) -> int:
+    """Bytes that are kept of an image from visit to visit, at most: as if no message were 0."""
+    of_class = all_labelled and net.classes is not None
+    bits = sum(pairs + lines for _, pairs, lines in _sizes(net, of_class))
+    return row_bytes(net, of_class) + bits // 8 + 1
+
+
+def _sizes(net: Hierarchy, of_class: bool) -> Iterator[tuple[int, int, int]]:
+    """Of an image in each layer: bytes of what is kept whole, messages of trees, lines of windows."""
+    for layer in net.with_messages(of_class):
         (channels, height, width), (h, _) = layer.image, layer.window
         room = message_room((height, width), layer.window, layer.n_features)
-        total += 8 * int(np.prod(layer.places)) + 8 * channels * room
-        total += layer.n_pixels * (h + 4 + 4 * net.side**2)
-    return total
+        whole = 8 * int(np.prod(layer.places)) + layer.n_pixels * (4 + 4 * net.side**2)
+        yield whole, 2 * channels * room, layer.n_pixels * h
 
 
 def check_exact(net: Hierarchy, units: np.ndarray) -> None:
