@@ -18,8 +18,8 @@ HARD = 2**28
 POOL_FLOOR = 10_000 * GRID
 """Largest message between layers, in units."""
 CLASS_FLOOR = 2**28
-"""Largest message of the class layer, in units: beyond what all pixels of an image say of a template (of large
-networks of digits but for the first passes), so that those of other classes, and all but one of its own, are off.
+"""Largest message of the class layer, in units: beyond what all pixels of an image say of a template (but in
+the first passes of large networks), so that those of other classes, and all but one of its own, are off.
 """
 ABSENT = -(2**29)
 """Log prior of a shift that leaves the image, in units."""
