@@ -507,7 +507,7 @@ def hidden_traits() -> Iterable[Iterable[Any]]:
 
 @shown("400 digits|clean|flips|border|patches|grid|line clutter|deletion|mean of these six")
 def corrupted_digits() -> Iterable[Iterable[Any]]:
-    found = read("hcn_digits")
+    found = read("hcn_digits") | read("hcn_digits_more")
     kinds = {
         f"network, {how}": [fit["errors"] for fit in found[part].values()]
         for part, how in READ_BY.items()
@@ -545,7 +545,7 @@ def spread_of(values: list[float]) -> str:
     "edges over those of a digit|training error|CPU ms an image told"
 )
 def digit_templates() -> Iterable[Iterable[Any]]:
-    found = read("hcn_digits")
+    found = read("hcn_digits") | read("hcn_digits_more")
     for part, how in READ_BY.items():
         if part in found:
             fits = list(found[part].values())
@@ -566,7 +566,7 @@ def digit_templates() -> Iterable[Iterable[Any]]:
 
 @shown("digits of a class|forward passes: error|edges over those of a digit|explanations: error|edges")
 def more_digits() -> Iterable[Iterable[Any]]:
-    for fit in read("hcn_digits")["more"].values():
+    for fit in read("hcn_digits_more")["more"].values():
         for each in sorted({int(name.split()[0]) for name in fit}):
             both = [fit[f"{each} digits of a class, {how}"] for how in ("forward", "explained")]
             yield each, *(told for r in both for told in (percent(r["test_error"], 2), r[DENSITY]))
@@ -574,7 +574,7 @@ def more_digits() -> Iterable[Iterable[Any]]:
 
 @shown("two digits in an image, seeds|both right|digits right|within two pixels of their place")
 def digits_side_by_side() -> Iterable[Iterable[Any]]:
-    fits = list(read("hcn_digits")["objects"].values())
+    fits = list(read("hcn_digits_more")["objects"].values())
     names = ("both_right", "right", "within_two_pixels")
     yield len(fits), *(over_seeds([r[name] for r in fits]) for name in names)
 
