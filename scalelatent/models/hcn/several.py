@@ -310,9 +310,9 @@ class SeveralLayers:
             empty = int((~np.any(network.net.split(beliefs)[-1] > 0, axis=(0, 1, 2))).sum())
             if empty:
                 warn_user(
-                    f"{empty} of {network.net.n_templates} templates have no weights, for no image pays for "
-                    f"their priors: raise p_weight (of templates now {weight_priors(model)[-1]:g}), or set "
-                    "template_passes=0"
+                    f"{empty} of {network.net.n_templates} templates have no weights: no image came to them, or "
+                    "what their images say does not pay for p_weight (of templates now "
+                    f"{weight_priors(model)[-1]:g}): give fewer templates or more images, or raise p_weight"
                 )
             if "validation" in rows:
                 said, classes = network.scoring(rows["validation"].dataset, beliefs)
