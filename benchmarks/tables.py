@@ -567,7 +567,7 @@ def digit_templates() -> Iterable[Iterable[Any]]:
 @shown("digits of a class|forward passes: error|edges over those of a digit|explanations: error|edges")
 def more_digits() -> Iterable[Iterable[Any]]:
     for fit in read("hcn_digits_more")["more"].values():
-        for each in sorted({int(name.split()[0]) for name in fit}):
+        for each in sorted({int(name.split()[0]) for name in fit if name.endswith("explained")}):
             both = [fit[f"{each} digits of a class, {how}"] for how in ("forward", "explained")]
             yield each, *(told for r in both for told in (percent(r["test_error"], 2), r[DENSITY]))
 

@@ -310,8 +310,8 @@ class SeveralLayers:
             empty = int((~np.any(network.net.split(beliefs)[-1] > 0, axis=(0, 1, 2))).sum())
             if empty:
                 warn_user(
-                    f"{empty} of {network.net.n_templates} templates have no weights: no image came to them, or "
-                    "what their images say does not pay for p_weight (of templates now "
+                    f"{empty} of {network.net.n_templates} templates have no weights: no image came to them, "
+                    "or what their images say does not pay for p_weight (of templates now "
                     f"{weight_priors(model)[-1]:g}): give fewer templates or more images, or raise p_weight"
                 )
             if "validation" in rows:
