@@ -127,6 +127,20 @@ def test_an_explanation_is_told_as_it_is_drawn() -> None:
         assert told[row] == total + sum(int(pixels[(row, *place)]) for place in places)
 
 
+def test_templates_without_weights_explain_nothing() -> None:
+    """An image that no template explains is not of the class that has an empty one."""
+    net, images = two_layers(classes=(0, 0, 1, 1), n_candidates=1)
+    weights = [w > 0 for w in net.split(true_weights(net, images))]
+    weights[-1][..., 0] = False
+    nothing = np.full((1, *net.layers[0].image), net.layers[0].evidence_of[0], np.int32)
+    scores = net.scores(weights, nothing, make_backend("cpu"))[0]
+    assert scores[0] == -np.inf
+    assert scores[1] < 0
+    assert scores[2:].max() < 0
+    weights[-1][..., 1] = False
+    assert net.scores(weights, nothing, make_backend("cpu"))[0, :2].max() == 0  # a class of nothing
+
+
 def test_rows_come_to_templates_of_their_class_that_have_weights() -> None:
     net, images = two_layers(classes=(0, 0, 1, 1))
     beliefs = true_weights(net, images)

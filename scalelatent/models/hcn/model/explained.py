@@ -125,7 +125,7 @@ class Explainer:
         ----------
         pixels : ndarray of int32, shape (images, channels, height, width)
         allowed : ndarray of bool, shape (images, templates), or None
-            Templates that are looked at; None: all.
+            Templates that are looked at; None: those with weights, of a class that has any.
 
         Returns
         -------
@@ -134,10 +134,12 @@ class Explainer:
         net, values = self.net, self.values(pixels)
         made = net.raise_last(values[-1], self.backend)
         forward = convolve(made, self.weights[-1], net.layers[-1]).reshape(len(pixels), -1).astype(np.float64)
-        allowed = np.ones(forward.shape, bool) if allowed is None else allowed
+        classes = np.arange(net.n_templates) if net.classes is None else np.array(net.classes)
+        if allowed is None:
+            used = np.diff(self.members[-1].begins) > 0
+            allowed = np.broadcast_to(used | ~np.isin(classes, classes[used]), forward.shape)
         ranked = np.argsort(-np.where(allowed, forward, -np.inf), axis=1, kind="stable")
         chosen, out = np.zeros(forward.shape, bool), np.full(forward.shape, -np.inf)
-        classes = np.arange(net.n_templates) if net.classes is None else np.array(net.classes)
         for code in np.unique(classes):
             own = ranked[np.isin(ranked, np.flatnonzero(classes == code))].reshape(len(ranked), -1)
             np.put_along_axis(chosen, own[:, : net.n_candidates], True, axis=1)
