@@ -432,6 +432,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _reading(self) -> SeveralLayers:
         """The fitted network, as images are read now."""
         network = self._of_several("net")
+        for name in ("read_noise", "n_candidates"):
+            PARAMETERS[name].check(getattr(self, name))
         low, *above = network.net.layers
         if self.read_noise is not None:
             p01, p10 = map(float, self.read_noise)

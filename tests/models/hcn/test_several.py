@@ -98,6 +98,10 @@ def test_images_are_read_by_a_noise_of_their_own(tmp_path: Any) -> None:
     assert (m.sample(40, random_state=0) != drawn).any()
     assert m.to_cnn_weights().evidence != sl.load_model(tmp_path / "m").to_cnn_weights().evidence
     assert_array_equal(m.set_params(read_noise=(0.1, 1e-4)).transform(X), given)
+    with pytest.raises(ValueError, match=r"read_noise=0.2: give \(p01, p10\)"):
+        m.set_params(read_noise=0.2).predict(X)
+    with pytest.raises(ValueError, match="n_candidates=-1: give"):
+        m.set_params(read_noise=None, n_candidates=-1).predict(X)
 
 
 def test_templates_from_images_are_what_validation_tells_of() -> None:
