@@ -300,6 +300,12 @@ def rivals(
         yield name, [(f"decay {decay:g}", functools.partial(fit, decay=decay)) for decay in args.decays]
 
 
+def read_best(model: Any) -> tuple[str, float, Predict]:
+    """The noise by which a network reads held-out training digits best."""
+    noises = EXPLAINED if model.n_candidates else READINGS
+    return chosen([reading(model, *noise) for noise in noises], TRIED)
+
+
 def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) -> tuple[str, float, Predict]:
     """The way with the least error on held-out training digits."""
     x, y = digits(rows)
@@ -418,18 +424,8 @@ def kept_or_fitted(
 
 def told_by(args: Any) -> str:
     """A setting in short."""
-    names = (
-        "each",
-        "features",
-        "feature_size",
-        "templates",
-        "filters",
-        "filter_size",
-        "p01",
-        "p10",
-        "p_weight",
-    )
-    names += ("forgetting", "batch_size", "epochs", "damping", "inner_iterations")
+    names = ("each", "features", "feature_size", "templates", "filters", "filter_size")
+    names += ("p01", "p10", "p_weight", "forgetting", "batch_size", "epochs", "damping", "inner_iterations")
     names += ("template_passes", "read_noise")
     return ", ".join(f"{name} {getattr(args, name)}" for name in names)
 
@@ -493,17 +489,22 @@ def main() -> None:
         if not {"hcn", "explained", "objects", "more", "layers", "thin", "pictures", "trial"} & set(parts):
             break
         joint, seconds = kept_or_fitted(args, seed, x, y)
-        model = over(joint, joint.weights_[0], x, y, args) if args.template_passes else joint
+        kinds_of = {"hcn": args, "explained": explaining(args)}
+
+        @functools.cache
+        def of_digits(part: str, joint: Any = joint, kinds_of: Any = kinds_of) -> Any:
+            how = kinds_of[part]
+            return over(joint, joint.weights_[0], x, y, how) if how.template_passes else joint
+
         if "trial" in parts:
+            model = of_digits("hcn")
             found = {"errors": errors(model.predict, args, True), **shares(model, x, y, args), **seconds}
             print(found, flush=True)
             write_part(args.out, f"trial {told_by(args)}", args.seed, found)
-        for part, how in (("hcn", args), ("explained", explaining(args))):
+        for part in kinds_of:
             if part in parts:
-                read = over(joint, joint.weights_[0], x, y, how) if how.template_passes else joint
-                found = {**shares(read, x, y, args), **seconds}
-                noises = EXPLAINED if how.n_candidates else READINGS
-                setting, held, predict = chosen([reading(read, *noise) for noise in noises], TRIED)
+                found = {**shares(of_digits(part), x, y, args), **seconds}
+                setting, held, predict = read_best(of_digits(part))
                 begin = time.process_time()
                 found |= {"setting": setting, "held_out_error": held, "errors": errors(predict, args)}
                 rows = args.test_rows + len(CORRUPTIONS) * args.corrupted_rows
@@ -512,15 +513,14 @@ def main() -> None:
                 of = "" if own == (32, 3) else f", {own[0]} features of {own[1]} x {own[1]}"
                 say(f"{part}{of}", str(seed), found)
         if "objects" in parts:
-            say("objects", str(seed), told_side_by_side(model, args))
+            say("objects", str(seed), told_side_by_side(of_digits("hcn"), args))
         if "more" in parts:
             found = {}
             for each in args.more:
                 mx, my = first_of_each(each)
-                for name, how in (("forward", args), ("explained", explaining(args))):
+                for name, how in (("forward", kinds_of["hcn"]), ("explained", kinds_of["explained"])):
                     read = over(joint, joint.weights_[0], mx, my, how)
-                    noises = EXPLAINED if how.n_candidates else READINGS
-                    setting, held, predict = chosen([reading(read, *noise) for noise in noises], TRIED)
+                    setting, held, predict = read_best(read)
                     tx, ty = digits(slice(0, args.test_rows), "test")
                     found[f"{each} digits of a class, {name}"] = {
                         "test_error": round(float((predict(tx) != ty).mean()), 4),
@@ -530,8 +530,9 @@ def main() -> None:
                     }
                     say("more", str(seed), found)
         if "pictures" in parts and seed == args.seed:
-            pictures(args, model, over(joint, joint.weights_[0], x, y, explaining(args)))
+            pictures(args, of_digits("hcn"), of_digits("explained"))
         if "layers" in parts:
+            model = of_digits("hcn")
             even, none = with_pools(model, spread=0.0), with_pools(model, side=1)
             tx, ty = digits(TRIED)
             kinds = {"pools of the fit": model, "even pools": even, "no pools": none}

@@ -57,7 +57,7 @@ from .onnx_export import draw_scores
 from .output import PlaceBeliefs, TemplateBeliefs
 from .parameters import PARAMETERS, damping, is_online, is_several, weight_priors
 from .planning import plan
-from .several import SeveralLayers, known_classes, make_several, several_of
+from .several import SeveralLayers, as_read, known_classes, make_several, several_of
 from .single import OneLayer
 
 if TYPE_CHECKING:
@@ -435,10 +435,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         for name in ("read_noise", "n_candidates"):
             PARAMETERS[name].check(getattr(self, name))
         low, *above = network.net.layers
-        if self.read_noise is not None:
-            p01, p10 = map(float, self.read_noise)
-            low = replace(low, p01=p01, p10=p10)
-        net = replace(network.net, layers=(low, *above), n_candidates=int(self.n_candidates))
+        layers = as_read(low, self), *above
+        net = replace(network.net, layers=layers, n_candidates=int(self.n_candidates))
         return replace(network, net=net)
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:

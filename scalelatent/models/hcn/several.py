@@ -91,9 +91,7 @@ def several_of(
     per_class: int,
 ) -> SeveralLayers:
     """A network of these layers, with templates over them; it reads images by the noise for that."""
-    if model.read_noise is not None:
-        p01, p10 = map(float, model.read_noise)
-        below = replace(below[0], p01=p01, p10=p10), *below[1:]
+    below = as_read(below[0], model), *below[1:]
     high, wide, channels = below[-1].places
     coded = None if classes is None else class_layer(len(classes), per_class)
     top = replace(
@@ -114,6 +112,14 @@ def several_of(
         n_candidates=int(model.n_candidates),
     )
     return SeveralLayers(net, classes, per_class)
+
+
+def as_read(low: FeatureLayer, model: HierarchicalCompositionalNetwork) -> FeatureLayer:
+    """The layer over the pixels, by the noise that images are read with."""
+    if model.read_noise is None:
+        return low
+    p01, p10 = map(float, model.read_noise)
+    return replace(low, p01=p01, p10=p10)
 
 
 @dataclass(frozen=True, eq=False)

@@ -127,6 +127,12 @@ class Hierarchy:
         )
 
     @property
+    def rising_bytes(self) -> int:
+        """Bytes of an image on its way up, and down again under fixed weights."""
+        made = sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.layers)
+        return 8 * made + 4 * self.side**2 * max(layer.n_pixels for layer in self.layers)
+
+    @property
     def n_templates(self) -> int:
         """Templates of all classes."""
         return self.layers[-1].n_features

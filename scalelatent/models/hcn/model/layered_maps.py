@@ -42,17 +42,10 @@ class Telling:
         return [part > 0 for part in self.net.split(self.beliefs)]
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of a row on its way up and down."""
-        made = sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.net.layers)
-        made += self.net.n_templates if self.net.n_candidates else 0
-        return 8 * made + 4 * self.net.side**2 * max(layer.n_pixels for layer in self.net.layers)
-
-    @property
     def wants(self) -> Wants:
         """Of maps over rows."""
-        rows = int(np.clip(PART_BYTES // self.row_bytes, 1, 256))
-        return Wants(block_rows=rows, scratch=(2**27, 3 * self.row_bytes))
+        rows = int(np.clip(PART_BYTES // self.net.rising_bytes, 1, 256))
+        return Wants(block_rows=rows, scratch=(2**27, 3 * self.net.rising_bytes))
 
     def scores(self, block: Block, backend: Any) -> np.ndarray:
         """Of the templates in nats, float64 (rows, templates); minus infinity of those not explained."""

@@ -32,8 +32,7 @@ SOME_LABELS = Wants(unlabelled=True)
 
 def on_the_way(net: Hierarchy) -> Wants:
     """Of reductions over what rows have on the way up, and down again where images are explained."""
-    row = 8 * sum(layer.n_pixels + int(np.prod(layer.places)) for layer in net.layers)
-    row += 4 * net.side**2 * max(layer.n_pixels for layer in net.layers)
+    row = net.rising_bytes
     fixed, each = (DRAWN_BYTES, 6) if net.n_candidates else (0, 3)
     rows = int(np.clip(BLOCK_BYTES // row, 1, 64))
     return Wants(block_rows=rows, scratch=(fixed, each * row), unlabelled=True)
