@@ -13,7 +13,7 @@ ten_million  infinite digits (--rows): stepwise capsules, a layer of bootstrap n
              conditional RBM, with the memory of workers over time
 
 ``--quickest`` measures capsules and mixtures at a million rows and below, the others at 100,000 and below;
-else capsules and mixtures go up to ten million, mbn to four. Needs SCALELATENT_DATA.
+else capsules and mixtures go up to ten million, the others to four. Needs SCALELATENT_DATA.
 
 The model. Two passes of a kind by one worker, over the first two of its sizes, give its constants: seconds of
 a row, and of a pass beside its rows. The spans of a pass over n rows by W workers are those that the engine
@@ -85,7 +85,7 @@ SMALLEST = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
 LARGER = {
     "batch": (100_000, 1_000_000, 4_000_000, 10_000_000),
     "map": (100_000, 1_000_000, 4_000_000),
-    "online": (100_000,),
+    "online": (100_000, 1_000_000, 4_000_000),
 }
 QUICKEST = {"batch": 1_000_000, "map": 100_000, "online": 100_000}
 
@@ -172,6 +172,7 @@ class Seen(sl.Callback):
 
     def __init__(self, stage: str, wanted: int = PASSES) -> None:
         self.stage, self.wanted, self.began, self.passes = stage, wanted, 0.0, list[float]()
+        self.parts = 0.0  # of an epoch that is told in parts
         self.checkpoint_bytes = 0
 
     def on_stage(self, info: dict[str, Any]) -> None:
@@ -184,10 +185,15 @@ class Seen(sl.Callback):
     def on_pass_end(self, record: dict[str, Any]) -> None:
         # Mixtures begin with passes of k-means, which are cheaper.
         if record["stage"] == self.stage and record.get("phase", "em") == "em":
-            self.passes.append(float(record["seconds"]))
+            self.passes.append(self.parts + float(record["seconds"]))
+            self.parts = 0.0
             # A checkpoint follows a pass only after it was told: the next one ends it.
             if len(self.passes) > self.wanted:
                 raise Over
+
+    def on_report(self, record: dict[str, Any]) -> None:
+        if record["stage"] == self.stage:
+            self.parts += float(record["seconds"])
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
         self.checkpoint_bytes = Path(info["path"]).stat().st_size
