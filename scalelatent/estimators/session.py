@@ -143,13 +143,24 @@ class FitSession:
         if self.run_dir is not None:
             self.store = EngineStore(locate(self.run_dir).at("engine"))
         elif self.client is not None:
-            self.store = EngineStore(self._temporary())
+            self.store = EngineStore(folder := self._temporary())
+            self._show(self.client, folder)
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self.run_dir is None:  # it cannot be resumed: what a failed fit left goes too
             self.finish()
-        self._exit.close()
+        self._exit.__exit__(*error)
+
+    def _show(self, client: Client, folder: str) -> None:
+        """Show a fit without a run folder on the page of the cluster's dashboard; others have a recorder."""
+        from scalelatent.monitor import ClusterLog, install
+
+        install(client)
+        if not self.callbacks.tells_cluster:
+            job, name = f"{self.kind}-{uuid.uuid4().hex[:8]}", f"{self.kind} without a run folder"
+            log = ClusterLog(client, folder, job=job, model=self.kind, name=name)
+            self.callbacks = Callbacks([*self.callbacks.callbacks, self._exit.enter_context(log)])
 
     def _temporary(self) -> str:
         folder = tempfile.mkdtemp(prefix="scalelatent-")
