@@ -143,8 +143,9 @@ class FitSession:
         if self.run_dir is not None:
             self.store = EngineStore(locate(self.run_dir).at("engine"))
         elif self.client is not None:
-            self.store = EngineStore(folder := self._temporary())
-            self._show(self.client, folder)
+            self.store = EngineStore(self._temporary())
+        if self.client is not None and self.store is not None:
+            self._show(self.client, self.store.place.url.removesuffix("/engine"))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -152,15 +153,16 @@ class FitSession:
             self.finish()
         self._exit.__exit__(*error)
 
-    def _show(self, client: Client, folder: str) -> None:
-        """Show a fit without a run folder on the page of the cluster's dashboard; others have a recorder."""
+    def _show(self, client: Client, run: str) -> None:
+        """Show a fit that has no recorder on the page of the cluster's dashboard."""
+        if self.callbacks.keeps_run_folder or self.callbacks.tells_cluster:
+            return
         from scalelatent.monitor import ClusterLog, install
 
         install(client)
-        if not self.callbacks.tells_cluster:
-            job, name = f"{self.kind}-{uuid.uuid4().hex[:8]}", f"{self.kind} without a run folder"
-            log = ClusterLog(client, folder, job=job, model=self.kind, name=name)
-            self.callbacks = Callbacks([*self.callbacks.callbacks, self._exit.enter_context(log)])
+        job, name = f"{self.kind}-{uuid.uuid4().hex[:8]}", f"{self.kind} without a run folder"
+        log = ClusterLog(client, run, job=job, model=self.kind, name=name)
+        self.callbacks = Callbacks([*self.callbacks.callbacks, self._exit.enter_context(log)])
 
     def _temporary(self) -> str:
         folder = tempfile.mkdtemp(prefix="scalelatent-")

@@ -77,7 +77,6 @@ def test_workers_tell_the_rows_of_steps(
     for worker in told["worker_rows"]:
         assert worker["spans"] == 2 * (len(X) // 50)  # a step each, or its chains of one
         assert worker["last_span"] == "crbm_learn, pass 2, step 60"
-        assert worker["rows_per_s"] > 0
     found = re.findall(
         rf'scalelatent_rows_total{{job="{told["id"]}".*pool="cpu"}} (.*)', ask(client, "/metrics")
     )
@@ -91,3 +90,11 @@ def test_workers_tell_the_shards_of_outputs(client: Any, job: Any, tmp_path: Pat
     m.transform(X, out=tmp_path / "out.zarr", client=client)
     told = job("mbn", lambda told: told["state"] == "done" and rows_of(told) == len(X))
     assert {worker["last_span"] for worker in told["worker_rows"]} == {"mbn_transform, shard 0"}
+    # Fits keep their records in a folder of their own.
+    m.fit(X, client=client)
+    told = job(
+        "mbn", lambda told: told["state"] == "done" and told["stage"] != "mbn_transform" and rows_of(told)
+    )
+    assert told["name"] == "mbn without a run folder"
+    jobs = json.loads(ask(client, "/scalelatent.json"))["jobs"]
+    assert {job["state"] for job in jobs} <= {"done", "failed"}
