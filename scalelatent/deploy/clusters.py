@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from scalelatent.errors import JobError
+from scalelatent.errors import JobError, RunError
 
 from .security import security_from
 from .worker_processes import (
@@ -62,12 +62,28 @@ def client_of(given: Any) -> Iterator[Any]:
         with Client(given, set_as_default=False) as client:
             yield client
     elif isinstance(given, TellsWorkers):
+        _refuse_unusable(given)
         yield given
     else:
         raise TypeError(
             f"client={given!r} is neither a distributed.Client nor a cluster that runs (LocalCluster, "
             "KubeCluster, SLURMCluster): for a scheduler's address pass distributed.Client(address)"
         )
+
+
+def _refuse_unusable(client: TellsWorkers) -> None:
+    from distributed import Client
+
+    if not isinstance(client, Client):  # a cluster that is only planned
+        return
+    if client.asynchronous:
+        raise TypeError(
+            f"client={client!r} is asynchronous, and these calls wait for what they compute: pass "
+            "distributed.Client(address) without asynchronous=True, and call them in a thread "
+            "(asyncio.to_thread)"
+        )
+    if client.status in ("closed", "closing"):
+        raise RunError(f"client={client!r} is closed: make a new one, distributed.Client(address)")
 
 
 def current_job() -> str:

@@ -134,8 +134,8 @@ class ChainRunner:
         cache: PieceCache | None,
         n_epochs: int,
     ) -> None:
-        self.meter = Meter()
-        self.order = order
+        self.meter, self.rows = Meter(), 0  # what its chains cost to read, and have taken
+        self.order, self.device = order, backends[0].name
         self.learner: OnlineLearner = stage.online
         self._dataset = stage.datasets["train"]
         reader = Reader(self._dataset, cache, self.meter, stage.classes, wants=self.learner.wants)
@@ -153,7 +153,9 @@ class ChainRunner:
         try:
             blocks = self._feed.blocks(epoch, step, check)
             with naming(self._dataset):
-                return self._run(state, blocks, check)
+                found = self._run(state, blocks, check)
+            self.rows += sum(len(block.x) for block in blocks if block is not None)
+            return found
         finally:
             self._feed.rest()
 

@@ -29,7 +29,7 @@ from .order import RowOrder
 from .passes import PassContext, Span, Stage, plan_spans, split_vector, vector_length, worth_saving
 from .quarantine import Quarantine
 from .rates import choose_cache, map_cache
-from .reading import StopEvent, Stopped
+from .reading import Meter, StopEvent, Stopped
 from .threads import resolve_jobs
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class InProcessExecutor:
 
         def compute(slot: int, stop: StopEvent) -> Callable[[int], int]:
             backend = self._backend(task.device, slot)
-            return lambda shard: task.write_shard(shard, backend, stop)
+            return lambda shard: task.write_shard(shard, backend, stop, Meter())
 
         run_threads(missing, self.workers, compute, finish, self.callbacks.on_wait)
         self._tell_cuts()

@@ -63,7 +63,7 @@ class OutputTask:
         """The rows in that a shard may be made of."""
         raise NotImplementedError
 
-    def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent) -> int:
+    def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
         """Compute and write one shard; returns its rows. Running it twice writes the same file."""
         raise NotImplementedError
 
@@ -102,12 +102,12 @@ class MapTask(OutputTask):
     with_labels: bool = True
     classes: np.ndarray | None = None
 
-    def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent) -> int:
+    def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
         start, stop = self.writer.shard_bounds(shard)
         tiled = self.writer.n_tiles > 1
         # Rows that are read once are not kept: they would push out what is read again.
         cache = shared_cache(self.cache) if tiled else None
-        reader = Reader(self.dataset, cache, Meter(), skipped=self.skipped, wants=self.row_map.wants)
+        reader = Reader(self.dataset, cache, meter, skipped=self.skipped, wants=self.row_map.wants)
         row_map = self.row_map
         if tiled:
             row_map = cast(PartedMap, row_map).of_columns(*self.writer.shard_columns(shard))

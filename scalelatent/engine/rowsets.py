@@ -122,13 +122,13 @@ class SetsTask(OutputTask):
     def source_rows(self, shard: int) -> tuple[int, int]:
         return 0, len(self.dataset)
 
-    def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent) -> int:
+    def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
         start, stop = self.writer.shard_bounds(shard)
         numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
         kept: list[list[Any]] = [[] for _ in numbers]
         wanted = [self.sets.rows(which) for which in numbers]
         with naming(self.dataset):
-            for first, x, places in self._pieces(wanted, stop_event):
+            for first, x, places in self._pieces(wanted, stop_event, meter):
                 for i, which in enumerate(numbers):
                     rows = wanted[i][places[i]]
                     if len(rows):
@@ -137,12 +137,12 @@ class SetsTask(OutputTask):
         return int(stop - start)
 
     def _pieces(
-        self, wanted: list[np.ndarray], stop_event: StopEvent
+        self, wanted: list[np.ndarray], stop_event: StopEvent, meter: Meter
     ) -> Iterator[tuple[int, Any, list[slice]]]:
         """(first row, rows, places of those in each set) of the pieces that hold some."""
         # Other shards read the same rows.
         cache = shared_cache(self.cache)
-        reader = Reader(self.dataset, cache, Meter(), wants=self.sets.wants, skipped=self.skipped)
+        reader = Reader(self.dataset, cache, meter, wants=self.sets.wants, skipped=self.skipped)
         for first, last in self.dataset.pieces():
             places = [slice(*(int(i) for i in np.searchsorted(rows, [first, last]))) for rows in wanted]
             if all(place.start == place.stop for place in places):

@@ -144,12 +144,25 @@ class FitSession:
             self.store = EngineStore(locate(self.run_dir).at("engine"))
         elif self.client is not None:
             self.store = EngineStore(self._temporary())
+        if self.client is not None and self.store is not None:
+            self._show(self.client, self.store.place.url.removesuffix("/engine"))
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self.run_dir is None:  # it cannot be resumed: what a failed fit left goes too
             self.finish()
-        self._exit.close()
+        self._exit.__exit__(*error)
+
+    def _show(self, client: Client, run: str) -> None:
+        """Show a fit that has no recorder on the page of the cluster's dashboard."""
+        if self.callbacks.keeps_run_folder or self.callbacks.tells_cluster:
+            return
+        from scalelatent.monitor import ClusterLog, install
+
+        install(client)
+        job, name = f"{self.kind}-{uuid.uuid4().hex[:8]}", f"{self.kind} without a run folder"
+        log = ClusterLog(client, run, job=job, model=self.kind, name=name)
+        self.callbacks = Callbacks([*self.callbacks.callbacks, self._exit.enter_context(log)])
 
     def _temporary(self) -> str:
         folder = tempfile.mkdtemp(prefix="scalelatent-")

@@ -21,7 +21,7 @@ from scalelatent.engine.resume_identity import named_values
 from scalelatent.errors import JobError
 from scalelatent.storage.disk import locate
 
-from .driver_news import RunRecord
+from .driver_news import RunRecord, install_page
 from .interrupt import StopRequest, stop_on_cancel
 from .runfolder import RunFolder, is_run_folder, plain
 from .runner import validation_scores
@@ -85,6 +85,7 @@ class _Record(Callbacks):
         self.exit.enter_context(stop_on_cancel(request, folder))
         if not Callbacks(self._call.callbacks).tells_cluster:
             self._record.client = self._call.client
+            install_page(self._call.client)
         log, news = self._record.callbacks()
         self.callbacks = [log, *news, SearchNews(folder), request]
         return folder

@@ -523,7 +523,11 @@ class Board:
             return
         if message.get("kind") in ("lost", "joined"):
             self._worker(message, now)
-        elif message.get("run") and message.get("kind") in ("state", "pass", "progress", "span", "event"):
+        elif message.get("run") and message.get("kind") == "span":
+            job = self._working(clip(message["run"], 1000))
+            if job is not None:
+                job.feed(message, now)
+        elif message.get("run") and message.get("kind") in ("state", "pass", "progress", "event"):
             job = self._job(clip(message["run"], 1000))
             was = job.state
             job.feed(message, now)
@@ -548,6 +552,11 @@ class Board:
                 del self.jobs[first.run]
             job = self.jobs[run] = JobView(run)
         return job
+
+    def _working(self, run: str) -> JobView | None:
+        """The job that a worker works for, as its driver told: of that run folder, or of one around it."""
+        around = (job for known, job in self.jobs.items() if run.startswith(f"{known.rstrip('/')}/"))
+        return self.jobs.get(run) or next(around, None)
 
     def _compact(self) -> None:
         ended = sorted((job for job in self.jobs.values() if job.ended), key=lambda job: -(job.ended or 0.0))

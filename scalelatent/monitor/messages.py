@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 TOPIC = "scalelatent"
-SPAN_FIELDS = ("stage", "pass", "part", "span")
 
 ERRORS = ("train_error", "validation_error", "mean_member_train_error", "mean_member_validation_error")
 """Errors of a record; the last two of ensembles alone, whose members each solve a problem of their own."""
@@ -47,13 +46,13 @@ def pool_of(message: Mapping[str, Any], unknown: str = "cpu") -> str:
 
 
 def span_text(message: Mapping[str, Any]) -> str:
-    """A span in few words: 'capsule_estep, pass 3, span 17'."""
-    stage, number_, part, span = (message.get(key) for key in SPAN_FIELDS)
-    words = [clip(stage, 60)] if stage else []
-    if number_ is not None:
-        words.append(f"pass {clip(number_, 12)}")
-    if span is not None:
-        words.append(f"{'validation ' if part == 'validation' else ''}span {clip(span, 40)}")
+    """What was done in few words: 'capsule_estep, pass 3, span 17'; steps and shards of outputs alike."""
+    words = [clip(message["stage"], 60)] if message.get("stage") else []
+    for key in ("pass", "span", "step", "shard"):
+        if message.get(key) is not None:
+            words.append(f"{key} {clip(message[key], 40)}")
+    if words and message.get("part") == "validation":
+        words[-1] = f"validation {words[-1]}"
     return ", ".join(words)
 
 

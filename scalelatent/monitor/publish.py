@@ -11,8 +11,9 @@ state      job (its id), name, model, state, error, submitted, began (s since th
 pass       pass, stage, objective, train_error, validation_error, seconds, rows, bytes_read, …: the scalars
            of the pass record; run_rows and run_bytes: sums since this driver began
 progress   stage, pass, rows_done, rows_total, rows_per_s; of a network's layer: layer, layers, k
-span       from the workers: stage, pass, part, span, rows, bytes, seconds, wait_seconds, device, worker
-           (address), name, rss; where several are told together sums, ``spans`` their number
+span       from the workers: stage, part, pass and span (of steps pass and step, of an output shard), rows,
+           bytes, seconds, wait_seconds, device, worker (address), name, rss; where several are told
+           together sums, ``spans`` their number
 event      name (checkpoint, span_redone, shard_quarantined, worker_lost, …) and its scalars
 =========  ===============================================================================================
 

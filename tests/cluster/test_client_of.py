@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,3 +48,18 @@ def test_a_cluster_is_as_good_as_its_client(dask_cluster, rows, tmp_path: Path) 
 def test_what_is_neither_is_refused(rows, given) -> None:
     with pytest.raises(TypeError, match="neither a distributed.Client nor a cluster"):
         sl.CapsuleRegression().fit(*rows, client=given)
+
+
+def test_clients_that_cannot_be_waited_for_are_refused_at_once(dask_cluster, rows) -> None:
+    from distributed import Client
+
+    async def call() -> None:
+        async with Client(processes=False, asynchronous=True, dashboard_address=None) as client:
+            sl.CapsuleRegression().fit(*rows, client=client)
+
+    with pytest.raises(TypeError, match="is asynchronous.*asyncio.to_thread"):
+        asyncio.run(call())
+    with Client(dask_cluster, set_as_default=False) as client:
+        pass
+    with pytest.raises(sl.errors.RunError, match="is closed: make a new one"):
+        sl.CapsuleRegression().fit(*rows, client=client)

@@ -188,9 +188,21 @@ def test_workers_pools_and_losses() -> None:
 
 def test_spans_that_are_told_together_are_counted_each() -> None:
     board = Board()
+    feed_fit(board, "r", 1)
     board.feed(span("r", "tcp://h:w1", device="cupy", spans=4, rows=4000, seconds=4.0), 1000.0)
     (worker,) = board.jobs["r"].detail(1000.0)["worker_rows"]
     assert (worker["spans"], worker["rows"], worker["span_seconds"], worker["pool"]) == (4, 4000, 1.0, "gpu")
+
+
+def test_spans_make_no_job_and_those_of_a_fit_within_a_run_are_its_own() -> None:
+    board = Board()
+    board.feed(span("/tmp/records", "tcp://h:w1"), 1000.0)
+    assert not board.jobs  # no driver tells when that would end
+    feed_fit(board, "/runs/search", 1)
+    for run in ("/runs/search/candidates/a=1", "/runs/search", "/runs/searching"):
+        board.feed(span(run, "tcp://h:w1"), 1001.0)
+    assert list(board.jobs) == ["/runs/search"]
+    assert board.jobs["/runs/search"].detail(1001.0)["worker_rows"][0]["spans"] == 2
 
 
 def test_a_worker_that_was_told_to_go_is_no_loss_nor_is_one_of_another_job() -> None:

@@ -275,9 +275,9 @@ def test_a_plugin_goes_on_without_any_of_them(monkeypatch: pytest.MonkeyPatch, s
 
 # What the documentation of Dask names: of a client, of a worker in a task, of a scheduler in a plugin.
 DOCUMENTED = {
-    "client": "address cancel close compute current dashboard_link get get_events get_metadata get_versions"
-    " log_event nthreads processing register_plugin run run_on_scheduler scheduler_info set_metadata submit"
-    " subscribe_topic unsubscribe_topic wait_for_workers",
+    "client": "address asynchronous cancel close compute current dashboard_link get get_events get_metadata"
+    " get_versions log_event nthreads processing register_plugin run run_on_scheduler scheduler_info"
+    " set_metadata submit subscribe_topic unsubscribe_topic wait_for_workers",
     "worker": "address get_current_task log_event name",
     "scheduler": "address log_event plugins tasks workers",
 }

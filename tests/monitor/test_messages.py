@@ -21,6 +21,12 @@ def test_words() -> None:
     span = {"stage": "capsule_estep", "pass": 3, "part": "train", "span": 17}
     assert span_text(span) == "capsule_estep, pass 3, span 17"
     assert span_text(span | {"part": "validation"}).endswith("validation span 17")
+    assert (
+        span_text({"stage": "crbm_learn", "pass": 2, "part": "train", "step": 9})
+        == "crbm_learn, pass 2, step 9"
+    )
+    assert span_text({"stage": "mbn_code", "part": "output", "shard": 0}) == "mbn_code, shard 0"
+    assert span_text({"part": "validation"}) == ""
     assert part_of({"stage": "code-l3", "layer": 3, "layers": 7, "k": 250}) == "layer 3 of 7, k = 250"
     assert part_of({"tries": 9}) == "9 values tried"
     assert part_of({"stage": "em"}) == ""

@@ -108,8 +108,10 @@ def test_spans_come_from_the_workers(watched: SimpleNamespace, jobs: Any, get: A
         how = {"seconds": 0.5, "device": "cpu", "worker": get_worker().address, "name": "w", "rss": 10**8}
         get_worker().log_event("scalelatent", {"kind": "span", **which, **how})
 
+    watched.client.log_event("scalelatent", {"kind": "state", "run": "/runs/spans", "state": "running"})
+    jobs(watched.base, "spans")
     watched.client.submit(work, pure=False).result(timeout=30)
-    answer = jobs(watched.base, "spans", until=lambda a: a.get("job", {}).get("worker_rows"))
+    answer = jobs(watched.base, "spans", until=lambda a: "rows" in a["job"]["worker_rows"][0])
     (worker,) = answer["job"]["worker_rows"]
     assert worker["rows_per_s"] == pytest.approx(600)
     assert worker["last_span"] == "em, pass 1, span 4"

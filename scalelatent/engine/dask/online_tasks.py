@@ -28,7 +28,7 @@ from scalelatent.engine.reading import Stopped
 from scalelatent.errors import RunError
 
 from .pass_tasks import Ref, _recent, settle_process, worker_device
-from .worker_side import Beat, Fit, TaskStop
+from .worker_side import NEWS_SECONDS, Beat, Fit, TaskStop, work_news
 
 
 def task_check(fit: Fit, beat: Beat) -> RowCheck:
@@ -43,6 +43,29 @@ def task_check(fit: Fit, beat: Beat) -> RowCheck:
     return RowCheck(look)
 
 
+class StepNews:
+    """News of the steps that a worker takes, or of its chains of them."""
+
+    def __init__(self, folder: str, name: str, runner: ChainRunner, place: Place) -> None:
+        self._about, self._runner = (folder, name), runner
+        self._begin(place)
+
+    def _begin(self, place: Place) -> None:
+        runner, self.begin = self._runner, time.perf_counter()
+        self._before = place.step, runner.rows, runner.meter.bytes_read, runner.meter.wait_seconds
+
+    def tell(self, place: Place) -> None:
+        """Tell of those up to a place that were not told yet."""
+        seconds, runner = time.perf_counter() - self.begin, self._runner
+        step, rows, nbytes, waited = self._before
+        work_news.add(
+            *self._about, "train", runner.device, runner.rows - rows, runner.meter.bytes_read - nbytes,
+            seconds, runner.meter.wait_seconds - waited, place.step - step,
+            **{"pass": place.epoch + 1, "step": place.step},
+        )  # fmt: skip
+        self._begin(place)
+
+
 def task_steps(
     ref: Ref, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
 ) -> dict[str, Any]:
@@ -53,11 +76,15 @@ def task_steps(
         site.runner(0, site.order.n_chains, threads, check := task_check(fit, site.beat)) as runner,
     ):
         state, first, before = site.state(place), place, runner.meter.bytes_read
-        begin = time.perf_counter()
+        begin, news = time.perf_counter(), StepNews(ref[0], name, runner, place)
         while place.step < stop:
             state = runner.step(place.epoch, place.step, state, check)
             place = Place(place.epoch, place.step + 1)
-            if time.perf_counter() - begin > seconds:
+            now = time.perf_counter()
+            last = now - begin > seconds or place.step == stop
+            if last or now - news.begin > NEWS_SECONDS:
+                news.tell(place)
+            if last:
                 break
         spent = (time.perf_counter() - begin) / (place.step - first.step)
         nbytes = runner.meter.bytes_read - before
@@ -81,8 +108,9 @@ def task_chains(
         check = task_check(fit, site.beat)
         state = site.follow(replace(place, step=place.step - 1), results) if results else site.state(place)
         with site.runner(*chains, 1, check) as runner:
-            before = runner.meter.bytes_read
+            before, news = runner.meter.bytes_read, StepNews(ref[0], name, runner, place)
             sums = runner.run(place.epoch, place.step, state, check)
+            news.tell(Place(place.epoch, place.step + 1))
             nbytes, seconds = runner.meter.bytes_read - before, time.perf_counter() - begin
     if results:
         nbytes, seconds = nbytes + results[index].bytes_read, seconds + results[index].seconds

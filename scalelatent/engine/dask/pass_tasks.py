@@ -28,7 +28,7 @@ from scalelatent.engine.passes import (
     vector_length,
     worth_saving,
 )
-from scalelatent.engine.reading import Stopped
+from scalelatent.engine.reading import Meter, Stopped
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import RunError
 
@@ -39,11 +39,10 @@ from .worker_side import (
     TaskStop,
     keep_pages,
     pace_news,
-    run_of,
-    span_news,
     tell,
     tell_cut,
     tell_of_kernels,
+    work_news,
     worker_threads,
 )
 
@@ -193,22 +192,11 @@ def task_span(
         open_store(ref).save_node(stage_name, iteration, span, vector)
     _tell_cuts(fit, context.backend, limits)
     pace_news.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
-    span_news.add(
-        {
-            "kind": "span",
-            "run": run_of(ref[0]),
-            "stage": stage_name,
-            "pass": iteration + 1,
-            "part": span.part,
-            "span": span.index,
-            "spans": 1,
-            "rows": int(vector[-2]),
-            "bytes": int(vector[-1]),
-            "seconds": round(seconds, 6),
-            "wait_seconds": round(context.meter.wait_seconds - waited, 6),
-            "device": context.backend.name,
-        }
-    )
+    rows, nbytes = int(vector[-2]), int(vector[-1])
+    work_news.add(
+        ref[0], stage_name, span.part, context.backend.name, rows, nbytes, seconds,
+        context.meter.wait_seconds - waited, **{"pass": iteration + 1, "span": span.index},
+    )  # fmt: skip
     return vector
 
 
@@ -307,10 +295,15 @@ def task_write_rows(ref: Ref, url: str, shard: int, x: np.ndarray, y: Any, besid
 def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
     """One shard of an output as large as the data."""
     task, backend = load_map(ref, name)
-    limits = dict(backend.row_limits)
+    limits, meter, begin = dict(backend.row_limits), Meter(), time.perf_counter()
     with stopping():
-        rows = int(task.write_shard(shard, backend, TaskStop(fit)))
+        rows = int(task.write_shard(shard, backend, TaskStop(fit), meter))
     _tell_cuts(fit, backend, limits)
+    # Of a tile, its share of the rows.
+    work_news.add(
+        ref[0], task.name, "output", backend.name, rows // task.writer.n_tiles, meter.bytes_read,
+        time.perf_counter() - begin, meter.wait_seconds, shard=shard,
+    )  # fmt: skip
     return rows
 
 

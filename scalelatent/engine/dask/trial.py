@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.passes import Span
 from scalelatent.engine.quarantine import BadShard
+from scalelatent.engine.reading import Meter
 from scalelatent.errors import RunError, ScalelatentError
 
 from .failures import LeftOut, look_after
@@ -301,7 +302,7 @@ def try_shard(ref: Ref, name: str, shard: int, fit: Fit, note: str) -> None:
     """Compute and write one shard of a map."""
     task, backend = load_map(ref, name)
     with _noted(open_store(ref), note, fit) as stop, stopping():
-        task.write_shard(shard, backend, stop)
+        task.write_shard(shard, backend, stop, Meter())
 
 
 def at_work(token: str, dask_worker: Any) -> int:

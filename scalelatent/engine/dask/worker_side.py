@@ -127,19 +127,35 @@ def run_of(folder: str) -> str:
     return folder.removesuffix("/engine")
 
 
-class SpanNews:
-    """News of finished spans, each part of a stage in one message a second."""
+class WorkNews:
+    """News of spans, steps and shards of outputs that are done, those of a stage in one message a second."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._sent = 0.0
 
-    def add(self, message: dict[str, Any]) -> None:
-        """Tell of a span, now or with the next ones."""
+    def add(
+        self, folder: str, stage: str, part: str, device: str, rows: int, nbytes: int, seconds: float,
+        wait_seconds: float, parts: int = 1, **where: int,
+    ) -> None:  # fmt: skip
+        """Tell of some, now or with the next ones; ``where`` is the last one: pass, span, step or shard."""
         worker = _worker()
         if worker is None:
             return
+        message = {
+            "kind": "span",
+            "run": run_of(folder),
+            "stage": stage,
+            "part": part,
+            **where,
+            "spans": parts,
+            "rows": rows,
+            "bytes": nbytes,
+            "seconds": round(seconds, 6),
+            "wait_seconds": round(wait_seconds, 6),
+            "device": device,
+        }
         key = tuple(message[k] for k in ("run", "stage", "part"))
         with self._lock:
             first = not self._waiting
@@ -167,7 +183,7 @@ class SpanNews:
             worker.log_event(TOPIC, {**message, **about})
 
 
-span_news = SpanNews()
+work_news = WorkNews()
 
 
 class PaceNews:

@@ -309,7 +309,7 @@
     const pools = job.pools.length > 1
       ? job.pools.map((p) => `${count(p.workers)} ${p.pool.toUpperCase()}: ${count(p.rows_per_s)} rows/s`).join(" · ") : "";
     const card = el("section", { class: "card" }, el("h3", {}, "Workers", el("small", {}, pools)), table(
-      [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ["Spans", "num"], ["Last span"], ["", "num"]],
+      [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ["Parts", "num"], ["Last part"], ["", "num"]],
       rows.map((worker) => workerRow(worker, fastest))));
     if (job.worker_rows_hidden) {
       card.append(el("p", { class: "muted more" }, `and ${count(job.worker_rows_hidden)} more`));

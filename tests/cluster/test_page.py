@@ -1,0 +1,100 @@
+"""What the page of the dashboard is told of calls from Python, whose fits may have no run folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelatent import Callback, ConditionalRBM, MultilayerBootstrapNetwork
+from scalelatent.engine.dask.online_steps import DaskSteps
+
+X = np.random.default_rng(0).integers(0, 2, (3000, 16)).astype(np.uint8)
+
+
+def ask(client: Any, path: str) -> str:
+    with urllib.request.urlopen(
+        f"{client.dashboard_link.removesuffix('/status')}{path}", timeout=10
+    ) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.fixture
+def job(client: Any) -> Callable[..., dict[str, Any]]:
+    """The newest job of a model, once a condition on it holds."""
+
+    def wait(model: str, until: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        deadline = time.monotonic() + 20
+        while True:
+            found = [j for j in json.loads(ask(client, "/scalelatent.json"))["jobs"] if j["model"] == model]
+            if found:
+                newest = max(found, key=lambda j: str(j["began"]))
+                told = json.loads(ask(client, f"/scalelatent.json?job={newest['id']}"))["job"]
+                if until(told):
+                    return told
+            assert time.monotonic() < deadline, found
+            time.sleep(0.1)
+
+    return wait
+
+
+def rows_of(told: dict[str, Any]) -> int:
+    return sum(worker.get("rows", 0) for worker in told["worker_rows"])
+
+
+def test_a_fit_without_a_run_folder_is_a_job_that_ends(client: Any, fit: Any, job: Any) -> None:
+    fit(client)
+    told = job("capsule", lambda told: told["state"] == "done" and rows_of(told) >= 5 * 10_000)
+    assert told["name"] == "capsule without a run folder"
+    assert told["pass"] == 5
+
+    class Fails(Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            raise ArithmeticError("of a callback")
+
+    with pytest.raises(ArithmeticError):
+        fit(client, callbacks=Fails())
+    assert job("capsule", lambda told: told["state"] == "failed")["error"] == "of a callback"
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_workers_tell_the_rows_of_steps(
+    client: Any, job: Any, one: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(DaskSteps, "_use_one", lambda steps, groups: one)
+    m = ConditionalRBM(n_hidden=2, n_epochs=2, batch_size=50, n_chains=2, random_state=0)
+    m.fit(X, 1 - X, client=client, run_dir=tmp_path / "run")
+    # The last second of news comes after the end of the fit.
+    told = job("crbm", lambda told: told["state"] == "done" and rows_of(told) == 2 * len(X))
+    assert len(told["worker_rows"]) == (1 if one else 2)
+    for worker in told["worker_rows"]:
+        assert worker["spans"] == 2 * (len(X) // 50)  # a step each, or its chains of one
+        assert worker["last_span"] == "crbm_learn, pass 2, step 60"
+    found = re.findall(
+        rf'scalelatent_rows_total{{job="{told["id"]}".*pool="cpu"}} (.*)', ask(client, "/metrics")
+    )
+    assert [float(count) for count in found] == [2 * len(X)]
+
+
+@pytest.mark.filterwarnings("ignore:n_clusterings=10")
+def test_workers_tell_the_shards_of_outputs(client: Any, job: Any, tmp_path: Path) -> None:
+    m = MultilayerBootstrapNetwork(n_clusterings=10, k1=20, n_components=2, decay=0.5, random_state=0)
+    m.fit(X)
+    m.transform(X, out=tmp_path / "out.zarr", client=client)
+    told = job("mbn", lambda told: told["state"] == "done" and rows_of(told) == len(X))
+    assert {worker["last_span"] for worker in told["worker_rows"]} == {"mbn_transform, shard 0"}
+    # Fits keep their records in a folder of their own.
+    m.fit(X, client=client)
+    told = job(
+        "mbn", lambda told: told["state"] == "done" and told["stage"] != "mbn_transform" and rows_of(told)
+    )
+    assert told["name"] == "mbn without a run folder"
+    jobs = json.loads(ask(client, "/scalelatent.json"))["jobs"]
+    assert {job["state"] for job in jobs} <= {"done", "failed"}
