@@ -187,7 +187,7 @@ def say(message: str) -> None:
 def kernels_told() -> Iterator[None]:
     """Say once that this process compiles kernels, while it lasts; also a decorator of verbs."""
     from scalelatent.engine.callbacks import COMPILING
-    from scalelatent.kernels.jit import observed
+    from scalelatent.kernels.observers import observed
 
     unsaid = [COMPILING]
 

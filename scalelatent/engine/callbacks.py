@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from scalelatent.errors import warn_user
-from scalelatent.kernels.jit import observed
+from scalelatent.kernels.observers import observed
 
 
 class Callback:

@@ -1,4 +1,4 @@
-"""The driver as a task of the cluster: what `scalelatent submit` sends; it needs no client from then on.
+"""What `scalelatent submit` sends: a plan, and the driver as a task, which needs no client from then on.
 
 The task secedes from its worker's thread pool, so that it holds no slot. It takes the run folder's lock and
 drives the run as `scalelatent fit` does, with a client of its own. If its worker dies, Dask runs it again
@@ -29,6 +29,20 @@ logger = logging.getLogger("distributed.scalelatent")
 
 def key_of(identity: str, start: int) -> str:
     return f"{PREFIX}{identity}-{start}"
+
+
+def plan_on_worker(
+    stored: dict[str, Any], workers: dict[str, Any]
+) -> tuple[tuple[str, str] | None, list[str]]:
+    """Plan a job: (kind and text of the error, or None; the plan in words)."""
+    from .planning import PlannedCluster, plan_job, plan_lines
+    from .spec import Job
+
+    try:
+        needs = plan_job(Job.from_dict(stored), client=PlannedCluster(workers))  # type: ignore[arg-type]
+    except ScalelatentError as error:
+        return (type(error).__name__, str(error)), []
+    return None, plan_lines(needs)
 
 
 def drive(run: str, start: int) -> str:

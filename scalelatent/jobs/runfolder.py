@@ -278,6 +278,14 @@ class RunFolder:
         with suppress(OSError):
             self.place.clear()
 
+    def take_back(self, existed: bool) -> None:
+        """Remove a folder whose fit never began: what is in it was written just now, for nothing."""
+        with suppress(RunError, OSError), self.lock():
+            if not self.fit_began:
+                self.remove()
+                if existed:
+                    self.place.make()
+
     @contextmanager
     def lock(self, patience: float = 0.0, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
         """Hold the run folder: two drivers on one folder would overwrite each other."""

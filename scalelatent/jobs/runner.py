@@ -8,7 +8,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from scalelatent.deploy.checks import check_versions
 from scalelatent.deploy.clusters import job_named
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks, Unfailing, telling_of_kernels
-from scalelatent.errors import JobError, LongFitWarning, RunError, ScalelatentError
+from scalelatent.errors import JobError, LongFitWarning, ScalelatentError
 from scalelatent.storage.disk import is_local
 
 from .datasets import JobData, data_as_begun, open_job_data
@@ -150,17 +150,8 @@ def run_new_job(
     try:
         return run_job(job, folder, callbacks=callbacks, tell=tell)
     except ScalelatentError:
-        take_back(folder, existed)
+        folder.take_back(existed)
         raise
-
-
-def take_back(folder: RunFolder, existed: bool) -> None:
-    """Remove a run folder whose fit never began: what is in it was written just now, for nothing."""
-    with suppress(RunError, OSError), folder.lock():
-        if not folder.fit_began:
-            folder.remove()
-            if existed:
-                folder.place.make()
 
 
 @contextmanager

@@ -28,6 +28,8 @@ import numpy as np
 
 from scalelatent import _file_locks
 
+from .observers import told
+
 # float32 in this machine's widest vectors. No sum runs over lanes, so no bit of a result depends on it.
 # SCALELATENT_LANES is for tests: it runs the kernels of other machines, in vectors that LLVM puts together.
 LANES = int(
@@ -137,37 +139,6 @@ def remove_unused(days: float = KEEP_DAYS) -> list[str]:
 _patience = [10.0]
 # Seconds that it waits for another process to compile what it needs; then it compiles that itself.
 _compile_patience = [120.0]
-
-Observer = Callable[[str, float | None], None]
-_observers: list[Observer] = []
-
-
-def observe(observer: Observer) -> None:
-    """Call a function with each kernel that is compiled here: with None before, with its seconds after."""
-    _observers.append(observer)
-
-
-@contextlib.contextmanager
-def observed(observer: Observer) -> Iterator[None]:
-    """See :func:`observe`, for a while."""
-    observe(observer)
-    try:
-        yield
-    finally:
-        _observers.remove(observer)
-
-
-@contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
-    begin, observers = time.perf_counter(), tuple(_observers)
-    for observer in observers:
-        observer(name, None)
-    try:
-        yield
-    finally:
-        for observer in observers:
-            observer(name, time.perf_counter() - begin)
-
 
 @contextlib.contextmanager
 def _alone(name: str = "lock", patience: list[float] | None = None) -> Iterator[bool]:
@@ -303,7 +274,7 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[Any, ...]) -> None:
         def wait_and_load(sig: Any, context: Any) -> Any:
             found = load(sig, context)
             if found is None:
-                stack.enter_context(_told(name))
+                stack.enter_context(told(name))
                 key = hashlib.blake2b(repr((name, cache.cache_path, sig)).encode(), digest_size=5)
                 stack.enter_context(_alone(f"{key.hexdigest()}.lock", _compile_patience))
                 found = load(sig, context)

@@ -18,7 +18,7 @@ from scalelatent.engine.callbacks import kernel_event
 from scalelatent.engine.halving import cut_event
 from scalelatent.engine.plan import KEPT_BYTES
 from scalelatent.engine.reading import StopEvent
-from scalelatent.kernels.jit import observe
+from scalelatent.kernels.observers import observe
 
 from .hooks import call_later, task_wanted, worker_settings
 from .scheduler_listener import KERNELS, TOPIC
