@@ -7,8 +7,6 @@ written in row order: no lane order is left to the compiler.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import boolean, float64
 
@@ -18,6 +16,7 @@ from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.vectors import copy
 
 from .estep import estep_by_products
+from .squash import SquashTable
 
 STRIP = 256
 _MANTISSA, _ONE, _SHIFT = np.int64(0x000FFFFFFFFFFFFF), np.int64(0x3FF0000000000000), np.int64(52)
@@ -50,7 +49,7 @@ def residuals(
     dims: np.ndarray,
     labels: np.ndarray,
     nu: np.ndarray,
-    table: Any,
+    table: SquashTable,
 ) -> tuple[np.ndarray | None, np.ndarray]:
     """Residuals of all members for one block, see :func:`..reference.residuals`; ``h`` is float32."""
     thresholded = bool((nu > 0).any())
@@ -84,7 +83,7 @@ def estep(
     dims: np.ndarray,
     labels: np.ndarray,
     nu: np.ndarray,
-    table: Any,
+    table: SquashTable,
     train: bool,
 ) -> tuple[np.ndarray | None, np.ndarray]:
     """E-step of a block, see :func:`..estep.estep_by_products`; few dimensions take one fused kernel."""
@@ -169,7 +168,7 @@ def _tiled_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train, 
             copy(h[k], g[k, taken : taken + len(active)])
         taken += len(active)
     for i in range(0, taken, width):
-        aside: Any = tiles.read_only(rows[i:])  # type: ignore[call-arg]
+        aside: np.ndarray = tiles.read_only(rows[i:])  # type: ignore[call-arg]
         tiles.add_moment(g[:, i:], min(width, taken - i), aside, delta)
 
 

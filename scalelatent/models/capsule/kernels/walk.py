@@ -6,12 +6,12 @@ change of any sum's order.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import float64
 
 from scalelatent.kernels.jit import entry, filled, given
+
+from .squash import SquashTable
 
 
 def walk(
@@ -23,7 +23,7 @@ def walk(
     inverse: np.ndarray,
     nu: float,
     aggressiveness: float,
-    table: Any,
+    table: SquashTable,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Change of W and sums, see :func:`..reference.walk`; W is walked with in float32."""
     start = np.ascontiguousarray(w.T, dtype=np.float32)

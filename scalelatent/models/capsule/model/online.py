@@ -19,7 +19,7 @@ takes the noise of the last batches out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
-from .em import CapsuleEM, CapsulePass, Prepared, decision_error, error_rates
+from .em import CapsuleEM, CapsulePass, Moving, Prepared, decision_error, error_rates
 
 AVERAGE_POWER = 8
 
@@ -101,14 +101,14 @@ def row_share(weight: float, rows: float, mean_weight: float, p: int) -> float:
 
 
 @dataclass(frozen=True)
-class AveragedPass(CapsulePass):
+class AveragedPass(CapsulePass[OnlineState]):
     """Scoring of the averaged weights."""
 
-    def decides(self, state: Any) -> bool:
+    def decides(self, state: OnlineState) -> bool:
         """Always: there are few epochs."""
         return True
 
-    def prepare(self, state: Any, backend: Backend) -> Prepared:
+    def prepare(self, state: OnlineState, backend: Backend) -> Prepared:
         """The averaged weights of the members that still learn."""
         return super().prepare(replace(state, w=state.average), backend)
 
@@ -129,7 +129,7 @@ class OnlineCapsule:
     # -- measurements ----------------------------------------------------------------------------------------
 
     @property
-    def train_pass(self) -> CapsulePass:
+    def train_pass(self) -> CapsulePass[Moving]:
         return self.em.reductions()["train"]
 
     def flops_per_row(self) -> float:
@@ -145,13 +145,13 @@ class OnlineCapsule:
             raise diverged(bad, f"step {state.steps + 1}", step)
         return sums
 
-    def averaged(self, state: OnlineState, w: np.ndarray) -> dict[str, np.ndarray]:
-        """``since`` and ``average`` after a step to ``w``."""
+    def averaged(self, state: OnlineState, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(``since``, ``average``) after a step to ``w``."""
         live = state.finished == 0
         since = state.since + live
         rate = np.where(live, (1.0 + AVERAGE_POWER) / (np.maximum(since, 1) + AVERAGE_POWER), 0.0)
         rate = np.repeat(rate, self.em.members.dims.sum(axis=1))[:, None]
-        return {"since": since, "average": state.average + rate * (w - state.average)}
+        return since, state.average + rate * (w - state.average)
 
     def rows_of(self, member: int) -> slice:
         """Rows of W of a member."""
@@ -253,6 +253,13 @@ class OnlineCapsule:
         }
 
 
+class BatchEStep(NamedTuple):
+    """The E-step of a batch, and its weights."""
+
+    train: CapsulePass[Moving]
+    weights: Prepared
+
+
 @dataclass(frozen=True)
 class CapsuleStepwise(OnlineCapsule):
     """Stepwise EM (an :class:`~..base.OnlineLearner`)."""
@@ -266,12 +273,11 @@ class CapsuleStepwise(OnlineCapsule):
         """The E-step of batch EM, and ``counted`` (M,): rows of weight above 0."""
         return Layout((*self.train_pass.layout().fields, ("counted", (self.em.members.n_members,))))
 
-    def prepare(self, state: OnlineState, backend: Backend) -> Any:
-        """The E-step and its weights."""
+    def prepare(self, state: OnlineState, backend: Backend) -> BatchEStep:
         train = self.train_pass
-        return train, train.prepare(state, backend)  # type: ignore[arg-type]
+        return BatchEStep(train, train.prepare(state, backend))
 
-    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def run_chain(self, prepared: BatchEStep, block: Block, stats: Stats) -> None:
         train, weights = prepared
         train.accumulate(weights, block, Stats(train.layout(), stats.vector[: train.layout().size]))
         assert block.y is not None
@@ -295,7 +301,7 @@ class CapsuleStepwise(OnlineCapsule):
             move = self.em.em_step(state.w[rows], delta[rows], r) - state.w[rows]
             w[rows] += rate * move + self.em.momentum * (state.w[rows] - state.previous[rows])
             previous[rows] = state.w[rows]
-        more: dict[str, Any] = self.averaged(state, w)
+        since, average = self.averaged(state, w)
         return replace(
             state,
             w=w,
@@ -303,5 +309,6 @@ class CapsuleStepwise(OnlineCapsule):
             delta=delta,
             sums=sums,
             steps=state.steps + 1,
-            **more,
+            since=since,
+            average=average,
         )
