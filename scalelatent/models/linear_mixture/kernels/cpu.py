@@ -7,9 +7,8 @@ every machine: a block gives the same bits on any thread, whatever the width of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -41,12 +40,12 @@ _SIDE = 16
 
 
 @instructions(_SIDE)
-def _centre(v: Vectors, x: Any, centre: Any, out: Any, n: Any, square: Any) -> None:
+def _centre(v: Vectors, x: ir.Value, centre: ir.Value, out: ir.Value, n: ir.Value, square: ir.Value) -> None:
     """out = x - centre, n numbers, and its squared length: sixteen sums side by side, added as a tree."""
     b = v.b
     whole = b.mul(b.sdiv(n, I64(_SIDE)), I64(BYTES * _SIDE))
 
-    def body(k: Any, sums: Any) -> list[Any]:
+    def body(k: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         z = b.fsub(v.load(x, k), v.load(centre, k))
         v.store(z, out, k)
         return [v.fma(z, z, sums[0])]
@@ -59,12 +58,12 @@ def _centre(v: Vectors, x: Any, centre: Any, out: Any, n: Any, square: Any) -> N
 
 
 @instructions(_SIDE)
-def _dot(v: Vectors, x: Any, y: Any, n: Any, out: Any) -> None:
+def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> None:
     """The product of two vectors of n numbers, summed as in `_centre`."""
     b = v.b
     whole = b.mul(b.sdiv(n, I64(_SIDE)), I64(BYTES * _SIDE))
 
-    def body(k: Any, sums: Any) -> list[Any]:
+    def body(k: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         return [v.fma(v.load(x, k), v.load(y, k), sums[0])]
 
     total = v.loop(I64(0), whole, I64(BYTES * _SIDE), [v.constant(0.0)], body, True)[0]
@@ -304,7 +303,7 @@ def _scan(  # type: ignore[no-untyped-def]
 
 def _run_scan(
     scorer: Scorer, x: np.ndarray, rows: np.ndarray, parts: np.ndarray, columns: int, all_: int
-) -> Any:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     n = len(x)
     best, index = np.empty((n, columns), dtype=np.float32), np.empty((n, columns), dtype=np.int32)
     scores = np.empty((n, all_), dtype=np.float32)
@@ -520,12 +519,12 @@ _HALVES = ir.VectorType(F64, _HALF)
 _LINE = 64
 
 
-def _row_at(v: Vectors, to: Any, step: Any, r: int) -> Any:
+def _row_at(v: Vectors, to: ir.Value, step: ir.Value, r: int) -> ir.Value:
     """Where row r of a tile lies in the packed triangle, whose rows become shorter by a number each."""
     return v.b.add(to, v.b.add(v.b.mul(step, I64(r)), I64(-8 * (r * (r - 1) // 2))))
 
 
-def _make_wide(vecs: int, edge: bool) -> Any:
+def _make_wide(vecs: int, edge: bool) -> Callable[..., None]:
     def body(v, a, stride, b, n, to, step, count, low, rows):  # type: ignore[no-untyped-def]
         """to[r, c] += sum over k < n of a[k, r] b[k, c] in float64; at an edge only columns under ``count``,
         from the diagonal on where ``low`` is 1, and the first rows.
@@ -548,7 +547,7 @@ def _make_wide(vecs: int, edge: bool) -> Any:
     return instructions()(body)
 
 
-def _edge_mask(v: Vectors, first: int, r: int, count: Any, low: Any, rows: Any) -> Any:
+def _edge_mask(v: Vectors, first: int, r: int, count: ir.Value, low: ir.Value, rows: ir.Value) -> ir.Value:
     b, kind = v.b, ir.VectorType(ir.IntType(64), _HALF)
     lanes = ir.Constant(kind, [first + i for i in range(_HALF)])
     until = b.select(b.icmp_signed(">", rows, I64(r)), count, I64(0))
@@ -789,10 +788,12 @@ def add_tangents(
 
 
 @instructions(_EIGHT)
-def _times_field(v: Vectors, of: Any, of_step: Any, field: Any, to: Any, to_step: Any, n: Any) -> None:
+def _times_field(
+    v: Vectors, of: ir.Value, of_step: ir.Value, field: ir.Value, to: ir.Value, to_step: ir.Value, n: ir.Value
+) -> None:
     """Eight columns of n rows times a number for each row."""
 
-    def body(_: Any, places: Any) -> list[Any]:
+    def body(_: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
         a, b, c = places
         v.store(v.b.fmul(v.load(a), v.spread(v.load(b, kind=F32))), c)
         return [v.b.add(a, of_step), v.b.add(b, I64(BYTES)), v.b.add(c, to_step)]
