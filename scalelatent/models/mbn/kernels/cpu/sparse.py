@@ -13,8 +13,9 @@ the same data: whether they are counts tells it of the rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llvmlite import ir
@@ -28,6 +29,10 @@ from scalelatent.kernels.vectors import BYTES, F32, I16, I64, Vectors, aligned
 from scalelatent.models.mbn.kernels.reference import score_terms
 
 from .dense import length_at_most
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing.templates import Signature
 
 # The scan: sums with the centroids of a panel stay in eight registers, and of each lane the best score and
 # the second best are kept. Wider vectors gain nothing: loads are the limit.
@@ -193,13 +198,15 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
     """
     whole = isinstance(kind.dtype, types.Integer)
 
-    def append(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def append(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
+    ) -> ir.Value:
         places, values, count, panel, sums, scale, bias, lanes, j, _ = args
         v = Vectors(builder, _LANES)
         scalar, size = (I16, 2) if whole else (F32, BYTES)
         vector = ir.VectorType(scalar, v.wide // size)
 
-        def operands(e: Any, _: list[Any]) -> tuple[list[Any], list[Any], tuple[()]]:
+        def operands(e: ir.Value, _: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], tuple[()]]:
             column = builder.add(panel, v.load(places, builder.mul(e, I64(8)), I64))
             value = v.load(values, builder.mul(e, I64(size)), scalar)
             parts = [v.load(column, v.wide * k, vector) for k in range(_VECS)]
@@ -223,7 +230,7 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
     return types.void(*[types.int64] * 9, kind), append
 
 
-def _as_floats(v: Vectors, total: Any) -> list[Any]:
+def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
     """A vector of int16 as two of float32."""
     parts = (v.shuffle(total, total, range(n, n + _LANES)) for n in (0, _LANES))
     return [v.b.sitofp(v.b.sext(part, v.ints), v.vec) for part in parts]
@@ -395,7 +402,7 @@ def _nearest(  # type: ignore[no-untyped-def]
             out[first + i] = code
 
 
-def _types(values: str) -> list[Any]:
+def _types(values: str) -> list[types.Type]:
     """Of the arguments of :func:`_nearest`, by the type of the centroids' values."""
     vectors = ("f4", "i4", "i8", "i4", values, "i8", "i4", values, "i4", "f4", "f4")
     rows = (given("f4", 1), given("i4", 1), given("i8", 1))
