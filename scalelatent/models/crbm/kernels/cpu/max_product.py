@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
@@ -29,12 +30,12 @@ from .units import (
 _HALF = ROWS // 2
 
 
-def _message(lanes: Vectors, w: Any, cavity: Any) -> Any:
+def _message(lanes: Vectors, w: ir.Value, cavity: ir.Value) -> ir.Value:
     zero = lanes.constant(0.0)
     return lanes.b.fsub(lanes.max(lanes.b.fadd(w, cavity), zero), lanes.max(cavity, zero))
 
 
-def _make_gather(keep: bool) -> Any:
+def _make_gather(keep: bool) -> Callable[..., None]:
     @instructions(UNITS)
     def gather(lanes, w, m, row_step, lh, n, totals):  # type: ignore[no-untyped-def]
         """Sums of the messages of the hidden units to four visible ones, which take the place of those that
@@ -43,7 +44,7 @@ def _make_gather(keep: bool) -> Any:
         b = lanes.b
         steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
 
-        def edges(i: Any, sums: list[Any]) -> list[Any]:
+        def edges(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             lj, out = lanes.load(lh, i), []
             for step, total in zip(steps, sums, strict=True):
                 at = b.add(i, step)
@@ -69,7 +70,7 @@ def _scatter(lanes, w, m, row_step, lv, n, totals):  # type: ignore[no-untyped-d
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
     own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
 
-    def edges(i: Any, _: list[Any]) -> list[Any]:
+    def edges(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         total = lanes.load(totals, i)
         for step, li in zip(steps, own, strict=True):
             at = b.add(i, step)
@@ -90,7 +91,7 @@ def _damped(lanes, w, m, row_step, lv, lh, n, totals, weight):  # type: ignore[n
     own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
     weights = lanes.spread(weight)
 
-    def edges(i: Any, _: list[Any]) -> list[Any]:
+    def edges(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         total, lj = lanes.load(totals, i), lanes.load(lh, i)
         for step, li in zip(steps, own, strict=True):
             at = b.add(i, step)
@@ -170,10 +171,10 @@ def max_product(
     damping: float = 1.0,
 ) -> Inference:
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol, damping)
-    found, w = unfilled(bv, bh), coupling.padded
+    results, w = unfilled(bv, bh), coupling.padded
     scratch = aligned(w.shape), aligned((UNIT_FIELDS, len(w))), aligned((UNIT_FIELDS + 1, w.shape[1]))
     small = small_of(coupling.limit)
-    damped, results = damping != 1, (found.lv, found.lh, found.sweeps, found.change)
+    damped = damping != 1
     weight = np.float32(damping) if damped else None
     _INFER[damped](w, weight, bv, bh, n_sweeps, limit, *results, *scratch, small)
-    return found
+    return Inference(*results)

@@ -78,24 +78,23 @@ def mean_field(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
-    found, (v, h), strip = unfilled(bv, bh), coupling.w.shape, min(STRIP, len(bv))
+    results, (v, h), strip = unfilled(bv, bh), coupling.w.shape, min(STRIP, len(bv))
     fields = UNIT_FIELDS + 1
     units = aligned((strip, fields, rounded_up(v))), aligned((strip, fields, rounded_up(h)))
     products = aligned((padded(v), rounded_up(strip))), aligned((padded(h), rounded_up(strip)))
     beliefs, small = (aligned((strip, v)), aligned((strip, h))), small_of(coupling.limit)
     for first in range(0, len(bv), STRIP):
         part = slice(first, first + STRIP)
-        results = (a[part] for a in (found.lv, found.lh, found.sweeps, found.change))
         _infer(
             *coupling.packed,
             bv[part],
             bh[part],
             n_sweeps,
             limit,
-            *results,
+            *(a[part] for a in results),
             *units,
             *products,
             *beliefs,
             small,
         )
-    return found
+    return Inference(*results)

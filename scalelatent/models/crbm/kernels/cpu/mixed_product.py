@@ -8,9 +8,8 @@ unit receives is the sum of W over the units that are on.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
@@ -49,13 +48,13 @@ def _gather(lanes, a, row_step, x0, x1, x2, x3, swap, n, chunk, q, e):  # type: 
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
     ys = [b.sub(swap, x) for x in xs]
 
-    def edges(i: Any, products: list[Any]) -> list[Any]:
+    def edges(i: ir.Value, products: list[ir.Value]) -> list[ir.Value]:
         return [
             b.fmul(product, lanes.fma(lanes.load(a, b.add(i, step)), lanes.load(x, i), lanes.load(y, i)))
             for product, step, x, y in zip(products, steps, xs, ys, strict=True)
         ]
 
-    def chunks(i: Any, state: list[Any]) -> list[Any]:
+    def chunks(i: ir.Value, state: list[ir.Value]) -> list[ir.Value]:
         end = b.add(i, chunk)
         end = b.select(b.icmp_signed("<", end, n), end, n)
         split = [lanes.split(p) for p in lanes.loop(i, end, I64(WIDE), state[:_HALF], edges)]
@@ -138,9 +137,8 @@ def mixed_product(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
-    found, a = unfilled(bv, bh), coupling.a
+    results, a = unfilled(bv, bh), coupling.a
     units = aligned((UNIT_FIELDS + 1, len(a))), aligned((UNIT_FIELDS + 1, a.shape[1]))
     matrices = a, coupling.padded, coupling.row_products
-    results = found.lv, found.lh, found.sweeps, found.change
     _infer(*matrices, coupling.factors, bv, bh, n_sweeps, limit, *results, *units, small_of(coupling.limit))
-    return found
+    return Inference(*results)

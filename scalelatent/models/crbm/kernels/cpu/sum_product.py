@@ -25,7 +25,6 @@ hidden unit belongs to the cavity it was made from: Z_ij = (1 + c_ij) Z_j with c
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from numba import types
@@ -292,7 +291,9 @@ def sum_product_pairs(
 def bethe(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> np.ndarray:
-    return _run(coupling, bv, bh, n_sweeps, tol, np.zeros(coupling.w.shape, dtype=np.float32)).log_z
+    log_z = _run(coupling, bv, bh, n_sweeps, tol, np.zeros(coupling.w.shape, dtype=np.float32)).log_z
+    assert log_z is not None
+    return log_z
 
 
 def _run(
@@ -305,7 +306,7 @@ def _run(
     damping: float = 1.0,
 ) -> Inference:
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol, damping)
-    found, a, rows = unfilled(bv, bh), coupling.a, len(bv)
+    results, a, rows = unfilled(bv, bh), coupling.a, len(bv)
     log_z = np.empty(0 if pairs is None else rows)
     group = max(1, min(_GROUP, rows, _GROUP_BYTES // a.nbytes))
     m = aligned((group, *a.shape))
@@ -314,7 +315,7 @@ def _run(
     damped = damping != 1
     _INFER[added.dtype.name, damped](
         *(a, coupling.factors, np.float32(damping) if damped else None, bv, bh, n_sweeps, limit),
-        *(found.lv, found.lh, found.sweeps, found.change, log_z, added),
+        *(*results, log_z, added),
         *(m, v_units, h_units, small_of(coupling.limit, group)),
     )
-    return found if pairs is None else replace(found, log_z=log_z)
+    return Inference(*results, None if pairs is None else log_z)

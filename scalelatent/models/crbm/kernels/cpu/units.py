@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.vectors import I32, I64, Vectors, aligned, copy, instructions
 from scalelatent.models.crbm.kernels.inference import (
     PRODUCT_UNITS,
-    Inference,
     check_biases,
     check_graphs,
 )
@@ -27,7 +26,9 @@ UNIT_FIELDS = 4
 PRODUCT, EXPONENT, MOVED, LIMIT = range(4)
 
 
-def _settle(lanes: Vectors, new: Any, units: Any, step: Any, moved: Any, limit: Any) -> None:
+def _settle(
+    lanes: Vectors, new: ir.Value, units: ir.Value, step: ir.Value, moved: ir.Value, limit: ir.Value
+) -> None:
     b = lanes.b
     log_odds, on, off = (b.add(units, b.mul(step, I64(k))) for k in (LOG_ODDS, ON, OFF))
     t, u = lanes.sigmoids(new, lanes.load(limit))
@@ -88,15 +89,15 @@ def checked(
     return bv, bh, -1.0 if tol is None else float(tol)
 
 
-def unfilled(bv: np.ndarray, bh: np.ndarray) -> Inference:
-    """Arrays for the result of a batch."""
+def unfilled(bv: np.ndarray, bh: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Arrays for the result of a batch: log odds of both sides, sweeps, change."""
     rows = len(bv)
     sweeps, change = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.float32)
-    return Inference(np.empty_like(bv), np.empty_like(bh), sweeps, change)
+    return np.empty_like(bv), np.empty_like(bh), sweeps, change
 
 
 @entry(*[given("f4", 2)] * 3, filled("f4", 1))
-def log_loss(lv: Any, beliefs: Any, v: Any, out: Any) -> None:
+def log_loss(lv: np.ndarray, beliefs: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
     """See :func:`..model.nll_of_units`."""
     for n in range(len(lv)):
         total, product = 0.0, 1.0
