@@ -12,10 +12,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.models.hcn.kernels.exact import to_grid
 from scalelatent.models.hcn.kernels.windows import shifts
 
@@ -84,7 +85,13 @@ class Members:
         return cls(np.ascontiguousarray(where[:, 1:], np.int32), begins, places[:2])
 
     def drawn(
-        self, images: np.ndarray, owner: np.ndarray, features: np.ndarray, rows: Any, columns: Any, image: Any
+        self,
+        images: np.ndarray,
+        owner: np.ndarray,
+        features: np.ndarray,
+        rows: np.ndarray,
+        columns: np.ndarray,
+        image: tuple[int, int, int],
     ) -> Drawings:
         """What features at these places draw; each place is one of a drawing's."""
         counts = np.diff(self.begins)[features]
@@ -102,7 +109,7 @@ class Explainer:
 
     net: Hierarchy
     weights: list[np.ndarray]
-    backend: Any
+    backend: Backend
 
     @cached_property
     def members(self) -> list[Members]:

@@ -13,10 +13,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.exact import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR
 from scalelatent.models.hcn.kernels.order import shuffled
@@ -200,7 +200,7 @@ class Hierarchy:
         labels: np.ndarray | None,
         orders: tuple[int, int],
         first: bool,
-        backend: Any,
+        backend: Backend,
         ranks: np.ndarray | None = None,
     ) -> None:
         """A forward pass of Algorithm 1; all messages and the beliefs of W are changed in place.
@@ -270,7 +270,7 @@ class Hierarchy:
         weights: list[np.ndarray],
         pixels: np.ndarray,
         labels: np.ndarray | None,
-        backend: Any,
+        backend: Backend,
     ) -> None:
         """A backward pass: messages change, beliefs of W do not."""
         lower_trees, lower_pools = backend.kernel("hcn_lower_trees"), backend.kernel("hcn_lower_pools")
@@ -310,7 +310,7 @@ class Hierarchy:
         self,
         weights: list[np.ndarray],
         pixels: np.ndarray,
-        backend: Any,
+        backend: Backend,
         allowed: np.ndarray | None = None,
     ) -> np.ndarray:
         """Scores of the templates under fixed weights, in units: float64 (images, templates).
@@ -331,12 +331,12 @@ class Hierarchy:
         scores = self.place_scores(weights, pixels, backend).reshape(len(pixels), -1).astype(np.float64)
         return scores if allowed is None else np.where(allowed, scores, -np.inf)
 
-    def place_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any) -> np.ndarray:
+    def place_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend) -> np.ndarray:
         """Of the templates at each place of larger images, too: int32 (images, templates, rows, columns)."""
         return self._forward(weights, pixels, backend)[-1][1]
 
     def rise(
-        self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any
+        self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
         """What comes up to the pixels of the templates, int32 (images, F, HS, WS), and to the templates,
         float64 (images, templates), in units: of one forward pass.
@@ -344,14 +344,14 @@ class Hierarchy:
         made, places = self._forward(weights, pixels, backend)[-1]
         return made, places.reshape(len(pixels), -1).astype(np.float64)
 
-    def raise_last(self, below: np.ndarray, backend: Any) -> np.ndarray:
+    def raise_last(self, below: np.ndarray, backend: Backend) -> np.ndarray:
         """What comes up to the pixels of the templates, of what places below them say; of their shape."""
         made = np.zeros_like(below)
         backend.kernel("hcn_raise_pools")(below, self.priors[-1], self._silent(below), made, 1.0)
         return made
 
     def _forward(
-        self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any
+        self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of each layer the evidence of what it makes, and what comes of it to its places."""
         found, below = [], pixels
@@ -368,7 +368,7 @@ class Hierarchy:
         return np.full(shape, -POOL_FLOOR, np.int32)
 
     def complete(
-        self, weights: list[np.ndarray], pixels: np.ndarray, labels: np.ndarray | None, backend: Any
+        self, weights: list[np.ndarray], pixels: np.ndarray, labels: np.ndarray | None, backend: Backend
     ) -> np.ndarray:
         """Beliefs of pixels by a forward and a top-down pass (section 3.3): int32, as ``pixels``.
 
@@ -467,7 +467,7 @@ def learn(
     labels: np.ndarray | None,
     first_row: int,
     number: int,
-    backend: Any,
+    backend: Backend,
     *,
     key: int | None = None,
     ranks: np.ndarray | None = None,

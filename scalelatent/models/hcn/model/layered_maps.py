@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 from scalelatent.models.hcn.kernels.exact import GRID
 
@@ -47,11 +46,11 @@ class Telling:
         rows = int(np.clip(PART_BYTES // self.net.rising_bytes, 1, 256))
         return Wants(block_rows=rows, scratch=(2**27, 3 * self.net.rising_bytes))
 
-    def scores(self, block: Block, backend: Any) -> np.ndarray:
+    def scores(self, block: Block, backend: Backend) -> np.ndarray:
         """Of the templates in nats, float64 (rows, templates); minus infinity of those not explained."""
         return self.net.scores(self.weights, self.net.layers[0].evidence_in(block), backend) / GRID
 
-    def forward(self, block: Block, backend: Any) -> np.ndarray:
+    def forward(self, block: Block, backend: Backend) -> np.ndarray:
         """Scores by one forward pass."""
         return replace(self, net=replace(self.net, n_candidates=0)).scores(block, backend)
 
@@ -71,11 +70,11 @@ class ScoreMap:
         """(templates,), float64."""
         return (self.told.net.n_templates,), "float64"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Backend:
         """The backend."""
         return backend
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """Scores of the block's rows."""
         return self.told.forward(block, prepared)
 
@@ -99,11 +98,11 @@ class ClassMap:
         """(classes,), float64."""
         return (int(self.told.of_template.max()) + 1,), "float64"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Backend:
         """The backend."""
         return backend
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """Scores of the block's rows."""
         scores = self.told.scores(block, prepared)
         codes = range(self.output()[0][0])
@@ -143,11 +142,11 @@ class CompletionMap:
         """Shape of an image, uint8."""
         return self.told.net.layers[0].image, "uint8"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Backend:
         """The backend."""
         return backend
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """Images of the block's rows."""
         layer, rows = self.told.net.layers[0], rows_of(block)
         evidence = layer.evidence_in(block)

@@ -10,11 +10,11 @@ by explanations takes from these what an image says of its template (:meth:`.exp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID
@@ -24,10 +24,17 @@ from .explained import DRAWN_BYTES, Explainer
 from .hierarchy import Hierarchy
 from .layer import rows_of
 
+if TYPE_CHECKING:
+    from .layered import LayeredState
+
 # Of what rows have on the way up that is held at once.
 BLOCK_BYTES = 2**25
 # Rows whose label is -1 have no class.
 SOME_LABELS = Wants(unlabelled=True)
+
+
+PreparedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
+"""Weights of each layer that are on, bool."""
 
 
 def on_the_way(net: Hierarchy) -> Wants:
@@ -71,7 +78,7 @@ class LabelledPixels:
     def flops_per_row(self) -> float:
         return self.pixels.flops_per_row()
 
-    def prepare(self, state: Any, backend: Any) -> None:
+    def prepare(self, state: object, backend: Backend) -> None:
         return None
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
@@ -102,12 +109,13 @@ class TemplateCounts:
     def flops_per_row(self) -> float:
         return 2.0 * sum(layer.pairs for layer in self.net.layers)
 
-    def prepare(self, state: Any, backend: Any) -> tuple[list[np.ndarray], Any]:
+    def prepare(self, state: LayeredState | None, backend: Backend) -> PreparedWeights:
         """The weights of the moment."""
-        beliefs: Any = self.beliefs if state is None else state.beliefs
+        beliefs = self.beliefs if state is None else state.beliefs
+        assert beliefs is not None
         return [part > 0 for part in self.net.split(beliefs)], backend
 
-    def accumulate(self, prepared: tuple[list[np.ndarray], Any], block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: PreparedWeights, block: Block, stats: Stats) -> None:
         """Count in the block's rows."""
         weights, backend = prepared
         scores = self.net.scores(weights, self.net.layers[0].evidence_in(block), backend)
@@ -138,7 +146,7 @@ class RowCodes:
     def flops_per_row(self) -> float:
         return 1.0
 
-    def prepare(self, state: Any, backend: Any) -> None:
+    def prepare(self, state: object, backend: Backend) -> None:
         return None
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
@@ -178,11 +186,11 @@ class TemplateEvidence:
     def flops_per_row(self) -> float:
         return 2.0 * sum(layer.pairs for layer in self.net.layers)
 
-    def prepare(self, state: Any, backend: Any) -> tuple[list[np.ndarray], Any]:
+    def prepare(self, state: object, backend: Backend) -> PreparedWeights:
         """The weights."""
         return [part > 0 for part in self.net.split(self.beliefs)], backend
 
-    def accumulate(self, prepared: tuple[list[np.ndarray], Any], block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: PreparedWeights, block: Block, stats: Stats) -> None:
         """Add the evidence of the block's rows."""
         weights, backend = prepared
         pixels = self.net.layers[0].evidence_in(block)
@@ -202,7 +210,7 @@ class TemplateEvidence:
             stats["evidence"][template] += said / GRID
 
     def _best(
-        self, prepared: tuple[list[np.ndarray], Any], block: Block, pixels: np.ndarray
+        self, prepared: PreparedWeights, block: Block, pixels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Rows that may come to a template with weights, and the best for each."""
         weights, backend = prepared

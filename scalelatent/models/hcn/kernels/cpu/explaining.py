@@ -6,8 +6,6 @@ still have to say (nothing where they are lit) is one array: a pixel's best shif
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -20,7 +18,9 @@ _0, _1, _ABSENT = np.int32(0), np.int32(1), np.int32(ABSENT)
 
 
 @part
-def _best_shift(left: Any, prior: Any, steps: Any, p: Any, q: Any) -> tuple[Any, Any]:
+def _best_shift(
+    left: np.ndarray, prior: np.ndarray, steps: np.ndarray, p: int, q: int
+) -> tuple[np.int32, int]:
     """What a pixel gains by its best shift, and that shift."""
     gain, best = _ABSENT, 0
     for d in range(len(steps)):
@@ -32,7 +32,7 @@ def _best_shift(left: Any, prior: Any, steps: Any, p: Any, q: Any) -> tuple[Any,
 
 
 @part
-def _light(below: Any, left: Any, lit: Any, room: Any, p: Any, count: Any) -> None:
+def _light(below: np.ndarray, left: np.ndarray, lit: np.ndarray, room: int, p: int, count: int) -> None:
     """One more lies on a place, or one less."""
     lit[p - room] += count
     left[p] = _0 if lit[p - room] else below[p - room]
@@ -40,9 +40,18 @@ def _light(below: Any, left: Any, lit: Any, room: Any, p: Any, count: Any) -> No
 
 @part
 def _raise(
-    left: Any, prior: Any, steps: Any, drawn: Any, made: Any, room: Any, width: Any, top: Any, bottom: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
+    left: np.ndarray,
+    prior: np.ndarray,
+    steps: np.ndarray,
+    drawn: np.ndarray,
+    made: np.ndarray,
+    room: int,
+    width: int,
+    top: int,
+    bottom: int,
+    first: int,
+    last: int,
+) -> None:
     """What pixels gain each by itself: of some rows and columns of all channels."""
     for a in range(0, len(made), len(prior)):
         for y in range(top, bottom):
@@ -53,9 +62,18 @@ def _raise(
 
 @part
 def _gain(
-    below: Any, left: Any, lit: Any, drawn: Any, made: Any, prior: Any, steps: Any, room: Any, own: Any,
-    shift: Any, at: Any,
-) -> Any:  # fmt: skip
+    below: np.ndarray,
+    left: np.ndarray,
+    lit: np.ndarray,
+    drawn: np.ndarray,
+    made: np.ndarray,
+    prior: np.ndarray,
+    steps: np.ndarray,
+    room: int,
+    own: np.ndarray,
+    shift: np.ndarray,
+    at: int,
+) -> np.int32:
     """What a feature would gain here; nothing is changed in the end."""
     total = _0
     for i in range(len(own)):
@@ -76,7 +94,7 @@ def _gain(
 
 
 @part
-def _fill(below: Any, lit: Any, left: Any, room: Any) -> None:
+def _fill(below: np.ndarray, lit: np.ndarray, left: np.ndarray, room: int) -> None:
     for p in range(len(below)):
         left[room + p] = _0 if lit[p] else below[p]
 
@@ -89,7 +107,7 @@ _ROOM = filled("i4", 1), filled("i4", 1), filled("i8", 1)  # left, made, shift
 
 @entry(*_FEATURES, filled("i4", 2), filled("i4", 2), *_ROOM, filled("i4", 4))
 def _place_values(
-    below: np.ndarray, prior: np.ndarray, steps: np.ndarray, at: np.ndarray, begins: np.ndarray, width: Any,
+    below: np.ndarray, prior: np.ndarray, steps: np.ndarray, at: np.ndarray, begins: np.ndarray, width: int,
     drawn: np.ndarray, lit: np.ndarray, left: np.ndarray, made: np.ndarray, shift: np.ndarray,
     out: np.ndarray,
 ) -> None:  # fmt: skip
@@ -148,8 +166,8 @@ def _explain(
     filled("i4", 3), filled("i4", 4),
 )  # fmt: skip
 def _put_down(
-    below: np.ndarray, prior: np.ndarray, steps: np.ndarray, at: np.ndarray, begins: np.ndarray, width: Any,
-    reach: Any, price: np.ndarray, drawn: np.ndarray, lit: np.ndarray, taken: np.ndarray, left: np.ndarray,
+    below: np.ndarray, prior: np.ndarray, steps: np.ndarray, at: np.ndarray, begins: np.ndarray, width: int,
+    reach: int, price: np.ndarray, drawn: np.ndarray, lit: np.ndarray, taken: np.ndarray, left: np.ndarray,
     made: np.ndarray, shift: np.ndarray, gains: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
     _, n_features, high, wide = taken.shape
