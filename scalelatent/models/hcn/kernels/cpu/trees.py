@@ -126,7 +126,7 @@ class _Pairs:
             self._found[which] = found
         return self._found[which]
 
-    def old(self, which: int) -> ir.Value:
+    def old(self, which: int) -> ir.Value | None:
         """Messages of the sweep before; None where none is kept."""
         if 2 + which >= len(self._spots):
             return None
