@@ -21,7 +21,18 @@ GATHERED = HALF if LANES == EDGES else 2
 
 def _make_gather(rows: int) -> Callable[..., None]:
     @instructions(EDGES)
-    def gather(lanes, a, m, row_step, t, u, n, chunk, q, e):  # type: ignore[no-untyped-def]
+    def gather(
+        lanes: Vectors,
+        a: ir.Value,
+        m: ir.Value,
+        row_step: ir.Value,
+        t: ir.Value,
+        u: ir.Value,
+        n: ir.Value,
+        chunk: ir.Value,
+        q: ir.Value,
+        e: ir.Value,
+    ) -> None:
         """S into the place of the messages ``m``; of each row the product of all N / D as q times 2^e.
         Addresses, bytes of a row, bytes between exponents' splits.
         """
@@ -116,7 +127,20 @@ def _send(
 
 def _make_scatter(rows: int, split: bool) -> Callable[..., None]:
     @instructions(EDGES)
-    def scatter(lanes, a, m, step, th, tv, uv, n, p, e, a2, m2):  # type: ignore[no-untyped-def]
+    def scatter(
+        lanes: Vectors,
+        a: ir.Value,
+        m: ir.Value,
+        step: ir.Value,
+        th: ir.Value,
+        tv: ir.Value,
+        uv: ir.Value,
+        n: ir.Value,
+        p: ir.Value,
+        e: ir.Value,
+        a2: ir.Value,
+        m2: ir.Value,
+    ) -> None:
         """Messages to the hidden units into ``m``, which holds s; the product of each column times them as
         p times 2^e, and with ``split`` p a mantissa. As many bytes of the next A and messages,
         ``a2`` and ``m2``, are fetched.
@@ -185,7 +209,21 @@ def _pair_edges(
 
 
 @instructions(EDGES)
-def scatter_pairs(lanes, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # type: ignore[no-untyped-def]
+def scatter_pairs(
+    lanes: Vectors,
+    a: ir.Value,
+    m: ir.Value,
+    row_step: ir.Value,
+    th: ir.Value,
+    tv: ir.Value,
+    uv: ir.Value,
+    n: ir.Value,
+    p: ir.Value,
+    e: ir.Value,
+    c: ir.Value,
+    z: ir.Value,
+    ez: ir.Value,
+) -> None:
     """Scatter of two rows that also stores P(v_i = 1 | h_j = 1) into ``c``, which may be ``m``, and
     multiplies each column's (x + y) / N into z times 2^ez.
     """
@@ -193,13 +231,42 @@ def scatter_pairs(lanes, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # type
 
 
 @instructions(EDGES, weight=types.float32)
-def damped_pairs(lanes, a, m, step, th, tv, uv, n, p, e, c, z, ez, uh, weight):  # type: ignore[no-untyped-def]
+def damped_pairs(
+    lanes: Vectors,
+    a: ir.Value,
+    m: ir.Value,
+    step: ir.Value,
+    th: ir.Value,
+    tv: ir.Value,
+    uv: ir.Value,
+    n: ir.Value,
+    p: ir.Value,
+    e: ir.Value,
+    c: ir.Value,
+    z: ir.Value,
+    ez: ir.Value,
+    uh: ir.Value,
+    weight: ir.Value,
+) -> None:
     """:func:`scatter_pairs` with damped messages, see :func:`damped_scatter`."""
     _pair_edges(lanes, a, m, step, th, tv, uv, n, p, e, c, z, ez, uh, weight)
 
 
 @instructions(EDGES, weight=types.float32)
-def damped_scatter(lanes, a, m, step, th, tv, uv, n, p, e, uh, weight):  # type: ignore[no-untyped-def]
+def damped_scatter(
+    lanes: Vectors,
+    a: ir.Value,
+    m: ir.Value,
+    step: ir.Value,
+    th: ir.Value,
+    tv: ir.Value,
+    uv: ir.Value,
+    n: ir.Value,
+    p: ir.Value,
+    e: ir.Value,
+    uh: ir.Value,
+    weight: ir.Value,
+) -> None:
     """Scatter of two rows whose messages have the ``weight``, the old ones the rest; ``uh`` are the beliefs
     of the hidden units to be 0.
     """

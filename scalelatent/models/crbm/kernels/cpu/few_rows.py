@@ -75,7 +75,18 @@ def _lane_sums(
 
 def _make_dots(rows: int, units: int) -> Callable[..., None]:
     @instructions()
-    def dots(v, x, x_step, w, w_step, n, bias, out, out_step, ahead):  # type: ignore[no-untyped-def]
+    def dots(
+        v: Vectors,
+        x: ir.Value,
+        x_step: ir.Value,
+        w: ir.Value,
+        w_step: ir.Value,
+        n: ir.Value,
+        bias: ir.Value,
+        out: ir.Value,
+        out_step: ir.Value,
+        ahead: ir.Value,
+    ) -> None:
         """out[r, u] = sum_k x[r, k] w[u, k] + bias[u] over n numbers. What lies at ``ahead`` is fetched, two
         lines a step.
         """
@@ -133,8 +144,15 @@ def _finish(end: str) -> Callable[..., None]:
     climb  out = base + rate (sums - less)
     """
 
-    def finish(  # type: ignore[no-untyped-def]
-        v, sums: Sums, row, less, rate, base, out, mask=None
+    def finish(
+        v: Vectors,
+        sums: Sums,
+        row: ir.Value,
+        less: ir.Value,
+        rate: ir.Value,
+        base: ir.Value,
+        out: ir.Value,
+        mask: ir.Value | None = None,
     ) -> None:
         b = v.b
         for i, value in enumerate(one for several in sums for one in several):
@@ -160,7 +178,9 @@ def _make_outers(end: str) -> Callable[..., None]:
     one, single = (make_tile(units, 1, finish, masked=True, rate=types.float32) for units in (TALL, 1))
 
     @part
-    def outers(left, x, less, rate, base, out):  # type: ignore[no-untyped-def]
+    def outers(
+        left: np.ndarray, x: np.ndarray, less: np.ndarray, rate: np.float32, base: np.ndarray, out: np.ndarray
+    ) -> None:
         """Of left the columns that ``out`` has rows."""
         n, units, features = len(left), len(out), x.shape[1]
         row, size = BYTES * features, out.itemsize

@@ -29,7 +29,7 @@ from .units import (
 
 
 @part
-def _side(total, units, small, limit_moved):  # type: ignore[no-untyped-def]
+def _side(total: np.ndarray, units: np.ndarray, small: np.ndarray, limit_moved: np.float32) -> np.float32:
     """Units of one side of a graph from the products; the most that one of all its beliefs has moved."""
     n, step, at, scratch = len(total), 4 * units.shape[1], units.ctypes.data, small.ctypes.data
     for k in range(n):
@@ -43,8 +43,24 @@ def _side(total, units, small, limit_moved):  # type: ignore[no-untyped-def]
 
 @entry(*[given("f4", 1)] * 2, *INPUTS, *RESULTS, *[filled("f4", 3)] * 2, *[filled("f4", 2)] * 5)
 def _infer(
-    to_v, to_h, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, v_units, h_units, v_out, h_out, tv, th, small
-):  # type: ignore[no-untyped-def]
+    to_v: np.ndarray,
+    to_h: np.ndarray,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float,
+    lv: np.ndarray,
+    lh: np.ndarray,
+    sweeps: np.ndarray,
+    change: np.ndarray,
+    v_units: np.ndarray,
+    h_units: np.ndarray,
+    v_out: np.ndarray,
+    h_out: np.ndarray,
+    tv: np.ndarray,
+    th: np.ndarray,
+    small: np.ndarray,
+) -> None:
     """A strip of graphs side by side; one that has met its tolerance stays as it is."""
     rows, v, h = len(bv), bv.shape[1], bh.shape[1]
     moved = np.empty(rows, dtype=np.float32)

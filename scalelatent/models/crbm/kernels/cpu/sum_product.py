@@ -72,7 +72,20 @@ _GROUP, _GROUP_BYTES = 64, 2**17
 
 
 @part
-def _block(a, m, row, v_at, unit, h_at, small, factors, damping, c, next_a, next_m):  # type: ignore[no-untyped-def]
+def _block(
+    a: int,
+    m: int,
+    row: int,
+    v_at: int,
+    unit: int,
+    h_at: int,
+    small: int,
+    factors: int,
+    damping: np.float32 | None,
+    c: int,
+    next_a: int,
+    next_m: int,
+) -> None:
     """Eight visible units of one graph: messages to them, their beliefs, messages back. Addresses; the next
     block's A and messages are fetched. ``damping`` is None, or the weight of the messages back.
     """
@@ -108,7 +121,18 @@ def _block(a, m, row, v_at, unit, h_at, small, factors, damping, c, next_a, next
 
 
 @part
-def _to_and_fro(a, m, up, v_units, h_units, small, factors, damping, active, c):  # type: ignore[no-untyped-def]
+def _to_and_fro(
+    a: np.ndarray,
+    m: np.ndarray,
+    up: bool,
+    v_units: np.ndarray,
+    h_units: np.ndarray,
+    small: np.ndarray,
+    factors: int,
+    damping: np.float32 | None,
+    active: np.ndarray,
+    c: np.ndarray,
+) -> int:
     """One sweep of the active graphs of a group, ``up`` W or down; with matrices ``c`` it may be the last
     one. They share A: while a block of it is at hand all of them use it. Returns how often the columns'
     products were split.
@@ -154,7 +178,7 @@ def _to_and_fro(a, m, up, v_units, h_units, small, factors, damping, active, c):
 
 
 @part
-def _log_z(units, n):  # type: ignore[no-untyped-def]
+def _log_z(units: np.ndarray, n: int) -> float:
     """Sum of log(1 + e^l) over the first n units, from l and the two beliefs."""
     total, product = 0.0, 1.0
     for k in range(n):
@@ -166,9 +190,24 @@ def _log_z(units, n):  # type: ignore[no-untyped-def]
 
 
 @part
-def _infer(  # type: ignore[no-untyped-def]
-    a, factors, damping, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, v_units, h_units, small
-):
+def _infer(
+    a: np.ndarray,
+    factors: int,
+    damping: np.float32 | None,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float,
+    lv: np.ndarray,
+    lh: np.ndarray,
+    sweeps: np.ndarray,
+    change: np.ndarray,
+    log_z: np.ndarray,
+    m: np.ndarray,
+    v_units: np.ndarray,
+    h_units: np.ndarray,
+    small: np.ndarray,
+) -> None:
     """A group of graphs. Where ``log_z`` is wanted P(v_i = 1 | h_j = 1) takes the place of the messages in
     the last sweep, which is one more for graphs that have met ``tol``.
     """
@@ -213,7 +252,7 @@ def _infer(  # type: ignore[no-untyped-def]
 
 
 @part
-def _add_pairs(c, h_units, pairs):  # type: ignore[no-untyped-def]
+def _add_pairs(c: np.ndarray, h_units: np.ndarray, pairs: np.ndarray) -> None:
     """Add the pair beliefs of a group's graphs, in their order."""
     for i in range(pairs.shape[0]):
         for n in range(len(c)):
@@ -221,25 +260,25 @@ def _add_pairs(c, h_units, pairs):  # type: ignore[no-untyped-def]
                 pairs[i, j] += h_units[n, ON, j] * c[n, i, j]
 
 
-def _infer_all(  # type: ignore[no-untyped-def]
-    a,
-    factors,
-    damping,
-    bv,
-    bh,
-    n_sweeps,
-    tol,
-    lv,
-    lh,
-    sweeps,
-    change,
-    log_z,
-    pairs,
-    m,
-    v_units,
-    h_units,
-    small,
-):
+def _infer_all(
+    a: np.ndarray,
+    factors: int,
+    damping: np.float32 | None,
+    bv: np.ndarray,
+    bh: np.ndarray,
+    n_sweeps: int,
+    tol: float,
+    lv: np.ndarray,
+    lh: np.ndarray,
+    sweeps: np.ndarray,
+    change: np.ndarray,
+    log_z: np.ndarray,
+    pairs: np.ndarray,
+    m: np.ndarray,
+    v_units: np.ndarray,
+    h_units: np.ndarray,
+    small: np.ndarray,
+) -> None:
     """Group after group; where there are ``log_z``, pair beliefs are added to ``pairs``."""
     for first in range(0, len(bv), len(m)):
         part = slice(first, min(first + len(m), len(bv)))

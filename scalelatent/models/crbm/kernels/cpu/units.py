@@ -39,7 +39,16 @@ def _settle(
 
 
 @instructions(UNITS)
-def update(lanes, units, step, q, e, offset, moved, limit):  # type: ignore[no-untyped-def]
+def update(
+    lanes: Vectors,
+    units: ir.Value,
+    step: ir.Value,
+    q: ir.Value,
+    e: ir.Value,
+    offset: ir.Value,
+    moved: ir.Value,
+    limit: ir.Value,
+) -> None:
     """Log odds = bias + log(q 2^(e - offset)) of eight units, whose fields lie ``step`` bytes apart, and
     their beliefs; ``moved`` becomes the most that a belief of each lane has moved. Addresses; ``offset`` a
     number.
@@ -50,14 +59,16 @@ def update(lanes, units, step, q, e, offset, moved, limit):  # type: ignore[no-u
 
 
 @instructions(UNITS)
-def update_by_sum(lanes, units, step, total, moved, limit):  # type: ignore[no-untyped-def]
+def update_by_sum(
+    lanes: Vectors, units: ir.Value, step: ir.Value, total: ir.Value, moved: ir.Value, limit: ir.Value
+) -> None:
     """As :func:`update`: log odds = bias + ``total``."""
     new = lanes.b.fadd(lanes.load(units), lanes.load(total))
     _settle(lanes, new, units, step, moved, limit)
 
 
 @part
-def start(units, biases, small):  # type: ignore[no-untyped-def]
+def start(units: np.ndarray, biases: np.ndarray, small: np.ndarray) -> None:
     """Units of a graph before its first sweep: their biases alone; what is filled up has none."""
     units[BIASES] = np.float32(0.0)
     copy(biases, units[BIASES, : len(biases)])

@@ -29,6 +29,7 @@ from scalelatent.kernels.vectors import I8, I16, I32, I64, LANES, Vectors, instr
 
 if TYPE_CHECKING:
     from numba.core.base import BaseContext
+    from numba.core.typing.context import BaseContext as TypingContext
     from numba.core.typing.templates import Signature
 
 _BITS = ir.IntType(LANES)  # a bit for each lane
@@ -274,7 +275,9 @@ def _inline(
             return context.make_tuple(builder, result, found)
         return context.get_dummy_value() if result is types.void else found
 
-    def typed(typingctx, tree, numbers, damping):  # type: ignore[no-untyped-def]
+    def typed(
+        typingctx: TypingContext, tree: types.Type, numbers: types.Type, damping: types.Type
+    ) -> tuple[Signature, Callable[..., ir.Value]]:
         return result(*arguments), codegen
 
     return intrinsic(typed)

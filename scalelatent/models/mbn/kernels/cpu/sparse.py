@@ -157,7 +157,18 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
 
 
 @part
-def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights):  # type: ignore[no-untyped-def]
+def _sort_out(
+    data: np.ndarray,
+    indices: np.ndarray,
+    slot: np.ndarray,
+    most: np.ndarray,
+    size: int,
+    i: np.uint64,
+    places: np.ndarray,
+    values: np.ndarray,
+    thin: np.ndarray,
+    weights: np.ndarray,
+) -> tuple[np.uint64, np.uint64, float]:
     """Entries of row i of a strip: those of dense columns and those with postings; returns how many of each,
     and the length of the row on both; of counts -1 if not all of these are counts, or their sums may be
     beyond int16.
@@ -237,7 +248,17 @@ def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
 
 
 @part
-def _scan(rows, places, values, dense, panels, sums, scale, bias, lanes):  # type: ignore[no-untyped-def]
+def _scan(
+    rows: int,
+    places: np.ndarray,
+    values: np.ndarray,
+    dense: np.ndarray,
+    panels: np.ndarray,
+    sums: np.ndarray,
+    scale: np.ndarray,
+    bias: np.ndarray,
+    lanes: np.ndarray,
+) -> None:
     """Sums of the first ``rows`` rows of a strip with all centroids, and the best of them by lanes."""
     full = len(scale)
     width = np.int64(_PANEL_BYTES // sums.itemsize)
@@ -260,7 +281,7 @@ def _scan(rows, places, values, dense, panels, sums, scale, bias, lanes):  # typ
 
 
 @part
-def _leader(lanes, slack):  # type: ignore[no-untyped-def]
+def _leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.float32]:
     """What the lanes of a row say: (how many scores are within ``slack`` of the best, of each lane two at
     most; the first of those that lead their lanes; the score that they reach).
     """
@@ -281,7 +302,16 @@ def _leader(lanes, slack):  # type: ignore[no-untyped-def]
 
 
 @part
-def _add_postings(thin, weights, count, start, centroid, value, i, sums):  # type: ignore[no-untyped-def]
+def _add_postings(
+    thin: np.ndarray,
+    weights: np.ndarray,
+    count: np.uint64,
+    start: np.ndarray,
+    centroid: np.ndarray,
+    value: np.ndarray,
+    i: np.uint64,
+    sums: np.ndarray,
+) -> None:
     for c in range(np.uint64(count)):
         weight, place = weights[c], np.uint64(thin[c])
         for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
@@ -289,7 +319,7 @@ def _add_postings(thin, weights, count, start, centroid, value, i, sums):  # typ
 
 
 @part
-def _product(data, indices, values, columns):  # type: ignore[no-untyped-def]
+def _product(data: np.ndarray, indices: np.ndarray, values: np.ndarray, columns: np.ndarray) -> float:
     """Of two sparse rows, in float64, from left to right."""
     total, a, b = 0.0, 0, 0
     while a < len(indices) and b < len(columns):
@@ -302,7 +332,18 @@ def _product(data, indices, values, columns):  # type: ignore[no-untyped-def]
 
 
 @part
-def _decide(data, indices, sums, scale, bias, least, exact, values, columns, pointers):  # type: ignore[no-untyped-def]
+def _decide(
+    data: np.ndarray,
+    indices: np.ndarray,
+    sums: np.ndarray,
+    scale: np.ndarray,
+    bias: np.ndarray,
+    least: np.float32,
+    exact: np.ndarray,
+    values: np.ndarray,
+    columns: np.ndarray,
+    pointers: np.ndarray,
+) -> int:
     """The centroid of the largest score in float64 among those that have at least ``least`` in float32."""
     best, code = -np.inf, 0
     for j in range(exact.shape[1]):
@@ -316,7 +357,17 @@ def _decide(data, indices, sums, scale, bias, least, exact, values, columns, poi
 
 
 @part
-def _decide_among_all(data, indices, slot, panels, start, centroid, value, exact, sums):  # type: ignore[no-untyped-def]
+def _decide_among_all(
+    data: np.ndarray,
+    indices: np.ndarray,
+    slot: np.ndarray,
+    panels: np.ndarray,
+    start: np.ndarray,
+    centroid: np.ndarray,
+    value: np.ndarray,
+    exact: np.ndarray,
+    sums: np.ndarray,
+) -> int:
     """The centroid of the largest score in float64 among all, with the sums of :func:`_product`: columns are
     taken in the order of the row's entries. ``sums`` is room for those.
     """
@@ -343,26 +394,26 @@ def _decide_among_all(data, indices, slot, panels, start, centroid, value, exact
     return code
 
 
-def _nearest(  # type: ignore[no-untyped-def]
-    data,
-    indices,
-    indptr,
-    slot,
-    panels,
-    start,
-    centroid,
-    value,
-    most,
-    scale,
-    bias,
-    exact,
-    values_w,
-    columns_w,
-    pointers_w,
-    slope,
-    floor,
-    out,
-):
+def _nearest(
+    data: np.ndarray,
+    indices: np.ndarray,
+    indptr: np.ndarray,
+    slot: np.ndarray,
+    panels: np.ndarray,
+    start: np.ndarray,
+    centroid: np.ndarray,
+    value: np.ndarray,
+    most: np.ndarray,
+    scale: np.ndarray,
+    bias: np.ndarray,
+    exact: np.ndarray,
+    values_w: np.ndarray,
+    columns_w: np.ndarray,
+    pointers_w: np.ndarray,
+    slope: float,
+    floor: float,
+    out: np.ndarray,
+) -> None:
     n, full = len(out), len(scale)
     strip = max(8, min(128, _SUM_BYTES // (panels.itemsize * full)))
     widest = 0
