@@ -33,6 +33,7 @@ from scalelatent.estimators.companions import FitCall, accompanied
 from scalelatent.estimators.inputs import check_finite, is_plain, rows_and_labels
 from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList, FitSession, rows_as_begun
+from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.compressive import NetworkRows, first_weights, unscaled
 
@@ -40,7 +41,6 @@ from .parameters import COMPRESSIVE
 
 if TYPE_CHECKING:
     import torch
-    from scipy.sparse import csr_array
 
 SCORE_ROWS = 2**16
 STAGE = "compressive_epochs"
@@ -394,7 +394,7 @@ class Training:
         )
 
 
-def _dense(rows: np.ndarray | csr_array) -> np.ndarray:
+def _dense(rows: DenseOrCsr) -> np.ndarray:
     return rows if isinstance(rows, np.ndarray) else rows.toarray()
 
 
@@ -566,7 +566,7 @@ def _check_loss(loss: float, x: Dataset, z: Dataset) -> None:
 # -- scales -----------------------------------------------------------------------------------------------
 
 
-def pieces(dataset: Dataset, runs: list[tuple[int, int]]) -> Iterator[tuple[int, np.ndarray | csr_array]]:
+def pieces(dataset: Dataset, runs: list[tuple[int, int]]) -> Iterator[tuple[int, DenseOrCsr]]:
     """(number of the first row, rows) of runs of rows, a few megabytes at a time."""
     row_bytes = dataset.nbytes // len(dataset) if dataset.is_sparse else 8 * dataset.n_features
     rows = max(1, min(PIECE_ROWS, PIECE_BYTES // max(row_bytes, 1)))
@@ -631,7 +631,7 @@ class Spread:
         return float(np.sqrt(self._squares / (self._count * len(self.mean))))
 
 
-def _sampled(dataset: Dataset, what: str) -> Iterator[np.ndarray | csr_array]:
+def _sampled(dataset: Dataset, what: str) -> Iterator[DenseOrCsr]:
     runs = spaced(len(dataset), SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)
     for first, x in pieces(dataset, runs):
         check_finite(x, _named(dataset, what), first)

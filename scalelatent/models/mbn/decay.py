@@ -16,8 +16,9 @@ from scalelatent.engine.inprocess import run_threads
 from scalelatent.engine.reading import StopEvent, as_rows
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
+from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
-from scalelatent.models.mbn.model.layers import DenseOrCsr, Layer, make_layers, schedule, share
+from scalelatent.models.mbn.model.layers import Layer, make_layers, schedule, share
 from scalelatent.models.mbn.model.network import ready_rows
 from scalelatent.models.mbn.model.sampling import choose, choose_mask, draw_bits
 
@@ -125,14 +126,14 @@ def _layers_above(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
     )[1:]
 
 
-def sample_rows(train: Dataset, numbers: np.ndarray, layer: Layer) -> DenseOrCsr:
+def sample_rows(train: Dataset, numbers: np.ndarray, layer: Layer) -> HostRows:
     """Some rows that the layer has a place for; pieces without any are not read."""
     dense: list[np.ndarray] = []
     sparse: list[CsrRows] = []
     for start, stop in train.pieces():
         here = numbers[slice(*np.searchsorted(numbers, [start, stop]))]
         if len(here):
-            x: DenseOrCsr = as_rows(train.read_x(start, stop))
+            x: HostRows = as_rows(train.read_x(start, stop))
             try:
                 layer.check(x, start)
             except ValueError as error:
@@ -144,7 +145,7 @@ def sample_rows(train: Dataset, numbers: np.ndarray, layer: Layer) -> DenseOrCsr
     return np.concatenate(dense) if dense else CsrRows.concatenate(sparse)
 
 
-def code_rows(layer: Layer, source: DenseOrCsr, x: DenseOrCsr, n_jobs: int | None, device: str) -> np.ndarray:
+def code_rows(layer: Layer, source: HostRows, x: HostRows, n_jobs: int | None, device: str) -> np.ndarray:
     """Codes of rows in memory by a layer whose centroids are drawn from others, threads over clusterings."""
     out = np.empty((len(x), layer.n_clusterings), dtype=layer.code_dtype)
     name = "reference" if device == "reference" else "cpu"
@@ -167,7 +168,7 @@ def code_rows(layer: Layer, source: DenseOrCsr, x: DenseOrCsr, n_jobs: int | Non
 
 def _clusters(
     model: MultilayerBootstrapNetwork,
-    x: DenseOrCsr,
+    x: HostRows,
     first: Layer,
     schedules: list[tuple[int, ...]],
     seed: int,

@@ -36,11 +36,11 @@ from scalelatent.estimators.steps import (
     Step,
     Steps,
 )
+from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.layers import (
     SHORT_CODES,
     ArraySets,
-    DenseOrCsr,
     Layer,
     make_layers,
     schedule,
@@ -348,7 +348,7 @@ def _code_seconds(told: Forecast, layer: Layer, train: Dataset) -> tuple[float, 
     def make(rows: int) -> Callable[[], np.ndarray]:
         small = replace(layer, k=k, n_rows=n, k_below=below)
         if layer.number == 1:
-            x: DenseOrCsr = as_rows(train.read_x(0, n))
+            x: HostRows = as_rows(train.read_x(0, n))
         else:
             x = np.random.default_rng(0).integers(0, below, (n, layer.width)).astype(layer.dtype)
         sets = [small.take(which, x, small.rows(which)) for which in range(small.together)]

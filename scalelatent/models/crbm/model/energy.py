@@ -20,7 +20,7 @@ import numpy as np
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout
-from scalelatent.kernels.arrays import Array
+from scalelatent.kernels.arrays import Array, HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.cpu.units import log_loss
 from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, WeightError
@@ -108,7 +108,7 @@ class Observed:
             out[:, self.columns] = left.T @ self.x
 
 
-def observe(x: np.ndarray | CsrRows, backend: Backend) -> Observed:
+def observe(x: HostRows, backend: Backend) -> Observed:
     """Rows of a block where the products are."""
     columns = None
     if isinstance(x, CsrRows):

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
-from scalelatent.kernels.arrays import Array
+from scalelatent.kernels.arrays import Array, HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 
-from .layers import CentroidSets, DenseOrCsr, Layer
+from .layers import CentroidSets, Layer
 from .pca import CodeProjection, GatherSum
 
 
@@ -78,7 +78,7 @@ class LayerCoder:
         return out
 
 
-def ready_rows(layer: Layer, backend: Backend, x: DenseOrCsr) -> Array | CsrRows:
+def ready_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows:
     """Rows where and as the kernels of a layer take them: converted once for all its clusterings."""
     on_host = backend.xp is np
     if layer.csr:
@@ -167,7 +167,8 @@ class Network:
             codes = out if last else np.empty((len(block.x), coder.stop), dtype=coder.layer.code_dtype)
             yield from coder.fill(backend, block, codes)
             block = Block(codes, None, None, block.start)
-        if self.projection is not None and gather is not None:
+        if self.projection is not None:
+            assert gather is not None
             out[:] = self.projection.apply(gather, block)
 
     def apply(self, prepared: PreparedNetwork, block: Block) -> np.ndarray:
