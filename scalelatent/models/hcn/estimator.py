@@ -13,7 +13,7 @@ from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from scalelatent.contract.learners import Reduction, RowMap
+from scalelatent.contract.learners import OnlineLearner, Reduction, RowMap
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
@@ -481,7 +481,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             network = OneLayer(make_layers(self, self._layer.image)[0])
         learner = network.learner(self, len(ds), self.seed_)
         state = learner.start() if first else network.last_state(self)
-        state = learn_stream(learner, state, ds, self.device, learner.batch_rows, state.rows, network.classes)
+        chains: OnlineLearner = learner  # of whatever state
+        state = learn_stream(chains, state, ds, self.device, learner.batch_rows, state.rows, network.classes)
         if first:
             self.n_iter_, self.history_ = 0, []
         self._network, self._stream = network, state
