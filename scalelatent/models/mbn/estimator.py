@@ -242,6 +242,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         if own is None:
             return
         stored = [sets for sets in self._centroids if isinstance(sets, StoredSets)]
+        assert len(stored) == len(self._centroids)  # a fit has written them
         sizes = [sets.dataset.nbytes for sets in stored]
         if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MEMORY_BYTES:
             self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
