@@ -37,7 +37,6 @@ from scalelatent.models.capsule.model.incremental import CapsuleIncremental, inc
 from scalelatent.models.capsule.model.members import Members, build_members
 from scalelatent.models.capsule.model.online import (
     CapsuleStepwise,
-    OnlineCapsule,
     OnlineState,
     online_state,
 )
@@ -408,7 +407,9 @@ def online_step(
     incremental = model.algorithm == "incremental"
     if incremental:
         # Leaves are the same whatever the options say.
-        learner: OnlineCapsule = CapsuleIncremental(em, weight, count, count_leaves(order({})))
+        learner: CapsuleIncremental | CapsuleStepwise | CapsulePassiveAggressive = CapsuleIncremental(
+            em, weight, count, count_leaves(order({}))
+        )
         state: OnlineState = incremental_state(w, members.n_members)
     else:
         state = online_state(w, members.n_members)

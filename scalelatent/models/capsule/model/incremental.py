@@ -59,7 +59,7 @@ class LeafKept(TypedDict):
 
 
 @dataclass(frozen=True)
-class CapsuleIncremental(OnlineCapsule):
+class CapsuleIncremental(OnlineCapsule[IncrementalState]):
     """Incremental EM (a :class:`~scalelatent.contract.learners.LeafLearner`)."""
 
     n_leaves: int
@@ -151,7 +151,7 @@ class CapsuleIncremental(OnlineCapsule):
             steps=state.steps + 1,
         )
 
-    def _restarted(self, state: IncrementalState, ended: np.ndarray) -> IncrementalState:  # type: ignore[override]
+    def _restarted(self, state: IncrementalState, ended: np.ndarray) -> IncrementalState:
         """Contributions of another threshold are void: the totals of these members are gathered again."""
         state = super()._restarted(state, ended)
         rows = np.repeat(ended, self.em.members.dims.sum(axis=1))[:, None]

@@ -19,7 +19,7 @@ takes the noise of the last batches out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -114,7 +114,7 @@ class AveragedPass(CapsulePass[OnlineState]):
 
 
 @dataclass(frozen=True)
-class OnlineCapsule:
+class OnlineCapsule(Generic[State]):
     """What the online learners share: measurements, schedule of rounds, the averaged model."""
 
     wants = Wants()
@@ -261,7 +261,7 @@ class BatchEStep(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CapsuleStepwise(OnlineCapsule):
+class CapsuleStepwise(OnlineCapsule[OnlineState]):
     """Stepwise EM (an :class:`~..base.OnlineLearner`)."""
 
     # Exponent of eta_t = (1 + t / t0) ** -kappa; 0 keeps eta = 1

@@ -46,7 +46,7 @@ class Walk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CapsulePassiveAggressive(OnlineCapsule):
+class CapsulePassiveAggressive(OnlineCapsule[OnlineState]):
     """Passive-aggressive learning (an :class:`~..base.OnlineLearner`)."""
 
     # C, the largest length of a row's change, in units of |g| / (x^T z); a row of weight a has a C
