@@ -23,7 +23,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 
 from .em import CapsulePass, Moving, Prepared
-from .online import OnlineCapsule, OnlineState, first_fields
+from .online import OnlineCapsule, OnlineState, online_state
 
 BLOCK_ROWS = 2048
 
@@ -40,7 +40,7 @@ class IncrementalState(OnlineState):
 
 def incremental_state(w: np.ndarray, n_members: int) -> IncrementalState:
     leaves = np.zeros(n_members, dtype=np.int64)
-    return IncrementalState(**first_fields(w, n_members), moment=np.zeros_like(w), leaves=leaves)
+    return IncrementalState(**vars(online_state(w, n_members)), moment=np.zeros_like(w), leaves=leaves)
 
 
 class LeafEStep(NamedTuple):

@@ -19,7 +19,7 @@ takes the noise of the last batches out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -74,25 +74,30 @@ class OnlineState:
 State = TypeVar("State", bound=OnlineState)
 
 
-def first_fields(w: np.ndarray, n_members: int) -> dict[str, Any]:
-    """Fields of an :class:`OnlineState` before the first step."""
-    nan, zero = np.full(n_members, np.nan), np.zeros(n_members, dtype=np.int64)
-    infinite = np.full(n_members, np.inf)
-    return {
-        **dict.fromkeys(("w", "previous", "average", "best"), w),
-        "delta": np.zeros_like(w),
-        **dict.fromkeys(("best_error", "objective"), infinite),
-        **dict.fromkeys(("train_error", "validation_error", "active"), nan),
-        **dict.fromkeys(("round", "stale", "finished", "best_epoch", "since"), zero),
-        "sums": np.zeros((n_members, 5)),
-        "iteration": 0,
-        "steps": 0,
-    }
-
-
 def online_state(w: np.ndarray, n_members: int) -> OnlineState:
     """State before the first step."""
-    return OnlineState(**first_fields(w, n_members))
+    nan, zero = np.full(n_members, np.nan), np.zeros(n_members, dtype=np.int64)
+    infinite = np.full(n_members, np.inf)
+    return OnlineState(
+        w=w,
+        previous=w,
+        delta=np.zeros_like(w),
+        average=w,
+        best=w,
+        best_error=infinite,
+        objective=infinite,
+        train_error=nan,
+        validation_error=nan,
+        active=nan,
+        round=zero,
+        stale=zero,
+        finished=zero,
+        best_epoch=zero,
+        since=zero,
+        sums=np.zeros((n_members, 5)),
+        iteration=0,
+        steps=0,
+    )
 
 
 def row_share(weight: float, rows: float, mean_weight: float, p: int) -> float:
