@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Pixels of drawings, of all layers, that are shifted at once: each has about 50 bytes on the way.
 DRAWN_AT_ONCE = 2**19
 DRAWN_BYTES = 2**26
+MARKS = 2**21  # of pixels that are looked at once: what a processor keeps near
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +55,17 @@ class Drawings:
 
     @classmethod
     def of(cls, images: np.ndarray, owner: np.ndarray, pixels: np.ndarray, size: int) -> Drawings:
-        """Of pixels in any order, with repetitions."""
-        each = np.sort(owner * size + pixels)
-        each = each[np.diff(each, prepend=-1) > 0]  # np.unique hashes, which takes five times as long
+        """Of pixels in any order, with repetitions; owners rise."""
+        # Marked and looked up: numbers would be sorted, which takes thrice as long.
+        step, numbers = max(1, MARKS // size), owner * size + pixels
+        firsts = range(0, len(images), step)
+        cuts = np.searchsorted(owner, [*firsts, len(images)])
+        marks, found = np.zeros(min(step, len(images)) * size, bool), [np.empty(0, np.int64)]
+        for first, (a, b) in zip(firsts, itertools.pairwise(cuts), strict=True):
+            marks[numbers[a:b] - first * size] = True
+            found.append(np.flatnonzero(marks) + first * size)
+            marks[:] = False
+        each = np.concatenate(found)
         begins = np.searchsorted(each, size * np.arange(len(images) + 1))
         return cls(images, (each % size).astype(np.int32), begins)
 
