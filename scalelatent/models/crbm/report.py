@@ -13,6 +13,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.grid import spaced
 from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.evaluation.output_scores import joined
+from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.models.crbm.kernels.inference import CONVERGED
 from scalelatent.report.explained import how_to_use, validation_rows, why_errors_differ
 from scalelatent.report.figures import plot_learning
@@ -122,7 +123,7 @@ def collect_rbm(
 
 def _inputs(
     model: ConditionalRBM, data: Dataset, pieces: list[tuple[int, int]], v: np.ndarray, corrupted: bool
-) -> Any:
+) -> DenseOrCsr:
     """What the sampled rows are predicted from."""
     if not corrupted:
         return joined([data.read_x(a, b) for a, b in pieces])

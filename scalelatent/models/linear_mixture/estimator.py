@@ -68,11 +68,11 @@ class _LinearMixtures(StreamedEstimator):
         return self._fitted.pancakes.n_dims
 
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
-        shape_of(self, train)  # type: ignore[arg-type]
-        check_sizes(self, train.n_features)  # type: ignore[arg-type]
+        shape_of(self, train)
+        check_sizes(self, train.n_features)
 
     def _what_decides(self) -> dict[str, Any]:
-        unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")  # type: ignore[attr-defined]
+        unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")
         return {name: value for name, value in super()._what_decides().items() if name not in unused}
 
     def _keep(
@@ -86,7 +86,7 @@ class _LinearMixtures(StreamedEstimator):
 
     def _row_map(self, what: What) -> MixtureRows:
         name, label = what if isinstance(what, tuple) else (what, None)
-        fitted = recognising(self, self._fitted)  # type: ignore[arg-type]
+        fitted = recognising(self, self._fitted)
         return MixtureRows(fitted, name, -1 if label is None else label, int(self.n_candidates))
 
     def with_bases(
@@ -139,7 +139,7 @@ class _LinearMixtures(StreamedEstimator):
         }
         new = copy(self).set_params(**{name: value for name, value in given.items() if value is not None})
         new._check_params()
-        new._fitted = other_bases(new, self._fitted)  # type: ignore[arg-type]
+        new._fitted = other_bases(new, self._fitted)
         return new
 
     def encode(self, X: Any, label: Any = None) -> tuple[np.ndarray, np.ndarray]:

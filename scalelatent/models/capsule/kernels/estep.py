@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from scalelatent.contract.learners import Backend
+from scalelatent.kernels.arrays import Array
+
+from .squash import SquashTable
 
 
 def estep_by_products(
     backend: Backend,
-    w: Any,
-    x: Any,
+    w: Array,
+    x: Array,
     y: np.ndarray,
     weight: np.ndarray,
     dims: np.ndarray,
     labels: np.ndarray,
     nu: np.ndarray,
-    table: Any,
+    table: SquashTable,
     train: bool,
 ) -> tuple[np.ndarray | None, np.ndarray]:
     """Residual moment and sums of one block for members that lie stacked in ``w``."""

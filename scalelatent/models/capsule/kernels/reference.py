@@ -7,14 +7,12 @@ capsule of the row's class and one for all others.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from .squash import interpolating
+from .squash import SquashTable, interpolating
 
 
-def probabilities(h: np.ndarray, dims: np.ndarray, table: Any = None) -> np.ndarray:
+def probabilities(h: np.ndarray, dims: np.ndarray, table: SquashTable | None = None) -> np.ndarray:
     """P(y | x) of one member."""
     f, beta = _fractions(np.asarray(h, dtype=np.float64), dims)
     total = dims.sum()
@@ -41,7 +39,7 @@ def residuals(
     dims: np.ndarray,
     labels: np.ndarray,
     nu: np.ndarray,
-    table: Any = None,
+    table: SquashTable | None = None,
 ) -> tuple[np.ndarray | None, np.ndarray]:
     """Residuals (r - 1) h of all members for one block, in the place of h."""
     rows = np.arange(h.shape[1])
@@ -74,7 +72,7 @@ def walk(
     inverse: np.ndarray,
     nu: float,
     aggressiveness: float,
-    table: Any = None,
+    table: SquashTable | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A passive-aggressive walk of one member through rows, see :mod:`.passive`."""
     own, sums = w.astype(np.float64), np.zeros(3)

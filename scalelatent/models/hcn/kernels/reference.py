@@ -67,7 +67,9 @@ def tree(s: np.ndarray, w: np.ndarray, below: float, floor: float = FLOOR) -> tu
     return and_up(w, g), and_up(s, g)
 
 
-def windows(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
+def windows(
+    index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray
+) -> tuple[int, np.ndarray, np.ndarray]:
     """(evidence of a pixel, its window of S, its window of W): views, of one chain."""
     image, channel, y, x = np.unravel_index(index, evidence.shape)
     of_s, of_w = zip(
@@ -518,7 +520,7 @@ def explain(
         lit = np.zeros(shape, np.int32)
         where = [np.unravel_index(pixels[i], shape) for i in range(len(pixels))]
 
-        def lands(i: int, where: list = where) -> tuple[int, int, int]:
+        def lands(i: int, where: list[tuple[np.intp, ...]] = where) -> tuple[int, int, int]:
             (channel, y, x), (dy, dx) = where[i], ways[shift[i]]
             return int(channel), int(y) + dy, int(x) + dx
 
