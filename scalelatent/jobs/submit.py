@@ -238,4 +238,3 @@ def _capacity(client: Client) -> dict[str, Any]:
         address: {key: worker[key] for key in ("nthreads", "memory_limit", "resources")}
         for address, worker in worker_infos(client).items()
     }
-

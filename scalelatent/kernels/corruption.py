@@ -57,18 +57,9 @@ def corrupt(v: np.ndarray, rows: np.ndarray, epoch: int = 0, *, kind: str, **how
 
 
 def corrupt_in_place(
-    out: np.ndarray,
-    rows: np.ndarray,
-    epoch: int = 0,
-    *,
-    kind: str,
-    seed: int,
-    stage: str,
-    rate: float = 0.0,
-    size: tuple[int, int] = (0, 0),
-    shape: tuple[int, int] = (0, 0),
-    value: int = 0,
-) -> None:
+    out: np.ndarray, rows: np.ndarray, epoch: int = 0, *, kind: str, seed: int, stage: str, rate: float = 0.0,
+    size: tuple[int, int] = (0, 0), shape: tuple[int, int] = (0, 0), value: int = 0,
+) -> None:  # fmt: skip
     """What `corrupt` does, to `out` itself, which is C-contiguous."""
     from .corruption_compiled import flip_exactly, occlude
 

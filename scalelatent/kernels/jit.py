@@ -140,6 +140,7 @@ _patience = [10.0]
 # Seconds that it waits for another process to compile what it needs; then it compiles that itself.
 _compile_patience = [120.0]
 
+
 @contextlib.contextmanager
 def _alone(name: str = "lock", patience: list[float] | None = None) -> Iterator[bool]:
     """Whether to save a kernel, or to compile that of the name: False while another process does."""

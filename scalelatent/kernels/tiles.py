@@ -52,14 +52,10 @@ def add_products(v: Vectors, sums: Sums, left: Iterable[Any], right: Sequence[An
 
 
 def sum_products(
-    v: Vectors,
-    sums: Sums,
-    n: Any,
+    v: Vectors, sums: Sums, n: Any,
     operands: Callable[[Any, list[Any]], tuple[Iterable[Any], Sequence[Any], Sequence[Any]]],
-    carried: Sequence[Any] = (),
-    step: int = 1,
-    may_be_empty: bool = False,
-) -> Sums:
+    carried: Sequence[Any] = (), step: int = 1, may_be_empty: bool = False,
+) -> Sums:  # fmt: skip
     """The sums plus left[r] * right[c] at each i in range(0, n, step), in registers; operands(i, carried)
     gives (left, right, what the next round carries).
     """
@@ -82,18 +78,9 @@ def zeros(v: Vectors, rows: int, columns: int) -> Sums:
 
 
 def accumulate(
-    v: Vectors,
-    rows: int,
-    vecs: int,
-    a: Any,
-    row_step: Any,
-    k_step: Any,
-    b: Any,
-    b_step: Any,
-    n: Any,
-    ahead: bool = False,
-    mask: Any = None,
-) -> Sums:
+    v: Vectors, rows: int, vecs: int, a: Any, row_step: Any, k_step: Any, b: Any, b_step: Any, n: Any,
+    ahead: bool = False, mask: Any = None,
+) -> Sums:  # fmt: skip
     """acc[r][c] = sum over k < n of a[r, k] * b[k, c], in registers; n is at least 1. ``ahead``: rows of a
     are fetched before they come; ``mask``: of lanes that b has.
     """

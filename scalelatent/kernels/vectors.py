@@ -232,14 +232,9 @@ class Vectors:
         return b.select(positive, large, small), b.select(positive, small, large)
 
     def loop(
-        self,
-        begin: Any,
-        end: Any,
-        step: Any,
-        start: Sequence[Any],
-        body: Callable[[Any, list[Any]], Sequence[Any]],
-        may_be_empty: bool = False,
-    ) -> list[Any]:
+        self, begin: Any, end: Any, step: Any, start: Sequence[Any],
+        body: Callable[[Any, list[Any]], Sequence[Any]], may_be_empty: bool = False,
+    ) -> list[Any]:  # fmt: skip
         """``for i in range(begin, end, step)`` with values that are carried from round to round: body(i,
         values) -> values. At least one round is made unless it ``may_be_empty``.
         """

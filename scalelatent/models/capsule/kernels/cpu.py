@@ -43,14 +43,9 @@ _FIELDS = 14
 
 
 def residuals(
-    h: np.ndarray,
-    y: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
+    h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     table: SquashTable,
-) -> tuple[np.ndarray | None, np.ndarray]:
+) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
     """Residuals of all members for one block, see :func:`..reference.residuals`; ``h`` is float32."""
     thresholded = bool((nu > 0).any())
     factors = np.empty((2 * len(dims), h.shape[1]), dtype=np.float32)
@@ -75,17 +70,9 @@ def _contiguous(y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def estep(
-    backend: Backend,
-    w: np.ndarray,
-    x: np.ndarray,
-    y: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
-    table: SquashTable,
-    train: bool,
-) -> tuple[np.ndarray | None, np.ndarray]:
+    backend: Backend, w: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
+) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
     """E-step of a block, see :func:`..estep.estep_by_products`; few dimensions take one fused kernel."""
     if not tiles.fits(len(w), x):
         return estep_by_products(backend, w, x, y, weight, dims, labels, nu, table, train)
@@ -115,18 +102,9 @@ _READ = (
 
 @entry(filled("f4", 2), *_READ, boolean, filled("f4", 2), filled("f8", 2))
 def _residuals(
-    h: np.ndarray,
-    y: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
-    coefficients: np.ndarray,
-    scale: float,
-    thresholded: bool,
-    factors: np.ndarray,
-    sums: np.ndarray,
-) -> np.ndarray:
+    h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
+    coefficients: np.ndarray, scale: float, thresholded: bool, factors: np.ndarray, sums: np.ndarray,
+) -> np.ndarray:  # fmt: skip
     """Factors, then residuals in the place of h; returns the active rows (none where all are)."""
     moved = np.zeros(len(y), dtype=np.bool_)
     _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums)
@@ -150,22 +128,10 @@ def _residuals(
     filled("f8", 2),
 )
 def _tiled_estep(
-    w: np.ndarray,
-    x: np.ndarray,
-    y: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
-    coefficients: np.ndarray,
-    scale: float,
-    train: bool,
-    dense: bool,
-    rows: np.ndarray,
-    g: np.ndarray,
-    delta: np.ndarray,
-    sums: np.ndarray,
-) -> None:
+    w: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray,
+    nu: np.ndarray, coefficients: np.ndarray, scale: float, train: bool, dense: bool, rows: np.ndarray,
+    g: np.ndarray, delta: np.ndarray, sums: np.ndarray,
+) -> None:  # fmt: skip
     """Strip by strip: latents, factors, residual moment. X comes from memory once.
 
     Below the threshold the active rows of the block are put aside, with their residuals, and multiplied at
@@ -219,18 +185,9 @@ def _put_aside(strip: np.ndarray, active: np.ndarray, rows: np.ndarray) -> None:
 
 @part
 def _factors(
-    h: np.ndarray,
-    y: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
-    coefficients: np.ndarray,
-    scale: float,
-    factors: np.ndarray,
-    moved: np.ndarray,
-    sums: np.ndarray,
-) -> None:
+    h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
+    coefficients: np.ndarray, scale: float, factors: np.ndarray, moved: np.ndarray, sums: np.ndarray,
+) -> None:  # fmt: skip
     """weight (r - 1) of the right capsule (row 2r) and of the others (row 2r + 1) of every member r.
 
     The first ``len(y)`` columns of h count.

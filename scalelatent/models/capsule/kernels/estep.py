@@ -11,17 +11,9 @@ from .squash import SquashTable
 
 
 def estep_by_products(
-    backend: Backend,
-    w: Array,
-    x: Array,
-    y: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
-    table: SquashTable,
-    train: bool,
-) -> tuple[np.ndarray | None, np.ndarray]:
+    backend: Backend, w: Array, x: Array, y: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
+) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
     """Residual moment and sums of one block for members that lie stacked in ``w``."""
     with np.errstate(invalid="ignore", over="ignore"):
         h = backend.matmul(w, x.T, "h")

@@ -33,14 +33,9 @@ _NULL = np.uint64(0)  # a null pointer
 
 
 def residuals(
-    h: cupy.ndarray,
-    y: Array,
-    weight: Array,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
+    h: cupy.ndarray, y: Array, weight: Array, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     table: SquashTable,
-) -> tuple[cupy.ndarray | None, np.ndarray]:
+) -> tuple[cupy.ndarray | None, np.ndarray]:  # fmt: skip
     """Residuals of all members for one block, see :func:`..reference.residuals`."""
     suffix, n, members = _check(h), h.shape[1], len(dims)
     thresholded = bool((nu > 0).any())

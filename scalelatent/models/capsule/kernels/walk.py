@@ -15,16 +15,9 @@ from .squash import SquashTable
 
 
 def walk(
-    w: np.ndarray,
-    x: np.ndarray,
-    labels: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    inverse: np.ndarray,
-    nu: float,
-    aggressiveness: float,
-    table: SquashTable,
-) -> tuple[np.ndarray, np.ndarray]:
+    w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    inverse: np.ndarray, nu: float, aggressiveness: float, table: SquashTable,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Change of W and sums, see :func:`..reference.walk`; W is walked with in float32."""
     start = np.ascontiguousarray(w.T, dtype=np.float32)
     own, sums = start.copy(), np.zeros(3)
@@ -58,18 +51,10 @@ def walk(
     filled("f8", 1),
 )
 def _walk(
-    w: np.ndarray,
-    x: np.ndarray,
-    labels: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    inverse: np.ndarray,
-    nu: float,
-    aggressiveness: float,
-    coefficients: np.ndarray,
-    scale: float,
+    w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    inverse: np.ndarray, nu: float, aggressiveness: float, coefficients: np.ndarray, scale: float,
     sums: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     p, total_dim = w.shape
     n_capsules, cells, total = len(dims), len(coefficients), float(w.shape[1])
     h, z = np.empty(total_dim, dtype=np.float32), np.empty(p, dtype=np.float32)

@@ -63,14 +63,9 @@ def sum_product(
 
 
 def sum_product_pairs(
-    coupling: DeviceCoupling,
-    bv: Array,
-    bh: Array,
-    n_sweeps: int,
-    tol: float | None,
-    pairs: cupy.ndarray,
+    coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None, pairs: cupy.ndarray,
     damping: float = 1.0,
-) -> Inference:
+) -> Inference:  # fmt: skip
     """See :func:`.reference.sum_product_pairs`; ``pairs`` on the device, C-contiguous."""
     if pairs.shape != coupling.w.shape:
         raise ValueError(f"pairs of shape {pairs.shape} are wanted in the shape of W, {coupling.w.shape}")
@@ -127,15 +122,9 @@ def _way(method: str, v: int, h: int) -> tuple[str, int, int]:
 
 
 def _run(
-    method: str,
-    coupling: DeviceCoupling,
-    bv: Array,
-    bh: Array,
-    n_sweeps: int,
-    tol: float | None,
-    pairs: cupy.ndarray | None = None,
-    damping: float = 1.0,
-) -> Inference:
+    method: str, coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None,
+    pairs: cupy.ndarray | None = None, damping: float = 1.0,
+) -> Inference:  # fmt: skip
     (v, h), rows = coupling.w.shape, len(bv)
     check_graphs((v, h), bv.shape, bh.shape, n_sweeps, tol, damping)
     bv, bh = (cupy.ascontiguousarray(cupy.asarray(b, dtype=np.float32)) for b in (bv, bh))

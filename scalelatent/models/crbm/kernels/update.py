@@ -51,16 +51,9 @@ def _climb_signature(gradient: str) -> tuple[numba.types.Type, ...]:
 
 
 def _climb(
-    theta: np.ndarray,
-    velocity: np.ndarray,
-    new_theta: np.ndarray,
-    new_velocity: np.ndarray,
-    gradient: np.ndarray,
-    n_weights: int,
-    rate: np.float32,
-    decay: np.float32,
-    momentum: np.float32,
-) -> None:
+    theta: np.ndarray, velocity: np.ndarray, new_theta: np.ndarray, new_velocity: np.ndarray,
+    gradient: np.ndarray, n_weights: int, rate: np.float32, decay: np.float32, momentum: np.float32,
+) -> None:  # fmt: skip
     moving = len(velocity) > 0
     for i in range(len(theta)):
         move = rate * np.float32(gradient[i])

@@ -44,15 +44,9 @@ def sweep(evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.
 
 
 def sweep_messages(
-    evidence: cupy.ndarray,
-    order: cupy.ndarray,
-    s: cupy.ndarray,
-    w: cupy.ndarray,
-    to_s: cupy.ndarray,
-    to_w: cupy.ndarray,
-    held: cupy.ndarray,
-    damping: float,
-) -> np.ndarray:
+    evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, to_s: cupy.ndarray,
+    to_w: cupy.ndarray, held: cupy.ndarray, damping: float,
+) -> np.ndarray:  # fmt: skip
     """See :func:`..reference.sweep_messages`; int32, uint8, and messages of int16 or int32, on the device."""
     sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[2:])
     begins, _ = _begins(evidence.shape[3:], w.shape[2:4], w.shape[4])

@@ -101,15 +101,9 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
 
 
 def sweep_messages(
-    evidence: np.ndarray,
-    order: np.ndarray,
-    s: np.ndarray,
-    w: np.ndarray,
-    to_s: np.ndarray,
-    to_w: np.ndarray,
-    held: np.ndarray,
-    damping: float,
-) -> np.ndarray:
+    evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
+    held: np.ndarray, damping: float,
+) -> np.ndarray:  # fmt: skip
     """All trees of some images once, in order, with their messages of the sweep before.
 
     Parameters
@@ -546,15 +540,9 @@ def explain(
 
 
 def put_down(
-    below: np.ndarray,
-    prior: np.ndarray,
-    at: np.ndarray,
-    begins: np.ndarray,
-    price: np.ndarray,
-    drawn: np.ndarray,
-    lit: np.ndarray,
-    taken: np.ndarray,
-) -> np.ndarray:
+    below: np.ndarray, prior: np.ndarray, at: np.ndarray, begins: np.ndarray, price: np.ndarray,
+    drawn: np.ndarray, lit: np.ndarray, taken: np.ndarray,
+) -> np.ndarray:  # fmt: skip
     """Features put down one by one, that which gains most first, while one gains more than its price.
 
     Parameters

@@ -144,14 +144,9 @@ def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
     filled("f4", 1),
 )
 def _pack_groups(
-    columns: np.ndarray,
-    groups: np.ndarray,
-    width: int,
-    piece: int,
-    d: np.ndarray,
-    packed: np.ndarray,
+    columns: np.ndarray, groups: np.ndarray, width: int, piece: int, d: np.ndarray, packed: np.ndarray,
     packed_d: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     for g in range(len(groups)):
         first, count, at, at_d = groups[g]
         _pack_pieces(columns[first * width : (first + count) * width], piece, packed[at:])
@@ -232,22 +227,10 @@ def _fold(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray)
     filled("f4", 2),
 )
 def _scan(
-    x: np.ndarray,
-    packed: np.ndarray,
-    packed_d: np.ndarray,
-    groups: np.ndarray,
-    runs: np.ndarray,
-    d: np.ndarray,
-    c: np.ndarray,
-    centre: np.ndarray,
-    width: int,
-    piece: int,
-    rows_of: np.ndarray,
-    parts: np.ndarray,
-    best: np.ndarray,
-    index: np.ndarray,
-    scores: np.ndarray,
-) -> None:
+    x: np.ndarray, packed: np.ndarray, packed_d: np.ndarray, groups: np.ndarray, runs: np.ndarray,
+    d: np.ndarray, c: np.ndarray, centre: np.ndarray, width: int, piece: int, rows_of: np.ndarray,
+    parts: np.ndarray, best: np.ndarray, index: np.ndarray, scores: np.ndarray,
+) -> None:  # fmt: skip
     """The best of each run into ``best`` and ``index``, or all into ``scores``, whichever has columns.
 
     ``parts`` (n, 4): rows [a, b) of the list ``rows_of`` meet the runs [run, stop).
@@ -454,14 +437,9 @@ _LISTS = (given("i8", 1), given("i8", 1), given("f8", 1), types.int64)
 
 
 def add_images(
-    bank: Bank,
-    x: np.ndarray,
-    groups: Groups,
-    total: np.ndarray,
-    square: np.ndarray,
-    image: np.ndarray,
+    bank: Bank, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray, image: np.ndarray,
     gram: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """See :func:`..reference.add_images`; sums of a block in float32, of blocks in float64."""
     x = np.ascontiguousarray(x, dtype=np.float32)
     wide = square if bank.per_feature else square[:, None]
@@ -480,19 +458,9 @@ def add_images(
     filled("f8", 3),
 )
 def _images(
-    x: np.ndarray,
-    rows: np.ndarray,
-    starts: np.ndarray,
-    weights: np.ndarray,
-    first: int,
-    means: np.ndarray,
-    packed: np.ndarray,
-    q: int,
-    total: np.ndarray,
-    square: np.ndarray,
-    image: np.ndarray,
-    gram: np.ndarray,
-) -> None:
+    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, first: int, means: np.ndarray,
+    packed: np.ndarray, q: int, total: np.ndarray, square: np.ndarray, image: np.ndarray, gram: np.ndarray,
+) -> None:  # fmt: skip
     p = x.shape[1]
     strip, sums = np.empty((STRIP, p), dtype=np.float32), np.empty((q + 1, p), dtype=np.float32)
     codes, length = np.zeros((padded(q) + 1, STRIP), dtype=np.float32), np.empty(1, dtype=np.float32)
@@ -563,17 +531,9 @@ def _row_at(v: Vectors, to: ir.Value, step: ir.Value, r: int) -> ir.Value:
 
 def _make_wide(vecs: int, edge: bool) -> Callable[..., None]:
     def body(
-        v: Vectors,
-        a: ir.Value,
-        stride: ir.Value,
-        b: ir.Value,
-        n: ir.Value,
-        to: ir.Value,
-        step: ir.Value,
-        count: ir.Value,
-        low: ir.Value,
-        rows: ir.Value,
-    ) -> None:
+        v: Vectors, a: ir.Value, stride: ir.Value, b: ir.Value, n: ir.Value, to: ir.Value, step: ir.Value,
+        count: ir.Value, low: ir.Value, rows: ir.Value,
+    ) -> None:  # fmt: skip
         """to[r, c] += sum over k < n of a[k, r] b[k, c] in float64; at an edge only columns under ``count``,
         from the diagonal on where ``low`` is 1, and the first rows.
         """
@@ -638,15 +598,9 @@ def add_moments(
 
 @entry(given("f4", 2), *_LISTS, given("f4", 2), filled("f8", 2), filled("f8", 2))
 def _moments(
-    x: np.ndarray,
-    rows: np.ndarray,
-    starts: np.ndarray,
-    weights: np.ndarray,
-    first: int,
-    means: np.ndarray,
-    total: np.ndarray,
-    moment: np.ndarray,
-) -> None:
+    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, first: int, means: np.ndarray,
+    total: np.ndarray, moment: np.ndarray,
+) -> None:  # fmt: skip
     p = x.shape[1]
     # Tiles read, and do not use, what lies behind a row.
     strip = np.zeros((STRIP, p + PANEL + TALL), dtype=np.float32)
@@ -752,15 +706,9 @@ def _lens_scratch(p: int, taps: int, width: int) -> np.ndarray:
 
 @part
 def _derive(
-    row: np.ndarray,
-    across: np.ndarray,
-    down: np.ndarray,
-    sides: np.ndarray,
-    width: int,
-    scratch: np.ndarray,
-    gx: np.ndarray,
-    gy: np.ndarray,
-) -> None:
+    row: np.ndarray, across: np.ndarray, down: np.ndarray, sides: np.ndarray, width: int, scratch: np.ndarray,
+    gx: np.ndarray, gy: np.ndarray,
+) -> None:  # fmt: skip
     """Derivatives of a smoothed image along lines and along columns; beyond the border there is 0."""
     p, taps = len(row), len(down)
     radius, half = taps // 2, np.float32(0.5)
@@ -802,15 +750,9 @@ def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], sm
 
 @entry(given("f4", 2), *_LENS, given("f4", 3), types.int64, filled("f4", 3))
 def _tangent_rows(
-    x: np.ndarray,
-    across: np.ndarray,
-    down: np.ndarray,
-    sides: np.ndarray,
-    width: int,
-    by: np.ndarray,
-    thickness: int,
-    out: np.ndarray,
-) -> None:
+    x: np.ndarray, across: np.ndarray, down: np.ndarray, sides: np.ndarray, width: int, by: np.ndarray,
+    thickness: int, out: np.ndarray,
+) -> None:  # fmt: skip
     p = x.shape[1]
     scratch, both = _lens_scratch(p, len(down), width), np.empty((2, p), dtype=np.float32)
     gx, gy = both[0], both[1]
@@ -827,14 +769,9 @@ def _tangent_rows(
 
 
 def add_tangents(
-    bank: Bank,
-    x: np.ndarray,
-    groups: Groups,
-    frame: Frame,
-    factors: np.ndarray,
-    image: np.ndarray,
+    bank: Bank, x: np.ndarray, groups: Groups, frame: Frame, factors: np.ndarray, image: np.ndarray,
     trace: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """See :func:`..reference.add_tangents`; no tangent is made.
 
     Linear ones are sums of derivatives times fields, and a field may as well multiply a basis: the products
@@ -895,15 +832,9 @@ def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarr
 
 @part
 def _mix(
-    codes: np.ndarray,
-    sets: int,
-    each: int,
-    q: int,
-    n: int,
-    weights: np.ndarray,
-    mixing: np.ndarray,
+    codes: np.ndarray, sets: int, each: int, q: int, n: int, weights: np.ndarray, mixing: np.ndarray,
     out: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """out = w mixing codes, row by row of an image, over the sets of both derivatives."""
     for s in range(sets):
         for j in range(q):
@@ -937,25 +868,11 @@ def _mix(
     filled("f8", 2),
 )
 def _tangents(
-    x: np.ndarray,
-    rows: np.ndarray,
-    starts: np.ndarray,
-    weights: np.ndarray,
-    first: int,
-    across: np.ndarray,
-    down: np.ndarray,
-    sides: np.ndarray,
-    width: int,
-    fields: np.ndarray,
-    parts: np.ndarray,
-    lengths: np.ndarray,
-    thickness: int,
-    packed: np.ndarray,
-    q: int,
-    factors: np.ndarray,
-    image: np.ndarray,
+    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, first: int, across: np.ndarray,
+    down: np.ndarray, sides: np.ndarray, width: int, fields: np.ndarray, parts: np.ndarray,
+    lengths: np.ndarray, thickness: int, packed: np.ndarray, q: int, factors: np.ndarray, image: np.ndarray,
     trace: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     p, sets, kinds = x.shape[1], len(fields), len(parts)
     each, some = -(-q // _EIGHT) * _EIGHT, STRIP // 2
     dims = sets * each
@@ -1117,17 +1034,9 @@ def _solve(g: np.ndarray, b: np.ndarray, t: int) -> float:
     filled("f4", 2),
 )
 def _distances(
-    x: np.ndarray,
-    tangents: np.ndarray,
-    candidates: np.ndarray,
-    packed: np.ndarray,
-    width: int,
-    d: np.ndarray,
-    c: np.ndarray,
-    centre: np.ndarray,
-    gamma: float,
-    out: np.ndarray,
-) -> None:
+    x: np.ndarray, tangents: np.ndarray, candidates: np.ndarray, packed: np.ndarray, width: int,
+    d: np.ndarray, c: np.ndarray, centre: np.ndarray, gamma: float, out: np.ndarray,
+) -> None:  # fmt: skip
     p, t, h = x.shape[1], tangents.shape[1], width - 1
     own = d.shape[1] > 1
     rows = np.empty((t + 1, p), dtype=np.float32)  # the tangents, and the row itself

@@ -175,14 +175,9 @@ def _sums(
 
 
 def add_images(
-    bank: Bank,
-    x: Array,
-    groups: Groups,
-    total: np.ndarray,
-    square: np.ndarray,
-    image: np.ndarray,
+    bank: Bank, x: Array, groups: Groups, total: np.ndarray, square: np.ndarray, image: np.ndarray,
     gram: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """See :func:`..reference.add_images`."""
     n, p, q = len(groups.rows), x.shape[1], bank.width
     if not n:
@@ -237,14 +232,9 @@ def _tangents(
 
 
 def add_tangents(
-    bank: Bank,
-    x: Array,
-    groups: Groups,
-    frame: Frame,
-    factors: np.ndarray,
-    image: np.ndarray,
+    bank: Bank, x: Array, groups: Groups, frame: Frame, factors: np.ndarray, image: np.ndarray,
     trace: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """See :func:`..reference.add_tangents`."""
     kinds, p = len(frame.names), x.shape[1]
     if not len(groups.rows) or not kinds:

@@ -22,17 +22,9 @@ GATHERED = HALF if LANES == EDGES else 2
 def _make_gather(rows: int) -> Callable[..., None]:
     @instructions(EDGES)
     def gather(
-        lanes: Vectors,
-        a: ir.Value,
-        m: ir.Value,
-        row_step: ir.Value,
-        t: ir.Value,
-        u: ir.Value,
-        n: ir.Value,
-        chunk: ir.Value,
-        q: ir.Value,
-        e: ir.Value,
-    ) -> None:
+        lanes: Vectors, a: ir.Value, m: ir.Value, row_step: ir.Value, t: ir.Value, u: ir.Value, n: ir.Value,
+        chunk: ir.Value, q: ir.Value, e: ir.Value,
+    ) -> None:  # fmt: skip
         """S into the place of the messages ``m``; of each row the product of all N / D as q times 2^e.
         Addresses, bytes of a row, bytes between exponents' splits.
         """
@@ -95,16 +87,9 @@ def _damped(lanes: Vectors, new: ir.Value, s: ir.Value, uh: ir.Value, weight: ir
 
 
 def _send(
-    lanes: Vectors,
-    a: ir.Value,
-    m: ir.Value,
-    places: list[ir.Value],
-    th: ir.Value,
-    tv: list[ir.Value],
-    uv: list[ir.Value],
-    product: ir.Value,
-    damping: tuple[ir.Value, ir.Value] | None = None,
-) -> tuple[ir.Value, _Edges]:
+    lanes: Vectors, a: ir.Value, m: ir.Value, places: list[ir.Value], th: ir.Value, tv: list[ir.Value],
+    uv: list[ir.Value], product: ir.Value, damping: tuple[ir.Value, ir.Value] | None = None,
+) -> tuple[ir.Value, _Edges]:  # fmt: skip
     """Messages of two visible units into ``m``, which holds s, at the two places; ``product`` times them.
     ``damping`` is (u of the hidden units, weight).
     """
@@ -128,19 +113,9 @@ def _send(
 def _make_scatter(rows: int, split: bool) -> Callable[..., None]:
     @instructions(EDGES)
     def scatter(
-        lanes: Vectors,
-        a: ir.Value,
-        m: ir.Value,
-        step: ir.Value,
-        th: ir.Value,
-        tv: ir.Value,
-        uv: ir.Value,
-        n: ir.Value,
-        p: ir.Value,
-        e: ir.Value,
-        a2: ir.Value,
-        m2: ir.Value,
-    ) -> None:
+        lanes: Vectors, a: ir.Value, m: ir.Value, step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
+        n: ir.Value, p: ir.Value, e: ir.Value, a2: ir.Value, m2: ir.Value,
+    ) -> None:  # fmt: skip
         """Messages to the hidden units into ``m``, which holds s; the product of each column times them as
         p times 2^e, and with ``split`` p a mantissa. As many bytes of the next A and messages,
         ``a2`` and ``m2``, are fetched.
@@ -174,22 +149,10 @@ def _keep(lanes: Vectors, product: ir.Value, p: ir.Value, e: ir.Value, i: ir.Val
 
 
 def _pair_edges(
-    lanes: Vectors,
-    a: ir.Value,
-    m: ir.Value,
-    row_step: ir.Value,
-    th: ir.Value,
-    tv: ir.Value,
-    uv: ir.Value,
-    n: ir.Value,
-    p: ir.Value,
-    e: ir.Value,
-    c: ir.Value,
-    z: ir.Value,
-    ez: ir.Value,
-    uh: ir.Value | None = None,
+    lanes: Vectors, a: ir.Value, m: ir.Value, row_step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
+    n: ir.Value, p: ir.Value, e: ir.Value, c: ir.Value, z: ir.Value, ez: ir.Value, uh: ir.Value | None = None,
     weight: ir.Value | None = None,
-) -> None:
+) -> None:  # fmt: skip
     b = lanes.b
     t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
 
@@ -210,20 +173,9 @@ def _pair_edges(
 
 @instructions(EDGES)
 def scatter_pairs(
-    lanes: Vectors,
-    a: ir.Value,
-    m: ir.Value,
-    row_step: ir.Value,
-    th: ir.Value,
-    tv: ir.Value,
-    uv: ir.Value,
-    n: ir.Value,
-    p: ir.Value,
-    e: ir.Value,
-    c: ir.Value,
-    z: ir.Value,
-    ez: ir.Value,
-) -> None:
+    lanes: Vectors, a: ir.Value, m: ir.Value, row_step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
+    n: ir.Value, p: ir.Value, e: ir.Value, c: ir.Value, z: ir.Value, ez: ir.Value,
+) -> None:  # fmt: skip
     """Scatter of two rows that also stores P(v_i = 1 | h_j = 1) into ``c``, which may be ``m``, and
     multiplies each column's (x + y) / N into z times 2^ez.
     """
@@ -232,41 +184,19 @@ def scatter_pairs(
 
 @instructions(EDGES, weight=types.float32)
 def damped_pairs(
-    lanes: Vectors,
-    a: ir.Value,
-    m: ir.Value,
-    step: ir.Value,
-    th: ir.Value,
-    tv: ir.Value,
-    uv: ir.Value,
-    n: ir.Value,
-    p: ir.Value,
-    e: ir.Value,
-    c: ir.Value,
-    z: ir.Value,
-    ez: ir.Value,
-    uh: ir.Value,
+    lanes: Vectors, a: ir.Value, m: ir.Value, step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
+    n: ir.Value, p: ir.Value, e: ir.Value, c: ir.Value, z: ir.Value, ez: ir.Value, uh: ir.Value,
     weight: ir.Value,
-) -> None:
+) -> None:  # fmt: skip
     """:func:`scatter_pairs` with damped messages, see :func:`damped_scatter`."""
     _pair_edges(lanes, a, m, step, th, tv, uv, n, p, e, c, z, ez, uh, weight)
 
 
 @instructions(EDGES, weight=types.float32)
 def damped_scatter(
-    lanes: Vectors,
-    a: ir.Value,
-    m: ir.Value,
-    step: ir.Value,
-    th: ir.Value,
-    tv: ir.Value,
-    uv: ir.Value,
-    n: ir.Value,
-    p: ir.Value,
-    e: ir.Value,
-    uh: ir.Value,
-    weight: ir.Value,
-) -> None:
+    lanes: Vectors, a: ir.Value, m: ir.Value, step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
+    n: ir.Value, p: ir.Value, e: ir.Value, uh: ir.Value, weight: ir.Value,
+) -> None:  # fmt: skip
     """Scatter of two rows whose messages have the ``weight``, the old ones the rest; ``uh`` are the beliefs
     of the hidden units to be 0.
     """

@@ -76,17 +76,9 @@ def _lane_sums(
 def _make_dots(rows: int, units: int) -> Callable[..., None]:
     @instructions()
     def dots(
-        v: Vectors,
-        x: ir.Value,
-        x_step: ir.Value,
-        w: ir.Value,
-        w_step: ir.Value,
-        n: ir.Value,
-        bias: ir.Value,
-        out: ir.Value,
-        out_step: ir.Value,
-        ahead: ir.Value,
-    ) -> None:
+        v: Vectors, x: ir.Value, x_step: ir.Value, w: ir.Value, w_step: ir.Value, n: ir.Value, bias: ir.Value,
+        out: ir.Value, out_step: ir.Value, ahead: ir.Value,
+    ) -> None:  # fmt: skip
         """out[r, u] = sum_k x[r, k] w[u, k] + bias[u] over n numbers. What lies at ``ahead`` is fetched, two
         lines a step.
         """
@@ -145,15 +137,9 @@ def _finish(end: str) -> Callable[..., None]:
     """
 
     def finish(
-        v: Vectors,
-        sums: Sums,
-        row: ir.Value,
-        less: ir.Value,
-        rate: ir.Value,
-        base: ir.Value,
-        out: ir.Value,
+        v: Vectors, sums: Sums, row: ir.Value, less: ir.Value, rate: ir.Value, base: ir.Value, out: ir.Value,
         mask: ir.Value | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         b = v.b
         for i, value in enumerate(one for several in sums for one in several):
             u, k = divmod(i, len(sums[0]))
@@ -244,15 +230,9 @@ def climb_outer_less(
 
 @entry(*[given("f4", 2)] * 2, *[filled("f4", 2)] * 2, *[given("f4", 2)] * 2, *[numba.float32] * 2)
 def climb_outer(
-    theta: np.ndarray,
-    velocity: np.ndarray,
-    new_theta: np.ndarray,
-    new_velocity: np.ndarray,
-    left: np.ndarray,
-    x: np.ndarray,
-    decay: np.float32,
-    momentum: np.float32,
-) -> None:
+    theta: np.ndarray, velocity: np.ndarray, new_theta: np.ndarray, new_velocity: np.ndarray,
+    left: np.ndarray, x: np.ndarray, decay: np.float32, momentum: np.float32,
+) -> None:  # fmt: skip
     """new_velocity = momentum velocity - decay theta + left^T x; new_theta = theta + new_velocity. Velocities
     may be empty, and the new arrays be the old ones.
     """

@@ -38,14 +38,9 @@ def _message(lanes: Vectors, w: ir.Value, cavity: ir.Value) -> ir.Value:
 def _make_gather(keep: bool) -> Callable[..., None]:
     @instructions(UNITS)
     def gather(
-        lanes: Vectors,
-        w: ir.Value,
-        m: ir.Value,
-        row_step: ir.Value,
-        lh: ir.Value,
-        n: ir.Value,
+        lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lh: ir.Value, n: ir.Value,
         totals: ir.Value,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Sums of the messages of the hidden units to four visible ones, which take the place of those that
         they are made from; with ``keep`` these stay for :func:`_damped`, which makes the messages again.
         """
@@ -95,16 +90,9 @@ def _scatter(
 
 @instructions(UNITS, weight=types.float32)
 def _damped(
-    lanes: Vectors,
-    w: ir.Value,
-    m: ir.Value,
-    row_step: ir.Value,
-    lv: ir.Value,
-    lh: ir.Value,
-    n: ir.Value,
-    totals: ir.Value,
-    weight: ir.Value,
-) -> None:
+    lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lv: ir.Value, lh: ir.Value, n: ir.Value,
+    totals: ir.Value, weight: ir.Value,
+) -> None:  # fmt: skip
     """:func:`_scatter` of messages that have the ``weight``, the old ones the rest."""
     b = lanes.b
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
@@ -164,21 +152,10 @@ def _to_and_fro(
 
 
 def _infer_all(
-    w: np.ndarray,
-    damping: np.float32 | None,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float,
-    lv: np.ndarray,
-    lh: np.ndarray,
-    sweeps: np.ndarray,
-    change: np.ndarray,
-    m: np.ndarray,
-    v_units: np.ndarray,
-    h_units: np.ndarray,
-    small: np.ndarray,
-) -> None:
+    w: np.ndarray, damping: np.float32 | None, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float,
+    lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, m: np.ndarray,
+    v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
+) -> None:  # fmt: skip
     for n in range(len(bv)):
         start(v_units, bv[n], small)
         start(h_units, bh[n], small)

@@ -43,24 +43,11 @@ def _side(total: np.ndarray, units: np.ndarray, small: np.ndarray, limit_moved: 
 
 @entry(*[given("f4", 1)] * 2, *INPUTS, *RESULTS, *[filled("f4", 3)] * 2, *[filled("f4", 2)] * 5)
 def _infer(
-    to_v: np.ndarray,
-    to_h: np.ndarray,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float,
-    lv: np.ndarray,
-    lh: np.ndarray,
-    sweeps: np.ndarray,
-    change: np.ndarray,
-    v_units: np.ndarray,
-    h_units: np.ndarray,
-    v_out: np.ndarray,
-    h_out: np.ndarray,
-    tv: np.ndarray,
-    th: np.ndarray,
+    to_v: np.ndarray, to_h: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float,
+    lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, v_units: np.ndarray,
+    h_units: np.ndarray, v_out: np.ndarray, h_out: np.ndarray, tv: np.ndarray, th: np.ndarray,
     small: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """A strip of graphs side by side; one that has met its tolerance stays as it is."""
     rows, v, h = len(bv), bv.shape[1], bh.shape[1]
     moved = np.empty(rows, dtype=np.float32)

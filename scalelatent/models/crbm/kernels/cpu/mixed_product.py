@@ -41,19 +41,9 @@ _HALF = ROWS // 2
 
 @instructions(UNITS)
 def _gather(
-    lanes: Vectors,
-    a: ir.Value,
-    row_step: ir.Value,
-    x0: ir.Value,
-    x1: ir.Value,
-    x2: ir.Value,
-    x3: ir.Value,
-    swap: ir.Value,
-    n: ir.Value,
-    chunk: ir.Value,
-    q: ir.Value,
-    e: ir.Value,
-) -> None:
+    lanes: Vectors, a: ir.Value, row_step: ir.Value, x0: ir.Value, x1: ir.Value, x2: ir.Value, x3: ir.Value,
+    swap: ir.Value, n: ir.Value, chunk: ir.Value, q: ir.Value, e: ir.Value,
+) -> None:  # fmt: skip
     """Of each of four rows the product of A x + y as q times 2^e; y lies at ``swap`` - x. Addresses, bytes
     of a row, bytes between exponents' splits.
     """
@@ -85,14 +75,9 @@ def _gather(
 
 @part
 def _to_and_fro(
-    a: np.ndarray,
-    w: np.ndarray,
-    row_products: np.ndarray,
-    v_units: np.ndarray,
-    h_units: np.ndarray,
-    small: np.ndarray,
-    factors: int,
-) -> None:
+    a: np.ndarray, w: np.ndarray, row_products: np.ndarray, v_units: np.ndarray, h_units: np.ndarray,
+    small: np.ndarray, factors: int,
+) -> None:  # fmt: skip
     row, unit = 4 * a.shape[1], 4 * v_units.shape[1]
     a_at, v_at, h_at, q = a.ctypes.data, v_units.ctypes.data, h_units.ctypes.data, small.ctypes.data
     e, moved, limit = q + WIDE * EXPONENT, q + WIDE * MOVED, q + WIDE * LIMIT
@@ -138,22 +123,10 @@ def _to_and_fro(
 
 @entry(*[given("f4", 2)] * 3, types.int64, *INPUTS, *RESULTS, *[filled("f4", 2)] * 3)
 def _infer(
-    a: np.ndarray,
-    w: np.ndarray,
-    row_products: np.ndarray,
-    factors: int,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float,
-    lv: np.ndarray,
-    lh: np.ndarray,
-    sweeps: np.ndarray,
-    change: np.ndarray,
-    v_units: np.ndarray,
-    h_units: np.ndarray,
-    small: np.ndarray,
-) -> None:
+    a: np.ndarray, w: np.ndarray, row_products: np.ndarray, factors: int, bv: np.ndarray, bh: np.ndarray,
+    n_sweeps: int, tol: float, lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray,
+    v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
+) -> None:  # fmt: skip
     for n in range(len(bv)):
         start(v_units, bv[n], small)
         start(h_units, bh[n], small)

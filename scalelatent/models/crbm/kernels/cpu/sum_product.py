@@ -73,19 +73,9 @@ _GROUP, _GROUP_BYTES = 64, 2**17
 
 @part
 def _block(
-    a: int,
-    m: int,
-    row: int,
-    v_at: int,
-    unit: int,
-    h_at: int,
-    small: int,
-    factors: int,
-    damping: np.float32 | None,
-    c: int,
-    next_a: int,
-    next_m: int,
-) -> None:
+    a: int, m: int, row: int, v_at: int, unit: int, h_at: int, small: int, factors: int,
+    damping: np.float32 | None, c: int, next_a: int, next_m: int,
+) -> None:  # fmt: skip
     """Eight visible units of one graph: messages to them, their beliefs, messages back. Addresses; the next
     block's A and messages are fetched. ``damping`` is None, or the weight of the messages back.
     """
@@ -122,17 +112,9 @@ def _block(
 
 @part
 def _to_and_fro(
-    a: np.ndarray,
-    m: np.ndarray,
-    up: bool,
-    v_units: np.ndarray,
-    h_units: np.ndarray,
-    small: np.ndarray,
-    factors: int,
-    damping: np.float32 | None,
-    active: np.ndarray,
-    c: np.ndarray,
-) -> int:
+    a: np.ndarray, m: np.ndarray, up: bool, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
+    factors: int, damping: np.float32 | None, active: np.ndarray, c: np.ndarray,
+) -> int:  # fmt: skip
     """One sweep of the active graphs of a group, ``up`` W or down; with matrices ``c`` it may be the last
     one. They share A: while a block of it is at hand all of them use it. Returns how often the columns'
     products were split.
@@ -191,23 +173,10 @@ def _log_z(units: np.ndarray, n: int) -> float:
 
 @part
 def _infer(
-    a: np.ndarray,
-    factors: int,
-    damping: np.float32 | None,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float,
-    lv: np.ndarray,
-    lh: np.ndarray,
-    sweeps: np.ndarray,
-    change: np.ndarray,
-    log_z: np.ndarray,
-    m: np.ndarray,
-    v_units: np.ndarray,
-    h_units: np.ndarray,
-    small: np.ndarray,
-) -> None:
+    a: np.ndarray, factors: int, damping: np.float32 | None, bv: np.ndarray, bh: np.ndarray, n_sweeps: int,
+    tol: float, lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, log_z: np.ndarray,
+    m: np.ndarray, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
+) -> None:  # fmt: skip
     """A group of graphs. Where ``log_z`` is wanted P(v_i = 1 | h_j = 1) takes the place of the messages in
     the last sweep, which is one more for graphs that have met ``tol``.
     """
@@ -261,24 +230,10 @@ def _add_pairs(c: np.ndarray, h_units: np.ndarray, pairs: np.ndarray) -> None:
 
 
 def _infer_all(
-    a: np.ndarray,
-    factors: int,
-    damping: np.float32 | None,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float,
-    lv: np.ndarray,
-    lh: np.ndarray,
-    sweeps: np.ndarray,
-    change: np.ndarray,
-    log_z: np.ndarray,
-    pairs: np.ndarray,
-    m: np.ndarray,
-    v_units: np.ndarray,
-    h_units: np.ndarray,
-    small: np.ndarray,
-) -> None:
+    a: np.ndarray, factors: int, damping: np.float32 | None, bv: np.ndarray, bh: np.ndarray, n_sweeps: int,
+    tol: float, lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, log_z: np.ndarray,
+    pairs: np.ndarray, m: np.ndarray, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
+) -> None:  # fmt: skip
     """Group after group; where there are ``log_z``, pair beliefs are added to ``pairs``."""
     for first in range(0, len(bv), len(m)):
         part = slice(first, min(first + len(m), len(bv)))
@@ -314,14 +269,9 @@ def sum_product(
 
 
 def sum_product_pairs(
-    coupling: Coupling,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float | None,
-    pairs: np.ndarray,
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None, pairs: np.ndarray,
     damping: float = 1.0,
-) -> Inference:
+) -> Inference:  # fmt: skip
     if pairs.shape != coupling.w.shape:
         raise ValueError(f"pairs of shape {pairs.shape} are wanted in the shape of W, {coupling.w.shape}")
     return _run(coupling, bv, bh, n_sweeps, tol, pairs, damping)
@@ -336,14 +286,9 @@ def bethe(
 
 
 def _run(
-    coupling: Coupling,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float | None,
-    pairs: np.ndarray | None,
-    damping: float = 1.0,
-) -> Inference:
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None,
+    pairs: np.ndarray | None, damping: float = 1.0,
+) -> Inference:  # fmt: skip
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol, damping)
     results, a, rows = unfilled(bv, bh), coupling.a, len(bv)
     log_z = np.empty(0 if pairs is None else rows)

@@ -40,15 +40,9 @@ def _settle(
 
 @instructions(UNITS)
 def update(
-    lanes: Vectors,
-    units: ir.Value,
-    step: ir.Value,
-    q: ir.Value,
-    e: ir.Value,
-    offset: ir.Value,
-    moved: ir.Value,
-    limit: ir.Value,
-) -> None:
+    lanes: Vectors, units: ir.Value, step: ir.Value, q: ir.Value, e: ir.Value, offset: ir.Value,
+    moved: ir.Value, limit: ir.Value,
+) -> None:  # fmt: skip
     """Log odds = bias + log(q 2^(e - offset)) of eight units, whose fields lie ``step`` bytes apart, and
     their beliefs; ``moved`` becomes the most that a belief of each lane has moved. Addresses; ``offset`` a
     number.

@@ -40,18 +40,9 @@ def _light(below: np.ndarray, left: np.ndarray, lit: np.ndarray, room: int, p: i
 
 @part
 def _raise(
-    left: np.ndarray,
-    prior: np.ndarray,
-    steps: np.ndarray,
-    drawn: np.ndarray,
-    made: np.ndarray,
-    room: int,
-    width: int,
-    top: int,
-    bottom: int,
-    first: int,
-    last: int,
-) -> None:
+    left: np.ndarray, prior: np.ndarray, steps: np.ndarray, drawn: np.ndarray, made: np.ndarray, room: int,
+    width: int, top: int, bottom: int, first: int, last: int,
+) -> None:  # fmt: skip
     """What pixels gain each by itself: of some rows and columns of all channels."""
     for a in range(0, len(made), len(prior)):
         for y in range(top, bottom):
@@ -62,18 +53,9 @@ def _raise(
 
 @part
 def _gain(
-    below: np.ndarray,
-    left: np.ndarray,
-    lit: np.ndarray,
-    drawn: np.ndarray,
-    made: np.ndarray,
-    prior: np.ndarray,
-    steps: np.ndarray,
-    room: int,
-    own: np.ndarray,
-    shift: np.ndarray,
-    at: int,
-) -> np.int32:
+    below: np.ndarray, left: np.ndarray, lit: np.ndarray, drawn: np.ndarray, made: np.ndarray,
+    prior: np.ndarray, steps: np.ndarray, room: int, own: np.ndarray, shift: np.ndarray, at: int,
+) -> np.int32:  # fmt: skip
     """What a feature would gain here; nothing is changed in the end."""
     total = _0
     for i in range(len(own)):
@@ -291,15 +273,9 @@ def explain(
 
 
 def put_down(
-    below: np.ndarray,
-    prior: np.ndarray,
-    at: np.ndarray,
-    begins: np.ndarray,
-    price: np.ndarray,
-    drawn: np.ndarray,
-    lit: np.ndarray,
-    taken: np.ndarray,
-) -> np.ndarray:
+    below: np.ndarray, prior: np.ndarray, at: np.ndarray, begins: np.ndarray, price: np.ndarray,
+    drawn: np.ndarray, lit: np.ndarray, taken: np.ndarray,
+) -> np.ndarray:  # fmt: skip
     """Features put down one by one, that which gains most first."""
     flat, (height, width) = below.reshape(len(below), -1), below.shape[2:]
     chances, steps, left = _pools(prior, flat.shape[1])

@@ -47,15 +47,9 @@ def _spread(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: int
 
 @part
 def _toggle(
-    evidence: np.ndarray,
-    layers: np.ndarray,
-    gains: np.ndarray,
-    w: np.ndarray,
-    r: int,
-    c: int,
-    f: int,
+    evidence: np.ndarray, layers: np.ndarray, gains: np.ndarray, w: np.ndarray, r: int, c: int, f: int,
     count: int,
-) -> None:
+) -> None:  # fmt: skip
     """Put a feature down, or take it away; gains of others follow."""
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):

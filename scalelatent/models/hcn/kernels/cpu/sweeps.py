@@ -65,17 +65,9 @@ def _sweeping(wide: bool) -> Callable[..., None]:
 
     @part
     def sweep(
-        evidence: np.ndarray,
-        order: np.ndarray,
-        s: np.ndarray,
-        w: np.ndarray,
-        to_s: np.ndarray,
-        to_w: np.ndarray,
-        held: np.ndarray,
-        damping: np.float32,
-        trees: np.ndarray,
-        moved: np.ndarray,
-    ) -> None:
+        evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray,
+        to_w: np.ndarray, held: np.ndarray, damping: np.float32, trees: np.ndarray, moved: np.ndarray,
+    ) -> None:  # fmt: skip
         n_channels, height, width = evidence.shape[2:]
         s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
         # Messages of a large tree lie far from those of the tree before.

@@ -153,14 +153,9 @@ def _square(x: np.ndarray) -> np.float32:
 
 @part
 def _scan(
-    strip: np.ndarray,
-    n: int,
-    packed: np.ndarray,
-    scale: np.ndarray,
-    bias: np.ndarray,
-    begun: np.ndarray,
+    strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, begun: np.ndarray,
     state: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """Best, second and index of each row and lane; ``begun`` holds the sums of a panel's parts, or zeros."""
     q = strip.shape[1]
     row, wide = BYTES * q, BYTES * PANEL
@@ -220,15 +215,9 @@ def _winner(state: np.ndarray, words: np.ndarray) -> tuple[int, float, float]:
 
 @part
 def _decide(
-    strip: np.ndarray,
-    n: int,
-    floor: np.ndarray,
-    packed: np.ndarray,
-    scale: np.ndarray,
-    bias: np.ndarray,
-    exact: np.ndarray,
-    codes: np.ndarray,
-) -> None:
+    strip: np.ndarray, n: int, floor: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
+    exact: np.ndarray, codes: np.ndarray,
+) -> None:  # fmt: skip
     """Codes of rows whose scan left several centroids at or above ``floor``: by scores in float64."""
     q, k = strip.shape[1], exact.shape[1]
     row = BYTES * q
@@ -263,16 +252,9 @@ def _decide(
 
 
 def _nearest(
-    x: np.ndarray,
-    columns: np.ndarray,
-    packed: np.ndarray,
-    scale: np.ndarray,
-    bias: np.ndarray,
-    exact: np.ndarray,
-    slope: float,
-    floor: float,
-    out: np.ndarray,
-) -> None:
+    x: np.ndarray, columns: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
+    exact: np.ndarray, slope: float, floor: float, out: np.ndarray,
+) -> None:  # fmt: skip
     n, q = len(x), len(columns)
     strip = np.empty((STRIP, q), dtype=np.float32)
     begun, state = (

@@ -168,16 +168,9 @@ def _list(codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, m
 
 @part
 def _meet(
-    codes: np.ndarray,
-    n: int,
-    start: np.ndarray,
-    members: np.ndarray,
-    ends: np.ndarray,
-    base: int,
-    row: int,
-    room: int,
-    over: np.ndarray,
-) -> None:
+    codes: np.ndarray, n: int, start: np.ndarray, members: np.ndarray, ends: np.ndarray, base: int, row: int,
+    room: int, over: np.ndarray,
+) -> None:  # fmt: skip
     """n rows write the centroids of their codes' lists where those that they have met end."""
     size, lists, one = members.itemsize, members.ctypes.data, np.uint64(1)
     for i in range(np.uint64(n)):
@@ -224,14 +217,9 @@ def _most(met: np.ndarray, length: int, k: int, shift: int, shared: np.ndarray, 
 
 @part
 def _most_of_all(
-    codes: np.ndarray,
-    start: np.ndarray,
-    members: np.ndarray,
-    k: int,
-    shift: int,
-    shared: np.ndarray,
+    codes: np.ndarray, start: np.ndarray, members: np.ndarray, k: int, shift: int, shared: np.ndarray,
     out: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     for v in range(len(codes)):
         for m in range(start[v, codes[v]], start[v, codes[v] + 1]):
             shared[members[v, m]] += 1

@@ -158,17 +158,9 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
 
 @part
 def _sort_out(
-    data: np.ndarray,
-    indices: np.ndarray,
-    slot: np.ndarray,
-    most: np.ndarray,
-    size: int,
-    i: np.uint64,
-    places: np.ndarray,
-    values: np.ndarray,
-    thin: np.ndarray,
-    weights: np.ndarray,
-) -> tuple[np.uint64, np.uint64, float]:
+    data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
+    places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
+) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
     """Entries of row i of a strip: those of dense columns and those with postings; returns how many of each,
     and the length of the row on both; of counts -1 if not all of these are counts, or their sums may be
     beyond int16.
@@ -249,16 +241,9 @@ def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
 
 @part
 def _scan(
-    rows: int,
-    places: np.ndarray,
-    values: np.ndarray,
-    dense: np.ndarray,
-    panels: np.ndarray,
-    sums: np.ndarray,
-    scale: np.ndarray,
-    bias: np.ndarray,
-    lanes: np.ndarray,
-) -> None:
+    rows: int, places: np.ndarray, values: np.ndarray, dense: np.ndarray, panels: np.ndarray,
+    sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, lanes: np.ndarray,
+) -> None:  # fmt: skip
     """Sums of the first ``rows`` rows of a strip with all centroids, and the best of them by lanes."""
     full = len(scale)
     width = np.int64(_PANEL_BYTES // sums.itemsize)
@@ -303,15 +288,9 @@ def _leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.float32]
 
 @part
 def _add_postings(
-    thin: np.ndarray,
-    weights: np.ndarray,
-    count: np.uint64,
-    start: np.ndarray,
-    centroid: np.ndarray,
-    value: np.ndarray,
-    i: np.uint64,
-    sums: np.ndarray,
-) -> None:
+    thin: np.ndarray, weights: np.ndarray, count: np.uint64, start: np.ndarray, centroid: np.ndarray,
+    value: np.ndarray, i: np.uint64, sums: np.ndarray,
+) -> None:  # fmt: skip
     for c in range(np.uint64(count)):
         weight, place = weights[c], np.uint64(thin[c])
         for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
@@ -333,17 +312,9 @@ def _product(data: np.ndarray, indices: np.ndarray, values: np.ndarray, columns:
 
 @part
 def _decide(
-    data: np.ndarray,
-    indices: np.ndarray,
-    sums: np.ndarray,
-    scale: np.ndarray,
-    bias: np.ndarray,
-    least: np.float32,
-    exact: np.ndarray,
-    values: np.ndarray,
-    columns: np.ndarray,
-    pointers: np.ndarray,
-) -> int:
+    data: np.ndarray, indices: np.ndarray, sums: np.ndarray, scale: np.ndarray, bias: np.ndarray,
+    least: np.float32, exact: np.ndarray, values: np.ndarray, columns: np.ndarray, pointers: np.ndarray,
+) -> int:  # fmt: skip
     """The centroid of the largest score in float64 among those that have at least ``least`` in float32."""
     best, code = -np.inf, 0
     for j in range(exact.shape[1]):
@@ -358,16 +329,9 @@ def _decide(
 
 @part
 def _decide_among_all(
-    data: np.ndarray,
-    indices: np.ndarray,
-    slot: np.ndarray,
-    panels: np.ndarray,
-    start: np.ndarray,
-    centroid: np.ndarray,
-    value: np.ndarray,
-    exact: np.ndarray,
-    sums: np.ndarray,
-) -> int:
+    data: np.ndarray, indices: np.ndarray, slot: np.ndarray, panels: np.ndarray, start: np.ndarray,
+    centroid: np.ndarray, value: np.ndarray, exact: np.ndarray, sums: np.ndarray,
+) -> int:  # fmt: skip
     """The centroid of the largest score in float64 among all, with the sums of :func:`_product`: columns are
     taken in the order of the row's entries. ``sums`` is room for those.
     """
@@ -395,25 +359,11 @@ def _decide_among_all(
 
 
 def _nearest(
-    data: np.ndarray,
-    indices: np.ndarray,
-    indptr: np.ndarray,
-    slot: np.ndarray,
-    panels: np.ndarray,
-    start: np.ndarray,
-    centroid: np.ndarray,
-    value: np.ndarray,
-    most: np.ndarray,
-    scale: np.ndarray,
-    bias: np.ndarray,
-    exact: np.ndarray,
-    values_w: np.ndarray,
-    columns_w: np.ndarray,
-    pointers_w: np.ndarray,
-    slope: float,
-    floor: float,
-    out: np.ndarray,
-) -> None:
+    data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, slot: np.ndarray, panels: np.ndarray,
+    start: np.ndarray, centroid: np.ndarray, value: np.ndarray, most: np.ndarray, scale: np.ndarray,
+    bias: np.ndarray, exact: np.ndarray, values_w: np.ndarray, columns_w: np.ndarray, pointers_w: np.ndarray,
+    slope: float, floor: float, out: np.ndarray,
+) -> None:  # fmt: skip
     n, full = len(out), len(scale)
     strip = max(8, min(128, _SUM_BYTES // (panels.itemsize * full)))
     widest = 0
