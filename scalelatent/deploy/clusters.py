@@ -41,7 +41,8 @@ def current_client() -> Any:
 class HasScheduler(Protocol):
     """What clusters of Dask's packages have in common."""
 
-    scheduler_address: str
+    @property
+    def scheduler_address(self) -> str: ...
 
 
 @runtime_checkable
