@@ -49,6 +49,8 @@ class SlicedArray(Protocol):
 
     def __getitem__(self, rows: slice, /) -> Any: ...
 
+    def __len__(self) -> int: ...
+
 
 class SparseLike(Protocol):
     """A sparse matrix or array, of scipy or another library."""

@@ -197,6 +197,16 @@ class PartedMap(RowMap[Prepared], Protocol[Prepared]):
         """Write the output rows of the block; hands over now and then, so that it can be called off."""
 
 
+class CostedMap(PartedMap[Prepared], Protocol[Prepared]):
+    """A :class:`PartedMap` of one stage that says what its columns cost, which cuts its output into tiles."""
+
+    def flops_per_row(self) -> float:
+        """Floating point operations for one column of a row."""
+
+    def column_flops(self) -> float:
+        """Floating point operations that a column takes before its first row."""
+
+
 class RowSets(Protocol):
     """Sets of some rows each, all of one size, that are kept; as CSR rows where they want ``csr``."""
 

@@ -15,6 +15,7 @@ from .passes import Stage
 
 if TYPE_CHECKING:
     from .mapwrite import OutputTask
+    from .quarantine import Quarantine
 
 # Rows done so far, rows of the pass.
 OnRows = Callable[[int, int], None]
@@ -83,8 +84,17 @@ class OnlineSteps(AbstractContextManager["OnlineSteps"], Protocol):
 class Executor(Protocol):
     """Runs passes and maps."""
 
-    workers: int
-    keeps_states: bool
+    @property
+    def workers(self) -> int:
+        """Spans that run at once."""
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a step leaves its state in the run folder."""
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """The shards that a fit leaves out."""
 
     def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
         """Make a state known where it is needed; returns its handle."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from scalelatent.errors import DataError
 from .containers import opened
 
 if TYPE_CHECKING:
+    import zarr
     from scipy.sparse import csr_array
 
     from scalelatent.data.layout import ChunkLayout
@@ -236,13 +237,13 @@ class CsrSource(RowSource):
         )
 
 
-def is_dask(x: Any) -> bool:
+def is_dask(x: object) -> bool:
     """Whether `x` is a dask array, without importing dask."""
     module = sys.modules.get("dask.array")
     return module is not None and isinstance(x, module.Array)
 
 
-def is_zarr(x: Any) -> bool:
+def is_zarr(x: object) -> TypeGuard[zarr.Array]:
     """Whether `x` is a zarr array, without importing zarr."""
     module = sys.modules.get("zarr")
     return module is not None and isinstance(x, module.Array)
