@@ -28,6 +28,7 @@ __all__ = [
     "ArrowFrame",
     "ClientLike",
     "DenseOrCsr",
+    "FrameLike",
     "LabelsLike",
     "RandomState",
     "RowsLike",
@@ -71,7 +72,10 @@ _Arrays: TypeAlias = (
     "npt.ArrayLike | SlicedArray | zarr.Array | dask.array.Array | xarray.DataArray | torch.Tensor"
 )
 
-RowsLike: TypeAlias = "Dataset | _Arrays | SparseLike | ArrowFrame | polars.LazyFrame"
+FrameLike: TypeAlias = "ArrowFrame | polars.LazyFrame"
+"""A data frame of pandas, polars or pyarrow, or of another library with Arrow's interface."""
+
+RowsLike: TypeAlias = "Dataset | _Arrays | SparseLike | FrameLike"
 """Rows (n, features): a Dataset, arrays of numpy, zarr, dask, xarray and torch, sparse, frames, lists."""
 
 LabelsLike: TypeAlias = "Dataset | _Arrays | SparseLike"

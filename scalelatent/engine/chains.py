@@ -207,7 +207,7 @@ class InProcessSteps:
     def __enter__(self) -> InProcessSteps:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._runner.close()
 
     def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:

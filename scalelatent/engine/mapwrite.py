@@ -23,6 +23,7 @@ from .threads import resolve_jobs, single_threaded
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
+    from scalelatent.data.schema import DatasetSpec
     from scalelatent.data.write.writer import DatasetWriter
 
     from .executor import Executor
@@ -88,7 +89,7 @@ def common_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def open_spec(spec: dict[str, Any]) -> Dataset:
+def open_spec(spec: DatasetSpec) -> Dataset:
     from scalelatent.data import Dataset
 
     return Dataset.from_spec(spec)

@@ -69,6 +69,7 @@ ONLINE_GRID = ("run_rows", "buffer_runs", "validate_steps")
 if TYPE_CHECKING:
     from distributed import Client
 
+    from scalelatent.data.schema import DatasetSpec
     from scalelatent.engine.dask.executor import DaskExecutor
     from scalelatent.engine.executor import Executor
     from scalelatent.typing import ClientLike, RandomState
@@ -565,6 +566,7 @@ def tile_layout(n: int, row_bytes: int, row_map: CostedMap) -> dict[str, Any]:
     return {"shard_rows": rows, "tile_columns": columns}
 
 
-def _spec(kept: dict[str, Any], place: Location) -> dict[str, Any]:
+def _spec(kept: dict[str, Any], place: Location) -> DatasetSpec:
     """Of a dataset that a step wrote: it lies in the run folder, which may have been moved since."""
-    return {**json.loads(kept["spec"]), "url": place.url}
+    spec: DatasetSpec = json.loads(kept["spec"])
+    return {**spec, "url": place.url}

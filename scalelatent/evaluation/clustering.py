@@ -21,6 +21,8 @@ from scalelatent.kernels.streams import resolve_seed, stream
 if TYPE_CHECKING:
     from distributed import Client
 
+    from scalelatent.data.schema import DatasetSpec
+
 MEMORY_SHARE = 0.3
 STALL_SECONDS = 900.0
 """With a cluster: so long no restart may end before the job is given up."""
@@ -316,7 +318,7 @@ def _in_threads(
                 future.cancel()
 
 
-def _task(spec: dict[str, Any], n_clusters: int | None, seed: int, restart: int) -> list[float]:
+def _task(spec: DatasetSpec, n_clusters: int | None, seed: int, restart: int) -> list[float]:
     """One restart in a worker, which opens the rows itself."""
     rows, classes = _rows_of(Dataset.from_spec(spec), None)
     return _cluster_once(rows, classes, _clusters(n_clusters, classes, len(rows)), seed, restart)

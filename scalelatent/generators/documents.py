@@ -150,6 +150,7 @@ class ResampledDocuments:
         longest = 0
         for first, last in self._base.pieces(a, b):
             x = self._base.read_x(first, last)
+            assert not isinstance(x, np.ndarray), "documents are CSR rows"
             values = x.data
             wrong = (values < 0) | (values != np.floor(values)) if values.dtype.kind == "f" else values < 0
             if values.dtype.kind in "fi" and wrong.any():

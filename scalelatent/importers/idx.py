@@ -114,7 +114,7 @@ def open_idx(path: str | os.PathLike[str], what: str) -> RowStream:
         raise
 
 
-def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype, int]:
     """Shape, dtype and length of the header."""
     try:
         magic = file.read(4)

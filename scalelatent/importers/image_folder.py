@@ -347,7 +347,7 @@ class _Images(RowReader):
         self._kept += filled
         return out[:filled]
 
-    def labels_read(self, dtype: np.dtype[Any]) -> np.ndarray:
+    def labels_read(self, dtype: np.dtype) -> np.ndarray:
         names = self.classes_read
         return np.array(names if dtype.kind == "U" else [int(n) for n in names], dtype)
 
@@ -447,6 +447,6 @@ def _reason(error: Exception) -> str:
     return f"cannot be read: {error}"
 
 
-def _describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+def _describe(shape: tuple[int, ...], dtype: np.dtype) -> str:
     kind = "colour" if len(shape) == 3 else "gray"
     return f"{shape[0]} x {shape[1]} {kind} {dtype}"

@@ -243,7 +243,7 @@ class _Version5:
 class _Integers(Chain):
     """Labels that are whole numbers, as integers."""
 
-    def __init__(self, labels: RowReader, dtype: np.dtype[Any]) -> None:
+    def __init__(self, labels: RowReader, dtype: np.dtype) -> None:
         super().__init__([labels])
         self.dtype = dtype
 

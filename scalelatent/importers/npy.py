@@ -229,7 +229,7 @@ def _member(archive: zipfile.ZipFile, key: str) -> str:
 
 def read_header(
     file: IO[bytes], name: str, *, scalar: bool = False
-) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, whether in Fortran order, and dtype; arrays of Python objects are refused."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:

@@ -45,7 +45,7 @@ class RowReader:
     """What to call it in messages."""
     shape: tuple[int, ...]
     """(n_rows, *feature_shape), as promised."""
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     sparse: bool = False
     """Whether `read` gives scipy CSR."""
     nnz: int | None = None
@@ -77,7 +77,7 @@ class Beside(RowReader):
     def __init__(
         self,
         rows: RowReader,
-        dtype: np.dtype[Any],
+        dtype: np.dtype,
         taken: Callable[[], Any],
         width: int | None = None,
         name: str | None = None,
@@ -140,7 +140,7 @@ class RowStream(RowReader):
     """Rows of one dtype and shape, read in order from an open file; memory is bounded by one `read`."""
 
     def __init__(
-        self, file: IO[bytes], name: str, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int
+        self, file: IO[bytes], name: str, shape: tuple[int, ...], dtype: np.dtype, offset: int
     ) -> None:
         self.name, self.shape, self.dtype = name, shape, dtype
         self._file = file

@@ -309,7 +309,7 @@ def _base(found: Counts, zero_based: bool | str, name: str) -> int:
     return int(found.lowest > 0) if zero_based == "auto" else int(not zero_based)
 
 
-def _group_rows(found: Counts, dtype: np.dtype[Any]) -> int:
+def _group_rows(found: Counts, dtype: np.dtype) -> int:
     """Rows of a row group: by their mean, and not too large where rows are long."""
     rows = choose_csr_layout(found.rows, found.entries, dtype).shard_rows
     while rows > 1 and rows * found.density * (dtype.itemsize + 4) > 4 * GROUP_BYTES:
@@ -352,7 +352,7 @@ class SvmRows(RowReader):
         found: Counts,
         first_column: int,
         n_features: int | None,
-        dtype: np.dtype[Any],
+        dtype: np.dtype,
     ) -> None:
         self.name, self.dtype, self.first_column = name, dtype, first_column
         width = max(found.highest - first_column + 1, 1)
@@ -429,9 +429,7 @@ class SvmRows(RowReader):
 class SvmLabels(RowReader):
     """The labels that belong to the rows read last."""
 
-    def __init__(
-        self, rows: SvmRows, dtype: np.dtype[Any], shape: tuple[int, ...], entries: int | None
-    ) -> None:
+    def __init__(self, rows: SvmRows, dtype: np.dtype, shape: tuple[int, ...], entries: int | None) -> None:
         self.name, self.dtype, self.shape = f"labels of {rows.name}", dtype, shape
         self._rows, self.nnz, self.sparse = rows, entries, entries is not None
 

@@ -37,7 +37,7 @@ class Access:
                     return known
             return _enter(cls(uuid.uuid4().hex[:16], dict(options), store))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _received, (self.mark, self.options, self.store)
 
     def __repr__(self) -> str:

@@ -85,7 +85,7 @@ class ObjectLocation(Location):
         self.shared = self.protocol != "memory"
         self.reads_at_once = READS_AT_ONCE if self.shared else 1
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return ObjectLocation, (self.url, self.access)
 
     @property

@@ -112,7 +112,7 @@ class StoreLocation(Location):
         self._store = FolderStore(access.store, path)
         self._wait("", StorePath.open(access.store, path="", mode=None))  # some are to be opened first
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return StoreLocation, (self.access, self._path)
 
     def at(self, key: str) -> StoreLocation:

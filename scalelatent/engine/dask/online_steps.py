@@ -166,7 +166,7 @@ class DaskSteps:
     def __enter__(self) -> DaskSteps:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.executor.end()  # validation may have begun a pass behind its last one
         self._store.drop_result(self._record)
         args, client = (self._store.ref, self.stage.name, self.token), self.executor.client
