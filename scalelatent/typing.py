@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .data import Dataset
     from .deploy.clusters import HasScheduler
+    from .kernels.sparse_rows import CsrRows
 
 __all__ = [
     "Array",
@@ -29,6 +30,7 @@ __all__ = [
     "ClientLike",
     "DenseOrCsr",
     "FrameLike",
+    "HostRows",
     "LabelsLike",
     "RandomState",
     "RowsLike",
@@ -95,6 +97,9 @@ ClientLike: TypeAlias = "Client | HasScheduler"
 
 Array: TypeAlias = "np.ndarray | cupy.ndarray"
 """An array of numpy, or of CuPy where a card computes."""
+
+HostRows: TypeAlias = "np.ndarray | CsrRows"
+"""Rows in memory as a work takes them: dense, or CSR where it wants that."""
 
 DenseOrCsr: TypeAlias = "np.ndarray | csr_array"
 """Rows as a dataset reads them."""

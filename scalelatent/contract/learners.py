@@ -34,8 +34,7 @@ from .wants import Wants
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from scalelatent.kernels.sparse_rows import CsrRows
-    from scalelatent.typing import Array
+    from scalelatent.typing import Array, HostRows
 
 # What the engine hands on without looking inside: a learner's state, what it prepares of one for the blocks
 # of a span, what it keeps of a leaf. A protocol without brackets is that of a learner of any state.
@@ -228,10 +227,10 @@ class RowSets(Protocol):
     def rows(self, which: int) -> np.ndarray:
         """Numbers of a set's rows, in rising order."""
 
-    def take(self, which: int, x: np.ndarray | CsrRows, rows: np.ndarray) -> np.ndarray | CsrRows:
+    def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
         """Some rows of ``x`` as the set keeps them."""
 
-    def check(self, x: np.ndarray | CsrRows, start: int) -> None:
+    def check(self, x: HostRows, start: int) -> None:
         """Raise ValueError where rows, of which the first is ``start``, cannot be used."""
 
 

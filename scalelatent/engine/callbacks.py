@@ -173,7 +173,7 @@ class Unfailing(Callbacks):
 COMPILING = "compiling kernels (once for this machine)"
 
 
-def kernel_event(kernel: str, seconds: float | None, **where: Any) -> dict[str, Any]:
+def kernel_event(kernel: str, seconds: float | None, **where: object) -> dict[str, Any]:
     """The event that tells of a kernel that is compiled, before (no seconds) or after."""
     if seconds is None:
         return {"event": "compiling_kernels", "kernel": kernel, **where, "message": COMPILING}

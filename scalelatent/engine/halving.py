@@ -35,7 +35,7 @@ def accumulate_leaf(
     backend: Backend,
     what: str,
     reduction: Reduction,
-    prepared: Any,
+    prepared: object,
     blocks: Iterator[Block],
     again: Callable[[], Iterable[Block]],
     stats: Stats,
@@ -63,7 +63,7 @@ def accumulate_leaf(
         pass
 
 
-def apply_block(backend: Backend, what: str, row_map: RowMap, prepared: Any, block: Block) -> np.ndarray:
+def apply_block(backend: Backend, what: str, row_map: RowMap, prepared: object, block: Block) -> np.ndarray:
     """The output rows of a block."""
     while True:
         try:
@@ -76,7 +76,7 @@ def apply_block(backend: Backend, what: str, row_map: RowMap, prepared: Any, blo
 
 
 def fill_block(
-    backend: Backend, what: str, row_map: PartedMap, prepared: Any, block: Block, out: np.ndarray
+    backend: Backend, what: str, row_map: PartedMap, prepared: object, block: Block, out: np.ndarray
 ) -> Iterator[None]:
     """Write the output rows of a block by a ``PartedMap``; hands over as that does."""
     done, count = 0, len(block.x)

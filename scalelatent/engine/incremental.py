@@ -46,14 +46,14 @@ class KeptLeaves:
     def flops_per_row(self) -> float:
         return float(self.learner.flops_per_row())
 
-    def prepare(self, state: Any, backend: Backend) -> Any:
+    def prepare(self, state: object, backend: Backend) -> Any:
         return self.learner.prepare(state, backend)
 
     def name(self, epoch: int, row: int) -> str:
         """Of the record of a contribution: epoch of the visit, first row of the leaf."""
         return f"leaf-{self.stage}-{epoch:06d}-{row}.rec"
 
-    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def run_chain(self, prepared: object, block: Block, stats: Stats) -> None:
         """Visit a leaf, keep what it contributes, and add what that changes."""
         old = None
         if block.epoch > 0:
@@ -68,22 +68,22 @@ class KeptLeaves:
         EngineStore(self.folder, self.run).write(self.name(block.epoch, block.start), new, durable=False)
         self.learner.exchange(prepared, old, new, stats)
 
-    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+    def step(self, state: object, stats: Stats, n_rows: int) -> Any:
         return self.learner.step(state, stats, n_rows)
 
-    def end_epoch(self, state: Any) -> Any:
+    def end_epoch(self, state: object) -> Any:
         return self.learner.end_epoch(state)
 
-    def summary(self, state: Any) -> dict[str, float | int | None]:
+    def summary(self, state: object) -> dict[str, float | int | None]:
         return dict(self.learner.summary(state))
 
-    def is_done(self, state: Any) -> bool:
+    def is_done(self, state: object) -> bool:
         return bool(self.learner.is_done(state))
 
     def validation(self) -> Reduction:
         return self.learner.validation()
 
-    def validated(self, state: Any, stats: Stats) -> Any:
+    def validated(self, state: object, stats: Stats) -> Any:
         return self.learner.validated(state, stats)
 
 

@@ -28,20 +28,20 @@ class ValidationPass:
     def reductions(self) -> Mapping[str, Reduction]:
         return {"validation": self.learner.validation()}
 
-    def update(self, state: Any, stats: Mapping[str, Stats]) -> Any:
+    def update(self, state: object, stats: Mapping[str, Stats]) -> Any:
         return self.learner.validated(state, stats["validation"])
 
-    def summary(self, state: Any) -> dict[str, Any]:
+    def summary(self, state: object) -> dict[str, Any]:
         return self.learner.summary(state)
 
-    def is_done(self, state: Any) -> bool:
+    def is_done(self, state: object) -> bool:
         return self.learner.is_done(state)
 
 
 def fit_online(
     executor: Executor,
     stage: Stage,
-    state: Any,
+    state: object,
     *,
     order: RowOrder,
     n_epochs: int,
@@ -117,7 +117,7 @@ class _OnlineFit:
 
     # -- resume ----------------------------------------------------------------------------------------------
 
-    def restore(self, state: Any) -> Any:
+    def restore(self, state: object) -> Any:
         """The state of the last checkpoint, or the given one."""
         store, name, order = self.store, self.stage.name, self.order
         if store is None or (found := store.latest_state(name)) is None:
@@ -145,7 +145,7 @@ class _OnlineFit:
         self.callbacks.on_event({"event": "resumed", "stage": name, **where})
         return kept["state"]
 
-    def begin(self, run: OnlineSteps, state: Any) -> None:
+    def begin(self, run: OnlineSteps, state: object) -> None:
         """Hand the first state over."""
         self.run, place = run, self.place
         self.at = (place, run.put(place, state, kept=self._restored))

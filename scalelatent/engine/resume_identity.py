@@ -29,7 +29,7 @@ def named_values(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, np.ndarray) and value.dtype != object:
         # numpy abbreviates what it prints, in length and in digits.
         little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))

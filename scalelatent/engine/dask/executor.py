@@ -219,7 +219,7 @@ class DaskExecutor:
 
     # -- passes ----------------------------------------------------------------------------------------------
 
-    def put_state(self, stage: Stage, iteration: int, state: Any) -> int:
+    def put_state(self, stage: Stage, iteration: int, state: object) -> int:
         """Write constants and state where the workers find them."""
         self._call_off()
         self._save_stage(stage)

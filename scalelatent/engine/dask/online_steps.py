@@ -176,7 +176,7 @@ class DaskSteps:
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def put(self, place: Place, state: Any, *, kept: bool = False) -> Place:
+    def put(self, place: Place, state: object, *, kept: bool = False) -> Place:
         """Write a state where the workers find it, unless it comes from there."""
         if not kept:
             tree = {"state": state, "place": place, "order": self._order}

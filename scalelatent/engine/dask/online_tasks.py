@@ -234,7 +234,7 @@ class Site:
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def keep(self, place: Place, state: Any) -> None:
+    def keep(self, place: Place, state: object) -> None:
         """Keep a replica; old ones go."""
         with self._lock:
             self._replicas[place] = state
@@ -274,7 +274,7 @@ class Site:
                 self.keep(place, advance(self.stage.online, self._replicas[before], sums, rows))
             return self._replicas[place]
 
-    def save(self, place: Place, state: Any) -> dict[str, Any]:
+    def save(self, place: Place, state: object) -> dict[str, Any]:
         """Write the state into the run folder; returns the learner's scalars."""
         self.keep(place, state)
         tree = {"state": state, "place": place, "order": self.order}

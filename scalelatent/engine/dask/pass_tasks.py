@@ -223,7 +223,7 @@ def stopping() -> Iterator[None]:
         raise Reschedule from None
 
 
-def context_of(ref: Ref, stage_name: str, iteration: int, state: Any) -> PassContext:
+def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> PassContext:
     """This thread's context of a pass; earlier ones are let go."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)

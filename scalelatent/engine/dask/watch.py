@@ -299,7 +299,7 @@ class Watch:
         if event is not None:
             self._executor.callbacks.on_event(event)
 
-    def _tell(self, event: str, **more: Any) -> None:
+    def _tell(self, event: str, **more: object) -> None:
         self._executor.callbacks.on_event({"event": event, **more})
 
     def _look_closely(self, current: Work[Any]) -> None:
