@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Generic, cast
 
-from scalelatent.contract.learners import Reduction, ValidatedLearner
+from scalelatent.contract.learners import Reduction, State, ValidatedLearner
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import RunError
 
@@ -20,21 +20,21 @@ from .passes import Stage
 
 
 @dataclass(frozen=True)
-class ValidationPass:
+class ValidationPass(Generic[State]):
     """The validation of an online learner as one pass of a batch learner, for the batch machinery."""
 
-    learner: ValidatedLearner
+    learner: ValidatedLearner[State, Any]
 
-    def reductions(self) -> Mapping[str, Reduction]:
+    def reductions(self) -> Mapping[str, Reduction[State, Any]]:
         return {"validation": self.learner.validation()}
 
-    def update(self, state: object, stats: Mapping[str, Stats]) -> Any:
+    def update(self, state: State, stats: Mapping[str, Stats]) -> State:
         return self.learner.validated(state, stats["validation"])
 
-    def summary(self, state: object) -> dict[str, Any]:
+    def summary(self, state: State) -> dict[str, Any]:
         return self.learner.summary(state)
 
-    def is_done(self, state: object) -> bool:
+    def is_done(self, state: State) -> bool:
         return self.learner.is_done(state)
 
 

@@ -40,6 +40,8 @@ from scalelatent.engine.dask import hooks
 from .messages import TOPIC, scalars
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from distributed import Client
 
 PROGRESS_SECONDS = 0.5
@@ -205,7 +207,7 @@ class ClusterLog(Callback):
                 self._sending = sending
                 sending.add_done_callback(self._sent)
 
-    def _sent(self, sending: Any) -> None:
+    def _sent(self, sending: Future[None]) -> None:
         with self._lock:
             with suppress(
                 Exception, CancelledError

@@ -177,7 +177,7 @@ def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRow
 
 
 @contextmanager
-def _kept_while(executor: DaskExecutor, record: str, tree: Any) -> Iterator[None]:
+def _kept_while(executor: DaskExecutor, record: str, tree: object) -> Iterator[None]:
     """A record in the run folder as long as tasks need it."""
     executor.store.write(record, tree)
     try:

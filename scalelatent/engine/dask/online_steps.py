@@ -123,7 +123,7 @@ class Segment(Work[Place]):
     def redone(self, item: Place, why: str, worker: str) -> None:
         """It is told once, by who does it again."""
 
-    def worker_lost(self, items: list[Any], worker: str, alone: bool, expected: bool) -> None:
+    def worker_lost(self, items: list[Place], worker: str, alone: bool, expected: bool) -> None:
         """Replicas of the state are gone with it, which Dask cannot make again."""
         if items and expected:
             raise WorkerLeft(f"worker {worker} was taken away")

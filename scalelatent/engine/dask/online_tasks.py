@@ -166,7 +166,7 @@ class Site:
         self._n_epochs = 0
         self._loaded = False
         self._lock = threading.RLock()
-        self._replicas: OrderedDict[Place, Any] = OrderedDict()
+        self._replicas: OrderedDict[Place, object] = OrderedDict()
         self._runners: dict[tuple[int, int], _Runner] = {}
         self._epoch = -1
         # Of all tasks: each of a spread segment is shorter than what lies between two words.
@@ -244,7 +244,7 @@ class Site:
                 self._epoch = place.epoch
                 shared_cache().start_pass()
 
-    def state(self, place: Place) -> Any:
+    def state(self, place: Place) -> object:
         """The state where a segment begins: a replica, or the record in the run folder."""
         with self._lock:
             if place not in self._replicas:
@@ -259,7 +259,7 @@ class Site:
                 self.keep(place, tree["state"])
             return self._replicas[place]
 
-    def follow(self, before: Place, results: Sequence[Found]) -> Any:
+    def follow(self, before: Place, results: Sequence[Found]) -> object:
         """The state after the step at ``before``, given what the tasks of that step returned."""
         place = Place(before.epoch, before.step + 1)
         with self._lock:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -47,6 +47,11 @@ from .worker_side import (
     worker_threads,
 )
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from scalelatent.engine.mapwrite import OutputTask
+
 T = TypeVar("T")
 
 
@@ -56,10 +61,10 @@ class RecentObjects:
     def __init__(self, size: int) -> None:
         self._size = size
         # Slot -> key, object: of a slot the last key is kept.
-        self._kept: OrderedDict[tuple[Any, ...], tuple[Any, Any]] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], tuple[object, object]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, slot: tuple[Any, ...], load: Callable[[], T], key: Any = None) -> T:
+    def get(self, slot: tuple[object, ...], load: Callable[[], T], key: object = None) -> T:
         """The object of a slot, loaded by ``load()`` where it is not at hand, or that of another key."""
         with self._lock:
             kept = self._kept.get(slot)
@@ -74,7 +79,7 @@ class RecentObjects:
                 self._kept.popitem(last=False)
         return value
 
-    def forget(self, run: Any) -> None:
+    def forget(self, run: object) -> None:
         """Let go of all objects of a run, by which slots begin."""
         with self._lock:
             for slot in [slot for slot in self._kept if slot[0] == run]:
@@ -146,7 +151,7 @@ class TaskParams:
     # A state of None: the pass is not wanted, because the learner is done, or because the pass is past and
     # Dask, having lost later parameters, goes through it again.
 
-    state: Any
+    state: object
     info: dict[str, Any] | None = None
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
@@ -295,7 +300,9 @@ def task_info(params: TaskParams) -> dict[str, Any] | None:
     return params.info
 
 
-def task_write_rows(ref: Ref, url: str, shard: int, x: np.ndarray, y: Any, beside: str | None) -> None:
+def task_write_rows(
+    ref: Ref, url: str, shard: int, x: np.ndarray, y: npt.ArrayLike | None, beside: str | None
+) -> None:
     """One shard of a dask array's rows, written where it was computed."""
     from scalelatent.data import DatasetWriter
 
@@ -319,14 +326,14 @@ def _tell_cuts(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
         tell_cut(fit, what, limit, backend.device)
 
 
-def load_map(ref: Ref, name: str) -> tuple[Any, Any]:
+def load_map(ref: Ref, name: str) -> tuple[OutputTask, Backend]:
     """A map, read once a process, and what it is computed by."""
     task = _recent.get((ref[:2], name), lambda: _read_map(ref, name))
     settle_process()
     return task, _backend(task.device)
 
 
-def _read_map(ref: Ref, name: str) -> Any:
+def _read_map(ref: Ref, name: str) -> OutputTask:
     from scalelatent.engine.mapwrite import MapTask
     from scalelatent.engine.rowsets import SetsTask
 
@@ -334,11 +341,12 @@ def _read_map(ref: Ref, name: str) -> Any:
     return MapTask.from_tree(tree) if "row_map" in tree else SetsTask.from_tree(tree)
 
 
-def aligned(tree: Any) -> Any:
+def aligned(tree: T) -> T:
     """A tree of dataclasses, dicts, lists and tuples, with unaligned arrays copied."""
     # Messages hold arrays one behind the other, at any byte, and numpy multiplies unaligned ones by loops of
     # its own in place of BLAS: slower, and with other bits.
-    return _aligned(tree, {})
+    out: T = _aligned(tree, {})
+    return out
 
 
 def _aligned(tree: Any, seen: dict[int, np.ndarray]) -> Any:
