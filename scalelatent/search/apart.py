@@ -17,6 +17,9 @@ from .candidates import Candidate
 from .criterion import Scoring
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from distributed import Client
 
 
@@ -28,9 +31,9 @@ def fit_apart(
     *,
     keeps_best: bool,
     client: Client | None,
-    run_dir: Any,
+    run_dir: str | Path | None,
     n_jobs: int | None,
-    engine: Any,
+    engine: Mapping[str, Any] | None,
 ) -> dict[str, float]:
     """Fit and score them; what a resumed search has done is read again."""
     scores: dict[str, float] = {}
@@ -117,7 +120,7 @@ def _fit_model(one: Candidate, place: Location | None, watched: bool, how: Mappi
     one.model._search_fit(one.rows["train"].dataset, **own)
 
 
-def _forget(one: Candidate, run_dir: Any) -> None:
+def _forget(one: Candidate, run_dir: str | Path | None) -> None:
     """Let go of a model that has lost, and of its folder."""
     one.model = clone(one.model)
     if run_dir is not None:
