@@ -23,16 +23,18 @@ from .worker_processes import (
 )
 
 if TYPE_CHECKING:
-    from distributed import Client, Security
+    from distributed import Client, Security, Worker
 
-_current: ContextVar[Any] = ContextVar("scalelatent_client", default=None)
+    from scalelatent.typing import ClientLike
+
+_current: ContextVar[Client | None] = ContextVar("scalelatent_client", default=None)
 _job: ContextVar[str] = ContextVar("scalelatent_job", default="")
 CLOSE_SECONDS = 60
 # Puts our page on the dashboard of a scheduler that starts.
 PAGE_PRELOAD = "scalelatent.monitor.preload"
 
 
-def current_client() -> Any:
+def current_client() -> Client | None:
     """The client of the enclosing ``with sl.cluster(…)``, or None."""
     return _current.get()
 
@@ -49,11 +51,11 @@ class HasScheduler(Protocol):
 class TellsWorkers(Protocol):
     """What a client is asked for first; a cluster that is only planned tells it as well."""
 
-    def scheduler_info(self, n_workers: int = ...) -> Any: ...
+    def scheduler_info(self, n_workers: int = ...) -> object: ...
 
 
 @contextmanager
-def client_of(given: Any) -> Iterator[Any]:
+def client_of(given: ClientLike | None) -> Iterator[Client | None]:
     """The client that is given, one of a cluster that is given (closed here), else that of `sl.cluster`."""
     if given is None:
         yield current_client()
@@ -98,7 +100,7 @@ def cluster(
     host: str = "127.0.0.1",
     port: int = 0,
     security: Security | None = None,
-) -> Iterator[Any]:
+) -> Iterator[Client]:
     """A Dask cluster for the fits inside.
 
     Parameters
@@ -247,7 +249,7 @@ def deaf_to_ctrl_c() -> Any:
     class DeafToCtrlC(WorkerPlugin):
         name = "scalelatent-deaf-to-ctrl-c"
 
-        def setup(self, worker: Any) -> None:
+        def setup(self, worker: Worker) -> None:
             import signal
             import threading
 

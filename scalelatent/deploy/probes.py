@@ -129,7 +129,7 @@ def _datasets(wanted: Wanted) -> dict[str, tuple[str, str]]:
     return found
 
 
-PROBES: dict[str, Callable[[Wanted], Any]] = {
+PROBES: dict[str, Callable[[Wanted], object]] = {
     "versions": lambda wanted: versions(),
     "host": lambda wanted: socket.gethostname(),
     "cores": lambda wanted: usable_cpus()[0],

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
 
 from .runfolder import RunFolder, is_run_folder
+
+if TYPE_CHECKING:
+    pass
 
 ERRORS = (
     "best_validation_error",
@@ -45,7 +48,7 @@ def compare_runs(runs: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
     return {"runs": told, "groups": groups, "notes": _notes(groups, told)}
 
 
-def _differing(jobs: Sequence[Mapping[str, Any]], kind: Any) -> list[str]:
+def _differing(jobs: Sequence[Mapping[str, Any]], kind: str | None) -> list[str]:
     """What jobs of one kind have differently; others have other parameters."""
     alike = [job for job in jobs if job.get(KIND) == kind]
     names = dict.fromkeys(name for job in alike for name in job)

@@ -172,7 +172,7 @@ def _search_section(call: FitCall) -> SearchSection | None:
     return None
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> bool:
     """Whether a parameter is the same to a fit after a way through JSON."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_json(item) for key, item in value.items())

@@ -14,6 +14,9 @@ from scalelatent.errors import JobError, ScalelatentError
 from .runfolder import plain
 
 if TYPE_CHECKING:
+    from scalelatent.estimators.base import StreamedEstimator
+    from scalelatent.search.search import Search
+
     from .runfolder import RunFolder
     from .spec import Job
 
@@ -39,7 +42,7 @@ def candidates_of(job: Job) -> list[dict[str, Any]]:
     return list(ParameterSampler(search.grid, search.n_iter, random_state=seed or 0))
 
 
-def make_search(job: Job, estimator: Any) -> Any:
+def make_search(job: Job, estimator: StreamedEstimator) -> Search:
     from scalelatent.search.search import Search
 
     assert job.search is not None

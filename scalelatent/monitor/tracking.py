@@ -203,7 +203,7 @@ class MlflowTracking(Callback):
             self._warn(f"no answer for {CLOSE_SECONDS:.0f} s; the run is whole, and MLflow lacks its rest")
         self._sender = None
 
-    def _put(self, call: Callable[[], Any], *, always: bool = False) -> None:
+    def _put(self, call: Callable[[], object], *, always: bool = False) -> None:
         if self._sender is None:
             return
         self._tell_error()
@@ -228,14 +228,14 @@ class _Sender:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         # Since when no call was answered that was tried.
         self._tried_since: float | None = None
         self._given_up = False
         self._thread = threading.Thread(target=self._work, name="scalelatent-tracking", daemon=True)
         self._thread.start()
 
-    def put(self, call: Callable[[], Any]) -> None:
+    def put(self, call: Callable[[], object]) -> None:
         self._calls.put(call)
 
     def close(self, seconds: float) -> bool:
