@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from scalelatent.storage.disk import locate
 
 from .bases import absolute, base_name, check_base_rows, open_base, relative
 from .make import Progress, RowsFrom, make_rows
+
+if TYPE_CHECKING:
+    pass
 
 N_FIELDS = 1522
 """Number of displacement fields, as published."""
@@ -208,7 +211,7 @@ class InfiniteDigits:
     def image_shape(self) -> tuple[int, int]:
         return self._images.shape[1], self._images.shape[2]
 
-    def base_of(self, index: Any) -> Any:
+    def base_of(self, index: np.ndarray) -> np.ndarray:
         """Base row of an index or of each of an array of indices, counted in the whole base set."""
         a, b = self.base_rows
         return a + (np.asarray(index) - self.n_test) % (b - a)

@@ -24,6 +24,7 @@ from .stream import Progress, RowReader, RowStream, string_classes, write_rows
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+
 _SCAN = 1 << 20
 _PARTS = ("indices", "indptr")
 

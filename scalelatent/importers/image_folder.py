@@ -22,7 +22,11 @@ from scalelatent.errors import DataError
 from .stream import Beside, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from PIL import Image
+
+    from scalelatent.data.schema import LayoutOptions
 
 FORMATS = {
     "BMP": (".bmp",),
@@ -165,7 +169,7 @@ def import_images(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import a folder of image files; memory is bounded by a few shards and the file names of one folder.
 

@@ -8,7 +8,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,11 @@ from scalelatent.storage.disk import is_local
 
 from .files import file_size, find_keys, local_copy, open_file
 from .stream import ArrayStream, Progress, RowStream, import_rows
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from scalelatent.data.schema import LayoutOptions
 
 _SMALL = 64
 
@@ -31,7 +36,7 @@ def import_npy(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import an npy file of rows (n, ...) and, if given, one of labels (n,); memory is bounded by one shard.
 
@@ -93,7 +98,7 @@ def import_npz(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import rows and labels from an npz archive, compressed or not; memory is bounded by one shard.
 

@@ -8,7 +8,7 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import dask.system
 import numpy as np
@@ -31,6 +31,12 @@ from scalelatent.errors import DataError
 from scalelatent.storage.addresses import file_name
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import scratch
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from scalelatent.data.schema import LayoutOptions
+    from scalelatent.typing import DenseOrCsr
 
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30
@@ -60,7 +66,7 @@ class RowReader:
         """What was only learned by reading, for the provenance."""
         return {}
 
-    def read(self, rows: int) -> Any:
+    def read(self, rows: int) -> DenseOrCsr:
         """The next rows, in native byte order; fewer only at the end of a source that leaves some out."""
         raise NotImplementedError
 
@@ -78,7 +84,7 @@ class Beside(RowReader):
         self,
         rows: RowReader,
         dtype: np.dtype,
-        taken: Callable[[], Any],
+        taken: Callable[[], DenseOrCsr],
         width: int | None = None,
         name: str | None = None,
     ) -> None:
@@ -86,7 +92,7 @@ class Beside(RowReader):
         self.shape = rows.shape[:1] if width is None else (rows.n_rows, width)
         self.sparse = width is not None
 
-    def read(self, rows: int) -> Any:
+    def read(self, rows: int) -> DenseOrCsr:
         found = self._taken()
         assert found.shape[0] == rows
         return found
@@ -103,7 +109,7 @@ class Chain(RowReader):
         self.shape = (sum(reader.n_rows for reader in readers), *readers[0].shape[1:])
         self.nnz = sum(reader.nnz or 0 for reader in readers) if self.sparse else None
 
-    def read(self, rows: int) -> Any:
+    def read(self, rows: int) -> DenseOrCsr:
         parts = []
         while rows:
             reader = self._readers[self._at]
@@ -116,7 +122,7 @@ class Chain(RowReader):
             return stack(parts)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _take(self, reader: RowReader, rows: int) -> Any:
+    def _take(self, reader: RowReader, rows: int) -> DenseOrCsr:
         return reader.read(rows)
 
     def finish(self) -> None:
@@ -289,7 +295,7 @@ def write_rows(
     progress: Progress | None = None,
     options: dict[str, Any] | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Write the rows of a stream `x`, labels of a stream `y` and weights, or None, to a dataset."""
     if y is not None and y.n_rows != x.n_rows:
@@ -324,7 +330,7 @@ def _write_shuffled(
     seed: int,
     streams: Streams,
     columns: dict[str, Any],
-    layout: dict[str, Any],
+    layout: LayoutOptions,
     overwrite: bool,
     progress: Progress | None,
 ) -> Dataset:

@@ -32,7 +32,13 @@ from .files import open_maybe_gzip
 from .stream import Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    import numpy.typing as npt
     from scipy.sparse import csr_array
+
+    from scalelatent.data.schema import LayoutOptions
+    from scalelatent.typing import DenseOrCsr
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 28
@@ -219,11 +225,11 @@ def import_svmlight(
     zero_based: bool | str = "auto",
     n_features: int | None = None,
     multilabel: bool | None = None,
-    dtype: Any = np.float64,
+    dtype: npt.DTypeLike = np.float64,
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import svmlight text, `LABEL COLUMN:VALUE COLUMN:VALUE ... # comment`; memory is bounded.
 
@@ -433,7 +439,7 @@ class SvmLabels(RowReader):
         self.name, self.dtype, self.shape = f"labels of {rows.name}", dtype, shape
         self._rows, self.nnz, self.sparse = rows, entries, entries is not None
 
-    def read(self, rows: int) -> Any:
+    def read(self, rows: int) -> DenseOrCsr:
         assert self._rows.read_labels is not None
         labels, counts = self._rows.read_labels
         if len(self.shape) == 1:

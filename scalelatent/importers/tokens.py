@@ -24,7 +24,11 @@ from .rcv1 import Topics
 from .stream import Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from scipy.sparse import csr_array
+
+    from scalelatent.data.schema import LayoutOptions
 
 COUNT_MAX = int(np.iinfo(np.uint16).max)
 LONGEST_NUMBER = 18  # digits that int64 holds
@@ -69,7 +73,7 @@ def import_tokens(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import RCV1-v2 from its token files: counts of the commonest word stems, and topics.
 
