@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def task_check(fit: Fit, beat: Beat) -> RowCheck:
 
 def task_steps(
     ref: Ref, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
-) -> dict[str, Any]:
+) -> SegmentEnd:
     """All chains of some steps on this worker: up to ``stop``, or as many as ``seconds`` allow."""
     settle_process()
     with (
@@ -90,9 +90,7 @@ def task_chains(
     return Found(list(merged), list(merged.values()), nbytes, seconds)
 
 
-def task_close(
-    ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[Found]
-) -> dict[str, Any]:
+def task_close(ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[Found]) -> SegmentEnd:
     """The end of a segment: its last step is taken, and the state goes into the run folder."""
     settle_process()
     work = [found.seconds for found in results]
@@ -105,7 +103,7 @@ def task_close(
         }
 
 
-def task_end_epoch(ref: Ref, name: str, token: str, fit: Fit, before: Place, place: Place) -> dict[str, Any]:
+def task_end_epoch(ref: Ref, name: str, token: str, fit: Fit, before: Place, place: Place) -> SegmentEnd:
     """The learner's schedule."""
     settle_process()
     with sites.use(ref, name, token) as site:
@@ -120,6 +118,22 @@ def end_site(ref: Ref, name: str, token: str) -> None:
 
 # Sites that no task uses and whose driver never said that it ended: so many, for so long; bounds.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
+
+
+class SegmentEnd(TypedDict):
+    """What the last task of a segment tells of it."""
+
+    step: int
+    summary: dict[str, Any]
+    done: bool
+    save_seconds: float
+    bytes_read: NotRequired[int]
+    work: NotRequired[float]
+    """CPU seconds: of a step where one worker did it, else of all."""
+    seconds: NotRequired[float]
+    """Of a step."""
+    longest: NotRequired[float]
+    """Seconds of the slowest task."""
 
 
 class Found(NamedTuple):
@@ -274,7 +288,7 @@ class Site:
                 self.keep(place, advance(self.stage.online, self._replicas[before], sums, rows))
             return self._replicas[place]
 
-    def save(self, place: Place, state: object) -> dict[str, Any]:
+    def save(self, place: Place, state: object) -> SegmentEnd:
         """Write the state into the run folder; returns the learner's scalars."""
         self.keep(place, state)
         tree = {"state": state, "place": place, "order": self.order}

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -144,6 +144,15 @@ def worker_device(device: str) -> str:
     return "gpu" if offers_gpu(worker) else "cpu"
 
 
+class PassInfo(TypedDict):
+    """What the driver is told of a pass."""
+
+    summary: dict[str, Any]
+    done: bool
+    rows: int
+    bytes_read: int
+
+
 @dataclass(frozen=True)
 class TaskParams:
     """What the tasks of a pass depend on: the state, and what the driver is told of the pass before."""
@@ -152,7 +161,7 @@ class TaskParams:
     # Dask, having lost later parameters, goes through it again.
 
     state: object
-    info: dict[str, Any] | None = None
+    info: PassInfo | None = None
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
         for name, value in fields.items():
@@ -282,7 +291,12 @@ def task_mstep(
         following = stage.batch.update(params.state, stats)
     open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
     done = stage.batch.is_done(following)
-    info = {"summary": stage.batch.summary(following), "done": done, "rows": rows, "bytes_read": nbytes}
+    info: PassInfo = {
+        "summary": stage.batch.summary(following),
+        "done": done,
+        "rows": rows,
+        "bytes_read": nbytes,
+    }
     message = as_message(info)
     if message is not None:
         tell(fit, {"stage": stage_name, "pass": iteration + 1, "info": message})
@@ -295,7 +309,7 @@ def _past(store: EngineStore, stage: str, iteration: int) -> TaskParams:
     return TaskParams(store.load_state(stage, iteration) if found else None)
 
 
-def task_info(params: TaskParams) -> dict[str, Any] | None:
+def task_info(params: TaskParams) -> PassInfo | None:
     """What the driver is told of a pass."""
     return params.info
 

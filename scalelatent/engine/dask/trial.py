@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
     from .executor import DaskExecutor
+    from .window import ItemWords
 
 # Of a worker's limit: one that was seen with as much in use was most likely ended by its nanny, which does so
 # at 95 % (test_machines.py).
@@ -70,7 +71,7 @@ class Trial(Work[Item]):
         """Rows of an item."""
         return self._tried.item_rows(item)
 
-    def about(self, item: Item) -> dict[str, Any]:
+    def about(self, item: Item) -> ItemWords:
         """An item in the words of the event log."""
         return self._tried.about(item)
 
