@@ -56,7 +56,7 @@ def shard_digest(*columns: DenseOrCsr | None) -> bytes:
 def read_digests(group: zarr.Group, url: str) -> np.ndarray:
     """The digests of the shards (shards, 16)."""
     try:
-        return np.asarray(group["digest"][...], dtype=np.uint8)  # type: ignore[index]
+        return np.asarray(group["digest"][...], dtype=np.uint8)
     except Exception as error:  # absent, or what zarr cannot read
         raise DataError(
             f"{url}: the table of digests, {url}/digest, is missing or damaged; restore that folder from a "
@@ -99,7 +99,7 @@ def chunk_crcs(data: bytes | np.ndarray, n_chunks: int | None) -> list[int]:
         there = index[:, 0] != _ABSENT
         ends = np.where(there, index.sum(axis=1), 4).astype(np.int64)
     crcs = np.ascontiguousarray(raw[ends[:, None] + np.arange(-4, 0)]).view("<u4")[:, 0]
-    return np.where(there, crcs, 0).tolist()  # type: ignore[no-any-return]
+    return np.where(there, crcs, 0).tolist()
 
 
 def write_crcs(

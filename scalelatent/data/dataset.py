@@ -122,7 +122,7 @@ class Dataset:
     @classmethod
     def from_dataframe(
         cls,
-        frame: FrameLike,
+        frame: FrameLike | dict[str, Any],
         *,
         label: str | None = None,
         weight: str | None = None,

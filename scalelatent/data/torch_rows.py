@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 
-class TorchRows(IterableDataset):  # type: ignore[type-arg]
+class TorchRows(IterableDataset):
     """What `Dataset.to_torch` returns: rows, or batches of rows, in the order of (seed, epoch)."""
 
     def __init__(self, ds: Dataset, seed: int | None, batch_size: int | None, piece_rows: int) -> None:

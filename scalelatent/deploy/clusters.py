@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from scalelatent.errors import JobError
 
@@ -23,7 +23,7 @@ from .worker_processes import (
 )
 
 if TYPE_CHECKING:
-    from distributed import Client, Security, Worker
+    from distributed import Client, Security, SpecCluster, Worker, WorkerPlugin
 
     from scalelatent.typing import ClientLike
 
@@ -172,7 +172,7 @@ def start_cluster(
     port: int = 0,
     security: Security | None = None,
     scheduler_file: str | os.PathLike[str] | None = None,
-) -> Any:
+) -> SpecCluster:
     """A scheduler in this process and worker processes under nannies; options as of `cluster`."""
     import dask
     from distributed import Scheduler, SpecCluster
@@ -207,7 +207,7 @@ def start_cluster(
             ) from error
 
 
-def close_cluster(started: Any) -> None:
+def close_cluster(started: SpecCluster) -> None:
     """End a cluster of :func:`start_cluster` and all its processes."""
     # Closing fails on a worker that was replaced while the machine was too busy; it is closed all the same.
     with suppress(KeyError):
@@ -242,7 +242,7 @@ def refuse_loopback(host: str, or_else: str = "") -> None:
         )
 
 
-def deaf_to_ctrl_c() -> Any:
+def deaf_to_ctrl_c() -> WorkerPlugin:
     """A worker plugin that ignores a terminal's Ctrl-C: the driver ends the workers."""
     from distributed import WorkerPlugin
 

@@ -89,7 +89,7 @@ def find_resources(client: Client | None, n_jobs: int | None, limit: str | int |
     """Workers, threads and memory of a cluster, or of this process."""
     from dask.utils import parse_bytes
 
-    given = None if limit in (None, "auto", 0) else int(parse_bytes(limit))  # type: ignore[arg-type]
+    given = None if limit in (None, "auto", 0) else int(parse_bytes(limit))
     if client is None:
         return Resources(1, resolve_jobs(n_jobs), given or memory_limit(), cpu_count())
     workers = client.scheduler_info(n_workers=-1)["workers"].values()

@@ -15,7 +15,7 @@ FIT_AGAIN = "fit again"
 class Learned:
     """A fitted parameter that is not the only source of predictions: to set it is an error."""
 
-    def __init__(self, remedy: str, of: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, remedy: str, of: Callable[[Any], object] | None = None) -> None:
         self.remedy, self.of = remedy, of
 
     def __set_name__(self, owner: type, name: str) -> None:

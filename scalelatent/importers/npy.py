@@ -238,12 +238,12 @@ def read_header(
     """Shape, whether in Fortran order, and dtype; arrays of Python objects are refused."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
-        version = np.lib.format.read_magic(file)  # type: ignore[arg-type]
+        version = np.lib.format.read_magic(file)
         if version not in readers:
             raise DataError(
                 f"{name} has npy version {version}; versions 1.0 and 2.0 can be read: save it again"
             )
-        shape, fortran, dtype = readers[version](file)  # type: ignore[arg-type]
+        shape, fortran, dtype = readers[version](file)
     except DataError:
         raise
     except (ValueError, EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:

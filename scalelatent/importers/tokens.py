@@ -239,7 +239,7 @@ class _Counts(RowReader):
             number, words = document  # type: ignore[misc]
             held = Counter(map(self._columns.get, words))
             held.pop(None, None)
-            entries = sorted(held.items())  # type: ignore[type-var]
+            entries = sorted(held.items())
             numbers.append(number)
             columns += [column for column, _ in entries]
             counts += [min(count, COUNT_MAX) for _, count in entries]

@@ -77,7 +77,7 @@ def show(board: Board) -> bool:
     with _lock:
         if _collector is None:
             _collector = JobCollector()
-            REGISTRY.register(_collector)  # type: ignore[arg-type]
+            REGISTRY.register(_collector)
         _collector.boards.add(board)
     return True
 

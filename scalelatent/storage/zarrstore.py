@@ -110,7 +110,7 @@ class LocationStore(Store):
     supports_writes = True
     supports_deletes = True
     supports_listing = True
-    supports_partial_writes = False  # type: ignore[assignment]
+    supports_partial_writes = False
 
     def __init__(self, place: ObjectLocation, *, read_only: bool = False) -> None:
         super().__init__(read_only=read_only)

@@ -85,7 +85,7 @@ def opened(x: Any, what: str = "x") -> Any:
 
 
 def frame_parts(
-    frame: FrameLike, label: str | None, weight: str | None, features: Sequence[str] | None
+    frame: FrameLike | dict[str, Any], label: str | None, weight: str | None, features: Sequence[str] | None
 ) -> tuple[SlicedRows, np.ndarray | None, np.ndarray | None]:
     """Rows, labels and weights of a data frame; of a lazy one label and weight alone are collected."""
     if _is_dask_frame(frame):

@@ -297,7 +297,7 @@ class SparseRows(WrappedRows):
         self.sparse, self.knows_entries = True, False
 
     @functools.cached_property
-    def nnz(self) -> int:  # type: ignore[override]
+    def nnz(self) -> int:
         """Numbers that are not zero; reads all rows, once."""
         return self._count(0, self.shape[0])
 

@@ -71,7 +71,7 @@ def ask_workers(
     async def ask(some: list[str]) -> dict[str, Any]:
         answer = client.run(function, *args, workers=some, on_error="return", asynchronous=True)
         try:
-            found = await asyncio.wait_for(answer, limit)  # type: ignore[arg-type]
+            found = await asyncio.wait_for(answer, limit)
             return {a: found.get(a, ConnectionError(f"worker {a} has left")) for a in some}
         except (TimeoutError, OSError) as error:
             if len(some) > 1:  # one that hangs does not hide the others
