@@ -52,6 +52,13 @@ search.fit(x, y, validation=None, groups=[0] * 20), sl.Search(model, [{"capsule_
 pairs = [(np.arange(10), np.arange(10, 20))]
 sl.Search(model, grid, cv=pairs, error_score="raise", scoring=lambda model, rows: 1.0).fit(x, y)
 """
+REFUSED = """
+model.fit(object())
+model.fit(x, y, client="tcp://127.0.0.1:8786")
+model.fit(x, y, resume="yes")
+sl.Dataset.from_arrays(x, object())
+ds.save("copy.zarr", chunk_row=3)
+"""
 
 
 def test_the_names_that_are_told_are_there():
@@ -62,8 +69,8 @@ def test_the_names_that_are_told_are_there():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
-def test_a_users_type_checker_takes_all_that_is_accepted(tmp_path):
-    (tmp_path / "user.py").write_text(USER)
+def test_a_users_type_checker_takes_what_is_accepted_and_nothing_else(tmp_path):
+    (tmp_path / "user.py").write_text(USER + REFUSED)
     (tmp_path / "mypy.ini").write_text("[mypy]\nignore_missing_imports = true\nfollow_imports = silent\n")
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", "user.py"],
@@ -73,4 +80,6 @@ def test_a_users_type_checker_takes_all_that_is_accepted(tmp_path):
         text=True,
         timeout=850,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    found = [line for line in done.stdout.splitlines() if ": error:" in line]
+    first = USER.count("\n") + 2
+    assert [int(line.split(":")[1]) for line in found] == list(range(first, first + 5)), done.stdout

@@ -201,7 +201,7 @@ class ChainRunner:
                 out.add(*node, vector)
         return out
 
-    def step(self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None) -> Any:
+    def step(self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None) -> object:
         """The state after a step; the runner has all chains."""
         rows = self.order.step_rows(step)
         return advance(self.learner, state, self.run(epoch, step, state, check), rows)
@@ -226,10 +226,10 @@ class InProcessSteps:
     def __exit__(self, *error: object) -> None:
         self._runner.close()
 
-    def put(self, place: Place, state: object, *, kept: bool = False) -> Any:
+    def put(self, place: Place, state: object, *, kept: bool = False) -> object:
         return state
 
-    def get(self, place: Place, handle: object) -> Any:
+    def get(self, place: Place, handle: object) -> object:
         return handle
 
     def steps(self, place: Place, stop: int, handle: object) -> Iterator[Advance]:
@@ -243,7 +243,7 @@ class InProcessSteps:
             yield Advance(step + 1, handle, after - before)
             before = after
 
-    def end_epoch(self, place: Place, handle: object) -> Any:
+    def end_epoch(self, place: Place, handle: object) -> object:
         return self._learner.end_epoch(handle)
 
     def summary(self, place: Place, handle: object) -> tuple[dict[str, Any], bool]:

@@ -75,7 +75,7 @@ class InProcessExecutor:
             shared_cache(choose_cache(self._asked, stage, once=once))
             self._allowed = stage.name
 
-    def put_state(self, stage: Stage, iteration: int, state: object) -> Any:
+    def put_state(self, stage: Stage, iteration: int, state: object) -> object:
         return state
 
     def get_state(self, stage: Stage, iteration: int, handle: object) -> Any:
