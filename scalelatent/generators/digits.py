@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from scalelatent.storage.disk import locate
 
 from .bases import absolute, base_name, check_base_rows, open_base, relative
 from .make import Progress, RowsFrom, make_rows
-
-if TYPE_CHECKING:
-    pass
 
 N_FIELDS = 1522
 """Number of displacement fields, as published."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalelatent.errors import JobError
 
 from .runfolder import RunFolder, is_run_folder
-
-if TYPE_CHECKING:
-    pass
 
 ERRORS = (
     "best_validation_error",

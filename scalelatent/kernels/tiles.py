@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numba.core.imputils import impl_ret_borrowed
@@ -24,9 +24,6 @@ from numba.extending import intrinsic
 
 from .jit import kernel, part
 from .vectors import BYTES, F32, I64, LANES, Value, Vectors, instructions
-
-if TYPE_CHECKING:
-    pass
 
 # Rows of a strip: X (p = 196) and H stay in the second-level cache between the two products.
 STRIP = 128

@@ -111,9 +111,8 @@ class SharedFit:
         sets = replace(step.sets, numbers=wanted)
         whole = self.session.gather(replace(step, name=f"{step.name}-{self._gathered}", sets=sets))
         self.n_passes += 1
-        answers: dict[
-            Hashable, StoredSets | SomeOfSet
-        ] = {}  # one for equal samples, which what follows is derived from
+        # One for equal samples, which what follows is derived from.
+        answers: dict[Hashable, StoredSets | SomeOfSet] = {}
         for one in together:
             numbers = one.step.sets.numbers
             own = identity(numbers)
