@@ -53,7 +53,7 @@ def check_storage(
         _check_source(array, source, what, seen | {here})
 
 
-def _check_raw(array: h5py.Dataset, raw: list[Any], what: str) -> None:
+def _check_raw(array: h5py.Dataset, raw: list[tuple[str, int, int]], what: str) -> None:
     left = array.nbytes
     for name, offset, size in raw:
         path = os.path.join(os.environ.get("HDF5_EXTFILE_PREFIX", ""), name)

@@ -8,7 +8,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from scalelatent.data.schema import LayoutOptions
+
+    from .stream import RowReader
 
 _SMALL = 64
 
@@ -177,7 +179,7 @@ def read_small(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str)
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def open_npy(path: str | os.PathLike[str], what: str) -> Any:
+def open_npy(path: str | os.PathLike[str], what: str) -> RowReader:
     """Rows of an npy file; a memory map where it is in Fortran order."""
     raw = open_file(path, f"npy file of {what}")
     name = f"npy file {os.fspath(path)}"

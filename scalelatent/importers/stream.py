@@ -8,7 +8,7 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dask.system
 import numpy as np
@@ -206,7 +206,7 @@ class RowStream(RowReader):
         self._offset += len(part)
         return part
 
-    def _truncated(self, found: int) -> Any:
+    def _truncated(self, found: int) -> NoReturn:
         raise DataError(
             f"{self.name} is truncated: shape {self.shape} of {self.dtype} needs {self.total_bytes:,} bytes "
             f"with its header, but it ends at byte {found:,} (in row "

@@ -16,7 +16,7 @@ import zlib
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import dask.system
 import numpy as np
@@ -428,7 +428,7 @@ class SvmRows(RowReader):
         if self._blocks is not None:
             self._blocks.close()
 
-    def _changed(self) -> Any:
+    def _changed(self) -> NoReturn:
         raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")
 
 

@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -260,5 +260,5 @@ class _Counts(RowReader):
     def close(self) -> None:
         self._stream.close()
 
-    def _changed(self) -> Any:
+    def _changed(self) -> NoReturn:
         raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")
