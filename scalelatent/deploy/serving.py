@@ -160,9 +160,10 @@ def _ends_itself(child: psutil.Process) -> bool:
 
 
 def _describe(
-    client: Any, files: dict[str, str] | None, options: dict[str, Any], page: str | None
+    client: Client, files: dict[str, str] | None, options: dict[str, Any], page: str | None
 ) -> dict[str, Any]:
-    address = client.scheduler.address
+    assert client.scheduler is not None
+    address = str(client.scheduler.address)
     info = client.scheduler_info(n_workers=-1)["workers"]
     workers = [
         {

@@ -109,7 +109,7 @@ class Callbacks(Callback):
             self.tells_cluster |= callback.tells_cluster
             self.shows_progress |= callback.shows_progress
 
-    def _tell(self, hook: str, *given: dict[str, Any]) -> list[Any]:
+    def _tell(self, hook: str, *given: dict[str, Any]) -> list[object]:
         """What all answer."""
         return [getattr(callback, hook)(*given) for callback in self.callbacks]
 
@@ -155,7 +155,7 @@ class Unfailing(Callbacks):
         super().__init__(callbacks)
         self._warned: set[int] = set()
 
-    def _tell(self, hook: str, *given: dict[str, Any]) -> list[Any]:
+    def _tell(self, hook: str, *given: dict[str, Any]) -> list[object]:
         answers = []
         for number, callback in enumerate(self.callbacks):
             try:

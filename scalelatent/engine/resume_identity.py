@@ -45,7 +45,7 @@ def _text(value: object) -> str:
     return repr(value)
 
 
-def same_form(params: Mapping[str, Any], kept: Any) -> Any:
+def same_form(params: Mapping[str, Any], kept: object) -> str | dict[str, str]:
     """Parameters in the form that a folder has them; those of earlier versions hold one `repr` of all."""
     return repr(sorted(params.items())) if isinstance(kept, str) else named_values(params)
 

@@ -36,7 +36,10 @@ class RowsFrom:
     """Rows of a set without end from an index on, as rows of a dataset from 0 on; a `Generator`."""
 
     def __init__(
-        self, endless: Callable[[int, int], tuple[Any, Any]], first: int, columns: dict[str, Any]
+        self,
+        endless: Callable[[int, int], tuple[DenseOrCsr, DenseOrCsr | None]],
+        first: int,
+        columns: dict[str, Any],
     ) -> None:
         self._endless, self._first, self.columns = endless, first, columns
 

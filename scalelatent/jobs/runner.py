@@ -263,7 +263,7 @@ def _begin_stage(callbacks: Callbacks, stage: str, rows: Dataset) -> Progress:
     return Progress(callbacks, stage, 0)
 
 
-def engine_options(job: Job, estimator: Any) -> dict[str, Any]:
+def engine_options(job: Job, estimator: StreamedEstimator) -> dict[str, Any]:
     """The ``[engine]`` keys a job gives, and ``[job] scratch``, as the estimator's ``fit`` takes them."""
     given = {key: value for key, value in job.engine.model_dump().items() if value is not None}
     if job.job.scratch is not None:

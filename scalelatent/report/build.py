@@ -136,7 +136,7 @@ def plain_section(
     return Section(name, table[:3], table, pictures, snippet=how_to_use(run, model, verb=verb, gives=gives))
 
 
-def _history_of_best(run: RunFiles, model: Any) -> list[dict[str, Any]]:
+def _history_of_best(run: RunFiles, model: StreamedEstimator) -> list[dict[str, Any]]:
     """The passes of the model, among those of all candidates."""
     if own := getattr(model, "history_", None):
         return [dict(record) for record in own]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
+    from scalelatent.estimators.base import StreamedEstimator
+
 
 def fit_apart(
     candidates: Sequence[Candidate],
@@ -79,7 +81,7 @@ def fit_apart(
     return scores
 
 
-def _plain(model: Any, number: int, candidates: Sequence[Candidate]) -> dict[str, Any]:
+def _plain(model: StreamedEstimator, number: int, candidates: Sequence[Candidate]) -> dict[str, Any]:
     """Parameters in which a candidate differs from another, as text where they are not plain values."""
     told = {}
     for name, value in model.get_params(deep=False).items():

@@ -131,7 +131,7 @@ class SpanNews:
     """News of finished spans, each part of a stage in one message a second."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._waiting: dict[tuple[str, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._sent = 0.0
 
