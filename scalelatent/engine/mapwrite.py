@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, LabelMap, PartedMap, RowMap
+from scalelatent.contract.learners import Backend, Block, LabelMap, PartedMap, Prepared, RowMap
 
 from .backend import make_backend
 from .cache import shared_cache
@@ -157,8 +157,8 @@ class MapTask(OutputTask):
 def fill_rows(
     backend: Backend,
     name: str,
-    row_map: RowMap,
-    prepared: object,
+    row_map: RowMap[Prepared],
+    prepared: Prepared,
     block: Block,
     out: np.ndarray,
     stop_event: StopEvent,
