@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -187,7 +187,7 @@ class Columns:
         named = f"dataset {paired.dataset.url}" if paired.dataset.url else f"the target of {what}"
         return as_binary(stored, paired.number(start), named)
 
-    def y_options(self, what: str) -> dict[str, Any]:
+    def y_options(self, what: str) -> schema.OutputOptions:
         """The arguments of `create_dataset` that make room for the same `y`."""
         if self.y_kind is None:
             return {}

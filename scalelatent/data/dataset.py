@@ -414,7 +414,7 @@ class Dataset:
         a, b = self._rows(start, stop)
         return None if self._columns.weight is None else self._columns.weight.read(a, b)
 
-    def y_options(self) -> dict[str, Any]:
+    def y_options(self) -> schema.OutputOptions:
         """The arguments of `create_dataset` that make room for the same `y`."""
         return self._columns.y_options(self._what())
 

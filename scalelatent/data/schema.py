@@ -66,6 +66,15 @@ class LayoutOptions(TypedDict, total=False):
     tile_columns: int | None
 
 
+class OutputOptions(TypedDict, total=False):
+    """Arguments of `create_dataset` that make room for labels, targets or multi-labels."""
+
+    y_dtype: np.dtype | None
+    y_kind: str
+    n_targets: int
+    classes: np.ndarray | None
+
+
 @dataclass(frozen=True)
 class DatasetAttrs:
     """Attributes of a dataset's zarr group."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from scalelatent.data.dataset import Dataset
-    from scalelatent.data.schema import DatasetSpec, LayoutOptions
+    from scalelatent.data.schema import DatasetSpec, LayoutOptions, OutputOptions
     from scalelatent.data.write.writer import DatasetWriter
     from scalelatent.typing import DenseOrCsr
 
@@ -220,7 +220,7 @@ def start_map(
     shape, dtype = row_map.output()
     if row_map.wants.labels:
         coded = classes is None or classes.dtype.kind == "U"
-        y_options: dict[str, Any] = {
+        y_options: OutputOptions = {
             "classes": classes,
             "y_dtype": None if coded else np.asarray(classes).dtype,
         }

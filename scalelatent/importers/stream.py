@@ -35,7 +35,7 @@ from scalelatent.storage.guard import scratch
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from scalelatent.data.schema import LayoutOptions
+    from scalelatent.data.schema import LayoutOptions, OutputOptions
     from scalelatent.typing import DenseOrCsr
 
 _READ_BYTES = 1 << 20
@@ -305,15 +305,20 @@ def write_rows(
         )
     # Names only: the folders of the machine that imported do not belong in a dataset.
     provenance = {"importer": importer, "source": [file_name(s) for s in sources], **(options or {})}
-    columns = {"dtype": x.dtype.newbyteorder("="), "nnz": x.nnz, "provenance": provenance}
-    columns |= _y_options(y, classes) | {"weighted": weight is not None}
+    columns: dict[str, Any] = {
+        "dtype": x.dtype.newbyteorder("="),
+        "nnz": x.nnz,
+        "provenance": provenance,
+        "weighted": weight is not None,
+        **_y_options(y, classes),
+    }
     streams = Streams(x, y, weight)
     if shuffle is None:
         return _write(locate(url), streams, columns | layout, overwrite, progress)
     return _write_shuffled(locate(url), shuffle, streams, columns, layout, overwrite, progress)
 
 
-def _y_options(y: RowReader | None, classes: np.ndarray | None) -> dict[str, Any]:
+def _y_options(y: RowReader | None, classes: np.ndarray | None) -> OutputOptions:
     """Arguments of `create_dataset` for what a stream `y` holds."""
     if y is None:
         return {}

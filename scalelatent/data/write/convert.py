@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import zarr
 
     from scalelatent.data.layout import ChunkLayout
+    from scalelatent.data.schema import LayoutOptions
     from scalelatent.typing import DenseOrCsr
 
 _REFERENCES = (".json", ".parq", ".parquet")
@@ -147,27 +148,37 @@ def _layout(
     chunk_rows: int | str | None,
     shard_rows: int | str | None,
     compressor: str | None,
-) -> dict[str, Any]:
+) -> LayoutOptions:
     """The arguments of `create_dataset` for what was asked for; the rest as it was."""
-    out: dict[str, Any] = {}
-    for name, wanted in (("chunk_rows", chunk_rows), ("shard_rows", shard_rows)):
+
+    def size(wanted: int | str | None, kept: int | None, name: str) -> int | None:
         if isinstance(wanted, str) and wanted != "auto":
             raise DataError(f"{name} is {wanted!r}, but it has to be a number of rows or 'auto'")
-        kept = getattr(old, name) if wanted is None and old is not None else None
-        out[name] = kept if wanted is None or wanted == "auto" else _whole(wanted, name)
-    if out["chunk_rows"] and out["shard_rows"] and out["shard_rows"] % out["chunk_rows"]:
+        return kept if wanted is None else _size(wanted, name)
+
+    chunks = size(chunk_rows, None if old is None else old.chunk_rows, "chunk_rows")
+    shards = size(shard_rows, None if old is None else old.shard_rows, "shard_rows")
+    if chunks and shards and shards % chunks:
         if chunk_rows is None:  # the one that was asked for wins
-            out["chunk_rows"] = None
+            chunks = None
         elif shard_rows is None:
-            out["shard_rows"] = None
+            shards = None
     keep = "auto" if old is None else old.compressor
-    return {**out, "compressor": keep if compressor == "keep" else compressor}
+    return {
+        "chunk_rows": chunks,
+        "shard_rows": shards,
+        "compressor": keep if compressor == "keep" else compressor,
+    }
 
 
-def _sizes(chunk_rows: int | str | None, shard_rows: int | str | None) -> dict[str, Any]:
+def _sizes(chunk_rows: int | str | None, shard_rows: int | str | None) -> LayoutOptions:
     """Chunks and shards of rows of another size: as asked for, else chosen for them."""
-    given = {"chunk_rows": chunk_rows, "shard_rows": shard_rows}
-    return {name: None if rows in (None, "auto") else _whole(rows, name) for name, rows in given.items()}
+    return {"chunk_rows": _size(chunk_rows, "chunk_rows"), "shard_rows": _size(shard_rows, "shard_rows")}
+
+
+def _size(rows: int | str | None, name: str) -> int | None:
+    """A number of rows as asked for; None where it is to be chosen."""
+    return None if rows in (None, "auto") else _whole(rows, name)
 
 
 def _whole(rows: Any, name: str) -> int:
