@@ -262,7 +262,7 @@ def _rows(values: Mapping[str, Any], indent: str = "", unit: str = "") -> Iterat
             yield label, text_of(value, kind)
 
 
-def text_of(value: Any, name: str = "") -> str:
+def text_of(value: object, name: str = "") -> str:
     """Say a value as people read it: thousands apart, bytes by size, shares in percent, names as they are."""
     if value is None:
         return "none"

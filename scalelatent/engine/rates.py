@@ -134,13 +134,15 @@ rates = Rates(Path(jit.CACHE) / "rates.json")
 """Those of this machine."""
 
 
-def cpu_seconds(make: Callable[[], Callable[[], Any]], threads: int, least: float = PROBE_SECONDS) -> float:
+def cpu_seconds(
+    make: Callable[[], Callable[[], object]], threads: int, least: float = PROBE_SECONDS
+) -> float:
     """CPU seconds of a call on one thread, while as many others as the machine has cores for do the same."""
     # What else the machine does at that moment does not count; what threads take from each other does.
     threads = max(1, min(threads, cpu_count()))
     barrier = threading.Barrier(threads)
 
-    def measure(call: Callable[[], Any]) -> float:
+    def measure(call: Callable[[], object]) -> float:
         try:
             call()
         except BaseException:
@@ -171,7 +173,7 @@ def noise(rows: int, p: int, dtype: DTypeLike, codes: int) -> Block:
     """A block of noise."""
     rng, dtype = np.random.default_rng(0), np.dtype(dtype)
     if dtype == np.float64:
-        x: Any = rng.standard_normal((rows, p))
+        x: np.ndarray = rng.standard_normal((rows, p))
     elif dtype.kind == "f":
         x = rng.standard_normal((rows, p), dtype=np.float32)
     else:

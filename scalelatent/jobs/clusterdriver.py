@@ -56,7 +56,7 @@ def drive(run: str, start: int) -> str:
     secede()
     # The fit limits the thread pools of its process and restores them: here to what this worker's tasks need.
     settle_process()
-    outcome: list[Any] = []
+    outcome: list[str | BaseException] = []
     # A thread of its own: what a task submits has the task's priority, so that the oldest job would take the
     # cluster. Submitted from another thread, jobs take turns.
     thread = threading.Thread(
@@ -72,7 +72,12 @@ def drive(run: str, start: int) -> str:
 
 
 def _run(
-    scheduler: str, security: Security | None, worker: str, run: str, start: int, outcome: list[Any]
+    scheduler: str,
+    security: Security | None,
+    worker: str,
+    run: str,
+    start: int,
+    outcome: list[str | BaseException],
 ) -> None:
     try:
         outcome.append(_drive(scheduler, security, worker, run, start))

@@ -233,7 +233,7 @@ class RunFolder:
                 )
         return state
 
-    def begin(self, state: str, **values: Any) -> int:
+    def begin(self, state: str, **values: object) -> int:
         """Record a start of the run, as `state`; returns its number."""
         start = int(self._read_state().get("starts", 0)) + 1
         self.update_state(state=state, starts=start, error=None, **values)
@@ -247,7 +247,7 @@ class RunFolder:
         self._write_json("state.json", state)
         return state
 
-    def event(self, event: str, **values: Any) -> None:
+    def event(self, event: str, **values: object) -> None:
         """Append one event to ``events.jsonl``; the time is added."""
         self.append("events.jsonl", {"time": time_text(), "event": event, **values})
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from scalelatent.data import Dataset
+    from scalelatent.estimators.base import StreamedEstimator
 
 
 @dataclass
@@ -40,7 +41,7 @@ class RunResult:
     """What a finished run gives."""
 
     folder: RunFolder
-    estimator: Any
+    estimator: StreamedEstimator
     scores: dict[str, float] = field(default_factory=dict)
     report: str | None = None
     seconds: float = 0.0
@@ -165,7 +166,7 @@ def as_job_error(unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
         raise JobError(f"[model] {error}") from error
 
 
-def build_estimator(job: Job) -> Any:
+def build_estimator(job: Job) -> StreamedEstimator:
     with as_job_error():
         return find_kind(job.kind).estimator_class()(**job.estimator_params())
 
@@ -240,7 +241,7 @@ def _steps(
     return result
 
 
-def validation_scores(estimator: Any) -> dict[str, float]:
+def validation_scores(estimator: StreamedEstimator) -> dict[str, float]:
     """The validation errors of a fitted model, where it has some."""
     names = ("best_validation_error", "mean_member_validation_error")
     found = {name: getattr(estimator, f"{name}_", None) for name in names}
@@ -253,7 +254,7 @@ def _begin_stage(callbacks: Callbacks, stage: str, rows: Dataset) -> Progress:
     return Progress(callbacks, stage, 0)
 
 
-def engine_options(job: Job, estimator: Any) -> dict[str, Any]:
+def engine_options(job: Job, estimator: StreamedEstimator) -> dict[str, Any]:
     """The ``[engine]`` keys a job gives, and ``[job] scratch``, as the estimator's ``fit`` takes them."""
     given = {key: value for key, value in job.engine.model_dump().items() if value is not None}
     if job.job.scratch is not None:

@@ -176,7 +176,7 @@ class _LinearMixtures(StreamedEstimator):
         for first in range(0, len(ds), LEARNED_ROWS):
             stop = min(first + LEARNED_ROWS, len(ds))
             x = ds.read_x(first, stop)
-            x = x.toarray() if ds.is_sparse else x
+            x = x if isinstance(x, np.ndarray) else x.toarray()
             check_finite(x, "X", first)
             codes = np.zeros(stop - first, dtype=np.int64)
             if classes is not None:
@@ -1012,6 +1012,6 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         parts = []
         for first in range(0, len(ds), COMPLETED_ROWS):
             x = ds.read_x(first, min(first + COMPLETED_ROWS, len(ds)))
-            rows = np.asarray(x.toarray() if ds.is_sparse else x, dtype=np.float64)
+            rows = np.asarray(x if isinstance(x, np.ndarray) else x.toarray(), dtype=np.float64)
             parts.append(density.complete(f.pancakes, density_of(f.likelihood), rows, observed)[0])
         return np.concatenate(parts).astype(np.float32)

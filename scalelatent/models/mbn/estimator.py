@@ -38,6 +38,8 @@ from .parameters import PARAMETERS
 if TYPE_CHECKING:
     from distributed import Client
 
+    from scalelatent.typing import ClientLike
+
 # Networks up to this size live in memory where no run folder was asked for.
 MEMORY_BYTES = 2**27
 COMPONENT_ATTRIBUTES = (
@@ -344,7 +346,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         *,
         layer: int | None = None,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -471,7 +473,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self,
         layer: int | None,
         out: str | Path | None,
-        client: Client | None,
+        client: ClientLike | None,
         overwrite: bool,
         callbacks: CallbackList,
     ) -> Any:
