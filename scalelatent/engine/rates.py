@@ -252,6 +252,12 @@ def read_seconds(dataset: AnyRows) -> float:
     return rates.get(f"read {dataset.fingerprint()}", measure)
 
 
+# Reading ahead hides what it takes from a single thread, not from processors that all compute: where it takes
+# more than this share of computing, as many rows are kept as may be (streamed_pass.py, part kept). Models that
+# need much memory compute for longer than that on each row.
+READ_SHARE = 0.05
+
+
 def choose_cache(asked: float | None, stage: Stage, *, once: bool = False) -> float:
     """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it.
 
@@ -265,7 +271,7 @@ def choose_cache(asked: float | None, stage: Stage, *, once: bool = False) -> fl
     if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES:
         for part, dataset in stored.items():
             computing = seconds_per_row(stage.reductions.get(part, stage.online))
-            if dataset.reads_at_once > 1 or read_seconds(dataset) > computing:
+            if dataset.reads_at_once > 1 or read_seconds(dataset) > READ_SHARE * computing:
                 return DEFAULT_SHARE
     return float(SMALL_BYTES)
 
