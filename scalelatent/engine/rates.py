@@ -253,8 +253,8 @@ def read_seconds(dataset: AnyRows) -> float:
 
 
 # Reading ahead hides what it takes from a single thread, not from processors that all compute: where it takes
-# more than this share of computing, as many rows are kept as may be (streamed_pass.py, part kept). A model that
-# needs much memory computes for longer on each row.
+# more than this share of computing, as many rows are kept as may be (streamed_pass.py, part kept). Models of
+# much memory compute for longer on each row.
 READ_SHARE = 0.05
 
 

@@ -221,7 +221,8 @@ class Watch:
 
     def suspects(self, work: Work[Item]) -> list[Item]:
         """Items of a work that read a shard which was with :data:`DEATHS` workers that died."""
-        now, of_shard = (work.name, work.number), dict[Shard, set[str]]()
+        now = work.name, work.number
+        of_shard: dict[Shard, set[str]] = {}
         lost = [(key[2], who) for key, who in self.deaths.items() if key[:2] == now]
         for item, who in lost:
             for shard in work.shards_of(item):
