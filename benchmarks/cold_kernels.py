@@ -52,10 +52,10 @@ def _fit(model: str, seed: int) -> None:
 
 def _measured(model: str, seed: int) -> dict[str, Any]:
     """A fit in this process."""
-    from scalelatent.kernels import jit
+    from scalelatent.kernels.observers import observed
 
     compiled: list[str] = []
-    with jit.observed(lambda name, seconds: compiled.append(name) if seconds is None else None):
+    with observed(lambda name, seconds: compiled.append(name) if seconds is None else None):
         begin, spent = time.perf_counter(), time.process_time()
         _fit(model, seed)
         cpu, wall = time.process_time() - spent, time.perf_counter() - begin

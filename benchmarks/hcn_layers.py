@@ -119,7 +119,7 @@ def pieces(seed: int) -> dict[str, Any]:
         "trees of places and weights": trees,
         "trees to what they make": tell,
         "a bare loop of that": lambda: bare(*flat, pairs // tree),
-        "a forward pass": lambda: net.scores(fixed, pixels, backend),
+        "a forward pass": lambda: net.reader(fixed, backend).scores(pixels),
         "its convolutions as products": lambda: [a @ b for a, b in zip(windows, flats, strict=True)],
     }
     for way in ways.values():

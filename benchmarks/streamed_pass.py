@@ -5,6 +5,8 @@ overlap   for several D, on stored float32 rows: a pass that only reads, one tha
           with rows read into fresh pages
 dask      1,000,000 x 196 rows, all cached after the first pass: seconds a pass in process with 2 threads and
           on a LocalCluster of 2 workers with 1 thread, in turn; the difference against 20 ms + 2 ms a span
+kept      the same rows by two threads in process, for several D: seconds a pass with all rows kept between
+          passes, with none, and as a fit decides by itself, in turn
 memory    largest resident size of a worker at 100,000 and at 1,000,000 rows, with caches that both fill
 pairs     bytes read a pass by all 45 members of all_vs_all without a cache, against the bytes of the rows
 """
@@ -29,7 +31,8 @@ from scalelatent.deploy.probes import peak_bytes
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.passes import PassContext, Span, make_stage, spans_of
+from scalelatent.engine.passes import PassContext, Span, make_stage, seconds_per_row, spans_of
+from scalelatent.engine.rates import read_seconds
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
@@ -240,7 +243,24 @@ def pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
     return out
 
 
-PARTS = {"overlap": overlap, "dask": dask_overhead, "memory": memory, "pairs": pairs}
+def kept(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
+    """What keeping rows gains where every processor computes."""
+    dataset, out = stored_rows(folder, rows, seed), []
+    for d in (2, 8, 32, 64):
+        stage = make_stage("capsule_estep", learner(d, seed)[0], {"train": dataset}, "cpu", dataset.classes)
+        computing = seconds_per_row(stage.reductions["train"])
+        record = {"D": 10.0 * d, "reading_over_computing": read_seconds(dataset) / computing}
+        for _ in range(3):
+            for name, cache in (("kept_s", 0.3), ("read_again_s", 0), ("default_s", "auto")):
+                seconds = timed_fit(dataset, 8, d, engine={"cache": cache}).seconds[2:]
+                record[name] = min(record.get(name, np.inf), float(np.median(seconds)))
+        record["read_again / kept"] = record["read_again_s"] / record["kept_s"]
+        out.append({k: round(v, 4) for k, v in record.items()})
+        print(out[-1], flush=True)
+    return out
+
+
+PARTS = {"overlap": overlap, "dask": dask_overhead, "kept": kept, "memory": memory, "pairs": pairs}
 
 
 def main() -> None:

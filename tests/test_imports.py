@@ -37,6 +37,12 @@ def test_numpy_is_not_needed_to_print_help():
     assert "numpy" not in loaded_after("import scalelatent.cli")
 
 
+@pytest.mark.parametrize("module", ["submit", "control", "clusterdriver"])
+def test_verbs_of_submitted_jobs_load_no_models(module):
+    """Half a second of each `submit`, `status` and `cancel`."""
+    assert not loaded_after(f"import scalelatent.jobs.{module}") & (set(HEAVY) - {"pydantic"} | {"numpy"})
+
+
 def test_models_import_neither_storage_nor_cluster():
     loaded = loaded_after("import scalelatent.models.capsule.model.em")
     assert not loaded & {"zarr", "dask", "distributed", "sklearn", "scalelatent.data", "scalelatent.engine"}

@@ -13,6 +13,8 @@ from scalelatent.errors import JobError
 from .show import Jobs, Json, Overwrite, Verbs, answer, emit, pixels_of, progress_bar, run_of, size
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from scalelatent.data.dataset import Dataset
 
 app = Verbs(help="Import, make and look at datasets.")
@@ -92,7 +94,7 @@ def _count(text: str | None, option: str) -> int | str | None:
         raise JobError(f"{option} {text}: give a number of rows, or auto") from None
 
 
-def _dtype(name: str | None) -> Any:
+def _dtype(name: str | None) -> np.dtype | None:
     import numpy as np
 
     try:

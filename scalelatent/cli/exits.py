@@ -61,7 +61,7 @@ def in_run(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def ended_in_one_line(as_json: bool, run: Any = None) -> Iterator[None]:
+def ended_in_one_line(as_json: bool, run: object = None) -> Iterator[None]:
     """Turn whatever goes wrong inside into one line and an exit code; `run` is what may be a run folder."""
     try:
         yield
@@ -137,7 +137,7 @@ def _raise_if_debugged(error: Exception) -> None:
         raise error
 
 
-def _tell_unforeseen(error: Exception, as_json: bool, run: Any) -> None:
+def _tell_unforeseen(error: Exception, as_json: bool, run: object) -> None:
     file = _keep_traceback(error, run)
     where = f"the traceback is in {file}" if file else "--debug shows the traceback"
     if isinstance(error, OSError) and error.filename is not None:  # the disk's word, not a fault of ours
@@ -163,7 +163,7 @@ def _place(error: BaseException) -> str:
     return f"{name}:{frame.lineno}"
 
 
-def _keep_traceback(error: BaseException, run: Any) -> str | None:
+def _keep_traceback(error: BaseException, run: object) -> str | None:
     """Write the traceback into the run folder, the user's cache or the temporary folder; returns its path."""
     from scalelatent import __version__
 
@@ -180,7 +180,7 @@ def _keep_traceback(error: BaseException, run: Any) -> str | None:
     return None
 
 
-def _folders(run: Any) -> Iterator[Path]:
+def _folders(run: object) -> Iterator[Path]:
     with suppress(OSError, ValueError):
         if isinstance(run, str | os.PathLike) and Path(run, "job.json").is_file():
             yield Path(run).absolute()

@@ -114,7 +114,7 @@ with_source = with_options("source", Source)
 
 
 def _take(
-    run: Callable[..., Dataset], title: str, *files: Any, taking: Taking, unit: str = "rows", **how: Any
+    run: Callable[..., Dataset], title: str, *files: object, taking: Taking, unit: str = "rows", **how: Any
 ) -> Dataset:
     with progress_bar(f"importing {title}", unit) as progress:
         return run(*files, **how, progress=progress, shuffle=taking.shuffle, overwrite=taking.overwrite)

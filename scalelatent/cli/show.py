@@ -187,7 +187,7 @@ def say(message: str) -> None:
 def kernels_told() -> Iterator[None]:
     """Say once that this process compiles kernels, while it lasts; also a decorator of verbs."""
     from scalelatent.engine.callbacks import COMPILING
-    from scalelatent.kernels.jit import observed
+    from scalelatent.kernels.observers import observed
 
     unsaid = [COMPILING]
 
@@ -262,7 +262,7 @@ def _rows(values: Mapping[str, Any], indent: str = "", unit: str = "") -> Iterat
             yield label, text_of(value, kind)
 
 
-def text_of(value: Any, name: str = "") -> str:
+def text_of(value: object, name: str = "") -> str:
     """Say a value as people read it: thousands apart, bytes by size, shares in percent, names as they are."""
     if value is None:
         return "none"

@@ -15,6 +15,8 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from scalelatent.estimators.base import StreamedEstimator
+
     from .parameters import Parameters
 
 GROUP = "scalelatent.models"
@@ -82,8 +84,9 @@ class Kind:
     report_rows: int | None = None
     scoring_seconds: float = 0.0
 
-    def estimator_class(self) -> Any:
-        return load(self.estimator)
+    def estimator_class(self) -> type[StreamedEstimator]:
+        found: type[StreamedEstimator] = load(self.estimator)
+        return found
 
     def table(self) -> Parameters:
         table: Parameters = load(self.parameters)
@@ -115,7 +118,7 @@ def job_kind(name: str) -> Kind:
     return kind
 
 
-def kind_of(model: Any) -> Kind:
+def kind_of(model: StreamedEstimator) -> Kind:
     """The kind of an estimator."""
     return find_kind(model._kind)
 

@@ -23,12 +23,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from .stats import Layout, Stats
 from .wants import Wants
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from scalelatent.typing import Array, HostRows
+
+# What the engine hands on without looking inside: a learner's state, what it prepares of one for the blocks
+# of a span, what it keeps of a leaf. A protocol without brackets is that of a learner of any state.
+State = TypeVar("State")
+StateIn = TypeVar("StateIn", contravariant=True)
+Prepared = TypeVar("Prepared")
+PreparedIn = TypeVar("PreparedIn", contravariant=True)
+PreparedOut = TypeVar("PreparedOut", covariant=True)
+Kept = TypeVar("Kept")
+Table = TypeVar("Table")
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,7 @@ class Block:
     ``chain`` is the number of the chain in its step.
     """
 
-    x: Any
+    x: Any  # an array of the backend's library, or CsrRows: what the work wants
     y: np.ndarray | None
     weight: np.ndarray | None
     start: int
@@ -61,29 +77,29 @@ class Backend(Protocol):
 
     name: str
     device: str
-    xp: Any  # numpy or CuPy
+    xp: ModuleType  # numpy or CuPy
     row_limits: dict[str, int]
     memory_errors: tuple[type[Exception], ...]
 
     def kernel(self, name: str) -> Callable[..., Any]:
         """The body of a kernel."""
 
-    def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Scratch of this shape, valid until the same name is asked for again."""
 
-    def asarray(self, a: Any, dtype: Any, name: str | None = None) -> Any:
+    def asarray(self, a: Array, dtype: npt.DTypeLike, name: str | None = None) -> Array:
         """``a`` as a contiguous array of ``dtype``."""
 
-    def take(self, a: Any, rows: Any, name: str) -> Any:
+    def take(self, a: Array, rows: Array, name: str) -> Array:
         """Rows of ``a`` in a named buffer."""
 
-    def matmul(self, a: Any, b: Any, name: str) -> Any:
+    def matmul(self, a: Array, b: Array, name: str) -> Array:
         """Matrix product in a named buffer."""
 
-    def table(self, table: Any) -> Any:
+    def table(self, table: Table) -> Table:
         """A table of a kernel, where the kernel wants it."""
 
-    def to_host(self, a: Any) -> np.ndarray:
+    def to_host(self, a: Array) -> np.ndarray:
         """As numpy, after all work before it."""
 
     def release_memory(self) -> None:
@@ -93,7 +109,7 @@ class Backend(Protocol):
         """In our words: memory that ended."""
 
 
-class Reduction(Protocol):
+class Reduction(Protocol[StateIn, Prepared]):
     """An additive pass over rows: what a task computes from its span."""
 
     @property
@@ -106,31 +122,31 @@ class Reduction(Protocol):
     def flops_per_row(self) -> float:
         """Floating point operations a row, for the size of leaves and spans."""
 
-    def prepare(self, state: Any, backend: Backend) -> Any:
+    def prepare(self, state: StateIn, backend: Backend) -> Prepared:
         """What every block of a span needs (for example parameters in float32 on the device)."""
 
-    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: Prepared, block: Block, stats: Stats) -> None:
         """Add the block's contribution to ``stats``."""
 
 
 @runtime_checkable
-class BatchLearner(Protocol):
+class BatchLearner(Protocol[State]):
     """Learning by passes: statistics of all rows under one state give the next state."""
 
-    def reductions(self) -> Mapping[str, Reduction]:
+    def reductions(self) -> Mapping[str, Reduction[State, Any]]:
         """The parts of a pass: ``"train"`` and, where there are validation rows, ``"validation"``."""
 
-    def update(self, state: Any, stats: Mapping[str, Stats]) -> Any:
+    def update(self, state: State, stats: Mapping[str, Stats]) -> State:
         """M-step and schedule: a new state; a pure function."""
 
-    def summary(self, state: Any) -> dict[str, Any]:
+    def summary(self, state: State) -> dict[str, Any]:
         """The scalars of the last pass that the driver, the callbacks and the dashboard see."""
 
-    def is_done(self, state: Any) -> bool:
+    def is_done(self, state: State) -> bool:
         """True where no member wants another pass."""
 
 
-class RowMap(Protocol):
+class RowMap(Protocol[Prepared]):
     """A function of rows whose output is as large as the data: projections, predictions, codes of a layer."""
 
     @property
@@ -140,14 +156,14 @@ class RowMap(Protocol):
     def output(self) -> tuple[tuple[int, ...], str]:
         """(shape of one output row, dtype)."""
 
-    def prepare(self, backend: Backend) -> Any:
+    def prepare(self, backend: Backend) -> Prepared:
         """What every block needs."""
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Prepared, block: Block) -> np.ndarray:
         """Output rows of the block, (rows, *shape)."""
 
 
-class LabelMap(RowMap, Protocol):
+class LabelMap(RowMap[Prepared], Protocol[Prepared]):
     """A :class:`RowMap` that may want ``labels``: it makes those of its output itself."""
 
     def labels(self, out: np.ndarray) -> np.ndarray:
@@ -155,7 +171,7 @@ class LabelMap(RowMap, Protocol):
 
 
 @runtime_checkable
-class PartedMap(RowMap, Protocol):
+class PartedMap(RowMap[Prepared], Protocol[Prepared]):
     """A :class:`RowMap` whose columns are computed one after the other, each over many rows: what it takes to
     prepare a column is then done seldom. A block is a whole shard of the output.
 
@@ -176,8 +192,18 @@ class PartedMap(RowMap, Protocol):
     def of_columns(self, first: int, stop: int) -> PartedMap:
         """The map to some of the output's columns; of a map of one stage."""
 
-    def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
+    def fill(self, prepared: Prepared, block: Block, out: np.ndarray) -> Iterator[None]:
         """Write the output rows of the block; hands over now and then, so that it can be called off."""
+
+
+class CostedMap(PartedMap[Prepared], Protocol[Prepared]):
+    """A :class:`PartedMap` of one stage that says what its columns cost, which cuts its output into tiles."""
+
+    def flops_per_row(self) -> float:
+        """Floating point operations for one column of a row."""
+
+    def column_flops(self) -> float:
+        """Floating point operations that a column takes before its first row."""
 
 
 class RowSets(Protocol):
@@ -201,14 +227,14 @@ class RowSets(Protocol):
     def rows(self, which: int) -> np.ndarray:
         """Numbers of a set's rows, in rising order."""
 
-    def take(self, which: int, x: Any, rows: np.ndarray) -> Any:
+    def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
         """Some rows of ``x`` as the set keeps them."""
 
-    def check(self, x: Any, start: int) -> None:
+    def check(self, x: HostRows, start: int) -> None:
         """Raise ValueError where rows, of which the first is ``start``, cannot be used."""
 
 
-class StepLearner(Protocol):
+class StepLearner(Protocol[State, PreparedOut]):
     """What learners by steps have in common, see :class:`OnlineLearner`."""
 
     @property
@@ -221,23 +247,23 @@ class StepLearner(Protocol):
     def flops_per_row(self) -> float:
         """Floating point operations a row."""
 
-    def prepare(self, state: Any, backend: Backend) -> Any:
+    def prepare(self, state: State, backend: Backend) -> PreparedOut:
         """What the chains of one step need (for example parameters in float32); once a step and thread."""
 
-    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+    def step(self, state: State, stats: Stats, n_rows: int) -> State:
         """A new state after one batch of ``n_rows`` rows; a pure function."""
 
-    def end_epoch(self, state: Any) -> Any:
+    def end_epoch(self, state: State) -> State:
         """The state after an epoch (a schedule); a pure function. ``return state`` where there is none."""
 
-    def summary(self, state: Any) -> dict[str, Any]:
+    def summary(self, state: State) -> dict[str, Any]:
         """The scalars that the driver, the callbacks and the dashboard see."""
 
-    def is_done(self, state: Any) -> bool:
+    def is_done(self, state: State) -> bool:
         """True where no more steps are wanted; asked at the ends of epochs and after validations only."""
 
 
-class OnlineLearner(StepLearner, Protocol):
+class OnlineLearner(StepLearner[State, Prepared], Protocol[State, Prepared]):
     """Learning by minibatches: stats, gradients and evidence alike.
 
     A *step* takes one batch, cut into a few *chains* of rows. Chains know nothing of each other: each starts
@@ -249,7 +275,7 @@ class OnlineLearner(StepLearner, Protocol):
     A learner that measures rows which are held out is a :class:`ValidatedLearner` too.
     """
 
-    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
         """One chain of one step: add the gradient, statistics or evidence of these rows, in their order, to
         ``stats``, and write its fields of rows: one record for each of the block's, in their order. A chain
         that updates itself row by row keeps its own copy of the parameters; ``prepared`` belongs to other
@@ -259,37 +285,37 @@ class OnlineLearner(StepLearner, Protocol):
 
 
 @runtime_checkable
-class SideBySide(Protocol):
+class SideBySide(Protocol[PreparedIn]):
     """An :class:`OnlineLearner` that can take all chains of a step that a worker has at once. Devices get
     them so: one launch keeps a whole card busy, where a chain alone would not.
     """
 
-    def run_chains(self, prepared: Any, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
+    def run_chains(self, prepared: PreparedIn, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
         """What ``run_chain`` does, for each block and its statistic: the same bits."""
 
 
 @runtime_checkable
-class ValidatedLearner(StepLearner, Protocol):
+class ValidatedLearner(StepLearner[State, PreparedOut], Protocol[State, PreparedOut]):
     """A learner by steps that also measures rows which are held out."""
 
-    def validation(self) -> Reduction:
+    def validation(self) -> Reduction[State, Any]:
         """The pass over the validation rows under the state of the moment."""
 
-    def validated(self, state: Any, stats: Stats) -> Any:
+    def validated(self, state: State, stats: Stats) -> State:
         """A new state that knows what the pass measured (for ``summary``, ``is_done`` and schedules); a pure
         function, called before ``end_epoch``.
         """
 
 
-class LeafLearner(ValidatedLearner, Protocol):
+class LeafLearner(ValidatedLearner[State, Prepared], Protocol[State, Prepared, Kept]):
     """A learner whose chains are *leaves*: fixed runs of rows, of which it keeps something between visits."""
 
-    def visit(self, prepared: Any, block: Block, kept: Any) -> Any:
+    def visit(self, prepared: Prepared, block: Block, kept: Kept | None) -> Kept:
         """What is to be kept of a leaf under the state of the moment, a tree of arrays; ``kept`` is what its
         visit in the epoch before left, or None.
         """
 
-    def exchange(self, prepared: Any, kept: Any, new: Any, stats: Stats) -> None:
+    def exchange(self, prepared: Prepared, kept: Kept | None, new: Kept, stats: Stats) -> None:
         """Add to ``stats`` what a visit changes: what was kept, and what is kept from now on."""
 
 

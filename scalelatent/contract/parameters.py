@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 DEVICES = ("auto", "cpu", "gpu")
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a parameter is a finite number; a bool is refused."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def is_whole(value: Any, least: int = 1) -> bool:
+def is_whole(value: object, least: int = 1) -> TypeGuard[float]:
     """Whether a parameter is a whole number of at least ``least``."""
     return is_number(value) and int(value) == value and value >= least
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return hasattr(value, "__len__") and hasattr(value, "__iter__") and not isinstance(value, (str, Mapping))
 
 
-def _is_same(value: Any, default: Any) -> bool:
+def _is_same(value: object, default: object) -> bool:
     if is_list(value):
         return is_list(default) and list(value) == list(default)
     return bool(value == default)
@@ -34,7 +34,7 @@ def _is_same(value: Any, default: Any) -> bool:
 class Allowed(Protocol):
     """What a parameter may be."""
 
-    def refusal(self, value: Any) -> str:
+    def refusal(self, value: object) -> str:
         """What is wrong with a value, after ``name=value``; empty where it is allowed."""
 
 
@@ -49,7 +49,7 @@ class Number:
     below: float = math.inf
     also: tuple[str | None, ...] = ()
 
-    def refusal(self, value: Any) -> str:
+    def refusal(self, value: object) -> str:
         if (value is None or isinstance(value, str)) and value in self.also:
             return ""
         if not is_number(value):
@@ -66,7 +66,7 @@ class Whole:
     also: tuple[str | None, ...] = ()
     give: str = ""
 
-    def refusal(self, value: Any) -> str:
+    def refusal(self, value: object) -> str:
         if is_whole(value, self.least):
             return ""
         if (value is None or isinstance(value, str)) and value in self.also:
@@ -82,7 +82,7 @@ class Choice:
     silent: tuple[str, ...] = ()
     """Also allowed, and named in no message: for tests."""
 
-    def refusal(self, value: Any) -> str:
+    def refusal(self, value: object) -> str:
         if (value is None or isinstance(value, str)) and value in self.values + self.silent:
             return ""
         return f" is not one of {', '.join(map(repr, self.values))}"
@@ -95,7 +95,7 @@ class Flag:
     give: str = "give True or False"
     also: tuple[None, ...] = ()
 
-    def refusal(self, value: Any) -> str:
+    def refusal(self, value: object) -> str:
         if value is None and value in self.also:
             return ""
         return "" if type(value).__name__ in ("bool", "bool_") else f": {self.give}"
@@ -110,7 +110,7 @@ class Items:
     one: bool = False
     also: tuple[None, ...] = ()
 
-    def refusal(self, value: Any) -> str:
+    def refusal(self, value: object) -> str:
         if value is None and value in self.also:
             return ""
         if is_list(value):
@@ -127,7 +127,7 @@ class Where:
     fits: Callable[[Any], bool]
     give: str
 
-    def refusal(self, value: Any) -> str:
+    def refusal(self, value: object) -> str:
         return "" if self.fits(value) else f": {self.give}"
 
 
@@ -135,7 +135,7 @@ class Where:
 class Anything:
     """Checked where the rows are known, or what it stands for is made."""
 
-    def refusal(self, value: Any) -> str:
+    def refusal(self, value: object) -> str:
         return ""
 
 
@@ -144,7 +144,7 @@ class Parameter:
     """A parameter of a model's constructor."""
 
     name: str
-    default: Any
+    default: object
     allowed: Allowed
     doc: str  # one line, for job files
     decides: bool = True  # a resumed fit must have the same value
@@ -153,7 +153,7 @@ class Parameter:
     # it came after the first run folders were written, which are as if it had its default
     later: bool = False
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """Raise a ValueError that names the parameter and what it may be."""
         if why := self.allowed.refusal(value):
             raise ValueError(f"{self.name}={value!r}{why}")
@@ -178,7 +178,7 @@ class Parameters:
     def defaults(self) -> dict[str, Any]:
         return {entry.name: entry.default for entry in self.entries}
 
-    def check(self, model: Any) -> None:
+    def check(self, model: object) -> None:
         """Refuse values out of range, by a ValueError that names the parameter and what it may be."""
         for entry in self.entries:
             entry.check(getattr(model, entry.name))

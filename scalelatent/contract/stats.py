@@ -110,5 +110,5 @@ class Stats:
         """The statistic times a number (forgetting), without records of rows; the original is not changed."""
         return Stats(self.layout, self.vector[: self.layout.size] * factor)
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[object, ...]:
         return Stats, (self.layout, self.vector)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from .schema import DatasetAttrs
 from .write.batches import MAX_THREADS, in_order
 
 if TYPE_CHECKING:
+    from scalelatent.typing import DenseOrCsr
+
     from .read.sources import StoredColumn
 
 
@@ -90,7 +92,7 @@ class _Shard:
         """Bytes that a shard has in memory, and its bad files."""
         row, tile = divmod(shard, self.n_tiles)
         a, b = row * self.shard_rows, min((row + 1) * self.shard_rows, self.n_rows)
-        parts: list[Any] = []
+        parts: list[DenseOrCsr] = []
         bad = []
         for column in self.columns.values():
             try:
@@ -106,7 +108,7 @@ class _Shard:
             bad.append(self._bad(self.columns["x"].shards(a, b)[0][0], a, b, words))
         return size, bad
 
-    def _read(self, column: StoredColumn, a: int, b: int, tile: int) -> Any:
+    def _read(self, column: StoredColumn, a: int, b: int, tile: int) -> DenseOrCsr:
         if self.n_tiles == 1:
             return column.read(a, b)
         return np.ascontiguousarray(column.read_tile(a, b, tile))

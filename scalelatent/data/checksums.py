@@ -16,8 +16,11 @@ from .csr import parts_of
 if TYPE_CHECKING:
     import zarr
 
+    from scalelatent.data.schema import CrcTable, Label
     from scalelatent.storage.disk import Location
+    from scalelatent.typing import DenseOrCsr
 
+    from .read.sources import StoredColumn
     from .schema import DatasetAttrs
 
 _log = logging.getLogger(__name__)
@@ -27,10 +30,10 @@ _ABSENT = 2**64 - 1
 def fingerprint_of(
     attrs: DatasetAttrs,
     n_rows: int,
-    dtype: np.dtype[Any],
-    y_dtype: np.dtype[Any] | None,
+    dtype: np.dtype,
+    y_dtype: np.dtype | None,
     shard_rows: int,
-    classes: list[Any] | None,
+    classes: list[Label] | None,
     digests: np.ndarray,
 ) -> str:
     """SHA-256 of what a dataset is, in hexadecimal, from the digests of its shards (shards, 16)."""
@@ -40,7 +43,7 @@ def fingerprint_of(
     return hashlib.sha256(json.dumps(head).encode() + digests.tobytes()).hexdigest()
 
 
-def shard_digest(*columns: Any) -> bytes:
+def shard_digest(*columns: DenseOrCsr | None) -> bytes:
     """16 bytes of SHA-256 over a shard's columns as they are stored; independent of codec and chunks."""
     digest = hashlib.sha256()
     for column in columns:
@@ -53,7 +56,7 @@ def shard_digest(*columns: Any) -> bytes:
 def read_digests(group: zarr.Group, url: str) -> np.ndarray:
     """The digests of the shards (shards, 16)."""
     try:
-        return np.asarray(group["digest"][...], dtype=np.uint8)  # type: ignore[index]
+        return np.asarray(group["digest"][...], dtype=np.uint8)
     except Exception as error:  # absent, or what zarr cannot read
         raise DataError(
             f"{url}: the table of digests, {url}/digest, is missing or damaged; restore that folder from a "
@@ -62,7 +65,7 @@ def read_digests(group: zarr.Group, url: str) -> np.ndarray:
 
 
 def check_digests(
-    location: Location, attrs: DatasetAttrs, columns: dict[str, Any], group: zarr.Group
+    location: Location, attrs: DatasetAttrs, columns: dict[str, StoredColumn], group: zarr.Group
 ) -> None:
     """Compare the table of digests with the fingerprint."""
     first = None if attrs.segments is None else attrs.segments[0]
@@ -86,7 +89,7 @@ def check_digests(
         )
 
 
-def chunk_crcs(data: Any, n_chunks: int | None) -> list[int]:
+def chunk_crcs(data: bytes | np.ndarray, n_chunks: int | None) -> list[int]:
     """The CRC-32C at the end of each chunk of a file, 0 of a chunk that is not there."""
     raw = np.frombuffer(data, np.uint8)
     if n_chunks is None:
@@ -96,12 +99,12 @@ def chunk_crcs(data: Any, n_chunks: int | None) -> list[int]:
         there = index[:, 0] != _ABSENT
         ends = np.where(there, index.sum(axis=1), 4).astype(np.int64)
     crcs = np.ascontiguousarray(raw[ends[:, None] + np.arange(-4, 0)]).view("<u4")[:, 0]
-    return np.where(there, crcs, 0).tolist()  # type: ignore[no-any-return]
+    return np.where(there, crcs, 0).tolist()
 
 
 def write_crcs(
     group: zarr.Group, parts: dict[str, np.ndarray], packing: dict[str, str], shard_rows: int
-) -> dict[str, Any]:
+) -> CrcTable:
     """Write the table of CRCs, column by column; returns the attribute `crc`, which says what it is of."""
     crcs = np.concatenate(list(parts.values()))
     size = max(1, len(crcs))
@@ -113,7 +116,7 @@ def write_crcs(
     return {"hash": _hash(crcs), "shard_rows": shard_rows, "columns": columns}
 
 
-def split_crcs(location: Location, crc: dict[str, Any]) -> dict[str, np.ndarray] | None:
+def split_crcs(location: Location, crc: CrcTable) -> dict[str, np.ndarray] | None:
     """The table of CRCs, cut into its columns; None where it is missing or of another size."""
     sizes = {name: int(size) for name, (size, _) in crc["columns"].items()}
     total, raw = sum(sizes.values()), location.read("crc/c/0") or b""
@@ -124,7 +127,7 @@ def split_crcs(location: Location, crc: dict[str, Any]) -> dict[str, np.ndarray]
     return {name: table[end - size : end] for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
 
-def seal_columns(location: Location, attrs: DatasetAttrs, columns: dict[str, Any]) -> None:
+def seal_columns(location: Location, attrs: DatasetAttrs, columns: dict[str, StoredColumn]) -> None:
     """Have the readers of the columns compare each chunk with the table of CRCs, where there is one."""
     if attrs.crc is None:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +15,10 @@ from .read.containers import SlicedRows, opened
 from .read.sources import ArrayRows, CsrSource, RowSource, as_source, is_dask, is_zarr
 
 if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
     from scalelatent.storage.location import Location
+    from scalelatent.typing import DenseOrCsr, LabelsLike
 
     from .dataset import Dataset
 
@@ -84,7 +87,7 @@ class Columns:
                 return None
         return found
 
-    def remembered(self, key: Any, make: Callable[[], np.ndarray]) -> np.ndarray:
+    def remembered(self, key: object, make: Callable[[], np.ndarray]) -> np.ndarray:
         """The last array made for a key; one is kept."""
         kept = self.__dict__.get("_remembered")
         if kept is None or kept[0] != key:
@@ -125,7 +128,7 @@ class Columns:
             raise DataError(f"{what} has no labels; give y, or import the rows together with their labels")
         return self.y
 
-    def read_y(self, start: int, stop: int, what: str) -> Any:
+    def read_y(self, start: int, stop: int, what: str) -> DenseOrCsr:
         """What belongs to the rows `start:stop`; see `Dataset.read_y`."""
         stored = self.outputs(what).read(start, stop)
         if self.y_kind != "labels":
@@ -184,7 +187,7 @@ class Columns:
         named = f"dataset {paired.dataset.url}" if paired.dataset.url else f"the target of {what}"
         return as_binary(stored, paired.number(start), named)
 
-    def y_options(self, what: str) -> dict[str, Any]:
+    def y_options(self, what: str) -> schema.OutputOptions:
         """The arguments of `create_dataset` that make room for the same `y`."""
         if self.y_kind is None:
             return {}
@@ -215,14 +218,14 @@ class Shifted(ArrayRows):
         return super().read(start - self._first, stop - self._first)
 
 
-def label_source(y: Any) -> RowSource:
+def label_source(y: LabelsLike) -> RowSource:
     """The row source of labels (n,), targets (n, v) or sparse multi-labels (n, v)."""
     if csr.is_sparse(y):
         return CsrSource(y, "y")
-    y = opened(y, "y")
-    lazy = is_dask(y) or is_zarr(y) or isinstance(y, SlicedRows)
-    schema.refuse_mixed(y, "y")
-    array = y if lazy or isinstance(y, np.ndarray) else np.asarray(y)
+    given = opened(y, "y")
+    lazy = is_dask(given) or is_zarr(given) or isinstance(given, SlicedRows)
+    schema.refuse_mixed(given, "y")
+    array = given if lazy or isinstance(given, np.ndarray) else np.asarray(given)
     if len(array.shape) == 1 and not lazy:
         return ArrayRows(schema.as_labels(array, "y"))
     source = as_source(array, "y")
@@ -260,7 +263,7 @@ class PairedRows(RowSource):
         """Which row of the whole other dataset belongs to one of this."""
         return self.dataset.extent[0] + row - self._first
 
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> DenseOrCsr:
         try:
             return self.dataset.read_x(start - self._first, stop - self._first)
         except ShardError as error:  # before it is taken for one of the rows beside it
@@ -271,7 +274,7 @@ class PairedRows(RowSource):
         return [(a + self._first, b + self._first) for a, b in cut]
 
 
-def as_binary(rows: Any, first_row: int, what: str) -> np.ndarray:
+def as_binary(rows: DenseOrCsr, first_row: int, what: str) -> np.ndarray:
     """Rows of zeros and ones of any type as uint8, dense."""
     if csr.is_sparse(rows):
         values = _as_bits(rows.data, lambda i: _entry(rows, i), first_row, what)
@@ -282,7 +285,9 @@ def as_binary(rows: Any, first_row: int, what: str) -> np.ndarray:
     return _as_bits(rows, lambda i: divmod(i, width), first_row, what)
 
 
-def _as_bits(values: np.ndarray, place: Any, first_row: int, what: str) -> np.ndarray:
+def _as_bits(
+    values: np.ndarray, place: Callable[[int], tuple[int, int]], first_row: int, what: str
+) -> np.ndarray:
     """Values as uint8; `place` gives (row, column) of the one with a number."""
     if values.dtype == np.bool_:
         return values.view(np.uint8)
@@ -303,7 +308,7 @@ def _as_bits(values: np.ndarray, place: Any, first_row: int, what: str) -> np.nd
     )
 
 
-def _entry(rows: Any, i: int) -> tuple[int, int]:
+def _entry(rows: csr_array, i: int) -> tuple[int, int]:
     return int(np.searchsorted(rows.indptr, i, side="right")) - 1, int(rows.indices[i])
 
 

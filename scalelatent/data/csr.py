@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -12,21 +12,23 @@ from scalelatent.errors import DataError
 from .schema import check_rows_dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from scipy.sparse import csr_array
 
 
-def is_sparse(x: Any) -> bool:
+def is_sparse(x: object) -> TypeGuard[csr_array]:
     """Whether `x` is a scipy sparse matrix or array, without importing scipy."""
     module = sys.modules.get("scipy.sparse")
     return module is not None and bool(module.issparse(x))
 
 
-def index_dtype(n_features: int) -> np.dtype[Any]:
+def index_dtype(n_features: int) -> np.dtype:
     """Type of column numbers: int32 where they fit."""
     return np.dtype(np.int32 if n_features <= np.iinfo(np.int32).max else np.int64)
 
 
-def check_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+def check_dtype(dtype: np.dtype, what: str) -> np.dtype:
     """Refuse values that CSR rows cannot have; return the dtype in native byte order."""
     native = check_rows_dtype(dtype, what)
     if native.kind == "f" and native.itemsize not in (4, 8):
@@ -109,7 +111,7 @@ def canonical(
     return csr_of(values, columns[first], pointers, n_features), unsorted, len(data) - len(first)
 
 
-def _add(data: np.ndarray, first: np.ndarray, row_of: Any, what: str) -> np.ndarray:
+def _add(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], what: str) -> np.ndarray:
     """Sums of runs of values that begin at `first`, in the type of the values."""
     if len(first) == len(data):
         return data

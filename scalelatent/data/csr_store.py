@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import crc32c
 import numpy as np
@@ -34,7 +34,7 @@ def create_csr(
     group: zarr.Group,
     name: str,
     shape: tuple[int, int],
-    dtype: np.dtype[Any],
+    dtype: np.dtype,
     group_rows: int,
     compressor: str | None,
 ) -> None:
@@ -62,10 +62,10 @@ class _Column:
 
     def __init__(self, location: Location, group: zarr.Group, name: str) -> None:
         try:
-            self._group: Any = group[name]
+            self._group: zarr.Group = group[name]
             a = dict(self._group.attrs)
             self.shape: tuple[int, ...] = (int(a["shape"][0]), int(a["shape"][1]))
-            self.dtype: np.dtype[Any] = np.dtype(a["dtype"])
+            self.dtype: np.dtype = np.dtype(a["dtype"])
             self.group_rows = int(a["group_rows"])
             self.compressors: dict[str, str | None] = dict(a["compressors"])
         except Exception as error:  # absent, or metadata that zarr cannot read

@@ -25,7 +25,8 @@ from .read.stored import open_columns
 from .write.create import copy_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from typing import Unpack
 
     import dask.array as da
     import xarray
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
     from zarr.storage import StorePath
 
+    from scalelatent.data.schema import LayoutOptions
     from scalelatent.storage.access import Access
     from scalelatent.storage.location import Location
+    from scalelatent.typing import DenseOrCsr, FrameLike, LabelsLike, RowsLike, WeightsLike
 
     from .torch_rows import TorchRows
 
@@ -62,7 +65,7 @@ class Dataset:
     """
 
     # Of a pickled dataset: its spec, and what opens it.
-    _sent: tuple[dict[str, Any], tuple[Access, ...]] | None = None
+    _sent: tuple[schema.DatasetSpec, tuple[Access, ...]] | None = None
 
     def __init__(self, columns: Columns, start: int = 0, stop: int | None = None) -> None:
         self._columns = columns
@@ -70,7 +73,9 @@ class Dataset:
         self._stop = columns.x.shape[0] if stop is None else stop
 
     @classmethod
-    def from_arrays(cls, x: Any, y: Any = None, *, sample_weight: Any = None) -> Dataset:
+    def from_arrays(
+        cls, x: RowsLike, y: LabelsLike | None = None, *, sample_weight: WeightsLike | None = None
+    ) -> Dataset:
         """A dataset over arrays; nothing is copied, and lazy arrays are read when their rows are.
 
         Parameters
@@ -117,7 +122,7 @@ class Dataset:
     @classmethod
     def from_dataframe(
         cls,
-        frame: Any,
+        frame: FrameLike | dict[str, Any],
         *,
         label: str | None = None,
         weight: str | None = None,
@@ -162,7 +167,7 @@ class Dataset:
         return cls.from_arrays(x, y, sample_weight=weights)
 
     @classmethod
-    def from_spec(cls, spec: dict[str, Any]) -> Dataset:
+    def from_spec(cls, spec: schema.DatasetSpec) -> Dataset:
         """Open again what `spec` described, in this or another process; DataError if it has changed."""
         url, mark = spec["url"], spec.get("access")
         stamp = known_place(url, mark).stamp("zarr.json")
@@ -192,7 +197,7 @@ class Dataset:
         assert self._sent is not None
         return Dataset.from_spec(self._sent[0])._columns
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._sent is not None:
             return _reopened, self._sent
         if not self.is_stored:
@@ -215,7 +220,7 @@ class Dataset:
         return self._columns.x.shape[1:]
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         """Type of the rows, in native byte order."""
         return self._columns.x.dtype.newbyteorder("=")
 
@@ -339,7 +344,7 @@ class Dataset:
         """Shards of rows `start:stop`: (file, first row, one past its last), of the rows at `url`."""
         return self._columns.x.shards(*self._rows(start, stop))
 
-    def read_x(self, start: int, stop: int) -> Any:
+    def read_x(self, start: int, stop: int) -> DenseOrCsr:
         """Rows `start:stop`, flattened.
 
         Parameters
@@ -362,7 +367,7 @@ class Dataset:
         rows = self._columns.x.read(a, b)
         return rows if self.is_sparse else rows.reshape(b - a, self.n_features)
 
-    def read_y(self, start: int, stop: int) -> Any:
+    def read_y(self, start: int, stop: int) -> DenseOrCsr:
         """What belongs to the rows `start:stop`, as it was given.
 
         Parameters
@@ -409,11 +414,11 @@ class Dataset:
         a, b = self._rows(start, stop)
         return None if self._columns.weight is None else self._columns.weight.read(a, b)
 
-    def y_options(self) -> dict[str, Any]:
+    def y_options(self) -> schema.OutputOptions:
         """The arguments of `create_dataset` that make room for the same `y`."""
         return self._columns.y_options(self._what())
 
-    def lazy(self, start: int, stop: int) -> tuple[Any, Any] | None:
+    def lazy(self, start: int, stop: int) -> tuple[da.Array, da.Array | DenseOrCsr | None] | None:
         """Rows and labels as dask arrays where `x` is one, else None; labels may be in memory, or absent."""
         if not isinstance(self._columns.x, DaskRows):
             return None
@@ -430,7 +435,7 @@ class Dataset:
         beside = y.lazy(a, b) if isinstance(y, DaskRows) else None if y is None else y.read(a, b)
         return self._columns.x.lazy(a, b), beside
 
-    def with_weight(self, weight: Any) -> Dataset:
+    def with_weight(self, weight: WeightsLike) -> Dataset:
         """The same rows with other weights, (n_rows,), kept in memory."""
         weights = schema.check_weight(weight, self.n_rows, "weight")
         return Dataset(self._columns.reweighted(Shifted(weights, self._start)), self._start, self._stop)
@@ -502,7 +507,7 @@ class Dataset:
             return whole
         return hashlib.sha256(f"{whole}[{self._start}:{self._stop}]".encode()).hexdigest()
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> schema.DatasetSpec:
         """What another process needs to open these rows, JSON-able; DataError for rows in memory."""
         if not self.is_stored:
             raise DataError(
@@ -510,7 +515,8 @@ class Dataset:
                 "it to a place that all processes see with Dataset.save('rows.zarr') and use what that "
                 "returns"
             )
-        spec = {
+        assert self.url is not None
+        spec: schema.DatasetSpec = {
             "url": self.url,
             "start": self._start,
             "stop": self._stop,
@@ -529,7 +535,7 @@ class Dataset:
         *,
         overwrite: bool = False,
         progress: Callable[[int, int], None] | None = None,
-        **layout: Any,
+        **layout: Unpack[LayoutOptions],
     ) -> Dataset:
         """Write the rows to a new stored dataset, a shard at a time, and open it.
 
@@ -751,7 +757,7 @@ def open_dataset(
     return Dataset(Columns(**open_columns(place_of(url, storage_options))))
 
 
-def _reopened(spec: dict[str, Any], accesses: tuple[Access, ...]) -> Dataset:
+def _reopened(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:
     """A pickled dataset; its accesses are known here once they are unpickled."""
     # Not opened yet: an error while Dask unpickles ends the connection of a worker, in place of the task, and
     # a scheduler unpickles what it only passes on.
@@ -761,7 +767,7 @@ def _reopened(spec: dict[str, Any], accesses: tuple[Access, ...]) -> Dataset:
 
 
 @functools.lru_cache(maxsize=16)
-def _open_cached(url: str, mark: str | None, stamp: Any) -> Dataset:
+def _open_cached(url: str, mark: str | None, stamp: Hashable) -> Dataset:
     """A dataset opened once per process and state of its metadata file."""
     return open_dataset(known_place(url, mark))
 
@@ -792,7 +798,7 @@ def _hash_weight(ds: Dataset) -> str:
     return hashlib.sha256(np.ascontiguousarray(ds.read_weight(0, ds.n_rows)).tobytes()).hexdigest()
 
 
-def _hash_into(digest: Any, rows: Any) -> None:
+def _hash_into(digest: hashlib._Hash, rows: DenseOrCsr) -> None:
     parts = (rows,) if isinstance(rows, np.ndarray) else parts_of(rows)
     for part in parts:
         digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)

@@ -12,7 +12,10 @@ from scalelatent.errors import DataError
 from .schema import n_features
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     import zarr
+    from zarr.abc.codec import BytesBytesCodec
 
 COMPRESSORS = ("zstd", "lz4", None)
 """zstd level 1; Blosc-LZ4; nothing. A CRC-32C is put around each chunk in any case."""
@@ -52,7 +55,7 @@ class ChunkLayout:
     tile_columns: int | None = None
     """Columns of a tile where rows of one axis are cut across, too: then a shard is one tile."""
 
-    def least_bytes(self, numbers: int, dtype: np.dtype[Any]) -> int:
+    def least_bytes(self, numbers: int, dtype: np.dtype) -> int:
         """Bytes that so many numbers take at least, however well they pack."""
         plain = self.compressor is None or (self.compressor == "auto" and dtype.kind == "f")
         return numbers * dtype.itemsize // (1 if plain else _MOST_PACKED)
@@ -68,7 +71,7 @@ class ChunkLayout:
 def choose_layout(
     n_rows: int,
     feature_shape: tuple[int, ...],
-    dtype: np.dtype[Any],
+    dtype: np.dtype,
     *,
     chunk_rows: int | None = None,
     shard_rows: int | None = None,
@@ -110,7 +113,7 @@ def choose_layout(
 def choose_csr_layout(
     n_rows: int,
     nnz: int,
-    dtype: np.dtype[Any],
+    dtype: np.dtype,
     *,
     shard_rows: int | None = None,
     chunk_rows: int | None = None,
@@ -149,12 +152,12 @@ def _power_of_two(rows: int) -> int:
     return 1 << max(0, rows.bit_length() - 1)
 
 
-def codecs(compressor: str | None, dtype: np.dtype[Any]) -> list[Any]:
+def codecs(compressor: str | None, dtype: np.dtype) -> list[BytesBytesCodec]:
     """The bytes-to-bytes codecs of a chunk; CRC-32C is outermost, so damage is found before decoding."""
     from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
     shuffle = "shuffle" if dtype.itemsize > 1 else "noshuffle"
-    packed: dict[str | None, list[Any]] = {
+    packed: dict[str | None, list[BytesBytesCodec]] = {
         None: [],
         "zstd": [ZstdCodec(level=1)],
         # Shuffling bits costs half of the reading rate, and single bytes get larger by it.
@@ -184,7 +187,7 @@ def codecs_of(array: zarr.Array) -> tuple[dict[str, Any] | None, Codecs]:
     return None, chain
 
 
-def named_codecs(chain: Any) -> Codecs:
+def named_codecs(chain: Iterable[str | Mapping[str, Any]]) -> Codecs:
     """Stored codecs by name; one without settings may be its name alone."""
     return [
         (codec, {}) if isinstance(codec, str) else (codec["name"], codec.get("configuration") or {})

@@ -54,7 +54,7 @@ def _dimensions(name: str, ndim: int) -> tuple[str, ...]:
 class _Column:
     """A column of a dataset as an array that is read by rows; of a stored one its place alone is sent."""
 
-    def __init__(self, ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._ds, self._name = ds, name
 
@@ -65,7 +65,7 @@ class _Column:
         return rows.astype(self.dtype, copy=False)[(slice(None), *key[1:])]
 
 
-def _column(ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> da.Array:
+def _column(ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype) -> da.Array:
     """A column as a dask array, a block a chunk of the rows on disk."""
     import dask.array as da
 

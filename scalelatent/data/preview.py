@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from scalelatent.typing import DenseOrCsr
+
     from .dataset import Dataset
 
 _RAMP = " .:-=+*#%@"
@@ -35,13 +37,13 @@ def first_rows(ds: Dataset, n_rows: int = 5) -> list[dict[str, Any]]:
     return found
 
 
-def _outputs(y: Any, i: int) -> dict[str, Any]:
+def _outputs(y: DenseOrCsr, i: int) -> dict[str, Any]:
     if not isinstance(y, np.ndarray):
         return {"targets": y.indices[y.indptr[i] : y.indptr[i + 1]][:_NUMBERS].tolist()}
     return {"label": y[i].item()} if y.ndim == 1 else {"targets": y[i, :_NUMBERS].tolist()}
 
 
-def _numbers(x: Any, i: int) -> dict[str, Any]:
+def _numbers(x: DenseOrCsr, i: int) -> dict[str, Any]:
     if isinstance(x, np.ndarray):
         return {"values": x[i, :_NUMBERS].tolist()}
     a, b = int(x.indptr[i]), int(x.indptr[i + 1])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 
 from scalelatent.errors import DataError
 from scalelatent.storage.location import REMOVED
+
+if TYPE_CHECKING:
+    from scalelatent.typing import WeightsLike
 
 FORMAT = "scalelatent-dataset"
 FORMAT_VERSION = 3
@@ -19,13 +22,66 @@ MAX_CLASSES = 65_536
 """More distinct labels than this are not taken for classes, which are kept in attributes."""
 
 
+Label = str | int | float
+"""A label as JSON has it; a bool is an int."""
+
+
+class Segment(TypedDict):
+    """A part of a dataset that grew."""
+
+    path: str
+    """Folder below the dataset's; "" of the first."""
+    rows: int
+    fingerprint: str
+    classes: list[Label] | None
+
+
+class CrcTable(TypedDict):
+    """What the table of checksums belongs to."""
+
+    hash: str
+    shard_rows: NotRequired[int]
+    columns: dict[str, list[Any]]
+    """Name -> number of checksums, how the chunks are packed."""
+
+
+class DatasetSpec(TypedDict):
+    """What another process needs to open rows, see `Dataset.spec`."""
+
+    url: str
+    start: int
+    stop: int
+    fingerprint: str
+    access: NotRequired[str]
+    without_labels: NotRequired[bool]
+    target: NotRequired[DatasetSpec]
+
+
+class LayoutOptions(TypedDict, total=False):
+    """Arguments of `create_dataset` that say how rows are cut and packed, not what they are."""
+
+    chunk_rows: int | None
+    shard_rows: int | None
+    compressor: str | None
+    tile_columns: int | None
+
+
+class OutputOptions(TypedDict, total=False):
+    """Arguments of `create_dataset` that make room for labels, targets or multi-labels."""
+
+    y_dtype: np.dtype | None
+    y_kind: str
+    n_targets: int
+    classes: np.ndarray | None
+
+
 @dataclass(frozen=True)
 class DatasetAttrs:
     """Attributes of a dataset's zarr group."""
 
     feature_shape: tuple[int, ...]
     """Shape of one row of `x`, for example (28, 28)."""
-    classes: list[Any] | None = None
+    classes: list[Label] | None = None
     """Distinct labels in rising order: numbers or strings; None where there are no labels."""
     codes: bool = False
     """Whether `y` holds indices into `classes` (string labels) instead of the labels themselves."""
@@ -41,11 +97,11 @@ class DatasetAttrs:
     """One of `Y_KINDS`: what `y` is where there is one."""
     n_targets: int | None = None
     """Columns of `y`; None for labels."""
-    segments: list[dict[str, Any]] | None = None
+    segments: list[Segment] | None = None
     """Of a dataset that grew (joined.py): path, rows, fingerprint and classes of each part."""
     columns: list[str] | None = None
     """Names of the columns; None in datasets of versions that did not say it. One that is lost is damage."""
-    crc: dict[str, Any] | None = None
+    crc: CrcTable | None = None
     """What belongs to the table `crc` (checksums.py); None in datasets of versions that wrote none."""
     format: str = FORMAT
 
@@ -66,19 +122,17 @@ class DatasetAttrs:
                 del values[name]
         return {**values, "format_version": self.format_version}
 
-    def finished(
-        self, fingerprint: str, classes: list[Any] | None, crc: dict[str, Any] | None
-    ) -> DatasetAttrs:
+    def finished(self, fingerprint: str, classes: list[Label] | None, crc: CrcTable | None) -> DatasetAttrs:
         """The attributes of the finished dataset."""
         return replace(self, fingerprint=fingerprint, classes=classes, crc=crc, complete=True)
 
     @property
-    def own_classes(self) -> list[Any] | None:
+    def own_classes(self) -> list[Label] | None:
         """Classes that stored codes stand for: those of the first segment where more have joined since."""
         return self.segments[0]["classes"] if self.codes and self.segments else self.classes
 
     @classmethod
-    def from_json(cls, attrs: Any, url: str) -> DatasetAttrs:
+    def from_json(cls, attrs: object, url: str) -> DatasetAttrs:
         """Read and check the attributes of the group at `url`; format first, then version, then the rest."""
         if isinstance(attrs, dict) and attrs.get("format") == REMOVED:
             raise DataError(
@@ -144,7 +198,7 @@ def software() -> str:
     return str(getattr(sys.modules.get("scalelatent"), "__version__", "unknown"))
 
 
-def check_rows_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+def check_rows_dtype(dtype: np.dtype, what: str) -> np.dtype:
     """Refuse rows that are not real numbers; return the dtype in native byte order."""
     if dtype.kind not in "buif":
         kind = {"O": "Python objects", "c": "complex numbers"}.get(dtype.kind, f"values of type {dtype}")
@@ -172,7 +226,7 @@ def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
             )
 
 
-def refuse_masked(values: Any, what: str, first_row: int = 0) -> None:
+def refuse_masked(values: object, what: str, first_row: int = 0) -> None:
     """Raise a `DataError` that names row and feature of the first masked entry of a `numpy.ma` array."""
     if isinstance(values, (list, tuple)):
         for row, value in enumerate(values, first_row):
@@ -191,7 +245,7 @@ def refuse_masked(values: Any, what: str, first_row: int = 0) -> None:
     )
 
 
-def as_labels(y: Any, what: str, first_row: int = 0) -> np.ndarray:
+def as_labels(y: object, what: str, first_row: int = 0) -> np.ndarray:
     """Labels as a 1-D array of numbers or fixed-width strings; `y` itself where it is one already."""
     refuse_masked(y, what, first_row)
     refuse_mixed(y, what, first_row)
@@ -212,7 +266,7 @@ def as_labels(y: Any, what: str, first_row: int = 0) -> np.ndarray:
     return labels if labels.dtype.isnative else labels.astype(labels.dtype.newbyteorder("="))
 
 
-def refuse_mixed(y: Any, what: str, first_row: int = 0) -> None:
+def refuse_mixed(y: object, what: str, first_row: int = 0) -> None:
     """Refuse a list, or objects, of which only some are strings; numpy would make strings of all."""
     if isinstance(y, np.ndarray) and y.ndim == 1 and y.dtype.kind == "O":
         y = y.tolist()
@@ -247,7 +301,7 @@ def _is_utf8(label: bytes) -> bool:
     return True
 
 
-def check_stored_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+def check_stored_dtype(dtype: np.dtype, what: str) -> np.dtype:
     """Refuse a type of numbers that zarr has not; return it."""
     if dtype.kind == "f" and dtype.itemsize > 8:
         raise DataError(
@@ -331,7 +385,7 @@ def encode_labels(
     return codes.astype(np.int32)
 
 
-def check_weight(weight: Any, n_rows: int, what: str, first_row: int = 0) -> np.ndarray:
+def check_weight(weight: WeightsLike, n_rows: int, what: str, first_row: int = 0) -> np.ndarray:
     """Row weights as float64 (n_rows,), finite and not negative; `first_row` counts in messages."""
     refuse_masked(weight, what, first_row)
     out = np.ascontiguousarray(weight, dtype=np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 
-class TorchRows(IterableDataset):  # type: ignore[type-arg]
+class TorchRows(IterableDataset):
     """What `Dataset.to_torch` returns: rows, or batches of rows, in the order of (seed, epoch)."""
 
     def __init__(self, ds: Dataset, seed: int | None, batch_size: int | None, piece_rows: int) -> None:
@@ -38,7 +38,7 @@ class TorchRows(IterableDataset):  # type: ignore[type-arg]
         """Rows of the next iteration come in the order of this epoch."""
         self._epoch.fill_(epoch)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[torch.Tensor | tuple[torch.Tensor, ...]]:
         epoch = int(self._epoch)
         order = self._shuffled(epoch, 0, len(self._pieces))
         worker = get_worker_info()
@@ -60,13 +60,13 @@ class TorchRows(IterableDataset):  # type: ignore[type-arg]
         """Rows, and codes of labels or targets, and weights, as far as there are."""
         ds = self._ds
         rows = ds.read_x(start, stop)
-        dense = rows.toarray() if ds.is_sparse else rows
+        dense = rows if isinstance(rows, np.ndarray) else rows.toarray()
         columns = [dense.reshape(stop - start, *ds.feature_shape)]
         if ds.y_kind == "labels" and ds.classes is not None:
             columns.append(ds.read_codes(start, stop).astype(np.int64))
         elif ds.has_y:
             y = ds.read_y(start, stop)
-            columns.append(y.toarray() if ds.y_kind == "multilabel" else y)
+            columns.append(y if isinstance(y, np.ndarray) else y.toarray())
         if ds.has_weight:
             columns.append(np.asarray(ds.read_weight(start, stop)))
         return columns

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from scalelatent.errors import JobError, RunError
 
@@ -23,16 +23,18 @@ from .worker_processes import (
 )
 
 if TYPE_CHECKING:
-    from distributed import Client, Security
+    from distributed import Client, Security, SpecCluster, Worker, WorkerPlugin
 
-_current: ContextVar[Any] = ContextVar("scalelatent_client", default=None)
+    from scalelatent.typing import ClientLike
+
+_current: ContextVar[Client | None] = ContextVar("scalelatent_client", default=None)
 _job: ContextVar[str] = ContextVar("scalelatent_job", default="")
 CLOSE_SECONDS = 60
 # Puts our page on the dashboard of a scheduler that starts.
 PAGE_PRELOAD = "scalelatent.monitor.preload"
 
 
-def current_client() -> Any:
+def current_client() -> Client | None:
     """The client of the enclosing ``with sl.cluster(…)``, or None."""
     return _current.get()
 
@@ -41,18 +43,19 @@ def current_client() -> Any:
 class HasScheduler(Protocol):
     """What clusters of Dask's packages have in common."""
 
-    scheduler_address: str
+    @property
+    def scheduler_address(self) -> str: ...
 
 
 @runtime_checkable
 class TellsWorkers(Protocol):
     """What a client is asked for first; a cluster that is only planned tells it as well."""
 
-    def scheduler_info(self, n_workers: int = ...) -> Any: ...
+    def scheduler_info(self, n_workers: int = ...) -> object: ...
 
 
 @contextmanager
-def client_of(given: Any) -> Iterator[Any]:
+def client_of(given: ClientLike | None) -> Iterator[Client | None]:
     """The client that is given, one of a cluster that is given (closed here), else that of `sl.cluster`."""
     if given is None:
         yield current_client()
@@ -113,7 +116,7 @@ def cluster(
     host: str = "127.0.0.1",
     port: int = 0,
     security: Security | None = None,
-) -> Iterator[Any]:
+) -> Iterator[Client]:
     """A Dask cluster for the fits inside.
 
     Parameters
@@ -185,7 +188,7 @@ def start_cluster(
     port: int = 0,
     security: Security | None = None,
     scheduler_file: str | os.PathLike[str] | None = None,
-) -> Any:
+) -> SpecCluster:
     """A scheduler in this process and worker processes under nannies; options as of `cluster`."""
     import dask
     from distributed import Scheduler, SpecCluster
@@ -220,7 +223,7 @@ def start_cluster(
             ) from error
 
 
-def close_cluster(started: Any) -> None:
+def close_cluster(started: SpecCluster) -> None:
     """End a cluster of :func:`start_cluster` and all its processes."""
     # Closing fails on a worker that was replaced while the machine was too busy; it is closed all the same.
     with suppress(KeyError):
@@ -255,14 +258,14 @@ def refuse_loopback(host: str, or_else: str = "") -> None:
         )
 
 
-def deaf_to_ctrl_c() -> Any:
+def deaf_to_ctrl_c() -> WorkerPlugin:
     """A worker plugin that ignores a terminal's Ctrl-C: the driver ends the workers."""
     from distributed import WorkerPlugin
 
     class DeafToCtrlC(WorkerPlugin):
         name = "scalelatent-deaf-to-ctrl-c"
 
-        def setup(self, worker: Any) -> None:
+        def setup(self, worker: Worker) -> None:
             import signal
             import threading
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urldefrag
 
 from distributed import Client
 
 from scalelatent.engine.threads import within
 from scalelatent.errors import JobError
+
+if TYPE_CHECKING:
+    from dask_gateway import GatewayCluster
 
 ASK_SECONDS = 15.0
 
@@ -45,7 +48,7 @@ def open_gateway(address: str, **options: Any) -> Client:
         ) from error
 
 
-def _ask(url: str, name: str) -> Any:
+def _ask(url: str, name: str) -> GatewayCluster:
     """What a gateway tells of a cluster: its address, and the certificate that it takes."""
     try:
         from dask_gateway import Gateway
@@ -55,7 +58,7 @@ def _ask(url: str, name: str) -> Any:
             "install 'scalelatent[gateway]'"
         ) from error
 
-    async def ask() -> tuple[set[str], Any]:
+    async def ask() -> tuple[set[str], GatewayCluster | None]:
         async with Gateway(url, asynchronous=True) as gateway:
             running = {report.name for report in await gateway.list_clusters(status="running")}
             return running, await gateway.get_cluster(name) if name in running else None

@@ -33,7 +33,7 @@ from scalelatent.storage.folder_probe import folder_trouble
 from .versions import COMPARED, CUPY, versions
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Scheduler, Worker
 
 Facts = Mapping[str, Any]
 """What probes found of a process, by their names."""
@@ -129,7 +129,7 @@ def _datasets(wanted: Wanted) -> dict[str, tuple[str, str]]:
     return found
 
 
-PROBES: dict[str, Callable[[Wanted], Any]] = {
+PROBES: dict[str, Callable[[Wanted], object]] = {
     "versions": lambda wanted: versions(),
     "host": lambda wanted: socket.gethostname(),
     "cores": lambda wanted: usable_cpus()[0],
@@ -149,7 +149,7 @@ PROBES: dict[str, Callable[[Wanted], Any]] = {
 # -- on workers and the scheduler ----------------------------------------------------------------------------
 
 
-async def look(asked: Iterable[str], wanted: Wanted, dask_worker: Any) -> dict[str, Any]:
+async def look(asked: Iterable[str], wanted: Wanted, dask_worker: Worker) -> dict[str, Any]:
     """On a worker: its settings, and the answers of the probes asked for."""
     from scalelatent.engine.dask.hooks import worker_settings
 
@@ -161,7 +161,7 @@ def _probe(asked: list[str], wanted: Wanted) -> dict[str, Any]:
     return {name: PROBES[name](wanted) for name in asked}
 
 
-def look_at_scheduler(dask_scheduler: Any) -> dict[str, Any]:
+def look_at_scheduler(dask_scheduler: Scheduler) -> dict[str, Any]:
     """On the scheduler: how it was started, what its dashboard shows, and its versions."""
     from scalelatent.engine.dask.hooks import scheduler_settings
 

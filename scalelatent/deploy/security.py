@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.errors import JobError
 
 if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
     from distributed import Security
 
 ROLES = ("client", "worker", "scheduler")
@@ -180,7 +182,15 @@ def _make(hosts: Sequence[str], days: int) -> dict[str, bytes]:
     return texts
 
 
-def _sign(name: str, public: Any, issuer: Any, key: Any, days: int, hosts: Sequence[str], usages: Any) -> Any:
+def _sign(
+    name: str,
+    public: ec.EllipticCurvePublicKey,
+    issuer: x509.Certificate | None,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    hosts: Sequence[str],
+    usages: Sequence[x509.ObjectIdentifier] | None,
+) -> x509.Certificate:
     """A certificate with what strict checking (Python 3.13) asks for; without an issuer, the authority's."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -195,7 +205,7 @@ def _sign(name: str, public: Any, issuer: Any, key: Any, days: int, hosts: Seque
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(subject if root else issuer.subject)
+        .issuer_name(subject if issuer is None else issuer.subject)
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of a cluster differ
@@ -213,7 +223,7 @@ def _sign(name: str, public: Any, issuer: Any, key: Any, days: int, hosts: Seque
     return builder.sign(key, hashes.SHA256())
 
 
-def _name(host: str) -> Any:
+def _name(host: str) -> x509.GeneralName:
     from cryptography import x509
 
     try:

@@ -24,6 +24,7 @@ from .security import make_certificates, security_from, tls_files, tls_options
 from .worker_processes import patient
 
 if TYPE_CHECKING:
+    import psutil
     from distributed import Client, Security
 
 START_SECONDS = 120
@@ -148,7 +149,7 @@ def _end_children(seconds: float = 5) -> None:
         _, children = psutil.wait_procs(children, timeout=seconds)
 
 
-def _ends_itself(child: Any) -> bool:
+def _ends_itself(child: psutil.Process) -> bool:
     """Python's tracker of shared memory ignores signals, and leaves when its parent does."""
     import psutil
 
@@ -159,9 +160,10 @@ def _ends_itself(child: Any) -> bool:
 
 
 def _describe(
-    client: Any, files: dict[str, str] | None, options: dict[str, Any], page: str | None
+    client: Client, files: dict[str, str] | None, options: dict[str, Any], page: str | None
 ) -> dict[str, Any]:
-    address = client.scheduler.address
+    assert client.scheduler is not None
+    address = str(client.scheduler.address)
     info = client.scheduler_info(n_workers=-1)["workers"]
     workers = [
         {

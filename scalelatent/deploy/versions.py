@@ -218,5 +218,6 @@ def _cluster() -> Iterator[str]:
     if client is None:
         yield "none: fits run in this process"
         return
+    assert client.scheduler is not None
     threads = client.nthreads()
     yield f"{client.scheduler.address}, {len(threads)} workers, {sum(threads.values())} threads"

@@ -7,15 +7,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from scalelatent.contract.kinds import find_kernels, kernel_names, load
-from scalelatent.contract.learners import Backend
+from scalelatent.contract.learners import Backend, Table
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import RunError
 from scalelatent.kernels.vectors import aligned
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import cupy
+    import numpy.typing as npt
+
+    from scalelatent.typing import Array
 
 
 class DeviceMemoryError(RunError):
@@ -38,7 +46,7 @@ class HostBackend:
     # Buffers are kept by name and used again, since fresh pages for each block cost more than the kernel on
     # them. So an instance belongs to one thread.
 
-    xp: Any = np
+    xp: ModuleType = np
     # What means that a card's memory has ended, see :mod:`.halving`: nothing does here.
     memory_errors: tuple[type[Exception], ...] = ()
     device = "cpu"
@@ -51,14 +59,14 @@ class HostBackend:
     def kernel(self, name: str) -> Callable[..., Any]:
         return find_kernel(name, self.name)
 
-    def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray:
         size = math.prod(shape)
         kept = self._buffers.get(name)
         if kept is None or kept.size < size or kept.dtype != dtype:
             kept = self._buffers[name] = aligned((size,), dtype)
         return kept[:size].reshape(shape)
 
-    def asarray(self, a: np.ndarray, dtype: Any, name: str | None = None) -> np.ndarray:
+    def asarray(self, a: np.ndarray, dtype: npt.DTypeLike, name: str | None = None) -> np.ndarray:
         dtype = np.dtype(np.float64) if self.name == "reference" else np.dtype(dtype)
         if a.dtype == dtype and a.flags.c_contiguous:
             return a
@@ -75,7 +83,7 @@ class HostBackend:
     def matmul(self, a: np.ndarray, b: np.ndarray, name: str) -> np.ndarray:
         return np.matmul(a, b, out=self.buffer(name, (a.shape[0], b.shape[1]), a.dtype))
 
-    def table(self, table: Any) -> Any:
+    def table(self, table: Table) -> Table:
         return table
 
     def to_host(self, a: np.ndarray) -> np.ndarray:
@@ -142,8 +150,8 @@ class CupyBackend:
         self.tf32 = tf32
         self.stream = self.xp.cuda.Stream(non_blocking=True)
         self.device = _device_name(self.xp)  # asked now: after an error the card may not answer
-        self._buffers: dict[str, Any] = {}
-        self._staging: dict[str, tuple[np.ndarray, Any]] = {}
+        self._buffers: dict[str, cupy.ndarray] = {}
+        self._staging: dict[str, tuple[np.ndarray, cupy.cuda.Event]] = {}
         self._tables: dict[int, tuple[Any, Any]] = {}
         self._rows = 0
         self.row_limits: dict[str, int] = {}
@@ -166,7 +174,7 @@ class CupyBackend:
 
         return call
 
-    def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> cupy.ndarray:
         size = int(np.prod(shape))
         kept = self._buffers.get(name)
         if kept is None or kept.size < size or kept.dtype != dtype:
@@ -176,7 +184,7 @@ class CupyBackend:
                 kept = self._buffers[name] = self.xp.empty(size, dtype=dtype)
         return kept[:size].reshape(shape)
 
-    def asarray(self, a: Any, dtype: Any, name: str | None = None) -> Any:
+    def asarray(self, a: Array, dtype: npt.DTypeLike, name: str | None = None) -> cupy.ndarray:
         dtype = np.dtype(dtype)
         with self._work("moving an array to the card"):
             if isinstance(a, self.xp.ndarray):
@@ -194,7 +202,7 @@ class CupyBackend:
             stored = self._upload(a, moved, name, self.buffer(f"{name}.stored", a.shape, moved))
             return self._convert(stored, dtype, name)
 
-    def take(self, a: Any, rows: Any, name: str) -> Any:
+    def take(self, a: cupy.ndarray, rows: Array, name: str) -> cupy.ndarray:
         """Rows of ``a`` in a named buffer; ``rows`` on the host or on the device."""
         out = self.buffer(name, (len(rows), *a.shape[1:]), a.dtype)
         if out.size:
@@ -202,7 +210,7 @@ class CupyBackend:
                 self.xp.take(a, self.xp.asarray(rows), axis=0, out=out)
         return out
 
-    def matmul(self, a: Any, b: Any, name: str) -> Any:
+    def matmul(self, a: cupy.ndarray, b: cupy.ndarray, name: str) -> cupy.ndarray:
         """Matrix product in a named buffer; float32 or float64."""
         out = self.buffer(name, (a.shape[0], b.shape[1]), a.dtype)
         with self._work("a matrix product"):
@@ -212,7 +220,7 @@ class CupyBackend:
                 self._gemm(a, b, out)
         return out
 
-    def table(self, table: Any) -> Any:
+    def table(self, table: Table) -> Table:
         """A table with its arrays on the device; kept, so that a table is moved once."""
         kept = self._tables.get(id(table))
         if kept is None:
@@ -222,10 +230,11 @@ class CupyBackend:
             with self._work("moving a table to the card"):
                 moved = {key: self.xp.asarray(a) for key, a in arrays.items() if isinstance(a, np.ndarray)}
             # The table itself is kept too: its id stays taken.
-            kept = self._tables[id(table)] = table, replace(table, **moved) if moved else table
-        return kept[1]
+            kept = self._tables[id(table)] = table, replace(cast(Any, table), **moved) if moved else table
+        found: Table = kept[1]
+        return found
 
-    def to_host(self, a: Any) -> np.ndarray:
+    def to_host(self, a: Array) -> np.ndarray:
         if isinstance(a, np.ndarray):
             return a
         with self._work("work on the card"):
@@ -248,7 +257,7 @@ class CupyBackend:
 
     # -- how -------------------------------------------------------------------------------------------------
 
-    def _convert(self, a: Any, dtype: np.dtype, name: str | None) -> Any:
+    def _convert(self, a: cupy.ndarray, dtype: np.dtype, name: str | None) -> cupy.ndarray:
         if a.dtype == dtype and a.flags.c_contiguous:
             return a
         if name is None:
@@ -257,7 +266,7 @@ class CupyBackend:
         out[...] = a
         return out
 
-    def _upload(self, a: np.ndarray, dtype: np.dtype, name: str, out: Any) -> Any:
+    def _upload(self, a: np.ndarray, dtype: np.dtype, name: str, out: cupy.ndarray) -> cupy.ndarray:
         """Copy a host array, converted to ``dtype``, to ``out`` on the device."""
         if not out.size:
             return out
@@ -271,7 +280,7 @@ class CupyBackend:
         done.record(self.stream)
         return out
 
-    def _pinned(self, name: str, nbytes: int) -> tuple[np.ndarray, Any]:
+    def _pinned(self, name: str, nbytes: int) -> tuple[np.ndarray, cupy.cuda.Event]:
         """Page-locked bytes that no copy reads any more, and the event that tells so."""
         kept = self._staging.get(name)
         if kept is not None:
@@ -282,7 +291,7 @@ class CupyBackend:
             kept = self._staging[name] = np.ndarray((nbytes,), np.uint8, buffer=memory), event
         return kept
 
-    def _gemm(self, a: Any, b: Any, out: Any) -> None:
+    def _gemm(self, a: cupy.ndarray, b: cupy.ndarray, out: cupy.ndarray) -> None:
         # CuPy's own matmul copies an operand that is the first columns of a wider array, as the active rows
         # are; cuBLAS need not.
         from cupy_backends.cuda.libs import cublas
@@ -368,7 +377,7 @@ def gemm_call(a: Any, b: Any, out: Any) -> tuple[int, int, int, int, int, int, i
     return int(not b_rows), int(not a_rows), b.shape[1], a.shape[0], a.shape[1], ldb, lda, b.shape[1]
 
 
-def _import_cupy() -> Any:
+def _import_cupy() -> ModuleType:
     try:
         import cupy
 
@@ -390,14 +399,14 @@ def _import_cupy() -> Any:
     return cupy
 
 
-def _limit_pool(cupy: Any) -> None:
+def _limit_pool(cupy: ModuleType) -> None:
     pool = cupy.get_default_memory_pool()
     if not pool.get_limit():
         free, _ = cupy.cuda.runtime.memGetInfo()
         pool.set_limit(size=max(int(POOL_SHARE * (free + pool.total_bytes())) - POOL_SPARE, 2**20))
 
 
-def _device_name(cupy: Any) -> str:
+def _device_name(cupy: ModuleType) -> str:
     number = cupy.cuda.runtime.getDevice()
     name = cupy.cuda.runtime.getDeviceProperties(number)["name"]
     return f"{number} ({name.decode() if isinstance(name, bytes) else name})"

@@ -12,7 +12,7 @@ from scalelatent.errors import RunError
 
 from .callbacks import Callback
 from .checkpoints import EngineStore
-from .executor import Executor
+from .executor import Executor, Handle
 from .passes import Stage
 
 
@@ -27,7 +27,7 @@ class LoopResult:
 class Progress:
     """Tells callbacks about rows, and what else is known of the stage, at most ten times a second."""
 
-    def __init__(self, callbacks: Callback, stage: str, iteration: int, **about: Any) -> None:
+    def __init__(self, callbacks: Callback, stage: str, iteration: int, **about: object) -> None:
         self._callbacks, self._stage, self._iteration = callbacks, stage, iteration
         self._about = about
         self._begin, self._told = time.perf_counter(), 0.0
@@ -54,9 +54,9 @@ class Progress:
 
 
 def fit_batches(
-    executor: Executor,
+    executor: Executor[Handle],
     stage: Stage,
-    state: Any,
+    state: object,
     *,
     callbacks: Callback,
     store: EngineStore | None = None,
@@ -138,10 +138,10 @@ def tell_unreadable(callbacks: Callback, messages: list[str]) -> None:
 
 
 def _checkpoint(
-    executor: Executor,
+    executor: Executor[Handle],
     stage: Stage,
     iteration: int,
-    handle: Any,
+    handle: Handle,
     callbacks: Callback,
     store: EngineStore | None,
 ) -> None:
@@ -155,7 +155,7 @@ def write_checkpoint(
     store: EngineStore,
     name: str,
     iteration: int,
-    state: Callable[[], Any],
+    state: Callable[[], object],
     callbacks: Callback,
     where: dict[str, int],
     *,

@@ -6,13 +6,18 @@ import os
 import threading
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-# Bytes of a cache where rows are read ahead in time, and the share of a process's memory where they are not.
+if TYPE_CHECKING:
+    import numpy as np
+
+    from scalelatent.typing import HostRows
+
+# Bytes of a cache where reading costs little beside computing, and the share of a process's memory elsewhere.
 SMALL_BYTES, DEFAULT_SHARE = 2**27, 0.3
 CACHE_VARIABLE = "SCALELATENT_CACHE_BYTES"
 
-Piece = tuple[Any, ...]
+Piece: TypeAlias = "tuple[HostRows, np.ndarray | None, np.ndarray | None]"
 """Columns of a run of rows: rows (ndarray or CsrRows), label codes, weights; None where there is none."""
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from scalelatent.errors import warn_user
-from scalelatent.kernels.jit import observed
+from scalelatent.kernels.observers import observed
 
 
 class Callback:
@@ -109,7 +109,7 @@ class Callbacks(Callback):
             self.tells_cluster |= callback.tells_cluster
             self.shows_progress |= callback.shows_progress
 
-    def _tell(self, hook: str, *given: dict[str, Any]) -> list[Any]:
+    def _tell(self, hook: str, *given: dict[str, Any]) -> list[object]:
         """What all answer."""
         return [getattr(callback, hook)(*given) for callback in self.callbacks]
 
@@ -155,7 +155,7 @@ class Unfailing(Callbacks):
         super().__init__(callbacks)
         self._warned: set[int] = set()
 
-    def _tell(self, hook: str, *given: dict[str, Any]) -> list[Any]:
+    def _tell(self, hook: str, *given: dict[str, Any]) -> list[object]:
         answers = []
         for number, callback in enumerate(self.callbacks):
             try:
@@ -173,7 +173,7 @@ class Unfailing(Callbacks):
 COMPILING = "compiling kernels (once for this machine)"
 
 
-def kernel_event(kernel: str, seconds: float | None, **where: Any) -> dict[str, Any]:
+def kernel_event(kernel: str, seconds: float | None, **where: object) -> dict[str, Any]:
     """The event that tells of a kernel that is compiled, before (no seconds) or after."""
     if seconds is None:
         return {"event": "compiling_kernels", "kernel": kernel, **where, "message": COMPILING}

@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, OnlineLearner, SideBySide
+from scalelatent.contract.learners import Backend, Block, OnlineLearner, SideBySide, State, StepLearner
 from scalelatent.contract.stats import Stats
 
 from .backend import CupyBackend, make_backend
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 0.2
 
 
+class CountsSteps(Protocol):
+    """A state that says how many steps led to it."""
+
+    @property
+    def iteration(self) -> int: ...
+
+
+Counted = TypeVar("Counted", bound=CountsSteps)
+
+
 class RowCheck:
     """Calls something now and then: it may raise to leave, and costs too much for every block."""
 
@@ -48,7 +58,7 @@ class RowCheck:
 
 def run_chains(
     learner: OnlineLearner,
-    state: Any,
+    state: object,
     blocks: Sequence[Block | None],
     backend: Backend,
     check: Callable[[], None] = lambda: None,
@@ -75,7 +85,11 @@ def run_chains(
 
 
 def _side_by_side(
-    learner: Any, prepared: Any, blocks: Sequence[Block | None], backend: Backend, check: Callable[[], None]
+    learner: Any,
+    prepared: object,
+    blocks: Sequence[Block | None],
+    backend: Backend,
+    check: Callable[[], None],
 ) -> list[np.ndarray]:
     """Statistics of chains that are launched together; by halves where they do not fit the card together."""
     layout = learner.layout()
@@ -95,20 +109,20 @@ def _side_by_side(
     return [s.vector for s in stats]
 
 
-def advance(learner: OnlineLearner, state: Any, sums: TreeReducer, n_rows: int) -> Any:
+def advance(learner: StepLearner[State, Any], state: State, sums: TreeReducer, n_rows: int) -> State:
     """The state after a step, given the statistics of all chains."""
     return learner.step(state, Stats(learner.layout(), sums.root()), n_rows)
 
 
 def learn_stream(
-    learner: OnlineLearner,
-    state: Any,
+    learner: OnlineLearner[Counted, Any],
+    state: Counted,
     dataset: Dataset,
     device: str,
     batch_rows: int,
     seen: int,
     classes: np.ndarray | None = None,
-) -> Any:
+) -> Counted:
     """The state after a step for each ``batch_rows`` rows, in their order, in this process."""
     backend, reader = make_backend(device), Reader(dataset, None, Meter(), classes, wants=learner.wants)
     with single_threaded():
@@ -148,7 +162,9 @@ class ChainRunner:
         self._first = chains.start
         self._pool = ThreadPoolExecutor(n - 1, "scalelatent-chain") if n > 1 else None
 
-    def run(self, epoch: int, step: int, state: Any, check: Callable[[], None] = lambda: None) -> TreeReducer:
+    def run(
+        self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None
+    ) -> TreeReducer:
         """Statistics of the chains in a step."""
         try:
             blocks = self._feed.blocks(epoch, step, check)
@@ -159,7 +175,7 @@ class ChainRunner:
         finally:
             self._feed.rest()
 
-    def _run(self, state: Any, blocks: Sequence[Block | None], check: Callable[[], None]) -> TreeReducer:
+    def _run(self, state: object, blocks: Sequence[Block | None], check: Callable[[], None]) -> TreeReducer:
         stop = threading.Event()
 
         def go_on() -> None:
@@ -187,7 +203,7 @@ class ChainRunner:
                 out.add(*node, vector)
         return out
 
-    def step(self, epoch: int, step: int, state: Any, check: Callable[[], None] = lambda: None) -> Any:
+    def step(self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None) -> object:
         """The state after a step; the runner has all chains."""
         rows = self.order.step_rows(step)
         return advance(self.learner, state, self.run(epoch, step, state, check), rows)
@@ -209,16 +225,16 @@ class InProcessSteps:
     def __enter__(self) -> InProcessSteps:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._runner.close()
 
-    def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:
+    def put(self, place: Place, state: object, *, kept: bool = False) -> object:
         return state
 
-    def get(self, place: Place, handle: Any) -> Any:
+    def get(self, place: Place, handle: object) -> object:
         return handle
 
-    def steps(self, place: Place, stop: int, handle: Any) -> Iterator[Advance]:
+    def steps(self, place: Place, stop: int, handle: object) -> Iterator[Advance]:
         """One at a time."""
         if place.step == 0:
             self._cache.start_pass()
@@ -229,8 +245,8 @@ class InProcessSteps:
             yield Advance(step + 1, handle, after - before)
             before = after
 
-    def end_epoch(self, place: Place, handle: Any) -> Any:
+    def end_epoch(self, place: Place, handle: object) -> object:
         return self._learner.end_epoch(handle)
 
-    def summary(self, place: Place, handle: Any) -> tuple[dict[str, Any], bool]:
+    def summary(self, place: Place, handle: object) -> tuple[dict[str, Any], bool]:
         return self._learner.summary(handle), self._learner.is_done(handle)

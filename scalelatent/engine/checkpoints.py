@@ -67,7 +67,7 @@ class EngineStore:
 
     # -- records ---------------------------------------------------------------------------------------------
 
-    def write(self, name: str, tree: Any, *, durable: bool = True) -> int:
+    def write(self, name: str, tree: object, *, durable: bool = True) -> int:
         self._check_run(name)
         return write_record(self.place, name, tree, durable=durable)
 
@@ -139,7 +139,7 @@ class EngineStore:
         how = tree["device"], tree["classes"], skipped, tree.get("cache")
         return Stage(tree["name"], tree["work"], datasets, tree["grids"], *how)
 
-    def save_result(self, name: str, tree: Any) -> None:
+    def save_result(self, name: str, tree: object) -> None:
         """The result of a finished stage; its presence marks the stage as done."""
         self.write(f"result-{name}.rec", tree)
 
@@ -159,7 +159,7 @@ class EngineStore:
         """Path or address of a state's record."""
         return self.place.name_of(_state_name(stage, iteration))
 
-    def save_state(self, stage: str, iteration: int, state: Any, durable: bool) -> None:
+    def save_state(self, stage: str, iteration: int, state: object, durable: bool) -> None:
         """Write a state, and drop all but the newest few and the newest durable one."""
         # A durable state is replaced by a durable one only.
         states, marks = self._states(stage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from scalelatent.contract.stats import Stats
 
@@ -15,7 +15,10 @@ from .passes import Stage
 
 if TYPE_CHECKING:
     from .mapwrite import OutputTask
+    from .quarantine import Quarantine
 
+# A state, or what stands for it where it lies on the cluster: an executor makes it, and alone reads it.
+Handle = TypeVar("Handle")
 # Rows done so far, rows of the pass.
 OnRows = Callable[[int, int], None]
 # States of an online fit that a worker keeps.
@@ -23,14 +26,14 @@ KEEP_REPLICAS = 3
 
 
 @dataclass(frozen=True)
-class StepResult:
+class StepResult(Generic[Handle]):
     """What the driver sees of a pass: scalars, and a handle of the state that followed."""
 
     summary: dict[str, Any]
     done: bool
     rows: int
     bytes_read: int  # decoded from storage, over all workers; 0 where all came from caches
-    state: Any  # or what stands for it on the cluster
+    state: Handle
 
 
 @dataclass(frozen=True)
@@ -51,54 +54,63 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Advance:
+class Advance(Generic[Handle]):
     """Steps that are done."""
 
     step: int  # steps of the epoch done so far
-    state: Any  # handle of the state after them
+    state: Handle  # after them
     bytes_read: int  # since the last one
 
 
-class OnlineSteps(AbstractContextManager["OnlineSteps"], Protocol):
+class OnlineSteps(AbstractContextManager["OnlineSteps[Handle]"], Protocol[Handle]):
     """The steps of one online fit."""
 
     callbacks: Callback
 
-    def put(self, place: Place, state: Any, *, kept: bool = False) -> Any:
+    def put(self, place: Place, state: object, *, kept: bool = False) -> Handle:
         """Make a state known where it is needed; returns its handle. ``kept``: the run folder has it."""
 
-    def get(self, place: Place, handle: Any) -> Any:
+    def get(self, place: Place, handle: Handle) -> Any:
         """The state of a handle."""
 
-    def steps(self, place: Place, stop: int, handle: Any) -> Iterator[Advance]:
+    def steps(self, place: Place, stop: int, handle: Handle) -> Iterator[Advance[Handle]]:
         """Do the steps from a place up to ``stop`` of its epoch, one or some at a time."""
 
-    def end_epoch(self, place: Place, handle: Any) -> Any:
+    def end_epoch(self, place: Place, handle: Handle) -> Handle:
         """The learner's ``end_epoch``; ``place`` is the start of the next epoch."""
 
-    def summary(self, place: Place, handle: Any) -> tuple[dict[str, Any], bool]:
+    def summary(self, place: Place, handle: Handle) -> tuple[dict[str, Any], bool]:
         """The learner's scalars, and whether it is done."""
 
 
-class Executor(Protocol):
+class Executor(Protocol[Handle]):
     """Runs passes and maps."""
 
-    workers: int
-    keeps_states: bool
+    @property
+    def workers(self) -> int:
+        """Spans that run at once."""
 
-    def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a step leaves its state in the run folder."""
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """The shards that a fit leaves out."""
+
+    def put_state(self, stage: Stage, iteration: int, state: object) -> Handle:
         """Make a state known where it is needed; returns its handle."""
 
-    def get_state(self, stage: Stage, iteration: int, handle: Any) -> Any:
+    def get_state(self, stage: Stage, iteration: int, handle: Handle) -> Any:
         """The state of a handle."""
 
-    def step(self, stage: Stage, iteration: int, handle: Any, on_rows: OnRows) -> StepResult:
+    def step(self, stage: Stage, iteration: int, handle: Handle, on_rows: OnRows) -> StepResult[Handle]:
         """One pass of a learner, and its M-step."""
 
     def end(self) -> None:
         """No further pass of this fit follows: call off what may have begun."""
 
-    def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> OnlineSteps:
+    def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> OnlineSteps[Any]:
         """The steps of an online learner over the training rows of a stage."""
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:

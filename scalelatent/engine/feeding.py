@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from scalelatent.kernels.sparse_rows import CsrRows
 from .order import Permutations, RowOrder
 from .reading import Reader, Stopped
 
+if TYPE_CHECKING:
+    from scalelatent.typing import HostRows
+
+    from .cache import Piece
+
 AHEAD = 2
 # Buffers of a chain: the one in use, and the next.
 BUFFERS = 2
@@ -24,7 +29,7 @@ IDLE_SECONDS, CLOSE_SECONDS = 10.0, 5.0
 _POLL_SECONDS = 0.25
 
 # (x, codes or outputs, weight, row numbers) of one chain in some consecutive steps.
-_Rows = tuple[Any, np.ndarray | None, np.ndarray | None, np.ndarray]
+_Rows: TypeAlias = "tuple[HostRows, np.ndarray | None, np.ndarray | None, np.ndarray]"
 
 
 class Feed:
@@ -35,7 +40,7 @@ class Feed:
     # A feed that is not asked for a while releases its thread and rows, and takes them up again when it is
     # asked.
 
-    def __init__(self, reader: Reader, order: RowOrder, chains: Any, n_epochs: int) -> None:
+    def __init__(self, reader: Reader, order: RowOrder, chains: Iterable[int], n_epochs: int) -> None:
         self._reader, self._order, self._chains = reader, order, list(chains)
         row_bytes = max(reader.dataset.nbytes // order.n_rows + reader.target_width, 1)
         self._steps = int(np.clip(SLAB_BYTES // (order.chain_rows * row_bytes), 1, SLAB_STEPS))
@@ -52,7 +57,7 @@ class Feed:
         self._thread: threading.Thread | None = None
         self._permutations = {chain: Permutations(BUFFERS) for chain in self._chains}
         # The thread's own: runs in use, and the numbers of those worth holding at a slab.
-        self._held: dict[int, tuple[Any, ...]] = {}
+        self._held: dict[int, Piece] = {}
         self._near: tuple[int, set[int]] = (-1, set())
 
     def blocks(self, epoch: int, step: int, check: Callable[[], None] = lambda: None) -> list[Block | None]:
@@ -74,8 +79,9 @@ class Feed:
                 out.append(None)
                 continue
             numbers = rows[first:last]
-            part = [None if a is None else a[first:last] for a in (x, y, weight)]
-            block = self._reader.block(part[0], part[1], part[2], int(numbers[0]), numbers, epoch, chain)
+            y = None if y is None else y[first:last]
+            weight = None if weight is None else weight[first:last]
+            block = self._reader.block(x[first:last], y, weight, int(numbers[0]), numbers, epoch, chain)
             out.append(block)
         return out
 
@@ -225,8 +231,10 @@ class Feed:
 
     def _take_whole(self, rows: np.ndarray) -> _Rows:
         assert self._whole is not None
-        x, y, weight = (None if a is None else a.take(rows, axis=0) for a in self._whole)
-        return x, y, weight, rows
+        x, y, weight = self._whole
+        y = None if y is None else y.take(rows, axis=0)
+        weight = None if weight is None else weight.take(rows, axis=0)
+        return x.take(rows, axis=0), y, weight, rows
 
     def _take(self, rows: np.ndarray) -> _Rows:
         size = self._order.run_rows
@@ -241,7 +249,7 @@ class Feed:
         x, y, weight = columns
         return x, y, weight, rows
 
-    def _piece(self, run: int) -> tuple[Any, ...]:
+    def _piece(self, run: int) -> Piece:
         if self._closed:
             raise Stopped
         piece = self._held.get(run)
@@ -265,7 +273,7 @@ def _gather_parts(parts: list[tuple[Any, np.ndarray, np.ndarray]], n: int) -> An
     return out
 
 
-def _rows_in_memory(reader: Reader) -> tuple[Any, ...] | None:
+def _rows_in_memory(reader: Reader) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None] | None:
     """(x, codes or outputs, weight) where all rows are an array in memory, so that nothing has to be read."""
     dataset = reader.dataset
     if dataset.is_stored or dataset.lazy(0, 1) is not None:
@@ -278,4 +286,6 @@ def _rows_in_memory(reader: Reader) -> tuple[Any, ...] | None:
         read = dataset.read_binary if reader.targets.source == "x" else dataset.read_targets
         if not np.may_share_memory(read(0, 1), read(0, 1)):
             return None
-    return reader.read(0, len(dataset))
+    x, y, weight = reader.read(0, len(dataset))
+    assert isinstance(x, np.ndarray)
+    return x, y, weight

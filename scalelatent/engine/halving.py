@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, PartedMap, Reduction, RowMap
+from scalelatent.contract.learners import Backend, Block, PartedMap, Prepared, Reduction, RowMap
 from scalelatent.contract.stats import Stats
 
 LEAST_ROWS = 64
@@ -34,8 +34,8 @@ def _run(block: Block, a: int, b: int) -> Block:
 def accumulate_leaf(
     backend: Backend,
     what: str,
-    reduction: Reduction,
-    prepared: Any,
+    reduction: Reduction[Any, Prepared],
+    prepared: Prepared,
     blocks: Iterator[Block],
     again: Callable[[], Iterable[Block]],
     stats: Stats,
@@ -63,7 +63,9 @@ def accumulate_leaf(
         pass
 
 
-def apply_block(backend: Backend, what: str, row_map: RowMap, prepared: Any, block: Block) -> np.ndarray:
+def apply_block(
+    backend: Backend, what: str, row_map: RowMap[Prepared], prepared: Prepared, block: Block
+) -> np.ndarray:
     """The output rows of a block."""
     while True:
         try:
@@ -76,7 +78,12 @@ def apply_block(backend: Backend, what: str, row_map: RowMap, prepared: Any, blo
 
 
 def fill_block(
-    backend: Backend, what: str, row_map: PartedMap, prepared: Any, block: Block, out: np.ndarray
+    backend: Backend,
+    what: str,
+    row_map: PartedMap[Prepared],
+    prepared: Prepared,
+    block: Block,
+    out: np.ndarray,
 ) -> Iterator[None]:
     """Write the output rows of a block by a ``PartedMap``; hands over as that does."""
     done, count = 0, len(block.x)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
-from scalelatent.contract.learners import Backend, Block, LeafLearner, Reduction
+from scalelatent.contract.learners import Backend, Block, LeafLearner, Prepared, Reduction, State
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import RunError
@@ -24,14 +24,14 @@ _LEAF = re.compile(r"leaf-(?P<stage>.+)-(?P<epoch>\d{6,})-(?P<row>\d+)\.rec")
 
 
 @dataclass(frozen=True)
-class KeptLeaves:
+class KeptLeaves(Generic[State, Prepared]):
     """An incremental learner with the contributions of its leaves in a folder."""
 
     # What a visit leaves is written under its epoch and never replaced: a task that runs twice, or a resume
     # in mid-epoch, finds what the first run found. A chain of a step is a leaf; leaves of one step are
     # computed from one state.
 
-    learner: LeafLearner
+    learner: LeafLearner[State, Prepared, Any]
     folder: str
     stage: str
     run: str | None = None
@@ -46,14 +46,14 @@ class KeptLeaves:
     def flops_per_row(self) -> float:
         return float(self.learner.flops_per_row())
 
-    def prepare(self, state: Any, backend: Backend) -> Any:
+    def prepare(self, state: State, backend: Backend) -> Prepared:
         return self.learner.prepare(state, backend)
 
     def name(self, epoch: int, row: int) -> str:
         """Of the record of a contribution: epoch of the visit, first row of the leaf."""
         return f"leaf-{self.stage}-{epoch:06d}-{row}.rec"
 
-    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
         """Visit a leaf, keep what it contributes, and add what that changes."""
         old = None
         if block.epoch > 0:
@@ -68,22 +68,22 @@ class KeptLeaves:
         EngineStore(self.folder, self.run).write(self.name(block.epoch, block.start), new, durable=False)
         self.learner.exchange(prepared, old, new, stats)
 
-    def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
+    def step(self, state: State, stats: Stats, n_rows: int) -> State:
         return self.learner.step(state, stats, n_rows)
 
-    def end_epoch(self, state: Any) -> Any:
+    def end_epoch(self, state: State) -> State:
         return self.learner.end_epoch(state)
 
-    def summary(self, state: Any) -> dict[str, float | int | None]:
+    def summary(self, state: State) -> dict[str, float | int | None]:
         return dict(self.learner.summary(state))
 
-    def is_done(self, state: Any) -> bool:
+    def is_done(self, state: State) -> bool:
         return bool(self.learner.is_done(state))
 
-    def validation(self) -> Reduction:
+    def validation(self) -> Reduction[State, Any]:
         return self.learner.validation()
 
-    def validated(self, state: Any, stats: Stats) -> Any:
+    def validated(self, state: State, stats: Stats) -> State:
         return self.learner.validated(state, stats)
 
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.2
 _END: Any = object()
+Item = TypeVar("Item")
+Value = TypeVar("Value")
 # Handing a span to a thread costs tens of microseconds, to a worker of a cluster milliseconds.
 THREAD_TASK_SECONDS = 2e-4
 
@@ -73,13 +75,13 @@ class InProcessExecutor:
             shared_cache(choose_cache(self._asked, stage, once=once))
             self._allowed = stage.name
 
-    def put_state(self, stage: Stage, iteration: int, state: Any) -> Any:
+    def put_state(self, stage: Stage, iteration: int, state: object) -> object:
         return state
 
-    def get_state(self, stage: Stage, iteration: int, handle: Any) -> Any:
+    def get_state(self, stage: Stage, iteration: int, handle: object) -> Any:
         return handle
 
-    def step(self, stage: Stage, iteration: int, handle: Any, on_rows: OnRows) -> StepResult:
+    def step(self, stage: Stage, iteration: int, handle: object, on_rows: OnRows) -> StepResult:
         stats, rows, nbytes = self._reduce(stage, iteration, handle, on_rows)
         with lend(self.workers):
             state = stage.batch.update(handle, stats)
@@ -106,7 +108,7 @@ class InProcessExecutor:
         return stats
 
     def _reduce(
-        self, stage: Stage, iteration: int, state: Any, on_rows: OnRows
+        self, stage: Stage, iteration: int, state: object, on_rows: OnRows
     ) -> tuple[dict[str, Stats], int, int]:
         while True:
             now = replace(stage, skipped=self.quarantine.of(stage))
@@ -120,7 +122,7 @@ class InProcessExecutor:
                     self.store.drop_nodes()
 
     def _reduced(
-        self, stage: Stage, iteration: int, state: Any, on_rows: OnRows
+        self, stage: Stage, iteration: int, state: object, on_rows: OnRows
     ) -> tuple[dict[str, Stats], int, int]:
         self._allow(stage)
         self.cache.start_pass()
@@ -230,10 +232,10 @@ class CallerStop(StopEvent):
 
 
 def run_threads(
-    items: Sequence[Any],
+    items: Sequence[Item],
     workers: int,
-    make: Callable[[int, Any], Callable[[Any], Any]],
-    finish: Callable[[Any, Any], None],
+    make: Callable[[int, StopEvent], Callable[[Item], Value]],
+    finish: Callable[[Item, Value], None],
     on_wait: Callable[[], None] | None = None,
 ) -> None:
     """Run a function over items by threads, the calling one among them."""

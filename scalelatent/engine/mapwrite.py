@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, LabelMap, PartedMap, RowMap
+from scalelatent.contract.learners import Backend, Block, LabelMap, PartedMap, Prepared, RowMap
 
 from .backend import make_backend
 from .cache import shared_cache
@@ -22,10 +22,14 @@ from .reading import Meter, Reader, StopEvent, Stopped, iter_blocks, naming
 from .threads import resolve_jobs, single_threaded
 
 if TYPE_CHECKING:
-    from scalelatent.data.dataset import Dataset
-    from scalelatent.data.write.writer import DatasetWriter
+    from typing import Unpack
 
-    from .executor import Executor
+    from scalelatent.data.dataset import Dataset
+    from scalelatent.data.schema import DatasetSpec, LayoutOptions, OutputOptions
+    from scalelatent.data.write.writer import DatasetWriter
+    from scalelatent.typing import DenseOrCsr
+
+    from .executor import Executor, OnRows
 
 # Of a block of a map whose columns come one after the other: rows as they are stored, and what they become.
 PARTED_BYTES, PARTED_ROWS = 2**26, 2**17
@@ -88,7 +92,7 @@ def common_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def open_spec(spec: dict[str, Any]) -> Dataset:
+def open_spec(spec: DatasetSpec) -> Dataset:
     from scalelatent.data import Dataset
 
     return Dataset.from_spec(spec)
@@ -130,7 +134,7 @@ class MapTask(OutputTask):
         start, stop = self.writer.shard_bounds(shard)
         return int(start), int(stop)
 
-    def _beside(self, start: int, stop: int, out: np.ndarray) -> tuple[Any, Any]:
+    def _beside(self, start: int, stop: int, out: np.ndarray) -> tuple[DenseOrCsr | None, np.ndarray | None]:
         """Labels and weights of rows of the output."""
         weight = (
             self.dataset.read_weight(start, stop) if self.with_labels and self.dataset.has_weight else None
@@ -153,8 +157,8 @@ class MapTask(OutputTask):
 def fill_rows(
     backend: Backend,
     name: str,
-    row_map: RowMap,
-    prepared: Any,
+    row_map: RowMap[Prepared],
+    prepared: Prepared,
     block: Block,
     out: np.ndarray,
     stop_event: StopEvent,
@@ -188,7 +192,7 @@ def parted_rows(row_bytes: int, row_map: PartedMap) -> int:
     return max(1, min(PARTED_ROWS, PARTED_BYTES // (row_bytes + row_map.row_bytes())))
 
 
-def parted_layout(dataset: Dataset, row_map: RowMap) -> dict[str, Any]:
+def parted_layout(dataset: Dataset, row_map: RowMap) -> LayoutOptions:
     """Rows of a shard of a map's output."""
     if not isinstance(row_map, PartedMap):
         return {}
@@ -208,7 +212,7 @@ def start_map(
     classes: np.ndarray | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> MapTask:
     """Make (or, with ``resume``, find) the output dataset; ``layout`` are arguments of ``create_dataset``."""
     from scalelatent.data import create_dataset
@@ -216,7 +220,7 @@ def start_map(
     shape, dtype = row_map.output()
     if row_map.wants.labels:
         coded = classes is None or classes.dtype.kind == "U"
-        y_options: dict[str, Any] = {
+        y_options: OutputOptions = {
             "classes": classes,
             "y_dtype": None if coded else np.asarray(classes).dtype,
         }
@@ -245,7 +249,7 @@ def start_map(
     )
 
 
-def map_rows(executor: Executor, task: OutputTask, on_rows: Callable[[int, int], None]) -> Dataset:
+def map_rows(executor: Executor, task: OutputTask, on_rows: OnRows) -> Dataset:
     """Write what is missing and finish the dataset."""
     tiles = task.writer.n_tiles
     executor.run_map(task, lambda done, total: on_rows(done // tiles, total // tiles))
@@ -257,7 +261,7 @@ def map_to_array(
     dataset: Dataset,
     device: str,
     n_jobs: int | None,
-    progress: Any = None,
+    progress: OnRows | None = None,
     first_row: int = 0,
 ) -> np.ndarray:
     """A map over rows into one array in memory, by threads over runs of rows; the first has this number."""
@@ -272,7 +276,7 @@ def map_to_array(
     run = step * max(1, min(16, len(dataset) // (4 * jobs * step)))
     done = 0
 
-    def compute(slot: int, stop: StopEvent) -> Any:
+    def compute(slot: int, stop: StopEvent) -> Callable[[int], int]:
         backend = make_backend(device)
         prepared = row_map.prepare(backend)
 
@@ -302,7 +306,12 @@ def map_to_array(
 
 
 def _map_by_columns(
-    row_map: PartedMap, dataset: Dataset, out: np.ndarray, device: str, n_jobs: int | None, progress: Any
+    row_map: PartedMap,
+    dataset: Dataset,
+    out: np.ndarray,
+    device: str,
+    n_jobs: int | None,
+    progress: OnRows | None,
 ) -> None:
     """A map in parts over rows into ``out``, by threads over its columns."""
     from .inprocess import run_threads

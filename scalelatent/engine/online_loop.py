@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Generic, cast
 
-from scalelatent.contract.learners import Reduction, ValidatedLearner
+from scalelatent.contract.learners import Reduction, State, ValidatedLearner
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import RunError
 
@@ -20,28 +20,28 @@ from .passes import Stage
 
 
 @dataclass(frozen=True)
-class ValidationPass:
+class ValidationPass(Generic[State]):
     """The validation of an online learner as one pass of a batch learner, for the batch machinery."""
 
-    learner: ValidatedLearner
+    learner: ValidatedLearner[State, Any]
 
-    def reductions(self) -> Mapping[str, Reduction]:
+    def reductions(self) -> Mapping[str, Reduction[State, Any]]:
         return {"validation": self.learner.validation()}
 
-    def update(self, state: Any, stats: Mapping[str, Stats]) -> Any:
+    def update(self, state: State, stats: Mapping[str, Stats]) -> State:
         return self.learner.validated(state, stats["validation"])
 
-    def summary(self, state: Any) -> dict[str, Any]:
+    def summary(self, state: State) -> dict[str, Any]:
         return self.learner.summary(state)
 
-    def is_done(self, state: Any) -> bool:
+    def is_done(self, state: State) -> bool:
         return self.learner.is_done(state)
 
 
 def fit_online(
     executor: Executor,
     stage: Stage,
-    state: Any,
+    state: object,
     *,
     order: RowOrder,
     n_epochs: int,
@@ -117,7 +117,7 @@ class _OnlineFit:
 
     # -- resume ----------------------------------------------------------------------------------------------
 
-    def restore(self, state: Any) -> Any:
+    def restore(self, state: object) -> Any:
         """The state of the last checkpoint, or the given one."""
         store, name, order = self.store, self.stage.name, self.order
         if store is None or (found := store.latest_state(name)) is None:
@@ -145,7 +145,7 @@ class _OnlineFit:
         self.callbacks.on_event({"event": "resumed", "stage": name, **where})
         return kept["state"]
 
-    def begin(self, run: OnlineSteps, state: Any) -> None:
+    def begin(self, run: OnlineSteps, state: object) -> None:
         """Hand the first state over."""
         self.run, place = run, self.place
         self.at = (place, run.put(place, state, kept=self._restored))

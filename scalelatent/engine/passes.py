@@ -31,6 +31,8 @@ from .quarantine import Ranges
 from .reading import Meter, Reader, StopEvent, iter_blocks, naming
 
 if TYPE_CHECKING:
+    from scalelatent.data.dataset import Dataset
+
     from .checkpoints import EngineStore
 
 COUNTERS = 2  # rows done, bytes read: appended to every vector
@@ -64,7 +66,7 @@ class Stage:
 
     name: str  # read on the dashboard: "capsule_estep"
     work: Work  # an online learner's training rows come in minibatches: only validation rows have a grid
-    datasets: Mapping[str, Any]  # by part: training rows, validation rows, which share one pass
+    datasets: Mapping[str, Dataset]  # by part: training rows, validation rows, which share one pass
     grids: Mapping[str, RowGrid]
     device: str = "auto"  # or "cpu", "gpu", "reference"
     classes: np.ndarray | None = None  # their positions are the codes that kernels see
@@ -102,7 +104,7 @@ def _reductions(work: Work) -> Mapping[str, Reduction]:
 def make_stage(
     name: str,
     work: Work,
-    datasets: Mapping[str, Any],
+    datasets: Mapping[str, Any],  # datasets; of a plan also rows that do not exist yet, by their shape
     device: str,
     classes: np.ndarray | None = None,
     *,
@@ -133,7 +135,7 @@ def given_grid(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose_grid(
-    dataset: Any, reduction: Reduction, block_rows: int | None = None, leaf_rows: int | None = None
+    dataset: Dataset, reduction: Reduction, block_rows: int | None = None, leaf_rows: int | None = None
 ) -> RowGrid:
     """Blocks worth a call, and leaves so large that merging costs little: the same on any cluster."""
     n, wants, chosen = len(dataset), reduction.wants, block_rows is None
@@ -241,7 +243,7 @@ def spans_of(stage: Stage, workers: int, task_seconds: float | None = None) -> l
 class PassContext:
     """One state prepared for one thread: parameters on its device, readers of its parts."""
 
-    def __init__(self, stage: Stage, state: Any, backend: Backend, cache: PieceCache | None) -> None:
+    def __init__(self, stage: Stage, state: object, backend: Backend, cache: PieceCache | None) -> None:
         self.stage = stage
         self.backend = backend
         self.meter = Meter()

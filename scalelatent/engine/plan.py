@@ -43,6 +43,8 @@ from .threads import resolve_jobs
 if TYPE_CHECKING:
     from distributed import Client
 
+    from scalelatent.data.dataset import Dataset
+
     from .rates import AnyRows
 
 # Resident size of a process that has imported everything (pandas and pyarrow too, where scikit-learn finds
@@ -87,7 +89,7 @@ def find_resources(client: Client | None, n_jobs: int | None, limit: str | int |
     """Workers, threads and memory of a cluster, or of this process."""
     from dask.utils import parse_bytes
 
-    given = None if limit in (None, "auto", 0) else int(parse_bytes(limit))  # type: ignore[arg-type]
+    given = None if limit in (None, "auto", 0) else int(parse_bytes(limit))
     if client is None:
         return Resources(1, resolve_jobs(n_jobs), given or memory_limit(), cpu_count())
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
@@ -193,8 +195,8 @@ class Forecast:
     def __init__(
         self,
         kind: str,
-        train: Any,
-        held: Any,
+        train: Dataset,
+        held: Dataset | None,
         resources: Resources,
         options: Mapping[str, Any],
         *,
@@ -205,6 +207,7 @@ class Forecast:
         self.options, self.measure = dict(options), measure
         self.codes = 0  # classes of the rows that speed is measured with
         # What the next stages read.
+        # Also rows that do not exist yet, by their shape.
         self.rows: dict[str, Any] = {"train": train} if held is None else {"train": train, "validation": held}
         self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict()}
         self.seconds: dict[str, float] = {}
@@ -320,7 +323,7 @@ class Forecast:
     def probe(
         self,
         what: str,
-        make: Callable[[], Callable[[], Any]],
+        make: Callable[[], Callable[[], object]],
         nominal: float,
         *,
         rows: int = 1,
@@ -333,7 +336,7 @@ class Forecast:
         return rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
 
     def rates(
-        self, stage: Stage, state: Any = None, block: Callable[[], Block] | None = None, about: str = ""
+        self, stage: Stage, state: object = None, block: Callable[[], Block] | None = None, about: str = ""
     ) -> dict[str, float]:
         """Seconds a row of each part of a pass on one thread of some, of noise or of a given block."""
         found = {}
@@ -353,7 +356,7 @@ class Forecast:
         self,
         what: str,
         learner: Any,
-        begin: Callable[[], tuple[Any, Block]],
+        begin: Callable[[], tuple[object, Block]],
         order: RowOrder,
         *,
         rows: int,
@@ -362,7 +365,7 @@ class Forecast:
         """Seconds a row of a chain of what ``begin`` gives, a state and a block, and of the step after it."""
         slots = self.slots(order)
 
-        def make(stepping: bool) -> Any:
+        def make(stepping: bool) -> Callable[[], object]:
             (state, block), backend, stats = begin(), make_backend("cpu"), Stats.zeros(learner.layout(), rows)
             prepared = learner.prepare(state, backend)
 
@@ -395,7 +398,7 @@ class Forecast:
     def eigenvectors(self, name: str, p: int, matrices: int = 1) -> None:
         """Add the eigenvectors of symmetric matrices of p columns."""
 
-        def make() -> Any:
+        def make() -> Callable[[], object]:
             x = np.random.default_rng(0).standard_normal((EIGEN_SIZE, EIGEN_SIZE))
             return lambda: np.linalg.eigh(x + x.T)
 
@@ -492,12 +495,12 @@ class Forecast:
         return totalled(out, self.least, self.most)
 
 
-def _map_probe(row_map: RowMap, make_block: Callable[[], Block]) -> Callable[[], Any]:
+def _map_probe(row_map: RowMap, make_block: Callable[[], Block]) -> Callable[[], object]:
     prepared, block = row_map.prepare(make_backend("cpu")), make_block()
     return lambda: row_map.apply(prepared, block)
 
 
-def _pass_probe(reduction: Reduction, state: Any, make_block: Callable[[], Block]) -> Callable[[], Any]:
+def _pass_probe(reduction: Reduction, state: object, make_block: Callable[[], Block]) -> Callable[[], object]:
     prepared, block = reduction.prepare(state, make_backend("cpu")), make_block()
     stats = Stats.zeros(reduction.layout())
     return lambda: reduction.accumulate(prepared, block, stats)

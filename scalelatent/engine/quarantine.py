@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalelatent.errors import RunError, ShardError
 
@@ -95,14 +95,14 @@ class Quarantine:
         found = {part: self.rows_of(dataset) for part, dataset in stage.datasets.items()}
         return {part: rows for part, rows in found.items() if rows}
 
-    def take(self, error: ShardError, callbacks: Callback, **where: Any) -> bool:
+    def take(self, error: ShardError, callbacks: Callback, **where: object) -> bool:
         """Leave out the shard that an error names; False where it is not to be, and the error stands."""
         if not self.skips or error.url is None or error.stop <= error.start:
             return False
         bad = BadShard(error.url, error.file, error.start, error.stop, 0, str(error))
         return self.add([bad], callbacks, **where)
 
-    def add(self, shards: Iterable[BadShard], callbacks: Callback, **where: Any) -> bool:
+    def add(self, shards: Iterable[BadShard], callbacks: Callback, **where: object) -> bool:
         """Leave out shards from now on, and tell of it; False where all of them were already."""
         new = [bad for bad in shards if not self._has(bad)]
         for bad in new:
@@ -124,8 +124,9 @@ class Quarantine:
             )
         return bool(new)
 
-    def follow(self, source: Any, mapped: Any) -> None:
+    def follow(self, source: Dataset, mapped: Dataset) -> None:
         """Leave out of the output of a map the rows that were left out of what it read."""
+        assert mapped.url is not None, "maps of stored rows are stored"
         new = [
             BadShard(mapped.url, bad.file, a, b, bad.deaths, bad.why)
             for a, b in self.rows_of(source)

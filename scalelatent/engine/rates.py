@@ -134,13 +134,15 @@ rates = Rates(Path(jit.CACHE) / "rates.json")
 """Those of this machine."""
 
 
-def cpu_seconds(make: Callable[[], Callable[[], Any]], threads: int, least: float = PROBE_SECONDS) -> float:
+def cpu_seconds(
+    make: Callable[[], Callable[[], object]], threads: int, least: float = PROBE_SECONDS
+) -> float:
     """CPU seconds of a call on one thread, while as many others as the machine has cores for do the same."""
     # What else the machine does at that moment does not count; what threads take from each other does.
     threads = max(1, min(threads, cpu_count()))
     barrier = threading.Barrier(threads)
 
-    def measure(call: Callable[[], Any]) -> float:
+    def measure(call: Callable[[], object]) -> float:
         try:
             call()
         except BaseException:
@@ -171,7 +173,7 @@ def noise(rows: int, p: int, dtype: DTypeLike, codes: int) -> Block:
     """A block of noise."""
     rng, dtype = np.random.default_rng(0), np.dtype(dtype)
     if dtype == np.float64:
-        x: Any = rng.standard_normal((rows, p))
+        x: np.ndarray = rng.standard_normal((rows, p))
     elif dtype.kind == "f":
         x = rng.standard_normal((rows, p), dtype=np.float32)
     else:
@@ -250,6 +252,12 @@ def read_seconds(dataset: AnyRows) -> float:
     return rates.get(f"read {dataset.fingerprint()}", measure)
 
 
+# Reading ahead hides what it takes from a single thread, not from processors that all compute: where it takes
+# more than this share of computing, as many rows are kept as may be (streamed_pass.py, part kept). Models of
+# much memory compute for longer on each row.
+READ_SHARE = 0.05
+
+
 def choose_cache(asked: float | None, stage: Stage, *, once: bool = False) -> float:
     """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it.
 
@@ -263,7 +271,7 @@ def choose_cache(asked: float | None, stage: Stage, *, once: bool = False) -> fl
     if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES:
         for part, dataset in stored.items():
             computing = seconds_per_row(stage.reductions.get(part, stage.online))
-            if dataset.reads_at_once > 1 or read_seconds(dataset) > computing:
+            if dataset.reads_at_once > 1 or read_seconds(dataset) > READ_SHARE * computing:
                 return DEFAULT_SHARE
     return float(SMALL_BYTES)
 

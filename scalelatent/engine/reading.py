@@ -8,11 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,8 +25,12 @@ from scalelatent.kernels.sparse_rows import CsrRows
 from .cache import Piece, PieceCache
 from .quarantine import Ranges
 
+T = TypeVar("T")
+PlacedPiece: TypeAlias = "tuple[tuple[int, int], Piece]"
+
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
+    from scalelatent.typing import DenseOrCsr, HostRows
 
 # A piece of rows with outputs is cut where these would be more: outputs may be far wider than rows.
 TARGET_BYTES = 2**24
@@ -53,7 +57,7 @@ def naming(dataset: Dataset) -> Iterator[None]:
         raise DataError(f"{where}: {error}. Clean these rows, or leave them out, and start again") from error
 
 
-def as_rows(x: Any) -> Any:
+def as_rows(x: DenseOrCsr) -> HostRows:
     """Rows as kernels take them: an ndarray as it is, a scipy matrix as :class:`CsrRows`."""
     return x if isinstance(x, np.ndarray) else CsrRows.of(x)
 
@@ -130,9 +134,9 @@ class Reader:
 
     def block(
         self,
-        x: Any,
-        y: Any,
-        weight: Any,
+        x: HostRows,
+        y: np.ndarray | None,
+        weight: np.ndarray | None,
         start: int,
         rows: np.ndarray | None = None,
         epoch: int = 0,
@@ -140,6 +144,7 @@ class Reader:
     ) -> Block:
         """Columns of some rows (of a piece, or gathered out of several) as kernels take them."""
         if self.targets is not None and self.targets.source == "x":
+            assert isinstance(x, np.ndarray)
             x, y = _observed(x, self.targets, start, rows, epoch), x
         elif isinstance(x, CsrRows) and not self.csr:
             x = x.to_dense()
@@ -180,7 +185,8 @@ class Reader:
 
     def _read_around(self, start: int, stop: int) -> Piece:
         """A piece without the rows that are to be left out, in whose places there is nothing."""
-        held, row = [], start
+        held: list[PlacedPiece] = []
+        row = start
         inside = [(max(a, start), min(b, stop)) for a, b in self.skipped if a < stop and b > start]
         for a, b in [*inside, (stop, stop)]:
             if row < a:
@@ -199,7 +205,7 @@ class Reader:
         if self.dataset.is_sparse:
             index = index_dtype(p)
             empty = np.zeros(0, dtype), np.zeros(0, index), np.zeros(rows + 1, np.int64)
-            x: Any = CsrRows(*empty, (rows, p))
+            x: HostRows = CsrRows(*empty, (rows, p))
         else:
             x = np.zeros((rows, p), dtype)
         y = None if self.classes is None else np.zeros(rows, np.int32)
@@ -229,18 +235,21 @@ def _observed(v: np.ndarray, targets: Targets, start: int, rows: np.ndarray | No
     )
 
 
-def cut(held: list[Any], column: int, start: int, stop: int) -> Any:
+def cut(held: list[PlacedPiece], column: int, start: int, stop: int) -> Any:
     """Rows start to stop of a column (x, y or weight) of pieces: a view where one piece has them all."""
     parts = [
-        piece[column][max(start - a, 0) : stop - a]
+        rows[max(start - a, 0) : stop - a]
         for (a, b), piece in held
-        if piece[column] is not None and a < stop and b > start
+        if (rows := piece[column]) is not None and a < stop and b > start
     ]
     if not parts:
         return None
     if len(parts) == 1:
         return parts[0]
-    return CsrRows.concatenate(parts) if isinstance(parts[0], CsrRows) else np.concatenate(parts)
+    sparse = [part for part in parts if isinstance(part, CsrRows)]
+    if sparse:
+        return CsrRows.concatenate(sparse)
+    return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
 
 
 AHEAD, AHEAD_BYTES = 3, 2**25
@@ -258,11 +267,11 @@ def iter_blocks(
     at_once = ((piece, reader.read(*piece)) for piece in pieces)
     several = reader.dataset.reads_at_once > 1
     ahead = _read_several if several else _read_ahead
-    source: Generator[Any, None, None] = at_once if at_hand else ahead(reader, pieces, stop_event)
+    source: Generator[PlacedPiece, None, None] = at_once if at_hand else ahead(reader, pieces, stop_event)
     if stop_event.notes:
         source = _read_noted(reader, pieces, stop_event.note)
     try:
-        held: list[tuple[tuple[int, int], Piece]] = []
+        held: list[PlacedPiece] = []
         for start, stop in blocks:
             if stop_event.is_set():
                 raise Stopped
@@ -280,7 +289,7 @@ def iter_blocks(
 
 def _read_noted(
     reader: Reader, pieces: list[tuple[int, int]], note: Callable[[str, int, int], None]
-) -> Generator[Any, None, None]:
+) -> Generator[PlacedPiece, None, None]:
     for piece in pieces:
         note("reading", *piece)
         yield piece, reader.read(*piece)
@@ -288,15 +297,17 @@ def _read_noted(
 
 def _read_ahead(
     reader: Reader, pieces: list[tuple[int, int]], stop_event: StopEvent
-) -> Generator[Any, None, None]:
+) -> Generator[PlacedPiece, None, None]:
     """Read by a thread, at most ``AHEAD`` pieces in front of the consumer, of large ones fewer."""
-    ready: queue.Queue[Any] = queue.Queue(maxsize=_how_far(reader.dataset, pieces, reader.target_width))
+    ready: queue.Queue[tuple[PlacedPiece | None, BaseException | None]] = queue.Queue(
+        maxsize=_how_far(reader.dataset, pieces, reader.target_width)
+    )
     closed = threading.Event()
 
-    def put(item: Any) -> bool:
+    def put(item: PlacedPiece | None, error: BaseException | None = None) -> bool:
         while not closed.is_set():
             try:
-                ready.put(item, timeout=_POLL_SECONDS)
+                ready.put((item, error), timeout=_POLL_SECONDS)
                 return True
             except queue.Full:
                 continue
@@ -305,21 +316,21 @@ def _read_ahead(
     def work() -> None:
         try:
             for piece in pieces:
-                if not put((piece, reader.read(*piece), None)):
+                if not put((piece, reader.read(*piece))):
                     return
         except BaseException as error:  # noqa: BLE001  handed to the consumer, which raises it
-            put((None, None, error))
+            put(None, error)
 
     thread = threading.Thread(target=work, name="scalelatent-read", daemon=True)
     thread.start()
     try:
         for _ in pieces:
             begin = time.perf_counter()
-            piece, rows, error = _got(lambda: ready.get(timeout=_POLL_SECONDS), queue.Empty, stop_event)
+            item, error = _got(lambda: ready.get(timeout=_POLL_SECONDS), queue.Empty, stop_event)
             reader.meter.wait_seconds += time.perf_counter() - begin
-            if error is not None:
-                raise error
-            yield piece, rows
+            if item is None:
+                raise error or Stopped
+            yield item
     finally:
         closed.set()
         # Where the pass is called off, a read that hangs is left behind: it holds nothing up.
@@ -335,7 +346,7 @@ def _how_far(dataset: Dataset, pieces: list[tuple[int, int]], beside: int = 0) -
     return max(1, min(AHEAD, AHEAD_BYTES // max(largest, 1)))
 
 
-def _got(get: Callable[[], Any], not_yet: type[Exception], stop_event: StopEvent) -> Any:
+def _got(get: Callable[[], T], not_yet: type[Exception], stop_event: StopEvent) -> T:
     """What ``get`` brings, asked for until it is there or the pass is called off."""
     while True:
         try:
@@ -349,17 +360,17 @@ class _NotYet(Exception):
     """A read is not done."""
 
 
-def _done(future: Any) -> None:
+def _done(future: Future[Piece]) -> None:
     if not wait([future], timeout=_POLL_SECONDS).done:
         raise _NotYet
 
 
 def _read_several(
     reader: Reader, pieces: list[tuple[int, int]], stop_event: StopEvent
-) -> Generator[Any, None, None]:
+) -> Generator[PlacedPiece, None, None]:
     """Read by several threads, each waiting for a network; the pieces come in order, and as many are held."""
     at_once = reader.dataset.reads_at_once
-    waiting: deque[tuple[tuple[int, int], Any]] = deque()
+    waiting: deque[tuple[tuple[int, int], Future[Piece]]] = deque()
     pool = ThreadPoolExecutor(min(at_once, len(pieces)), thread_name_prefix="scalelatent-read")
     try:
         rest = iter(pieces)

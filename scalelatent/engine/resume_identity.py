@@ -29,7 +29,7 @@ def named_values(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, np.ndarray) and value.dtype != object:
         # numpy abbreviates what it prints, in length and in digits.
         little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
@@ -45,7 +45,7 @@ def _text(value: Any) -> str:
     return repr(value)
 
 
-def same_form(params: Mapping[str, Any], kept: Any) -> Any:
+def same_form(params: Mapping[str, Any], kept: object) -> str | dict[str, str]:
     """Parameters in the form that a folder has them; those of earlier versions hold one `repr` of all."""
     return repr(sorted(params.items())) if isinstance(kept, str) else named_values(params)
 

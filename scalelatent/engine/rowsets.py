@@ -23,6 +23,7 @@ from .reading import Meter, Reader, StopEvent, Stopped, as_rows, naming
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
+    from scalelatent.typing import DenseOrCsr, HostRows
 
 
 # Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are
@@ -52,12 +53,12 @@ class ChosenRows:
     def rows(self, which: int) -> np.ndarray:
         return self.numbers
 
-    def take(self, which: int, x: Any, rows: np.ndarray) -> np.ndarray:
+    def take(self, which: int, x: HostRows, rows: np.ndarray) -> np.ndarray:
         """Rows, dense, in float32."""
         some = x.take(rows).to_dense() if isinstance(x, CsrRows) else x[rows]
         return np.asarray(some, dtype=np.float32)
 
-    def check(self, x: Any, start: int) -> None:
+    def check(self, x: HostRows, start: int) -> None:
         """Refuse values that are not finite, naming the row."""
         if place := find_nonfinite(Block(x, None, None, start)):
             raise ValueError(place)
@@ -82,7 +83,7 @@ class StoredSets:
         """All rows."""
         return open_spec(json.loads(self.spec))
 
-    def read(self, which: int) -> Any:
+    def read(self, which: int) -> HostRows:
         """Rows of a set: ndarray, or :class:`~scalelatent.kernels.sparse_rows.CsrRows`."""
         return as_rows(self.dataset.read_x(which * self.rows, (which + 1) * self.rows))
 
@@ -125,7 +126,7 @@ class SetsTask(OutputTask):
     def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
         start, stop = self.writer.shard_bounds(shard)
         numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
-        kept: list[list[Any]] = [[] for _ in numbers]
+        kept: list[list[HostRows]] = [[] for _ in numbers]
         wanted = [self.sets.rows(which) for which in numbers]
         with naming(self.dataset):
             for first, x, places in self._pieces(wanted, stop_event, meter):
@@ -138,7 +139,7 @@ class SetsTask(OutputTask):
 
     def _pieces(
         self, wanted: list[np.ndarray], stop_event: StopEvent, meter: Meter
-    ) -> Iterator[tuple[int, Any, list[slice]]]:
+    ) -> Iterator[tuple[int, HostRows, list[slice]]]:
         """(first row, rows, places of those in each set) of the pieces that hold some."""
         # Other shards read the same rows.
         cache = shared_cache(self.cache)
@@ -164,12 +165,13 @@ class SetsTask(OutputTask):
         return cls(**common_fields(tree), sets=tree["sets"])
 
 
-def _joined(parts: list[Any]) -> Any:
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts)
+def _joined(parts: list[HostRows]) -> DenseOrCsr:
+    sparse = [part for part in parts if isinstance(part, CsrRows)]
+    if not sparse:
+        return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
     from scipy.sparse import csr_array
 
-    rows = CsrRows.concatenate(parts)
+    rows = CsrRows.concatenate(sparse)
     return csr_array((rows.data, rows.indices, rows.indptr), shape=rows.shape)
 
 

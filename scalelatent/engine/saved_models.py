@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from scalelatent.contract.kinds import find_kind, known_kinds
 from scalelatent.errors import DataError, JobError, ScalelatentError
 from scalelatent.storage.disk import REMOVED, Location, locate
 from scalelatent.storage.guard import format_of
+
+if TYPE_CHECKING:
+    import zarr
 
 FORMAT, FORMAT_VERSION = "scalelatent-model", 1
 UNFINISHED = "scalelatent-model-unfinished"
@@ -141,7 +144,7 @@ def _check_attributes(place: Location, attrs: dict[str, Any]) -> None:
         )
 
 
-def _read_array(place: Location, group: Any, name: str, digest: str) -> np.ndarray:
+def _read_array(place: Location, group: zarr.Group, name: str, digest: str) -> np.ndarray:
     import psutil
     import zarr
 
@@ -166,7 +169,7 @@ def _read_array(place: Location, group: Any, name: str, digest: str) -> np.ndarr
     return found
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     text = "missing" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 T = TypeVar("T")
 
 
 @lru_cache(maxsize=1)
-def _controller() -> Any:
+def _controller() -> ThreadpoolController:
     import numpy.linalg  # noqa: F401  both BLAS libraries have to be loaded before the controller looks
     import scipy.linalg  # noqa: F401
     from threadpoolctl import ThreadpoolController

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.errors import DataError
+
+if TYPE_CHECKING:
+    from sklearn.base import BaseEstimator
+
+    from scalelatent.typing import DenseOrCsr, RowsLike, WeightsLike
 
 try:
     from sklearn.utils._set_output import _wrap_data_with_container as _wrap
@@ -22,7 +27,7 @@ except ImportError:
 __all__ = ["check_weights", "wrap_output"]
 
 
-def wrap_output(estimator: Any, found: Any, X: Any) -> Any:
+def wrap_output(estimator: BaseEstimator, found: Any, X: RowsLike) -> Any:
     """The array of a transform in the container that ``set_output`` asks for; anything else as it is."""
     if not isinstance(found, np.ndarray):
         return found
@@ -40,11 +45,11 @@ def wrap_output(estimator: Any, found: Any, X: Any) -> Any:
     return found if isinstance(framed, np.ndarray) else framed
 
 
-def check_weights(sample_weight: Any, X: Any) -> np.ndarray:
+def check_weights(sample_weight: WeightsLike, X: DenseOrCsr) -> np.ndarray:
     """Sample weights (n), float64, finite and not negative."""
     if _check_sample_weight is not None:
         return np.asarray(_check_sample_weight(sample_weight, X, ensure_non_negative=True))
-    if np.ndim(sample_weight) == 0:
+    if np.asarray(sample_weight).ndim == 0:
         sample_weight = np.full(len(X), sample_weight)
     weights = np.asarray(sample_weight, np.float64)
     if weights.shape != (len(X),):

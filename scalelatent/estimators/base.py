@@ -49,7 +49,17 @@ from .session import CallbackList, FitSession, Place, rows_as_begun
 from .steps import Rows, Steps, first_step
 
 if TYPE_CHECKING:
-    from distributed import Client
+    import dask.array as da
+
+    from scalelatent.typing import (
+        ClientLike,
+        DenseOrCsr,
+        LabelsLike,
+        RandomState,
+        RowsLike,
+        ValidationLike,
+        WeightsLike,
+    )
 
 OUTPUT_SHARE = 0.3
 logger = logging.getLogger("scalelatent")
@@ -84,13 +94,13 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     device: str
     n_jobs: int | None
-    random_state: Any
+    random_state: RandomState
     n_features_in_: int
     n_iter_: int
     seed_: int
     history_: list[dict[str, Any]]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         # scikit-learn wraps what a transformer's own `transform` returns, which may be no array here.
         if "transform" in vars(cls):
@@ -130,11 +140,13 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """As :meth:`_restore`, of a model saved at ``place``, in the run folder ``run``."""
         self._restore(*saved)
 
-    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+    def _training_rows(
+        self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
+    ) -> Dataset:
         """What ``fit`` learns from, of whatever it was given."""
         return self._given_rows(X, y, sample_weight, reset=reset)
 
-    def _held_rows(self, X: Any, y: Any) -> Dataset:
+    def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
         """What ``fit`` validates on."""
         return self._given_rows(X, y, what="validation")
 
@@ -159,38 +171,38 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def _given_rows(
         self,
-        X: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        X: RowsLike,
+        y: LabelsLike | None = None,
+        sample_weight: WeightsLike | None = None,
         *,
         what: str = "X",
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
         """A dataset of whatever was given; with ``reset`` its width is the fit's, else that is checked."""
-        X = opened(X, what)
-        if isinstance(X, Dataset):
-            ds = weighed(X, y, sample_weight)
-        elif is_plain(X):
-            shape = image_rows(X) if self._takes_images else None
+        rows = opened(X, what)
+        if isinstance(rows, Dataset):
+            ds = weighed(rows, y, sample_weight)
+        elif is_plain(rows):
+            shape = image_rows(rows) if self._takes_images else None
             if shape is not None:  # what is masked stays so
-                X = np.asanyarray(X).reshape(shape[0], int(np.prod(shape[1:])))
-            X = validated(self, X, reset=reset, ensure_min_samples=least_rows, **CHECKS)
-            X = self._checked_values(X, what)
-            X = X if shape is None else X.reshape(shape)
-            return self._checked_width(Dataset.from_arrays(X, y, sample_weight=sample_weight), what)
+                rows = np.asanyarray(rows).reshape(shape[0], int(np.prod(shape[1:])))
+            rows = validated(self, rows, reset=reset, ensure_min_samples=least_rows, **CHECKS)
+            rows = self._checked_values(rows, what)
+            rows = rows if shape is None else rows.reshape(shape)
+            return self._checked_width(Dataset.from_arrays(rows, y, sample_weight=sample_weight), what)
         else:
-            ds = Dataset.from_arrays(self._lazy_values(X), y, sample_weight=sample_weight)
+            ds = Dataset.from_arrays(self._lazy_values(rows), y, sample_weight=sample_weight)
         if reset:
             self._set_width(ds.n_features)
         return self._checked_width(ds, what)
 
-    def _checked_values(self, X: Any, what: str) -> Any:
+    def _checked_values(self, X: DenseOrCsr, what: str) -> DenseOrCsr:
         """Rows in memory; refuses values that no model can learn from."""
         check_finite(X, what)
         return X
 
-    def _lazy_values(self, X: Any) -> Any:
+    def _lazy_values(self, X: RowsLike) -> RowsLike:
         """As :meth:`_checked_values`, of rows that are read in pieces."""
         return X
 
@@ -207,10 +219,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         if hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
 
-    def _validation_rows(self, validation: Any) -> Dataset | None:
+    def _validation_rows(self, validation: ValidationLike | None) -> Dataset | None:
         return None if validation is None else self._held_rows(*rows_and_labels(validation))
 
-    def _search_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+    def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         """Rows of a search, with all that candidates learn and are scored by."""
         return self._training_rows(X, y, sample_weight)
 
@@ -218,7 +230,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """``fit`` of such rows."""
         return self.fit(rows, **how)
 
-    def _scored_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+    def _scored_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         """Rows to score this fitted model on."""
         return self._given_rows(X, y, sample_weight)
 
@@ -226,11 +238,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def fit(
         self,
-        X: Any,
-        y: Any = None,
+        X: RowsLike,
+        y: LabelsLike | None = None,
         *,
-        validation: Any = None,
-        client: Client | None = None,
+        validation: ValidationLike | None = None,
+        client: ClientLike | None = None,
         run_dir: str | Path | None = None,
         resume: bool = False,
         callbacks: CallbackList = (),
@@ -296,7 +308,14 @@ class StreamedEstimator(  # type: ignore[call-arg]
             call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
             return self._fit(X, y, None, validation, call)
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, validation: Any, call: FitCall) -> Self:
+    def _fit(
+        self,
+        X: RowsLike,
+        y: LabelsLike | None,
+        sample_weight: WeightsLike | None,
+        validation: ValidationLike | None,
+        call: FitCall,
+    ) -> Self:
         self._check_params()
         train = self._training_rows(X, y, sample_weight)
         if validation is not None and not self._validates:
@@ -315,11 +334,13 @@ class StreamedEstimator(  # type: ignore[call-arg]
             self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
         return self
 
-    def _check_plan(self, *fit: Any) -> None:
+    def _check_plan(
+        self, train: Dataset, held: Dataset | None, resources: Resources, engine: Mapping[str, Any]
+    ) -> None:
         """Refuse a fit that does not fit, and warn of a long one; a short one is not measured for that."""
-        told = self._plan(Forecast(self._kind, *fit, measure=False))
+        told = self._plan(Forecast(self._kind, train, held, resources, engine, measure=False))
         if told["expected_seconds"] > LONG_SECONDS / 10:
-            told = self._plan(Forecast(self._kind, *fit, measure=True))
+            told = self._plan(Forecast(self._kind, train, held, resources, engine, measure=True))
         if text := long_fit(told):
             warn_user(text, LongFitWarning)
 
@@ -351,11 +372,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def plan(
         self,
-        X: Any,
-        y: Any = None,
+        X: RowsLike,
+        y: LabelsLike | None = None,
         *,
-        validation: Any = None,
-        client: Client | None = None,
+        validation: ValidationLike | None = None,
+        client: ClientLike | None = None,
         memory_limit: str | int | None = None,
         engine: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
@@ -401,10 +422,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def transform(
         self,
-        X: Any,
+        X: RowsLike,
         *,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -448,26 +469,26 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def _map(
         self,
-        X: Any,
+        X: RowsLike,
         what: What,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
         """Rows through ``_row_map(what)``: an array, a lazy dask array, or a Dataset at ``out``."""
         check_is_fitted(self)
-        X = opened(X, "X")
-        if is_dask(X):
-            return self._map_dask(X, what)
-        return self._map_rows(self._given_rows(X), self._row_map(what), out, client, overwrite, callbacks)
+        rows = opened(X, "X")
+        if is_dask(rows):
+            return self._map_dask(rows, what)
+        return self._map_rows(self._given_rows(rows), self._row_map(what), out, client, overwrite, callbacks)
 
     def _map_rows(
         self,
         ds: Dataset,
         row_map: Any,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -504,8 +525,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
                 "out='RESULT.zarr' to write it to disk as it is made"
             )
 
-    def _map_dask(self, X: Any, what: What) -> Any:
-        import dask.array as da
+    def _map_dask(self, X: da.Array, what: What) -> Any:
+        from dask.array import map_blocks
 
         if (width := int(np.prod(X.shape[1:]))) != self.n_features_in_:
             raise DataError(
@@ -514,7 +535,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         row_map = self._row_map(what)
         shape, dtype = row_map.output()
         X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
-        return da.map_blocks(
+        return map_blocks(
             _map_block,
             self._lazy_values(X),
             row_map,
@@ -528,7 +549,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     # -- what is shown ---------------------------------------------------------------------------------------
 
-    def _set_learned(self, **learned: Any) -> None:
+    def _set_learned(self, **learned: object) -> None:
         """Set attributes that are :class:`.learned.Learned`."""
         self.__dict__.update(learned)
 
@@ -536,11 +557,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """The estimator as scikit-learn draws it; once fitted, what it has learned under it."""
         return str(estimator_html_repr(self)) + learned_table(self)
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
         told = {"text/plain": repr(self)}
         return told | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
 
-    def report(self, folder: str | Path, *, data: Any = None) -> str:
+    def report(self, folder: str | Path, *, data: ValidationLike | RowsLike | None = None) -> str:
         """Write a page about the fitted model: its numbers, how it learned, what it does with some rows.
 
         Parameters

@@ -25,7 +25,7 @@ from .inputs import CHECKS, check_classes, check_finite, check_labels, is_plain,
 from .session import CallbackList
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from scalelatent.typing import ClientLike, LabelsLike, RowsLike, ValidationLike, WeightsLike
 
 SCORE_ROWS = 2**20
 
@@ -39,16 +39,16 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
 
     _transformed = "latents"
     _without_labels = ""  # what learns from rows without labels, in a few words
-    classes_: Any
+    classes_: np.ndarray
 
     def fit(
         self,
-        X: Any,
-        y: Any = None,
+        X: RowsLike,
+        y: LabelsLike | None = None,
         *,
-        validation: Any = None,
-        sample_weight: Any = None,
-        client: Client | None = None,
+        validation: ValidationLike | None = None,
+        sample_weight: WeightsLike | None = None,
+        client: ClientLike | None = None,
         run_dir: str | Path | None = None,
         resume: bool = False,
         callbacks: CallbackList = (),
@@ -61,22 +61,24 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
 
     fit.__doc__ = StreamedEstimator.fit.__doc__
 
-    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
-        X, y = opened(X, "X"), opened(y, "y")
-        if is_plain(X):
-            if y is None:
+    def _training_rows(
+        self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
+    ) -> Dataset:
+        rows, labels = opened(X, "X"), opened(y, "y")
+        if is_plain(rows):
+            if labels is None:
                 name = type(self).__name__
                 raise ValueError(f"{name} requires y to be passed, but the target y is None{self._or_else()}")
-            refuse_mixed(y, "y")
-            X, y = validated(self, X, y, reset=reset, **CHECKS)
-            check_finite(X, "X")
-            check_labels(y)
+            refuse_mixed(labels, "y")
+            rows, labels = validated(self, rows, labels, reset=reset, **CHECKS)
+            check_finite(rows, "X")
+            check_labels(labels)
             if sample_weight is not None:
                 refuse_masked(sample_weight, "sample_weight")
-                sample_weight = check_weights(sample_weight, X)
-            ds = Dataset.from_arrays(X, y, sample_weight=sample_weight)
+                sample_weight = check_weights(sample_weight, rows)
+            ds = Dataset.from_arrays(rows, labels, sample_weight=sample_weight)
         else:
-            ds = self._given_rows(X, y, sample_weight, reset=reset)
+            ds = self._given_rows(rows, labels, sample_weight, reset=reset)
         if not ds.has_y:
             raise DataError(
                 f"{ds.url or 'the rows'}: there are no labels, and {type(self).__name__} learns from "
@@ -89,7 +91,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
     def _or_else(self) -> str:
         return f"; {self._without_labels}" if self._without_labels else ""
 
-    def _held_rows(self, X: Any, y: Any) -> Dataset:
+    def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
         ds = super()._held_rows(X, y)
         if not ds.has_y:
             raise DataError(
@@ -100,10 +102,10 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
 
     def predict_proba(
         self,
-        X: Any,
+        X: RowsLike,
         *,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -131,10 +133,10 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
 
     def predict(
         self,
-        X: Any,
+        X: RowsLike,
         *,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -162,7 +164,12 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         return predict_by(self, X, out, client, overwrite, callbacks)
 
     def score(
-        self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: CallbackList = ()
+        self,
+        X: RowsLike,
+        y: LabelsLike | None = None,
+        sample_weight: WeightsLike | None = None,
+        *,
+        callbacks: CallbackList = (),
     ) -> float:
         """Share of rows whose class is predicted; streams over a Dataset.
 
@@ -224,10 +231,10 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
 
 
 def predict_by(
-    model: Any,
-    X: Any,
+    model: StreamedEstimator,
+    X: RowsLike,
     out: str | Path | None,
-    client: Client | None,
+    client: ClientLike | None,
     overwrite: bool,
     callbacks: CallbackList,
 ) -> Any:

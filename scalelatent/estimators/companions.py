@@ -6,10 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent._above import ask
 from scalelatent.engine.callbacks import Callback, Callbacks, in_notebook
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from distributed import Client
+    from sklearn.base import BaseEstimator
+
+    from scalelatent.data import Dataset
 
 # A fit within a fit (the refit of a search) is a part of the outer one.
 _WITHIN: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False)
@@ -19,14 +27,14 @@ _WITHIN: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False
 class FitCall:
     """What a fit was called with."""
 
-    model: Any
-    rows: dict[str, Any]
-    run_dir: Any = None
+    model: BaseEstimator
+    rows: dict[str, Dataset]
+    run_dir: str | Path | None = None
     resume: bool = False
     callbacks: Callback | Sequence[Callback] = ()
     engine: Mapping[str, Any] = field(default_factory=dict)
     verbose: bool | None = None
-    client: Any = None
+    client: Client | None = None
 
 
 class Passes(Callback):
@@ -87,7 +95,7 @@ def wants_display(verbose: bool | None) -> bool:
     return in_notebook() if verbose is None else bool(verbose)
 
 
-def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: Any) -> None:
+def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: str | Path | None) -> None:
     """Say in the exception what is kept, and how to go on."""
     records = passes.records
     done = passes.layer or "before its first pass ended"

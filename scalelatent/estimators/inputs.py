@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -16,6 +16,11 @@ from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import refuse_masked, refuse_mixed
 from scalelatent.errors import DataError
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from scalelatent.typing import DenseOrCsr, LabelsLike, RowsLike, SlicedArray, ValidationLike, WeightsLike
+
 FLOAT32_MAX = np.finfo(np.float32).max
 CHECKS: dict[str, Any] = {
     "accept_sparse": "csr",
@@ -26,7 +31,7 @@ CHECKS: dict[str, Any] = {
 }
 
 
-def is_plain(x: Any) -> bool:
+def is_plain(x: object) -> bool:
     """Arrays and lists that scikit-learn validates; everything else is read in blocks."""
     lazy = (
         isinstance(x, (Dataset, np.memmap))
@@ -37,7 +42,7 @@ def is_plain(x: Any) -> bool:
     return not lazy
 
 
-def image_rows(x: Any) -> tuple[int, ...] | None:
+def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
     """Shape of rows that are images, (n, h, w) or (n, channels, h, w); None of other ones."""
     first: Any = x
     depth = 0
@@ -64,7 +69,7 @@ def validated(estimator: BaseEstimator, *arrays: Any, **checks: Any) -> Any:
         raise type(error)(in_one_line(str(error), (odd or arrays)[0])) from None
 
 
-def in_one_line(text: str, array: Any) -> str:
+def in_one_line(text: str, array: RowsLike | LabelsLike) -> str:
     """scikit-learn's message about an array, with its shape and type in place of its values."""
     try:
         shown = np.asarray(array)
@@ -76,7 +81,7 @@ def in_one_line(text: str, array: Any) -> str:
     return f"{first.rstrip(':. ')}: {what}{f'. {advice}' if advice else ''}"
 
 
-def weighed(ds: Dataset, y: Any, sample_weight: Any) -> Dataset:
+def weighed(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
     """A given Dataset with the given weights; it brings its own labels."""
     if y is not None:
         raise DataError(
@@ -85,7 +90,7 @@ def weighed(ds: Dataset, y: Any, sample_weight: Any) -> Dataset:
     return ds if sample_weight is None else ds.with_weight(sample_weight)
 
 
-def rows_and_labels(validation: Any) -> tuple[Any, Any]:
+def rows_and_labels(validation: ValidationLike) -> tuple[RowsLike, LabelsLike | None]:
     """Validation rows as a pair (X, y); y is None of a Dataset, which brings its own."""
     if isinstance(validation, Dataset):
         return validation, None
@@ -96,7 +101,7 @@ def rows_and_labels(validation: Any) -> tuple[Any, Any]:
     return X, y
 
 
-def check_labels(y: Any) -> None:
+def check_labels(y: LabelsLike) -> None:
     """scikit-learn's check of labels, and which of them is not a label where they are Python objects."""
     found = np.asarray(y)
     if found.dtype.kind == "O":
@@ -128,42 +133,41 @@ def check_classes(ds: Dataset, who: str) -> None:
         )
 
 
-def one_column(values: Any) -> Any:
+def one_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
     """One label or weight a row; what is read in pieces (zarr, dask, memmap) stays what it is."""
-    values = opened(values, "y")
-    if values is None or not is_plain(values):
-        return values
-    refuse_mixed(values, "y")
-    kind = np.asarray(values).dtype.kind
+    given = opened(values, "y")
+    if given is None or not is_plain(given):
+        return given
+    refuse_mixed(given, "y")
+    kind = np.asarray(given).dtype.kind
     if kind == "c":
         raise ValueError(
-            f"Complex data not supported: {np.shape(values)} labels or weights are complex numbers"
+            f"Complex data not supported: {np.shape(given)} labels or weights are complex numbers"
         )
-    column = column_or_1d(values)
+    column = column_or_1d(given)
     if kind == "O":
         check_labels(column)
     return column
 
 
-def check_finite(x: Any, what: str, first: int = 0, largest: float = float(FLOAT32_MAX)) -> None:
+def check_finite(x: DenseOrCsr, what: str, first: int = 0, largest: float = float(FLOAT32_MAX)) -> None:
     """Refuse NaN, infinity and values beyond float32 (or ``largest``), naming the first row and feature; rows
     count from ``first``.
     """
     if x.dtype.kind != "f":
         return
-    sparse = not isinstance(x, np.ndarray)
-    values = x.data if sparse else x
+    values = x if isinstance(x, np.ndarray) else x.data
     # A NaN anywhere is the smallest and the largest.
     if not values.size or (float(values.min()) >= -largest and float(values.max()) <= largest):
         return
     bad = ~(np.abs(values) <= np.float64(largest))  # of Python's type it would be rounded to the rows'
-    if sparse:
+    if isinstance(x, np.ndarray):
+        row, feature = map(int, np.argwhere(bad)[0])
+        value = values[row, feature]
+    else:
         at = int(np.flatnonzero(bad)[0])
         row, feature = int(np.searchsorted(x.indptr, at, side="right")) - 1, int(x.indices[at])
         value = values[at]
-    else:
-        row, feature = map(int, np.argwhere(bad)[0])
-        value = values[row, feature]
     kind = "a value beyond float32, in which rows are computed on"
     if abs(value) <= FLOAT32_MAX:
         kind = f"a value beyond {largest:g}, whose products are beyond float32"

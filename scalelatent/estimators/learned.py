@@ -15,13 +15,13 @@ FIT_AGAIN = "fit again"
 class Learned:
     """A fitted parameter that is not the only source of predictions: to set it is an error."""
 
-    def __init__(self, remedy: str, of: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, remedy: str, of: Callable[[Any], object] | None = None) -> None:
         self.remedy, self.of = remedy, of
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, model: Any, owner: type | None = None) -> Any:
+    def __get__(self, model: object, owner: type | None = None) -> Any:
         """The value; the descriptor itself of a class."""
         if model is None:
             return self
@@ -32,14 +32,14 @@ class Learned:
                 f"{type(model).__name__!r} object has no attribute {self.name!r}: fit it first"
             ) from None
 
-    def __set__(self, model: Any, value: Any) -> None:
+    def __set__(self, model: object, value: object) -> None:
         raise AttributeError(
             f"{self.name} of {type(model).__name__} is what a fit has learned, and cannot be set: "
             + self.remedy.format(self.name)
         )
 
 
-def learned_of(model: Any) -> dict[str, Any]:
+def learned_of(model: object) -> dict[str, object]:
     """What a fitted model has learned, by name: scalars and short lists; shape and dtype of larger arrays."""
     kinds = {
         name for owner in type(model).__mro__ for name, a in vars(owner).items() if isinstance(a, Learned)
@@ -53,7 +53,7 @@ def learned_of(model: Any) -> dict[str, Any]:
     return found
 
 
-def brief(value: Any) -> Any:
+def brief(value: Any) -> object:
     """A scalar or a short list as it is; anything larger by shape."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if value.size <= 20:
@@ -68,7 +68,7 @@ def brief(value: Any) -> Any:
     return str(value)
 
 
-def learned_table(model: Any) -> str:
+def learned_table(model: object) -> str:
     """What a model has learned as a table of HTML; empty before a fit."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import onnx
 
 __all__ = ["RowGraph"]
 
@@ -28,14 +32,14 @@ class RowGraph:
                 "to_onnx needs a package that is not installed (onnx): pip install 'scalelatent[onnx]'"
             ) from error
         self._onnx = onnx
-        self._nodes: list[Any] = []
-        self._constants: list[Any] = []
-        self._outputs: list[Any] = []
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: list[onnx.TensorProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
         self.x = "x"
         rows = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["rows", n_features])
         self._inputs = [rows]
 
-    def constant(self, value: Any) -> str:
+    def constant(self, value: npt.ArrayLike) -> str:
         """The name of an array, of its own dtype."""
         name = f"c{len(self._constants)}"
         self._constants.append(self._onnx.numpy_helper.from_array(np.asarray(value), name))
@@ -47,14 +51,14 @@ class RowGraph:
         self._nodes.append(self._onnx.helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 
-    def cast(self, value: str, dtype: Any) -> str:
+    def cast(self, value: str, dtype: npt.DTypeLike) -> str:
         return self.node("Cast", value, to=self._type(dtype))
 
     def sum(self, value: str, axis: int) -> str:
         """The sum over an axis, which stays."""
         return self.node("ReduceSum", value, self.constant(np.array([axis])), keepdims=1)
 
-    def output(self, name: str, value: str, dtype: Any, shape: list[str | int]) -> None:
+    def output(self, name: str, value: str, dtype: npt.DTypeLike, shape: list[str | int]) -> None:
         self._nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
         self._outputs.append(self._onnx.helper.make_tensor_value_info(name, self._type(dtype), shape))
 
@@ -88,5 +92,5 @@ class RowGraph:
         folder, name = url.rsplit("/", 1) if "://" in url else (str(Path(url).parent), Path(url).name)
         locate(folder).write(name, model.SerializeToString())
 
-    def _type(self, dtype: Any) -> int:
+    def _type(self, dtype: npt.DTypeLike) -> int:
         return int(self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))

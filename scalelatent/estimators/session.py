@@ -12,12 +12,13 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from scalelatent.contract.idle import lend
-from scalelatent.contract.learners import Reduction, RowMap, Work
+from scalelatent.contract.learners import CostedMap, Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.earlier import earlier_rows
@@ -69,8 +70,14 @@ ONLINE_GRID = ("run_rows", "buffer_runs", "validate_steps")
 if TYPE_CHECKING:
     from distributed import Client
 
+    from scalelatent.data.schema import DatasetSpec
+    from scalelatent.engine.dask.executor import DaskExecutor
+    from scalelatent.engine.executor import Executor
+    from scalelatent.typing import ClientLike, RandomState
+
 CallbackList = Callback | Sequence[Callback]
 Place = str | Path | Location
+Answer = TypeVar("Answer")
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +117,7 @@ class FitSession:
         *,
         device: str,
         n_jobs: int | None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         in_process: bool = False,
         run_dir: Place | None = None,
         resume: bool = False,
@@ -129,6 +136,7 @@ class FitSession:
         self._cache = parse_cache(self.options.get("cache"))
         self._connection = nullcontext() if client is None and in_process else client_of(client)
         self.client: Client | None = None
+        self._cluster: DaskExecutor | None = None
         self.run_dir, self.resume = run_dir, resume
         self.store: EngineStore | None = None
         self._exit = ExitStack()
@@ -148,10 +156,12 @@ class FitSession:
             self._show(self.client, self.store.place.url.removesuffix("/engine"))
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.run_dir is None:  # it cannot be resumed: what a failed fit left goes too
             self.finish()
-        self._exit.__exit__(*error)
+        self._exit.__exit__(kind, error, trace)
 
     def _show(self, client: Client, run: str) -> None:
         """Show a fit that has no recorder on the page of the cluster's dashboard."""
@@ -171,7 +181,9 @@ class FitSession:
 
     # -- start -----------------------------------------------------------------------------------------------
 
-    def begin(self, random_state: Any, params: Mapping[str, Any], datasets: Mapping[str, Dataset]) -> int:
+    def begin(
+        self, random_state: RandomState, params: Mapping[str, Any], datasets: Mapping[str, Dataset]
+    ) -> int:
         """Bind the run folder to this fit, start the executor; returns the seed."""
         from scalelatent.engine.inprocess import InProcessExecutor
 
@@ -180,7 +192,7 @@ class FitSession:
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
             quarantine = Quarantine(self.on_bad_shard)
-            self.executor: Any = InProcessExecutor(
+            self.executor: Executor = InProcessExecutor(
                 self.n_jobs, cache=self._cache, callbacks=self.callbacks, quarantine=quarantine
             )
             return resolve_seed(random_state)
@@ -204,9 +216,10 @@ class FitSession:
         else:
             from scalelatent.engine.dask.executor import DaskExecutor
 
-            self.executor = DaskExecutor(self.client, self.store, seconds, job=current_job(), **how)
-            self._exit.callback(self.executor.close)
-            self.executor.compute_on(self.device)
+            self._cluster = DaskExecutor(self.client, self.store, seconds, job=current_job(), **how)
+            self._exit.callback(self._cluster.close)
+            self._cluster.compute_on(self.device)
+            self.executor = self._cluster
         return seed
 
     def check_skipping(self, all_rows: str) -> None:
@@ -216,7 +229,7 @@ class FitSession:
                 f"on_bad_shard = 'skip' is for fits by passes: {all_rows}; or leave on_bad_shard out"
             )
 
-    def announce(self, train: Dataset, **more: Any) -> None:
+    def announce(self, train: Dataset, **more: object) -> None:
         """Tell the callbacks that a fit begins."""
         info = {
             "rows": len(train),
@@ -227,10 +240,10 @@ class FitSession:
 
     def visible(self, name: str, dataset: Dataset) -> Dataset:
         """The dataset where every worker can open it: itself, or a temporary copy beside the records."""
-        if self.client is None:
+        if self._cluster is None:
             return dataset
         if dataset.is_stored:
-            self.executor.lend_access(dataset)
+            self._cluster.lend_access(dataset)
             return dataset
         place = self.scratch().at(f"{name}.zarr")
         self._leftovers.append(place)
@@ -243,7 +256,7 @@ class FitSession:
                 place.clear()
         self.callbacks.on_stage({"stage": f"writing the {name} rows for the workers", "rows": len(dataset)})
         if dataset.lazy(0, 1) is not None:
-            return self.executor.save_lazy(dataset, place.url, Progress(self.callbacks, name, 0))
+            return self._cluster.save_lazy(dataset, place.url, Progress(self.callbacks, name, 0))
         return dataset.save(place.url)
 
     def leaves(self, place: Location) -> None:
@@ -263,7 +276,7 @@ class FitSession:
 
     # -- steps ----------------------------------------------------------------------------------------------
 
-    def answer(self, steps: Generator[Any, Any, Any], answer: Any = None) -> Any:
+    def answer(self, steps: Generator[Step, Any, Answer], answer: object = None) -> Answer:
         """Serve steps to their end; returns what they return."""
         try:
             while True:
@@ -388,7 +401,7 @@ class FitSession:
         weight = dataset.read_weight(0, len(dataset)) if dataset.has_weight else None
         return Dataset.from_arrays(out, y, sample_weight=weight)
 
-    def fit_batches(self, stage: Stage, state: Any) -> LoopResult:
+    def fit_batches(self, stage: Stage, state: object) -> LoopResult:
         """Run a batch learner to its end."""
         self.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
         return fit_batches(
@@ -520,7 +533,7 @@ class FitSession:
         return codes_place(self._records.place, name) if kept else self.scratch().at(f"{name}.zarr")
 
     def _done(
-        self, step: Gather | Encode, stage: str, written: Dataset, begin: float, **more: Any
+        self, step: Gather | Encode, stage: str, written: Dataset, begin: float, **more: object
     ) -> dict[str, Any]:
         kept = {"spec": json.dumps(written.spec()), **more}
         self._records.save_result(stage, kept)
@@ -555,7 +568,7 @@ def codes_place(records: Location, name: str) -> Location:
     return records.at("codes").at(f"{name}.zarr")
 
 
-def tile_layout(n: int, row_bytes: int, row_map: Any) -> dict[str, Any]:
+def tile_layout(n: int, row_bytes: int, row_map: CostedMap) -> dict[str, Any]:
     """Rows and columns of the tiles of a map's output: a function of the rows and the map alone.
 
     Where there would be more than MAX_TASKS, tiles are wider; then higher.
@@ -569,6 +582,7 @@ def tile_layout(n: int, row_bytes: int, row_map: Any) -> dict[str, Any]:
     return {"shard_rows": rows, "tile_columns": columns}
 
 
-def _spec(kept: dict[str, Any], place: Location) -> dict[str, Any]:
+def _spec(kept: dict[str, Any], place: Location) -> DatasetSpec:
     """Of a dataset that a step wrote: it lies in the run folder, which may have been moved since."""
-    return {**json.loads(kept["spec"]), "url": place.url}
+    spec: DatasetSpec = json.loads(kept["spec"])
+    return {**spec, "url": place.url}

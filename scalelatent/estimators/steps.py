@@ -16,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import BatchLearner, PartedMap, Reduction, RowMap, RowSets
+from scalelatent.contract.learners import (
+    BatchLearner,
+    CostedMap,
+    Reduction,
+    RowMap,
+    RowSets,
+)
 from scalelatent.data import Dataset
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.reading import RowMask
@@ -104,7 +110,7 @@ class Derive:
     """A pure function of results. Answer: its value; equal ones are computed once."""
 
     function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    arguments: tuple[object, ...]
 
     def value(self) -> Any:
         return self.function(*self.arguments)
@@ -146,7 +152,7 @@ class Encode:
     """Rows through a parted map, now. Answer: Rows; None where a resumed fit needs them no more."""
 
     name: str
-    row_map: PartedMap
+    row_map: CostedMap
     rows: Rows | None
     kept: bool = False  # they stay with the run; else they go when the fit is done, or are named in ``over``
     over: tuple[str, ...] = ()  # names of earlier ones that are not needed any more
@@ -159,7 +165,7 @@ class Learn:
 
     name: str
     learner: BatchLearner
-    state: Any
+    state: object
     rows: Mapping[str, Rows]
     classes: np.ndarray | None
     predictor: Callable[[Any], RowMap]
@@ -170,8 +176,8 @@ class LearnOnline:
     """Epochs of an online learner to its end. Answer: LoopResult."""
 
     name: str
-    learner: Any
-    state: Any
+    learner: Any  # an `OnlineLearner`; with `keeps_leaves` a `LeafLearner`
+    state: object
     rows: Mapping[str, Rows]
     classes: np.ndarray | None
     order: Callable[[Mapping[str, Any]], RowOrder]  # of the engine options of the fit
@@ -182,10 +188,10 @@ class LearnOnline:
 
 
 Step = Begin | Remember | Derive | Collect | Map | Gather | Encode | Learn | LearnOnline
-Steps = Generator[Any, Any, None]
+Steps = Generator[Step, Any, None]
 
 
-def first_step(steps: Steps, derive: Callable[[Derive], Any] = Derive.value) -> Begin:
+def first_step(steps: Steps, derive: Callable[[Derive], object] = Derive.value) -> Begin:
     """Run a fit up to the point where work begins: everything before is checks of the input."""
     step = next(steps)
     while isinstance(step, Derive):

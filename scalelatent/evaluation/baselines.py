@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from scalelatent.errors import DataError
 
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
-def lsa(n_components: int = 5, *, random_state: int | None = 0) -> Any:
+
+def lsa(n_components: int = 5, *, random_state: int | None = 0) -> Pipeline:
     """Latent semantic analysis (Deerwester et al., 1990): a truncated SVD of tf-idf weights.
 
     Parameters
@@ -43,7 +46,7 @@ def lsa(n_components: int = 5, *, random_state: int | None = 0) -> Any:
     )
 
 
-def pca(n_components: float = 0.98, *, whiten: bool = False) -> Any:
+def pca(n_components: float = 0.98, *, whiten: bool = False) -> Pipeline:
     """Principal components: so many, or as many as hold a share of the variance (the paper's baseline: 98 %).
 
     Parameters

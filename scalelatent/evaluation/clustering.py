@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,11 @@ from scalelatent.errors import DataError, JobError
 from scalelatent.kernels.streams import resolve_seed, stream
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from distributed import Client
+
+    from scalelatent.data.schema import DatasetSpec
+    from scalelatent.typing import LabelsLike, RandomState, RowsLike
 
 MEMORY_SHARE = 0.3
 STALL_SECONDS = 900.0
@@ -29,7 +33,7 @@ _POLL_SECONDS = 2.0
 Progress = Callable[[int, int], None]
 
 
-def nmi(labels: Any, clusters: Any) -> float:
+def nmi(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> float:
     """Normalized mutual information of classes and clusters, normalized by the mean of their entropies.
 
     Parameters
@@ -57,7 +61,7 @@ def nmi(labels: Any, clusters: Any) -> float:
     return float(normalized_mutual_info_score(*_columns(labels, clusters)))
 
 
-def clustering_accuracy(labels: Any, clusters: Any) -> float:
+def clustering_accuracy(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> float:
     """Share of rows whose cluster stands for their class, under the best one-to-one pairing of the two.
 
     The pairing is an assignment problem (Hungarian method). Clusters beyond the number of classes stand for
@@ -90,7 +94,7 @@ def clustering_accuracy(labels: Any, clusters: Any) -> float:
     return float(shared[linear_sum_assignment(shared, maximize=True)].sum() / len(classes))
 
 
-def _columns(labels: Any, clusters: Any) -> tuple[np.ndarray, np.ndarray]:
+def _columns(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     first, second = np.asarray(labels), np.asarray(clusters)
     if first.ndim != 1 or first.shape != second.shape or not len(first):
         raise DataError(
@@ -138,12 +142,12 @@ class KMeansScores:
 
 
 def kmeans_scores(
-    output: Any,
-    labels: Any = None,
+    output: RowsLike,
+    labels: LabelsLike | None = None,
     n_clusters: int | None = None,
     *,
     restarts: int = 50,
-    random_state: Any = 0,
+    random_state: RandomState = 0,
     n_jobs: int | None = None,
     client: Client | None = None,
     progress: Progress | None = None,
@@ -214,7 +218,7 @@ def kmeans_scores(
     return KMeansScores(inertias, nmis, accuracies)
 
 
-def _rows_of(output: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+def _rows_of(output: RowsLike, labels: LabelsLike | None) -> tuple[np.ndarray, np.ndarray]:
     """Output in memory, and classes as codes."""
     where = getattr(output, "url", None) or "the output"
     if isinstance(output, Dataset):
@@ -316,15 +320,15 @@ def _in_threads(
                 future.cancel()
 
 
-def _task(spec: dict[str, Any], n_clusters: int | None, seed: int, restart: int) -> list[float]:
+def _task(spec: DatasetSpec, n_clusters: int | None, seed: int, restart: int) -> list[float]:
     """One restart in a worker, which opens the rows itself."""
     rows, classes = _rows_of(Dataset.from_spec(spec), None)
     return _cluster_once(rows, classes, _clusters(n_clusters, classes, len(rows)), seed, restart)
 
 
 def _on_dask(
-    output: Any,
-    labels: Any,
+    output: RowsLike,
+    labels: LabelsLike | None,
     n_clusters: int | None,
     seed: int,
     restarts: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from scalelatent.errors import DataError, JobError
 
 from .clustering import Progress, kmeans_scores, labels_of
 from .retrieval import retrieval_accuracy
+
+if TYPE_CHECKING:
+    from scalelatent.estimators.base import StreamedEstimator
+    from scalelatent.typing import DenseOrCsr, RandomState
 
 METRICS = ("nmi", "accuracy", "retrieval")
 """Names of the metrics of an output: NMI and accuracy of its k-means clusters, retrieval accuracy."""
@@ -34,7 +38,7 @@ RESTARTS, SEED = 50, 0
 
 
 def score_clusters(
-    model: Any, dataset: Dataset, *, progress: Progress | None = None
+    model: StreamedEstimator, dataset: Dataset, *, progress: Progress | None = None
 ) -> dict[str, float | int]:
     """Hold k-means clusters of a model's output against the classes of rows.
 
@@ -85,14 +89,14 @@ def score_clusters(
     return {**found, "clustered_rows": len(some)}
 
 
-def read_spaced(dataset: Dataset, rows: int) -> tuple[Any, Any]:
+def read_spaced(dataset: Dataset, rows: int) -> tuple[DenseOrCsr, DenseOrCsr]:
     """(x, y) of at most so many rows of a dataset, from all over it; y is None where there is none."""
     pieces = spaced(len(dataset), rows, PLACES)
     y = joined([dataset.read_y(a, b) for a, b in pieces]) if dataset.has_y else None
     return joined([dataset.read_x(a, b) for a, b in pieces]), y
 
 
-def joined(parts: Sequence[Any]) -> Any:
+def joined(parts: Sequence[DenseOrCsr]) -> DenseOrCsr:
     """One array, or CSR array, of several."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
@@ -109,7 +113,7 @@ def score_output(
     metric: str = "cosine",
     n_clusters: int | None = None,
     restarts: int = RESTARTS,
-    random_state: Any = SEED,
+    random_state: RandomState = SEED,
     n_jobs: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:

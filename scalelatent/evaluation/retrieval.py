@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numba
 import numpy as np
@@ -18,6 +18,11 @@ from scalelatent.errors import DataError
 from scalelatent.kernels.jit import entry, filled, given
 from scalelatent.kernels.onehot_compiled import count_matches
 from scalelatent.kernels.streams import resolve_seed, stream
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    from scalelatent.typing import DenseOrCsr, LabelsLike, RandomState, RowsLike
 
 RETRIEVAL_METRICS = ("cosine", "euclidean", "overlap")
 """What `retrieval_accuracy` ranks by: the last counts codes that two rows share."""
@@ -64,7 +69,7 @@ class _Cosine:
 
 
 class _SparseCosine:
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: csr_array) -> None:
         import scipy.sparse
 
         lengths = np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1), dtype=np.float64)).ravel()
@@ -78,7 +83,7 @@ class _SparseCosine:
 
 
 class _Euclidean:
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: DenseOrCsr) -> None:
         if not isinstance(rows, np.ndarray):
             raise DataError("metric='euclidean' ranks dense rows; use metric='cosine' for sparse ones")
         # Around the mean, so that distances between near rows are not lost in the squares of their lengths.
@@ -92,7 +97,7 @@ class _Euclidean:
 
 
 class _Overlap:
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: DenseOrCsr) -> None:
         if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "ui" or rows.min() < 0:
             raise DataError(
                 "metric='overlap' counts the codes that rows share: give what `codes` of a bootstrap network "
@@ -135,13 +140,13 @@ def retrieval_levels(n_documents: int) -> np.ndarray:
 
 
 def retrieval_accuracy(
-    output: Any,
-    labels: Any = None,
+    output: RowsLike,
+    labels: LabelsLike | None = None,
     *,
     metric: str = "cosine",
     levels: Sequence[int] | None = None,
     queries: int | None = None,
-    random_state: Any = 0,
+    random_state: RandomState = 0,
     n_jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RetrievalCurve:
@@ -209,7 +214,7 @@ def retrieval_accuracy(
     return RetrievalCurve(wanted, total / len(asked), scores.n, len(asked))
 
 
-def _rows_and_labels(output: Any, labels: Any) -> tuple[Any, Any]:
+def _rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[Any, Any]:
     if isinstance(output, Dataset):
         if labels is None and output.has_y:
             labels = output.read_y(0, len(output))
@@ -240,7 +245,7 @@ def _topic_words(labels: Any, n: int) -> tuple[np.ndarray, bool]:
     return np.unique(classes, return_inverse=True)[1].astype(np.uint64)[:, None], True
 
 
-def _dense_topics(labels: np.ndarray) -> Any:
+def _dense_topics(labels: np.ndarray) -> csr_array:
     import scipy.sparse
 
     if not np.isin(labels, (0, 1)).all():

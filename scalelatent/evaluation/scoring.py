@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,11 +16,14 @@ from scalelatent.reductions.tally import CONFUSION_METRICS
 from .clustering import Progress
 from .output_scores import METRICS, OF_CLUSTERS, check_clusters, score_clusters, score_output
 
+if TYPE_CHECKING:
+    from scalelatent.estimators.base import StreamedEstimator
+
 Told = Callable[[int, int], None]
 
 
 def score_dataset(
-    model: Any,
+    model: StreamedEstimator,
     dataset: Dataset,
     metrics: Sequence[str] | None = None,
     *,
@@ -38,7 +41,7 @@ def score_dataset(
     return scorer_of(model).score(model, dataset, metrics, batch_rows=batch_rows, progress=progress)
 
 
-def scorer_of(model: Any) -> Scorer:
+def scorer_of(model: StreamedEstimator) -> Scorer:
     scorer: Scorer = load(kind_of(model).scorer)()
     return scorer
 
@@ -54,7 +57,7 @@ class Scorer:
 
     def score(
         self,
-        model: Any,
+        model: StreamedEstimator,
         dataset: Dataset,
         metrics: Sequence[str] | None = None,
         *,
@@ -69,17 +72,22 @@ class Scorer:
                 raise JobError(f"unknown metric {name!r}{of}; {nearest(name, self.metrics)}")
         return self.measure(model, dataset, metrics, batch_rows, progress)
 
-    def defaults(self, model: Any) -> Sequence[str]:
+    def defaults(self, model: StreamedEstimator) -> Sequence[str]:
         """What is told of a model where nothing is asked for."""
         return self.default
 
     def measure(
-        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
+        self,
+        model: StreamedEstimator,
+        dataset: Dataset,
+        metrics: Sequence[str],
+        batch_rows: int,
+        progress: Progress | None,
     ) -> dict[str, Any]:
         """Metrics that it knows, by name, with so many rows in memory at a time."""
         raise NotImplementedError
 
-    def test_scores(self, model: Any, dataset: Dataset, progress: Told) -> dict[str, Any]:
+    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Told) -> dict[str, Any]:
         """What a run tells of its test rows; empty where these are rows to look at in the report."""
         raise NotImplementedError
 
@@ -155,11 +163,16 @@ class OutputScorer(Scorer):
     metrics = METRICS
     what = "predicts no classes"
 
-    def defaults(self, model: Any) -> Sequence[str]:
+    def defaults(self, model: StreamedEstimator) -> Sequence[str]:
         return ("retrieval",) if model._output_metric == "overlap" else OF_CLUSTERS
 
     def measure(
-        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
+        self,
+        model: StreamedEstimator,
+        dataset: Dataset,
+        metrics: Sequence[str],
+        batch_rows: int,
+        progress: Progress | None,
     ) -> dict[str, Any]:
         metric = model._output_metric
         # Before the rows are transformed, which may take long.
@@ -174,13 +187,13 @@ class OutputScorer(Scorer):
             found |= score_output(model.transform(dataset), dataset, others, metric=metric, progress=progress)
         return found
 
-    def test_scores(self, model: Any, dataset: Dataset, progress: Told) -> dict[str, Any]:
+    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Told) -> dict[str, Any]:
         if not dataset.has_y or dataset.y_kind != "labels" or model._output_metric == "overlap":
             return {}
         return self.score(model, dataset, OF_CLUSTERS, progress=progress)
 
 
-def _check(model: Any, dataset: Dataset, where: str) -> None:
+def _check(model: StreamedEstimator, dataset: Dataset, where: str) -> None:
     if not dataset.has_y:
         raise DataError(f"{where} has no labels, so there is nothing to score against")
     if dataset.n_rows == 0:

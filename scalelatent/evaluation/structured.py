@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from scalelatent.errors import DataError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from scalelatent.data import Dataset
 
 BATCH_ROWS = 1000
+
+
+class Predicts(Protocol):
+    """A fitted model of binary outputs."""
+
+    def predict(self, X: Any, /) -> Any: ...
 
 
 @dataclass
@@ -28,7 +36,7 @@ class OutputErrors:
     changed: int = 0  # outputs in whose place the input has another value
     changed_wrong: int = 0
 
-    def add(self, v: Any, predicted: Any, x: Any = None) -> OutputErrors:
+    def add(self, v: npt.ArrayLike, predicted: npt.ArrayLike, x: npt.ArrayLike | None = None) -> OutputErrors:
         """Count rows of zeros and ones (n, outputs), predicted from ``x``; returns itself."""
         v, predicted = np.asarray(v), np.asarray(predicted)
         if v.shape != predicted.shape:
@@ -61,18 +69,18 @@ class OutputErrors:
         return self.changed_wrong / self.changed if self.changed else float("nan")
 
 
-def all_error(v: Any, predicted: Any) -> float:
+def all_error(v: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Share of outputs that are predicted wrong: "All" of the paper's tables."""
     return OutputErrors().add(v, predicted).all_error
 
 
-def changed_error(v: Any, x: Any, predicted: Any) -> float:
+def changed_error(v: npt.ArrayLike, x: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Share of wrong outputs among those that the corruption had changed; NaN where it changed none."""
     return OutputErrors().add(v, predicted, x).changed_error
 
 
 def output_errors(
-    model: Any, data: Dataset, *, corruption: dict[str, Any] | None = None, batch_rows: int = BATCH_ROWS
+    model: Predicts, data: Dataset, *, corruption: dict[str, Any] | None = None, batch_rows: int = BATCH_ROWS
 ) -> OutputErrors:
     """Errors of a model's predictions on a dataset, a batch of rows in memory at a time.
 
@@ -114,7 +122,9 @@ def output_errors(
     return errors
 
 
-def _batches(data: Dataset, corruption: dict[str, Any] | None, batch_rows: int) -> Iterable[tuple[Any, Any]]:
+def _batches(
+    data: Dataset, corruption: dict[str, Any] | None, batch_rows: int
+) -> Iterable[tuple[np.ndarray, np.ndarray]]:
     from scalelatent.kernels.corruption import corrupt
 
     for start in range(0, data.n_rows, batch_rows):
@@ -127,7 +137,7 @@ def _batches(data: Dataset, corruption: dict[str, Any] | None, batch_rows: int) 
 
 
 def occlusion_errors(
-    model: Any,
+    model: Predicts,
     images: Dataset,
     sizes: Iterable[int],
     *,

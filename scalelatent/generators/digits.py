@@ -208,7 +208,7 @@ class InfiniteDigits:
     def image_shape(self) -> tuple[int, int]:
         return self._images.shape[1], self._images.shape[2]
 
-    def base_of(self, index: Any) -> Any:
+    def base_of(self, index: np.ndarray) -> np.ndarray:
         """Base row of an index or of each of an array of indices, counted in the whole base set."""
         a, b = self.base_rows
         return a + (np.asarray(index) - self.n_test) % (b - a)

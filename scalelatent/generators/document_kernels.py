@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -27,9 +25,9 @@ def resample(
     counts: np.ndarray,
     pointers: np.ndarray,
     local: np.ndarray,
-    first: Any,
-    seed: Any,
-    word: Any,
+    first: np.ndarray,
+    seed: np.uint64,
+    word: np.uint64,
     out: np.ndarray,
     kept: np.ndarray,
 ) -> int:

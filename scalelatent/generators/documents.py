@@ -23,6 +23,8 @@ from .make import Progress, RowsFrom, generator_of, make_rows
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+    from scalelatent.typing import DenseOrCsr
+
 STAGE = "documents"
 _PROBED = 1024  # rows made to size row groups
 
@@ -75,12 +77,12 @@ class ResampledDocuments:
     def n_features(self) -> int:
         return self._base.n_features
 
-    def base_of(self, index: Any) -> Any:
+    def base_of(self, index: np.ndarray) -> np.ndarray:
         """Base row of an index or of each of an array of indices, counted in the whole base set."""
         a, b = self.base_rows
         return a + np.asarray(index) % (b - a)
 
-    def rows(self, start: int, stop: int) -> tuple[csr_array, Any]:
+    def rows(self, start: int, stop: int) -> tuple[csr_array, DenseOrCsr | None]:
         """Documents `start:stop` and what the base says of them.
 
         Parameters
@@ -117,7 +119,7 @@ class ResampledDocuments:
         if not parts:
             empty = self._base.read_x(a, a).astype(self.dtype)
             return empty, self._base.read_y(a, a) if self._base.has_y else None
-        y: Any = None
+        y: DenseOrCsr | None = None
         if labels:
             join = np.concatenate if isinstance(labels[0], np.ndarray) else csr.stack
             y = labels[0] if len(labels) == 1 else join(labels)
@@ -150,6 +152,7 @@ class ResampledDocuments:
         longest = 0
         for first, last in self._base.pieces(a, b):
             x = self._base.read_x(first, last)
+            assert not isinstance(x, np.ndarray), "documents are CSR rows"
             values = x.data
             wrong = (values < 0) | (values != np.floor(values)) if values.dtype.kind == "f" else values < 0
             if values.dtype.kind in "fi" and wrong.any():
@@ -241,7 +244,9 @@ def make_documents(
         "base_rows": list(check_base_rows(base_rows, source.n_rows)),
     }
     probed = min(rows, _PROBED)
-    entries = generator_of(parameters, place).rows(0, probed)[0].nnz
+    found = generator_of(parameters, place).rows(0, probed)[0]
+    assert not isinstance(found, np.ndarray), "documents are CSR rows"
+    entries = found.nnz
     nnz = entries * rows // max(probed, 1)
     how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}
     return make_rows(url, rows, parameters, nnz=nnz, **how, shard_rows=shard_rows)

@@ -5,8 +5,6 @@ All randomness comes in as `draws` (rows, k): uniform uint32, of which a number 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given
@@ -14,7 +12,7 @@ from scalelatent.kernels.philox import below
 
 
 @entry(given("i2", 3), given("u1", 3), filled("u1", 3))
-def draw_features(placements: Any, features: Any, out: Any) -> None:
+def draw_features(placements: np.ndarray, features: np.ndarray, out: np.ndarray) -> None:
     """Images with features at places, joined by OR where they overlap."""
     for i in range(out.shape[0]):
         image = out[i]
@@ -32,7 +30,7 @@ def draw_features(placements: Any, features: Any, out: Any) -> None:
 
 
 @entry(given("u4", 2), given("u8", 1), filled("u1", 2))
-def flip(draws: Any, threshold: Any, out: Any) -> None:
+def flip(draws: np.ndarray, threshold: np.ndarray, out: np.ndarray) -> None:
     """Flip each bit whose draw lies below `threshold[0]`, in place; `out` is uint8 (rows, bits)."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
@@ -40,7 +38,7 @@ def flip(draws: Any, threshold: Any, out: Any) -> None:
 
 
 @entry(given("u4", 2), given("u1", 3), filled("u1", 3))
-def jitter_pixels(draws: Any, images: Any, out: Any) -> None:
+def jitter_pixels(draws: np.ndarray, images: np.ndarray, out: np.ndarray) -> None:
     """Move each pixel that is 1 by up to one pixel in both directions; draws (rows, pixels)."""
     height, width = out.shape[1], out.shape[2]
     for i in range(out.shape[0]):
@@ -57,7 +55,7 @@ def jitter_pixels(draws: Any, images: Any, out: Any) -> None:
 
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
-def make_grey(draws: Any, how: Any, out: Any) -> None:
+def make_grey(draws: np.ndarray, how: np.ndarray, out: np.ndarray) -> None:
     """Images of 0 and 1 made grey in place: 0 and 255, blurred ``how[0]`` times, changed by ``how[1]``."""
     height, width = out.shape[1], out.shape[2]
     # Of rows and columns in turn: 1 2 1, beyond the border 0.
@@ -88,7 +86,15 @@ def make_grey(draws: Any, how: Any, out: Any) -> None:
     given("i8", 1),
     filled("i2", 3),
 )
-def typeset(draws: Any, likelihood: Any, starts: Any, letters: Any, glyphs: Any, page: Any, out: Any) -> None:
+def typeset(
+    draws: np.ndarray,
+    likelihood: np.ndarray,
+    starts: np.ndarray,
+    letters: np.ndarray,
+    glyphs: np.ndarray,
+    page: np.ndarray,
+    out: np.ndarray,
+) -> None:
     """Fill pages with random words, line after line."""
     for i in range(out.shape[0]):
         out[i] = -1

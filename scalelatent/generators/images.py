@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from scalelatent.kernels.random_words import check_seed, random_words
 
 from . import glyphs
 from .make import Progress, make_rows
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bars": {"noise": 0.03, "crosses": 5, "length": 5},
@@ -195,7 +198,7 @@ def _spans(start: int, stop: int) -> list[tuple[int, int]]:
     return [(a, min(a + _ROWS, stop)) for a in range(start, stop, _ROWS)]
 
 
-def _below(draws: np.ndarray, n: Any) -> np.ndarray:
+def _below(draws: np.ndarray, n: npt.ArrayLike) -> np.ndarray:
     """Uniform numbers in 0:n, int64."""
     return ((draws.astype(np.uint64) * np.asarray(n, np.uint64)) >> np.uint64(32)).astype(np.int64)
 

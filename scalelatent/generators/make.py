@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.write.batches import Progress as Progress
@@ -18,6 +18,9 @@ from scalelatent.storage.disk import locate
 
 from . import GENERATORS
 
+if TYPE_CHECKING:
+    from scalelatent.typing import DenseOrCsr
+
 
 class Generator(Protocol):
     """Rows that are a pure function of parameters and row number."""
@@ -25,7 +28,7 @@ class Generator(Protocol):
     columns: dict[str, Any]
     """Arguments of `create_dataset` that describe a row: feature_shape, dtype, y_dtype, ..."""
 
-    def rows(self, start: int, stop: int) -> tuple[Any, Any]:
+    def rows(self, start: int, stop: int) -> tuple[DenseOrCsr, DenseOrCsr | None]:
         """Rows `start:stop`, and their labels or None."""
 
 
@@ -33,11 +36,14 @@ class RowsFrom:
     """Rows of a set without end from an index on, as rows of a dataset from 0 on; a `Generator`."""
 
     def __init__(
-        self, endless: Callable[[int, int], tuple[Any, Any]], first: int, columns: dict[str, Any]
+        self,
+        endless: Callable[[int, int], tuple[DenseOrCsr, DenseOrCsr | None]],
+        first: int,
+        columns: dict[str, Any],
     ) -> None:
         self._endless, self._first, self.columns = endless, first, columns
 
-    def rows(self, start: int, stop: int) -> tuple[Any, Any]:
+    def rows(self, start: int, stop: int) -> tuple[DenseOrCsr, DenseOrCsr | None]:
         return self._endless(self._first + start, self._first + stop)
 
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.data.write.append import PREFIX, append_opened
@@ -19,6 +19,11 @@ from scalelatent.storage.guard import scratch
 from .csr_archive import import_csr
 from .npy import import_npy, import_npz
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from scalelatent.data.schema import LayoutOptions
+
 
 def append_rows(
     url: str | os.PathLike[str],
@@ -27,7 +32,7 @@ def append_rows(
     x: str | None = None,
     y: str | None = None,
     progress: Progress | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Append rows to a stored dataset.
 

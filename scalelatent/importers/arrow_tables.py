@@ -22,7 +22,14 @@ from .files import local_copy
 from .stream import Beside, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    import pyarrow
+    import pyarrow.csv
     import pyarrow.dataset
+    import pyarrow.fs
+
+    from scalelatent.data.schema import LayoutOptions
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 65_536
@@ -43,7 +50,7 @@ def import_parquet(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import columns of Parquet files; memory is bounded by a row group's columns and a few shards.
 
@@ -99,7 +106,7 @@ def import_csv(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import columns of CSV files with a line of names, plain or compressed (``.gz``, ``.bz2``, ``.zst``).
 
@@ -144,7 +151,7 @@ def import_arrow(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import columns of Arrow (Feather) files, whose record batches may be compressed.
 
@@ -236,7 +243,7 @@ def _open(kind: str, source: str, what: str) -> pyarrow.dataset.Dataset:
 
     if is_https(source):
         source = str(local_copy(source, what))
-    filesystem: Any = None
+    filesystem: pyarrow.fs.FileSystem | None = None
     if is_local(source):
         path = str(locate(source).local_path(""))
         names = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
@@ -255,7 +262,7 @@ def _open(kind: str, source: str, what: str) -> pyarrow.dataset.Dataset:
     return tables.dataset(names, **how)
 
 
-def _format(kind: str, column_types: dict[str, Any] | None = None) -> Any:
+def _format(kind: str, column_types: dict[str, pyarrow.DataType] | None = None) -> pyarrow.dataset.FileFormat:
     import pyarrow.csv
     import pyarrow.dataset as tables
 
@@ -272,7 +279,7 @@ def _format(kind: str, column_types: dict[str, Any] | None = None) -> Any:
     return tables.CsvFileFormat(default_fragment_scan_options=scan)
 
 
-def _as_numbers(table: Any, columns: FrameColumns) -> Any:
+def _as_numbers(table: pyarrow.dataset.Dataset, columns: FrameColumns) -> pyarrow.dataset.Dataset:
     """A CSV table whose features and weights are float64, whatever the first lines look like."""
     import pyarrow as pa
     import pyarrow.dataset as tables
@@ -282,13 +289,15 @@ def _as_numbers(table: Any, columns: FrameColumns) -> Any:
     return tables.dataset(table.files, format=_format("csv", types), filesystem=table.filesystem)
 
 
-def _scan(table: Any, columns: FrameColumns, kind: str, names: list[str]) -> Iterator[Any]:
+def _scan(
+    table: pyarrow.dataset.Dataset, columns: FrameColumns, kind: str, names: list[str]
+) -> Iterator[pyarrow.RecordBatch]:
     """Record batches of some columns, in order."""
     if kind == "csv":
         return _scan_csv(table, columns, names)
     row_bytes = max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
     threads = kind == "parquet"  # of Arrow files they would read far ahead, and hold what they read
-    batches: Iterator[Any] = table.to_batches(
+    batches: Iterator[pyarrow.RecordBatch] = table.to_batches(
         columns=names,
         batch_size=max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)),
         batch_readahead=_AHEAD if threads else 0,
@@ -298,7 +307,9 @@ def _scan(table: Any, columns: FrameColumns, kind: str, names: list[str]) -> Ite
     return batches
 
 
-def _scan_csv(table: Any, columns: FrameColumns, names: list[str]) -> Iterator[Any]:
+def _scan_csv(
+    table: pyarrow.dataset.Dataset, columns: FrameColumns, names: list[str]
+) -> Iterator[pyarrow.RecordBatch]:
     """Of CSV files by a reader of its own for each: a scan of the table would hold all that it has parsed."""
     import pyarrow.csv
 
@@ -310,13 +321,17 @@ def _scan_csv(table: Any, columns: FrameColumns, names: list[str]) -> Iterator[A
             yield from pyarrow.csv.open_csv(text, read_options=read, convert_options=convert)
 
 
-def _csv_types(types: dict[str, Any] | None, names: list[str] | None = None) -> Any:
+def _csv_types(
+    types: dict[str, pyarrow.DataType] | None, names: list[str] | None = None
+) -> pyarrow.csv.ConvertOptions:
     import pyarrow.csv
 
     return pyarrow.csv.ConvertOptions(column_types=types, include_columns=names, strings_can_be_null=True)
 
 
-def _look_through(table: Any, columns: FrameColumns, kind: str) -> tuple[int, np.ndarray | None]:
+def _look_through(
+    table: pyarrow.dataset.Dataset, columns: FrameColumns, kind: str
+) -> tuple[int, np.ndarray | None]:
     """Number of rows, and the distinct labels where they are strings."""
     found: set[str] = set()
     n_rows = 0
@@ -337,12 +352,12 @@ def _look_through(table: Any, columns: FrameColumns, kind: str) -> tuple[int, np
 class TableRows(RowReader):
     """Features of a table in order; labels and weights of the rows read last beside them."""
 
-    def __init__(self, batches: Iterator[Any], columns: FrameColumns, n_rows: int) -> None:
+    def __init__(self, batches: Iterator[pyarrow.RecordBatch], columns: FrameColumns, n_rows: int) -> None:
         self.name, self.dtype = columns.what, columns.dtype
         self.shape = (n_rows, *columns.feature_shape)
         self.label_type = columns.label_type
         self._columns, self._batches = columns, batches
-        self._rest: Any = None
+        self._rest: pyarrow.RecordBatch | None = None
         self._row = 0
         self.labels, self.weights = np.empty(0), np.empty(0)
 
@@ -369,11 +384,11 @@ class TableRows(RowReader):
         self.weights = np.concatenate(weights) if weights else self.weights
         return out
 
-    def rows_of(self, part: Any, first_row: int) -> np.ndarray:
+    def rows_of(self, part: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
         """Rows of a part of a table, whose first one has this number."""
         return self._columns.rows(part, first_row)
 
-    def labels_of(self, part: Any, first_row: int) -> np.ndarray:
+    def labels_of(self, part: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
         """Their labels."""
         return self._columns.labels(part, first_row)
 

@@ -22,6 +22,8 @@ from .npy import open_array, open_member, open_npy, open_npz, read_header, read_
 from .stream import Progress, RowReader, RowStream, string_classes, write_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from scipy.sparse import csr_array
 
 _SCAN = 1 << 20
@@ -352,7 +354,7 @@ def _find_prefix(archive: zipfile.ZipFile, path: str | os.PathLike[str], wanted:
 
 def _open_y(
     archive: zipfile.ZipFile, path: str | os.PathLike[str], y: str | None, opened: contextlib.ExitStack
-) -> tuple[Any, str | None, np.ndarray | None]:
+) -> tuple[RowReader | None, str | None, np.ndarray | None]:
     """(stream of y or None, what provenance calls it, classes of string labels)."""
     if y is not None and y not in keys_of(archive) and os.path.exists(y):
         return _open_y_file(y, opened)
@@ -365,7 +367,7 @@ def _open_y(
     return _with_classes(lambda: open_member(archive, path, key), key, opened)
 
 
-def _open_y_file(path: str, opened: contextlib.ExitStack) -> tuple[Any, str, np.ndarray | None]:
+def _open_y_file(path: str, opened: contextlib.ExitStack) -> tuple[RowReader, str, np.ndarray | None]:
     shown = os.path.basename(path)
     if not zipfile.is_zipfile(path):
         return _with_classes(lambda: open_npy(path, "labels"), shown, opened)
@@ -391,9 +393,9 @@ def _csr(
 
 
 def _with_classes(
-    open_y: Any, shown: str, opened: contextlib.ExitStack
-) -> tuple[Any, str, np.ndarray | None]:
-    def stream() -> Any:
+    open_y: Callable[[], RowReader], shown: str, opened: contextlib.ExitStack
+) -> tuple[RowReader, str, np.ndarray | None]:
+    def stream() -> RowReader:
         found = open_y()
         opened.callback(found.close)
         return found

@@ -16,7 +16,11 @@ from .files import find_keys, open_file
 from .stream import Progress, RowReader, import_rows
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import h5py
+
+    from scalelatent.data.schema import LayoutOptions
 
 _SHOWN = 3
 
@@ -49,7 +53,7 @@ def check_storage(
         _check_source(array, source, what, seen | {here})
 
 
-def _check_raw(array: h5py.Dataset, raw: list[Any], what: str) -> None:
+def _check_raw(array: h5py.Dataset, raw: list[tuple[str, int, int]], what: str) -> None:
     left = array.nbytes
     for name, offset, size in raw:
         path = os.path.join(os.environ.get("HDF5_EXTFILE_PREFIX", ""), name)
@@ -124,7 +128,7 @@ def import_hdf5(
     progress: Progress | None = None,
     shuffle: int | None = None,
     allow_external: bool = False,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import rows and labels from an HDF5 file; memory is bounded by a few shards.
 

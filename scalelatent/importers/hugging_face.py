@@ -21,7 +21,12 @@ from .image_folder import ImageDecoder, image_decoder
 from .stream import Progress
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import datasets
+    import pyarrow
+
+    from scalelatent.data.schema import LayoutOptions
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 4096
@@ -41,7 +46,7 @@ def import_hf(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import a Hugging Face dataset that ``save_to_disk`` wrote; nothing is downloaded.
 
@@ -157,7 +162,7 @@ class _Rows(TableRows):
         if names is not None:
             self.label_type = names.dtype
 
-    def labels_of(self, part: Any, first_row: int) -> np.ndarray:
+    def labels_of(self, part: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
         codes = super().labels_of(part, first_row)
         if self._names is None:
             return codes
@@ -188,7 +193,7 @@ class _Images(_Rows):
         self.shape, self.dtype = (len(found), *first.shape), first.dtype
         self._pool = ThreadPoolExecutor(dask.system.cpu_count(), "scalelatent-decode")
 
-    def rows_of(self, part: Any, first_row: int) -> np.ndarray:
+    def rows_of(self, part: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
         out = np.empty((part.num_rows, *self.shape[1:]), self.dtype)
 
         def put(i: int, image: Any) -> None:

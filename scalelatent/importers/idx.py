@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,11 @@ from scalelatent.errors import DataError
 
 from .files import file_size, is_packed, open_maybe_gzip
 from .stream import Progress, RowStream, write_rows
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from scalelatent.data.schema import LayoutOptions
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -30,7 +35,7 @@ def import_idx(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import IDX files, for example those of MNIST; memory is bounded by one shard.
 
@@ -114,7 +119,7 @@ def open_idx(path: str | os.PathLike[str], what: str) -> RowStream:
         raise
 
 
-def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype, int]:
     """Shape, dtype and length of the header."""
     try:
         magic = file.read(4)

@@ -22,7 +22,11 @@ from scalelatent.errors import DataError
 from .stream import Beside, Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from PIL import Image
+
+    from scalelatent.data.schema import LayoutOptions
 
 FORMATS = {
     "BMP": (".bmp",),
@@ -165,7 +169,7 @@ def import_images(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import a folder of image files; memory is bounded by a few shards and the file names of one folder.
 
@@ -347,7 +351,7 @@ class _Images(RowReader):
         self._kept += filled
         return out[:filled]
 
-    def labels_read(self, dtype: np.dtype[Any]) -> np.ndarray:
+    def labels_read(self, dtype: np.dtype) -> np.ndarray:
         names = self.classes_read
         return np.array(names if dtype.kind == "U" else [int(n) for n in names], dtype)
 
@@ -447,6 +451,6 @@ def _reason(error: Exception) -> str:
     return f"cannot be read: {error}"
 
 
-def _describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+def _describe(shape: tuple[int, ...], dtype: np.dtype) -> str:
     kind = "colour" if len(shape) == 3 else "gray"
     return f"{shape[0]} x {shape[1]} {kind} {dtype}"

@@ -17,7 +17,11 @@ from .hdf5 import H5Rows, check_storage, describe_arrays, open_h5
 from .stream import LABEL_ROWS, ArrayStream, Chain, Progress, RowReader, import_rows
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import h5py
+
+    from scalelatent.data.schema import LayoutOptions
 
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 _ITEM_BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
@@ -34,7 +38,7 @@ def import_mat(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import rows and labels from a MATLAB file.
 
@@ -243,7 +247,7 @@ class _Version5:
 class _Integers(Chain):
     """Labels that are whole numbers, as integers."""
 
-    def __init__(self, labels: RowReader, dtype: np.dtype[Any]) -> None:
+    def __init__(self, labels: RowReader, dtype: np.dtype) -> None:
         super().__init__([labels])
         self.dtype = dtype
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
@@ -17,6 +17,11 @@ from scalelatent.generators.bases import base_digits
 from .files import cache_folder
 from .idx import open_idx
 from .stream import ArrayStream, Chain, Progress, write_rows
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from scalelatent.data.schema import LayoutOptions
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ def import_named(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import a public dataset by its name; what is not in the cache is downloaded and checked.
 

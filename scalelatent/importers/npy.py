@@ -8,7 +8,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,13 @@ from scalelatent.storage.disk import is_local
 
 from .files import file_size, find_keys, local_copy, open_file
 from .stream import ArrayStream, Progress, RowStream, import_rows
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from scalelatent.data.schema import LayoutOptions
+
+    from .stream import RowReader
 
 _SMALL = 64
 
@@ -31,7 +38,7 @@ def import_npy(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import an npy file of rows (n, ...) and, if given, one of labels (n,); memory is bounded by one shard.
 
@@ -93,7 +100,7 @@ def import_npz(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import rows and labels from an npz archive, compressed or not; memory is bounded by one shard.
 
@@ -172,7 +179,7 @@ def read_small(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str)
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def open_npy(path: str | os.PathLike[str], what: str) -> Any:
+def open_npy(path: str | os.PathLike[str], what: str) -> RowReader:
     """Rows of an npy file; a memory map where it is in Fortran order."""
     raw = open_file(path, f"npy file of {what}")
     name = f"npy file {os.fspath(path)}"
@@ -229,16 +236,16 @@ def _member(archive: zipfile.ZipFile, key: str) -> str:
 
 def read_header(
     file: IO[bytes], name: str, *, scalar: bool = False
-) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, whether in Fortran order, and dtype; arrays of Python objects are refused."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
-        version = np.lib.format.read_magic(file)  # type: ignore[arg-type]
+        version = np.lib.format.read_magic(file)
         if version not in readers:
             raise DataError(
                 f"{name} has npy version {version}; versions 1.0 and 2.0 can be read: save it again"
             )
-        shape, fortran, dtype = readers[version](file)  # type: ignore[arg-type]
+        shape, fortran, dtype = readers[version](file)
     except DataError:
         raise
     except (ValueError, EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:

@@ -8,7 +8,7 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dask.system
 import numpy as np
@@ -32,6 +32,12 @@ from scalelatent.storage.addresses import file_name
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import scratch
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from scalelatent.data.schema import LayoutOptions, OutputOptions
+    from scalelatent.typing import DenseOrCsr
+
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30
 _WAITING_BYTES = 64 << 20
@@ -45,7 +51,7 @@ class RowReader:
     """What to call it in messages."""
     shape: tuple[int, ...]
     """(n_rows, *feature_shape), as promised."""
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     sparse: bool = False
     """Whether `read` gives scipy CSR."""
     nnz: int | None = None
@@ -60,7 +66,7 @@ class RowReader:
         """What was only learned by reading, for the provenance."""
         return {}
 
-    def read(self, rows: int) -> Any:
+    def read(self, rows: int) -> DenseOrCsr:
         """The next rows, in native byte order; fewer only at the end of a source that leaves some out."""
         raise NotImplementedError
 
@@ -77,8 +83,8 @@ class Beside(RowReader):
     def __init__(
         self,
         rows: RowReader,
-        dtype: np.dtype[Any],
-        taken: Callable[[], Any],
+        dtype: np.dtype,
+        taken: Callable[[], DenseOrCsr],
         width: int | None = None,
         name: str | None = None,
     ) -> None:
@@ -86,7 +92,7 @@ class Beside(RowReader):
         self.shape = rows.shape[:1] if width is None else (rows.n_rows, width)
         self.sparse = width is not None
 
-    def read(self, rows: int) -> Any:
+    def read(self, rows: int) -> DenseOrCsr:
         found = self._taken()
         assert found.shape[0] == rows
         return found
@@ -103,7 +109,7 @@ class Chain(RowReader):
         self.shape = (sum(reader.n_rows for reader in readers), *readers[0].shape[1:])
         self.nnz = sum(reader.nnz or 0 for reader in readers) if self.sparse else None
 
-    def read(self, rows: int) -> Any:
+    def read(self, rows: int) -> DenseOrCsr:
         parts = []
         while rows:
             reader = self._readers[self._at]
@@ -116,7 +122,7 @@ class Chain(RowReader):
             return stack(parts)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _take(self, reader: RowReader, rows: int) -> Any:
+    def _take(self, reader: RowReader, rows: int) -> DenseOrCsr:
         return reader.read(rows)
 
     def finish(self) -> None:
@@ -140,7 +146,7 @@ class RowStream(RowReader):
     """Rows of one dtype and shape, read in order from an open file; memory is bounded by one `read`."""
 
     def __init__(
-        self, file: IO[bytes], name: str, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int
+        self, file: IO[bytes], name: str, shape: tuple[int, ...], dtype: np.dtype, offset: int
     ) -> None:
         self.name, self.shape, self.dtype = name, shape, dtype
         self._file = file
@@ -200,7 +206,7 @@ class RowStream(RowReader):
         self._offset += len(part)
         return part
 
-    def _truncated(self, found: int) -> Any:
+    def _truncated(self, found: int) -> NoReturn:
         raise DataError(
             f"{self.name} is truncated: shape {self.shape} of {self.dtype} needs {self.total_bytes:,} bytes "
             f"with its header, but it ends at byte {found:,} (in row "
@@ -289,7 +295,7 @@ def write_rows(
     progress: Progress | None = None,
     options: dict[str, Any] | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Write the rows of a stream `x`, labels of a stream `y` and weights, or None, to a dataset."""
     if y is not None and y.n_rows != x.n_rows:
@@ -299,15 +305,20 @@ def write_rows(
         )
     # Names only: the folders of the machine that imported do not belong in a dataset.
     provenance = {"importer": importer, "source": [file_name(s) for s in sources], **(options or {})}
-    columns = {"dtype": x.dtype.newbyteorder("="), "nnz": x.nnz, "provenance": provenance}
-    columns |= _y_options(y, classes) | {"weighted": weight is not None}
+    columns: dict[str, Any] = {
+        "dtype": x.dtype.newbyteorder("="),
+        "nnz": x.nnz,
+        "provenance": provenance,
+        "weighted": weight is not None,
+        **_y_options(y, classes),
+    }
     streams = Streams(x, y, weight)
     if shuffle is None:
         return _write(locate(url), streams, columns | layout, overwrite, progress)
     return _write_shuffled(locate(url), shuffle, streams, columns, layout, overwrite, progress)
 
 
-def _y_options(y: RowReader | None, classes: np.ndarray | None) -> dict[str, Any]:
+def _y_options(y: RowReader | None, classes: np.ndarray | None) -> OutputOptions:
     """Arguments of `create_dataset` for what a stream `y` holds."""
     if y is None:
         return {}
@@ -324,7 +335,7 @@ def _write_shuffled(
     seed: int,
     streams: Streams,
     columns: dict[str, Any],
-    layout: dict[str, Any],
+    layout: LayoutOptions,
     overwrite: bool,
     progress: Progress | None,
 ) -> Dataset:

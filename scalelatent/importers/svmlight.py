@@ -16,7 +16,7 @@ import zlib
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import dask.system
 import numpy as np
@@ -32,7 +32,13 @@ from .files import open_maybe_gzip
 from .stream import Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    import numpy.typing as npt
     from scipy.sparse import csr_array
+
+    from scalelatent.data.schema import LayoutOptions
+    from scalelatent.typing import DenseOrCsr
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 28
@@ -219,11 +225,11 @@ def import_svmlight(
     zero_based: bool | str = "auto",
     n_features: int | None = None,
     multilabel: bool | None = None,
-    dtype: Any = np.float64,
+    dtype: npt.DTypeLike = np.float64,
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import svmlight text, `LABEL COLUMN:VALUE COLUMN:VALUE ... # comment`; memory is bounded.
 
@@ -309,7 +315,7 @@ def _base(found: Counts, zero_based: bool | str, name: str) -> int:
     return int(found.lowest > 0) if zero_based == "auto" else int(not zero_based)
 
 
-def _group_rows(found: Counts, dtype: np.dtype[Any]) -> int:
+def _group_rows(found: Counts, dtype: np.dtype) -> int:
     """Rows of a row group: by their mean, and not too large where rows are long."""
     rows = choose_csr_layout(found.rows, found.entries, dtype).shard_rows
     while rows > 1 and rows * found.density * (dtype.itemsize + 4) > 4 * GROUP_BYTES:
@@ -352,7 +358,7 @@ class SvmRows(RowReader):
         found: Counts,
         first_column: int,
         n_features: int | None,
-        dtype: np.dtype[Any],
+        dtype: np.dtype,
     ) -> None:
         self.name, self.dtype, self.first_column = name, dtype, first_column
         width = max(found.highest - first_column + 1, 1)
@@ -422,20 +428,18 @@ class SvmRows(RowReader):
         if self._blocks is not None:
             self._blocks.close()
 
-    def _changed(self) -> Any:
+    def _changed(self) -> NoReturn:
         raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")
 
 
 class SvmLabels(RowReader):
     """The labels that belong to the rows read last."""
 
-    def __init__(
-        self, rows: SvmRows, dtype: np.dtype[Any], shape: tuple[int, ...], entries: int | None
-    ) -> None:
+    def __init__(self, rows: SvmRows, dtype: np.dtype, shape: tuple[int, ...], entries: int | None) -> None:
         self.name, self.dtype, self.shape = f"labels of {rows.name}", dtype, shape
         self._rows, self.nnz, self.sparse = rows, entries, entries is not None
 
-    def read(self, rows: int) -> Any:
+    def read(self, rows: int) -> DenseOrCsr:
         assert self._rows.read_labels is not None
         labels, counts = self._rows.read_labels
         if len(self.shape) == 1:

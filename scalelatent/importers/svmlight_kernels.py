@@ -7,8 +7,6 @@ power of five. The few numbers of more than 19 digits that this cannot decide ar
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -63,7 +61,7 @@ _TOP = np.uint64(1 << 63)
 
 
 @kernel
-def _leading_zeros(w: Any) -> Any:
+def _leading_zeros(w: np.uint64) -> int:
     count = 0
     while not w & _TOP:
         w = w << _ONE
@@ -72,7 +70,7 @@ def _leading_zeros(w: Any) -> Any:
 
 
 @kernel
-def _to_float(w: Any, q: Any) -> Any:
+def _to_float(w: np.uint64, q: int) -> float:
     """w * 10**q, rounded to the nearest float64; w uint64 above 0."""
     if -22 <= q <= 22 and w <= np.uint64(1 << 53):
         exact = np.float64(w)
@@ -125,7 +123,7 @@ _INF, _INFINITY, _NAN, _QID = b"inf", b"infinity", b"nan", b"qid:"
 
 
 @kernel
-def _number(text: np.ndarray, at: Any, stop: Any) -> tuple[Any, Any, bool]:
+def _number(text: np.ndarray, at: int, stop: int) -> tuple[float, int, bool]:
     """(value, byte after it, whether it is certain) of the number at a place; no number: the place itself."""
     first, negative = at, False
     if at < stop and (text[at] == 43 or text[at] == 45):

@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -24,7 +24,11 @@ from .rcv1 import Topics
 from .stream import Progress, RowReader, write_rows
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from scipy.sparse import csr_array
+
+    from scalelatent.data.schema import LayoutOptions
 
 COUNT_MAX = int(np.iinfo(np.uint16).max)
 LONGEST_NUMBER = 18  # digits that int64 holds
@@ -69,7 +73,7 @@ def import_tokens(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import RCV1-v2 from its token files: counts of the commonest word stems, and topics.
 
@@ -235,7 +239,7 @@ class _Counts(RowReader):
             number, words = document  # type: ignore[misc]
             held = Counter(map(self._columns.get, words))
             held.pop(None, None)
-            entries = sorted(held.items())  # type: ignore[type-var]
+            entries = sorted(held.items())
             numbers.append(number)
             columns += [column for column, _ in entries]
             counts += [min(count, COUNT_MAX) for _, count in entries]
@@ -256,5 +260,5 @@ class _Counts(RowReader):
     def close(self) -> None:
         self._stream.close()
 
-    def _changed(self) -> Any:
+    def _changed(self) -> NoReturn:
         raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,11 @@ from scalelatent.data.write.convert import open_arrays
 from scalelatent.errors import DataError
 
 from .stream import ArrayStream, Progress, import_rows
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from scalelatent.data.schema import LayoutOptions
 
 
 def import_zarr(
@@ -23,7 +28,7 @@ def import_zarr(
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Import rows and labels from zarr arrays, or from a file of references to parts of other files.
 

@@ -1,4 +1,4 @@
-"""The driver as a task of the cluster: what `scalelatent submit` sends; it needs no client from then on.
+"""What `scalelatent submit` sends: a plan, and the driver as a task, which needs no client from then on.
 
 The task secedes from its worker's thread pool, so that it holds no slot. It takes the run folder's lock and
 drives the run as `scalelatent fit` does, with a client of its own. If its worker dies, Dask runs it again
@@ -31,6 +31,20 @@ def key_of(identity: str, start: int) -> str:
     return f"{PREFIX}{identity}-{start}"
 
 
+def plan_on_worker(
+    stored: dict[str, Any], workers: dict[str, Any]
+) -> tuple[tuple[str, str] | None, list[str]]:
+    """Plan a job: (kind and text of the error, or None; the plan in words)."""
+    from .planning import PlannedCluster, plan_job, plan_lines
+    from .spec import Job
+
+    try:
+        needs = plan_job(Job.from_dict(stored), client=PlannedCluster(workers))  # type: ignore[arg-type]
+    except ScalelatentError as error:
+        return (type(error).__name__, str(error)), []
+    return None, plan_lines(needs)
+
+
 def drive(run: str, start: int) -> str:
     """Drive start number `start` of a submitted run to its end; returns the state it was left in."""
     from distributed import get_worker, secede
@@ -42,7 +56,7 @@ def drive(run: str, start: int) -> str:
     secede()
     # The fit limits the thread pools of its process and restores them: here to what this worker's tasks need.
     settle_process()
-    outcome: list[Any] = []
+    outcome: list[str | BaseException] = []
     # A thread of its own: what a task submits has the task's priority, so that the oldest job would take the
     # cluster. Submitted from another thread, jobs take turns.
     thread = threading.Thread(
@@ -58,7 +72,12 @@ def drive(run: str, start: int) -> str:
 
 
 def _run(
-    scheduler: str, security: Security | None, worker: str, run: str, start: int, outcome: list[Any]
+    scheduler: str,
+    security: Security | None,
+    worker: str,
+    run: str,
+    start: int,
+    outcome: list[str | BaseException],
 ) -> None:
     try:
         outcome.append(_drive(scheduler, security, worker, run, start))

@@ -45,7 +45,7 @@ def compare_runs(runs: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
     return {"runs": told, "groups": groups, "notes": _notes(groups, told)}
 
 
-def _differing(jobs: Sequence[Mapping[str, Any]], kind: Any) -> list[str]:
+def _differing(jobs: Sequence[Mapping[str, Any]], kind: str | None) -> list[str]:
     """What jobs of one kind have differently; others have other parameters."""
     alike = [job for job in jobs if job.get(KIND) == kind]
     names = dict.fromkeys(name for job in alike for name in job)

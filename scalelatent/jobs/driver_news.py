@@ -49,10 +49,10 @@ def warnings_told(folder: RunFolder, tell: Callable[[str], None]) -> Iterator[No
 
 _lock = threading.Lock()
 _listening: dict[int, tuple[RunFolder, Callable[[str], None]]] = {}
-_shown: Callable[..., Any] = warnings.showwarning
+_shown: Callable[..., None] = warnings.showwarning
 
 
-def _show(message: Any, category: Any, *more: Any, **other: Any) -> None:
+def _show(message: Warning | str, category: type[Warning], *more: Any, **other: Any) -> None:
     with _lock:
         alone = next(iter(_listening.values())) if len(_listening) == 1 else None
         found = _listening.get(threading.get_ident(), alone)
@@ -149,7 +149,7 @@ class RunRecord:
         return self._log, [*news, ClusterLog(self.client, self.folder.url, **known)]
 
     def done(
-        self, scores: Mapping[str, Any], ended: Mapping[str, Any], report: str | None = None, **told: Any
+        self, scores: Mapping[str, Any], ended: Mapping[str, Any], report: str | None = None, **told: object
     ) -> None:
         """The model is saved."""
         state = self.folder.update_state(state="done", error=None, **scores, **ended)

@@ -27,7 +27,7 @@ KEYS = {
 }
 
 
-def check_callbacks(given: Any, where: str) -> tuple[dict[str, Any], ...]:
+def check_callbacks(given: object, where: str) -> tuple[dict[str, Any], ...]:
     """The tables of ``[[callbacks]]``, refused where a name or a key is not known."""
     if not isinstance(given, Sequence) or not all(isinstance(table, Mapping) for table in given):
         raise JobError(f'{where}: write [[callbacks]], with two brackets, and for example kind = "mlflow"')

@@ -6,13 +6,16 @@ import inspect
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import Kind, known_kinds, load, own_kinds
 from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Where, Whole
 
 from .job_callbacks import KEYS, OWN
 from .spec import SECTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 NONE = "none"
 """What a job file writes for None."""
@@ -89,7 +92,7 @@ def _fitted_by_jobs(kinds: Mapping[str, Kind]) -> list[Kind]:
     return [kind for _, kind in sorted(kinds.items()) if not kind.python_only]
 
 
-def _table(rows: Any) -> list[str]:
+def _table(rows: Iterable[Sequence[str]]) -> list[str]:
     lines = ["| key | value | default | |", "| --- | --- | --- | --- |"]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return [*lines, ""]
@@ -100,7 +103,7 @@ def _parameter_row(parameter: Parameter) -> tuple[str, str, str, str]:
     return f"`{parameter.name}`", _allowed_text(parameter.allowed), _default(parameter.default), doc
 
 
-def _default(value: Any) -> str:
+def _default(value: object) -> str:
     if value is None:
         return f'`"{NONE}"`'
     if isinstance(value, bool):

@@ -19,6 +19,8 @@ from .spec import ClusterSection, Job
 if TYPE_CHECKING:
     from distributed import Client
 
+    from scalelatent.estimators.base import StreamedEstimator
+
 # Seconds beside the fit: starting Python and loading kernels; workers, together and each; writing a model.
 START_SECONDS, WORKERS_SECONDS, WORKER_SECONDS, SAVE_SECONDS = 3.0, 2.5, 0.5, 0.2
 # Bytes a second of copying what a run keeps into the model; of a report on disk, and of figures in memory.
@@ -74,6 +76,7 @@ def plan_job(
             options |= {"client": planned, "memory_limit": limit}
             return _whole_job(job, data, _needs(job, estimator, lambda one: one.plan(data.train, **options)))
         with connect(job, client, tell) as found:
+            assert found is not None, "a scheduler is named, or a client given"
             needs = _needs(job, estimator, lambda one: one.plan(data.train, client=found, **options))
             return _whole_job(job, data, needs) | _devices(job, found)
 
@@ -103,11 +106,13 @@ def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]
     return totalled(needs, least, most)
 
 
-def _needs(job: Job, estimator: Any, plan: Callable[[Any], Any]) -> dict[str, Any]:
+def _needs(
+    job: Job, estimator: StreamedEstimator, plan: Callable[[StreamedEstimator], Mapping[str, Any]]
+) -> dict[str, Any]:
     return dict(plan(estimator)) if job.search is None else plan_candidates(job, estimator, plan)
 
 
-def _devices(job: Job, client: Any) -> dict[str, Any]:
+def _devices(job: Job, client: Client) -> dict[str, Any]:
     """Which devices compute, and what that means for the result."""
     from scalelatent.engine.dask.pools import devices_event
 

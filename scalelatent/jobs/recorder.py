@@ -70,6 +70,7 @@ class _Record(Callbacks):
         super().on_fit_start(info)
 
     def _open(self, info: Mapping[str, Any]) -> RunFolder:
+        assert self._call.run_dir is not None, "else nothing is recorded"
         url = locate(self._call.run_dir).url
         there = RunFolder.open(url) if is_run_folder(url) else None
         job = job_of(self._call, url, info.get("seed"), None if there is None else there.read_job())
@@ -172,7 +173,7 @@ def _search_section(call: FitCall) -> SearchSection | None:
     return None
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> bool:
     """Whether a parameter is the same to a fit after a way through JSON."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_json(item) for key, item in value.items())

@@ -233,7 +233,7 @@ class RunFolder:
                 )
         return state
 
-    def begin(self, state: str, **values: Any) -> int:
+    def begin(self, state: str, **values: object) -> int:
         """Record a start of the run, as `state`; returns its number."""
         start = int(self._read_state().get("starts", 0)) + 1
         self.update_state(state=state, starts=start, error=None, **values)
@@ -247,7 +247,7 @@ class RunFolder:
         self._write_json("state.json", state)
         return state
 
-    def event(self, event: str, **values: Any) -> None:
+    def event(self, event: str, **values: object) -> None:
         """Append one event to ``events.jsonl``; the time is added."""
         self.append("events.jsonl", {"time": time_text(), "event": event, **values})
 
@@ -277,6 +277,14 @@ class RunFolder:
     def remove(self) -> None:
         with suppress(OSError):
             self.place.clear()
+
+    def take_back(self, existed: bool) -> None:
+        """Remove a folder whose fit never began: what is in it was written just now, for nothing."""
+        with suppress(RunError, OSError), self.lock():
+            if not self.fit_began:
+                self.remove()
+                if existed:
+                    self.place.make()
 
     @contextmanager
     def lock(self, patience: float = 0.0, waiting: Callable[[str], None] | None = None) -> Iterator[None]:

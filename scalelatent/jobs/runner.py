@@ -8,7 +8,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from scalelatent.deploy.checks import check_versions
 from scalelatent.deploy.clusters import job_named
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks, Unfailing, telling_of_kernels
-from scalelatent.errors import JobError, LongFitWarning, RunError, ScalelatentError
+from scalelatent.errors import JobError, LongFitWarning, ScalelatentError
 from scalelatent.storage.disk import is_local
 
 from .datasets import JobData, data_as_begun, open_job_data
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from scalelatent.data import Dataset
+    from scalelatent.estimators.base import StreamedEstimator
 
 
 @dataclass
@@ -40,7 +41,7 @@ class RunResult:
     """What a finished run gives."""
 
     folder: RunFolder
-    estimator: Any
+    estimator: StreamedEstimator
     scores: dict[str, float] = field(default_factory=dict)
     report: str | None = None
     seconds: float = 0.0
@@ -150,17 +151,8 @@ def run_new_job(
     try:
         return run_job(job, folder, callbacks=callbacks, tell=tell)
     except ScalelatentError:
-        take_back(folder, existed)
+        folder.take_back(existed)
         raise
-
-
-def take_back(folder: RunFolder, existed: bool) -> None:
-    """Remove a run folder whose fit never began: what is in it was written just now, for nothing."""
-    with suppress(RunError, OSError), folder.lock():
-        if not folder.fit_began:
-            folder.remove()
-            if existed:
-                folder.place.make()
 
 
 @contextmanager
@@ -174,7 +166,7 @@ def as_job_error(unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
         raise JobError(f"[model] {error}") from error
 
 
-def build_estimator(job: Job) -> Any:
+def build_estimator(job: Job) -> StreamedEstimator:
     with as_job_error():
         return find_kind(job.kind).estimator_class()(**job.estimator_params())
 
@@ -249,7 +241,7 @@ def _steps(
     return result
 
 
-def validation_scores(estimator: Any) -> dict[str, float]:
+def validation_scores(estimator: StreamedEstimator) -> dict[str, float]:
     """The validation errors of a fitted model, where it has some."""
     names = ("best_validation_error", "mean_member_validation_error")
     found = {name: getattr(estimator, f"{name}_", None) for name in names}
@@ -262,7 +254,7 @@ def _begin_stage(callbacks: Callbacks, stage: str, rows: Dataset) -> Progress:
     return Progress(callbacks, stage, 0)
 
 
-def engine_options(job: Job, estimator: Any) -> dict[str, Any]:
+def engine_options(job: Job, estimator: StreamedEstimator) -> dict[str, Any]:
     """The ``[engine]`` keys a job gives, and ``[job] scratch``, as the estimator's ``fit`` takes them."""
     given = {key: value for key, value in job.engine.model_dump().items() if value is not None}
     if job.job.scratch is not None:

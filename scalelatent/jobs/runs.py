@@ -17,9 +17,11 @@ from .runfolder import RunFolder, is_run_folder
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
+    from scalelatent.estimators.base import StreamedEstimator
+    from scalelatent.typing import RowsLike, ValidationLike
 
 
-def load_run(path: str | os.PathLike[str]) -> tuple[Any, RunFolder | None]:
+def load_run(path: str | os.PathLike[str]) -> tuple[StreamedEstimator, RunFolder | None]:
     """Load the fitted model that a run folder or a saved model holds."""
     from scalelatent.engine.saved_models import load_model
 
@@ -64,7 +66,7 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
     return found
 
 
-def model_info(estimator: Any) -> dict[str, Any]:
+def model_info(estimator: StreamedEstimator) -> dict[str, Any]:
     """Return what is worth knowing of a fitted model, as JSON-able values."""
     from scalelatent.estimators.learned import brief, learned_of
 
@@ -73,7 +75,7 @@ def model_info(estimator: Any) -> dict[str, Any]:
 
 
 def write_rows(
-    estimator: Any,
+    estimator: StreamedEstimator,
     method: str,
     dataset: Dataset,
     out: str,
@@ -131,7 +133,11 @@ def write_report(
     return build_report(folder.url, model=estimator, data=_job_rows(folder, tell), progress=progress)
 
 
-def report_model(model: Any, folder: str | os.PathLike[str], data: Any = None) -> str:
+def report_model(
+    model: StreamedEstimator,
+    folder: str | os.PathLike[str],
+    data: ValidationLike | RowsLike | None = None,
+) -> str:
     """Write the report of a fitted model into a folder; see :meth:`.StreamedEstimator.report`."""
     from scalelatent.data import Dataset
     from scalelatent.report import build_report

@@ -14,6 +14,11 @@ from scalelatent.errors import JobError, ScalelatentError
 from .runfolder import plain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scalelatent.estimators.base import StreamedEstimator
+    from scalelatent.search.search import Search
+
     from .runfolder import RunFolder
     from .spec import Job
 
@@ -39,7 +44,7 @@ def candidates_of(job: Job) -> list[dict[str, Any]]:
     return list(ParameterSampler(search.grid, search.n_iter, random_state=seed or 0))
 
 
-def make_search(job: Job, estimator: Any) -> Any:
+def make_search(job: Job, estimator: StreamedEstimator) -> Search:
     from scalelatent.search.search import Search
 
     assert job.search is not None
@@ -67,7 +72,7 @@ class SearchNews(Callback):
         self._folder.update_state(search=self._told)
 
 
-def tell_search(folder: RunFolder, search: Any) -> dict[str, Any]:
+def tell_search(folder: RunFolder, search: Search) -> dict[str, Any]:
     """Write the results of a search into the run folder; returns its part of ``state.json``."""
     found = search.cv_results_
     scoring = search.scoring_ if isinstance(search.scoring_, str) else repr(search.scoring_)
@@ -98,12 +103,14 @@ def tell_search(folder: RunFolder, search: Any) -> dict[str, Any]:
     return best
 
 
-def _number(value: Any) -> float | None:
+def _number(value: float) -> float | None:
     """A score, None where there is none: JSON has no NaN."""
     return float(value) if value == value else None
 
 
-def plan_candidates(job: Job, estimator: Any, plan: Any) -> dict[str, Any]:
+def plan_candidates(
+    job: Job, estimator: StreamedEstimator, plan: Callable[[StreamedEstimator], Mapping[str, Any]]
+) -> dict[str, Any]:
     """What a search will need: the plans of its candidates, together."""
     from sklearn.base import clone
 

@@ -41,7 +41,7 @@ def parse_rows(text: str) -> slice:
     return slice(start, stop)
 
 
-def _none_word(value: Any) -> Any:
+def _none_word(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() == "none" else value
 
 
@@ -77,7 +77,7 @@ def _on_bad_shard(value: str | None) -> str | None:
     return None if value is None else check_choice(value)
 
 
-def _cache(value: Any) -> Any:
+def _cache(value: object) -> object:
     from scalelatent.engine.cache import parse_cache
 
     parse_cache(value)

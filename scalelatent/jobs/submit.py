@@ -20,19 +20,17 @@ from scalelatent.deploy.checks import check_versions, no_workers, require
 from scalelatent.deploy.connection import default_scheduler, page_of
 from scalelatent.deploy.probes import Wanted
 from scalelatent.engine.dask.asking import address_of, ask_scheduler, ask_workers, worker_infos
-from scalelatent.errors import JobError, PlanError, RunError, ScalelatentError
+from scalelatent.errors import JobError, PlanError, RunError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local
 
-from .clusterdriver import drive, key_of
+from .clusterdriver import drive, key_of, plan_on_worker
 from .control import METADATA
 from .driver_news import announce, install_page
 from .job_callbacks import callbacks_trouble
 from .job_cluster import connect
-from .planning import PlannedCluster, plan_job, plan_lines
 from .resolve import override
 from .runfolder import RunFolder
-from .runner import check_changes, take_back
 from .spec import Job
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ def submit_job(
             check_folder(found, folder)
             return _hand_over(found, folder, job)
         except BaseException:
-            take_back(folder, existed)
+            folder.take_back(existed)
             raise
 
 
@@ -90,6 +88,8 @@ def resubmit(
     tell: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
     """Submit a run that was broken off again; it goes on from its checkpoints."""
+    from .runner import check_changes  # which loads models: a first submit leaves that to workers
+
     check_changes(job, folder)
     job = _at_scheduler(job, None, client)
     with folder.lock():
@@ -238,14 +238,3 @@ def _capacity(client: Client) -> dict[str, Any]:
         address: {key: worker[key] for key in ("nthreads", "memory_limit", "resources")}
         for address, worker in worker_infos(client).items()
     }
-
-
-def plan_on_worker(
-    stored: dict[str, Any], workers: dict[str, Any]
-) -> tuple[tuple[str, str] | None, list[str]]:
-    """Plan a job: (kind and text of the error, or None; the plan in words)."""
-    try:
-        needs = plan_job(Job.from_dict(stored), client=PlannedCluster(workers))  # type: ignore[arg-type]
-    except ScalelatentError as error:
-        return (type(error).__name__, str(error)), []
-    return None, plan_lines(needs)

@@ -7,7 +7,7 @@ set to 0. What becomes of a row is a pure function of (seed, stage, epoch, row),
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,14 +15,18 @@ from scalelatent.errors import DataError
 
 from .random_words import stage_word
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = ["KINDS", "check_corruption", "corrupt", "corrupt_in_place", "draws_of"]
 
 KINDS = ("flip", "occlude")
 
 
 def check_corruption(
-    kind: str, n_features: int, *, rate: float = 0.0, size: Any = (0, 0), shape: Any = (0, 0), value: int = 0
-) -> None:
+    kind: str, n_features: int, *, rate: float = 0.0, size: Sequence[int] = (0, 0),
+    shape: Sequence[int] = (0, 0), value: int = 0,
+) -> None:  # fmt: skip
     """Refuse a corruption that cannot be, for rows of so many features; see `corrupt`."""
     if kind not in KINDS:
         raise DataError(f"there is no corruption {kind!r}; there are {', '.join(KINDS)}")
@@ -57,18 +61,9 @@ def corrupt(v: np.ndarray, rows: np.ndarray, epoch: int = 0, *, kind: str, **how
 
 
 def corrupt_in_place(
-    out: np.ndarray,
-    rows: np.ndarray,
-    epoch: int = 0,
-    *,
-    kind: str,
-    seed: int,
-    stage: str,
-    rate: float = 0.0,
-    size: tuple[int, int] = (0, 0),
-    shape: tuple[int, int] = (0, 0),
-    value: int = 0,
-) -> None:
+    out: np.ndarray, rows: np.ndarray, epoch: int = 0, *, kind: str, seed: int, stage: str, rate: float = 0.0,
+    size: tuple[int, int] = (0, 0), shape: tuple[int, int] = (0, 0), value: int = 0,
+) -> None:  # fmt: skip
     """What `corrupt` does, to `out` itself, which is C-contiguous."""
     from .corruption_compiled import flip_exactly, occlude
 

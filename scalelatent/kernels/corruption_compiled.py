@@ -5,8 +5,6 @@ All randomness comes in as `draws` (rows, k) of :func:`.philox.row_draws`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from .jit import entry, filled, given
@@ -14,7 +12,7 @@ from .philox import below
 
 
 @entry(given("u4", 2), filled("u1", 2))
-def flip_exactly(draws: Any, out: Any) -> None:
+def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
     """Flip as many different bits of each row as it has draws, in place: a partial shuffle of the bits."""
     n_bits = out.shape[1]
     order = np.arange(n_bits)
@@ -31,7 +29,7 @@ def flip_exactly(draws: Any, out: Any) -> None:
 
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
-def occlude(draws: Any, patch: Any, out: Any) -> None:
+def occlude(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
     """Set a patch of each image to a value, in place; draws: top, left; patch: height, width, value."""
     for i in range(out.shape[0]):
         top = below(draws[i, 0], out.shape[1] - patch[0] + 1)
@@ -42,7 +40,7 @@ def occlude(draws: Any, patch: Any, out: Any) -> None:
 
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
-def draw_border(draws: Any, border: Any, out: Any) -> None:
+def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
     """A border, in place; draws: top, bottom, left, right; border: its greatest width, its value."""
     for i in range(out.shape[0]):
         height, width = out.shape[1], out.shape[2]
@@ -55,7 +53,7 @@ def draw_border(draws: Any, border: Any, out: Any) -> None:
 
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
-def scatter(draws: Any, patch: Any, out: Any) -> None:
+def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
     """A patch of random pixels, in place; draws: top, left, 32 pixels each; patch: height, width, value."""
     for i in range(out.shape[0]):
         top = below(draws[i, 0], out.shape[1] - patch[0] + 1)
@@ -66,7 +64,7 @@ def scatter(draws: Any, patch: Any, out: Any) -> None:
 
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
-def draw_grid(draws: Any, grid: Any, out: Any) -> None:
+def draw_grid(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
     """Lines at equal distances, in place; draws: the first row and column; grid: distance, value."""
     for i in range(out.shape[0]):
         first_row, first_column = below(draws[i, 0], grid[0]), below(draws[i, 1], grid[0])
@@ -77,7 +75,7 @@ def draw_grid(draws: Any, grid: Any, out: Any) -> None:
 
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
-def draw_lines(draws: Any, value: Any, out: Any) -> None:
+def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
     """Straight lines from edge to edge, in place; draws of each line: which way, from where, to where."""
     for i in range(out.shape[0]):
         for k in range(draws.shape[1] // 3):
@@ -103,7 +101,7 @@ def draw_lines(draws: Any, value: Any, out: Any) -> None:
 
 
 @entry(given("u4", 2), filled("u1", 3))
-def erase_lines(draws: Any, out: Any) -> None:
+def erase_lines(draws: np.ndarray, out: np.ndarray) -> None:
     """Rows and columns of pixels set to 0, in place; draws of each: which way, where."""
     for i in range(out.shape[0]):
         for k in range(draws.shape[1] // 2):

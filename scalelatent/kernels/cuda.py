@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from functools import cached_property
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import cupy
 
 _OPTIONS = ("--std=c++17",)
 
@@ -17,7 +20,7 @@ class Kernels:
 
     def __init__(self, package: str, threads: int = 128) -> None:
         self._package, self.threads = package, threads
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, cupy.RawKernel] = {}
         self._roomy: set[str] = set()
 
     @cached_property
@@ -26,13 +29,13 @@ class Kernels:
         return (files(self._package) / "gpu.cu").read_text(encoding="utf-8")
 
     @cached_property
-    def _module(self) -> Any:
+    def _module(self) -> cupy.RawModule:
         import cupy
 
         # Compiled once a process and device; CuPy keeps the binary on disk for the next process.
         return cupy.RawModule(code=self.text, options=_OPTIONS)
 
-    def launch(self, name: str, grid: tuple[int, ...], *arguments: Any, shared_bytes: int = 0) -> None:
+    def launch(self, name: str, grid: tuple[int, ...], *arguments: object, shared_bytes: int = 0) -> None:
         """Start a kernel on CuPy's current stream, in blocks of ``threads`` threads."""
         function = self._functions.get(name)
         if function is None:
@@ -43,7 +46,7 @@ class Kernels:
         function(grid, (self.threads,), arguments, shared_mem=shared_bytes)
 
 
-def _give_room(function: Any) -> None:
+def _give_room(function: cupy.RawKernel) -> None:
     """Let a kernel have all the shared memory that a thread block can have: unless it says so, what it
     declares and what a launch gives it are 48 KiB together.
     """

@@ -20,13 +20,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding
 import numba
 import numpy as np
 
 from scalelatent import _file_locks
+
+from .observers import told
+
+if TYPE_CHECKING:
+    from numba import types
 
 # float32 in this machine's widest vectors. No sum runs over lanes, so no bit of a result depends on it.
 # SCALELATENT_LANES is for tests: it runs the kernels of other machines, in vectors that LLVM puts together.
@@ -138,36 +143,6 @@ _patience = [10.0]
 # Seconds that it waits for another process to compile what it needs; then it compiles that itself.
 _compile_patience = [120.0]
 
-Observer = Callable[[str, float | None], None]
-_observers: list[Observer] = []
-
-
-def observe(observer: Observer) -> None:
-    """Call a function with each kernel that is compiled here: with None before, with its seconds after."""
-    _observers.append(observer)
-
-
-@contextlib.contextmanager
-def observed(observer: Observer) -> Iterator[None]:
-    """See :func:`observe`, for a while."""
-    observe(observer)
-    try:
-        yield
-    finally:
-        _observers.remove(observer)
-
-
-@contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
-    begin, observers = time.perf_counter(), tuple(_observers)
-    for observer in observers:
-        observer(name, None)
-    try:
-        yield
-    finally:
-        for observer in observers:
-            observer(name, time.perf_counter() - begin)
-
 
 @contextlib.contextmanager
 def _alone(name: str = "lock", patience: list[float] | None = None) -> Iterator[bool]:
@@ -195,7 +170,7 @@ def _saved_alone(dispatcher: Any) -> Any:
     save = dispatcher._cache.save_overload
 
     @functools.wraps(save)
-    def alone(sig: Any, data: Any) -> None:
+    def alone(sig: object, data: object) -> None:
         with _alone() as held:
             if held:
                 save(sig, data)
@@ -230,7 +205,7 @@ def _placed(folder: str) -> Iterator[None]:
             config.CACHE_DIR = before
 
 
-def kernel(function: Any, **options: Any) -> Any:
+def kernel(function: Callable[..., Any], **options: Any) -> Any:
     """Compile a kernel with the package's settings, or with ``options`` of numba that differ."""
     # The place is fixed when the function is decorated; other packages keep theirs.
     family = _family(function.__module__)
@@ -249,22 +224,22 @@ def kernel(function: Any, **options: Any) -> Any:
 class part:
     """A piece of other kernels: nothing is compiled, or kept on disk, for calls of it from Python."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         options = {"cache": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
         self._dispatcher: Any = numba.njit(**DEFAULTS | options)(function)
         functools.update_wrapper(self, function)
 
     @property
-    def _numba_type_(self) -> Any:
+    def _numba_type_(self) -> types.Type:
         return self._dispatcher._numba_type_
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         """Refused: only kernels call it."""
         raise TypeError(f"{self._dispatcher.__name__} is a part of other kernels, which alone can call it")
 
 
 # All entries of the modules that were imported, by family.
-_entries: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {}
+_entries: dict[str, list[tuple[Any, tuple[types.Type, ...]]]] = {}
 
 
 def entries(family: str) -> list[tuple[str, bool]]:
@@ -279,7 +254,7 @@ def compile_entry(family: str, number: int) -> None:
     _load_or_compile(*_entries[family][number])
 
 
-def _is_saved(dispatcher: Any, arguments: tuple[Any, ...]) -> bool:
+def _is_saved(dispatcher: Any, arguments: tuple[types.Type, ...]) -> bool:
     cache = dispatcher._cache
     file = getattr(cache, "_cache_file", None)
     if file is None:  # nothing of it is kept
@@ -293,17 +268,17 @@ def _name(dispatcher: Any) -> str:
     return f"{function.__module__.removeprefix(_ROOT.name + '.')}.{function.__qualname__}"
 
 
-def _load_or_compile(dispatcher: Any, arguments: tuple[Any, ...]) -> None:
+def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None:
     """Have a kernel ready. One process of a machine compiles it, while the others wait and load it."""
     cache, name = dispatcher._cache, _name(dispatcher)
     load = cache.load_overload
     with contextlib.ExitStack() as stack:
 
         @functools.wraps(load)
-        def wait_and_load(sig: Any, context: Any) -> Any:
+        def wait_and_load(sig: object, context: object) -> object:
             found = load(sig, context)
             if found is None:
-                stack.enter_context(_told(name))
+                stack.enter_context(told(name))
                 key = hashlib.blake2b(repr((name, cache.cache_path, sig)).encode(), digest_size=5)
                 stack.enter_context(_alone(f"{key.hexdigest()}.lock", _compile_patience))
                 found = load(sig, context)
@@ -314,7 +289,7 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[Any, ...]) -> None:
         dispatcher.compile(tuple(arguments))
 
 
-def entry(*arguments: Any, **options: Any) -> Callable[[Any], Any]:
+def entry(*arguments: types.Type, **options: Any) -> Callable[[Any], Any]:
     """A kernel called from Python: compiled once, at its first call, for the given argument types; options as
     of `kernel`.
 
@@ -322,7 +297,7 @@ def entry(*arguments: Any, **options: Any) -> Callable[[Any], Any]:
     seconds each time. Arrays that a kernel does not write are declared by :func:`given`.
     """
 
-    def wrap(function: Any) -> Any:
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         dispatcher, lock = kernel(function, **options), threading.Lock()
         done: list[bool] = []
 
@@ -342,11 +317,11 @@ def entry(*arguments: Any, **options: Any) -> Callable[[Any], Any]:
     return wrap
 
 
-def given(dtype: str, ndim: int) -> Any:
+def given(dtype: str, ndim: int) -> types.Array:
     """Type of a C-contiguous array that the kernel only reads; writable arrays are taken too."""
     return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C", readonly=True)
 
 
-def filled(dtype: str, ndim: int) -> Any:
+def filled(dtype: str, ndim: int) -> types.Array:
     """Type of a C-contiguous array that the kernel writes."""
     return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C")

@@ -7,8 +7,6 @@ bits (a test compares them).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -23,7 +21,7 @@ _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 
 
 @kernel
-def mulhi(a: Any, b: Any) -> Any:
+def mulhi(a: np.uint64, b: np.uint64) -> np.uint64:
     """The high 64 bits of a product of two uint64 numbers."""
     a_low, a_high = a & _LOW, a >> _HALF
     b_low, b_high = b & _LOW, b >> _HALF
@@ -34,7 +32,9 @@ def mulhi(a: Any, b: Any) -> Any:
 
 
 @kernel
-def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
+def philox(
+    c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     """Four random words of a counter and a key, all uint64."""
     for _ in range(10):
         high0, low0 = mulhi(_M0, c0), _M0 * c0
@@ -45,7 +45,7 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, A
 
 
 @entry(*[numba.uint64] * 4, filled("u8", 1))
-def words(seed: Any, word: Any, row: Any, iteration: Any, out: np.ndarray) -> None:
+def words(seed: np.uint64, word: np.uint64, row: np.uint64, iteration: np.uint64, out: np.ndarray) -> None:
     """Fill `out` with what `numpy.random.Philox(key=[seed, word], counter=[0, 0, row, iteration])` draws."""
     counter = np.uint64(0)
     for i in range(out.shape[0]):
@@ -56,13 +56,13 @@ def words(seed: Any, word: Any, row: Any, iteration: Any, out: np.ndarray) -> No
 
 
 @kernel
-def below(draw: Any, n: Any) -> Any:
+def below(draw: np.uint32, n: int) -> np.int64:
     """A uniform number in 0:n, from a uniform uint32."""
     return np.int64((np.uint64(draw) * np.uint64(n)) >> _HALF)
 
 
 @entry(given("u8", 1), given("i8", 1), filled("u4", 2))
-def row_draws(key: Any, rows: Any, out: Any) -> None:
+def row_draws(key: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     """Draws of some rows of one epoch; those of epoch 0 are those of a dataset made corrupted."""
     count, zero = out.shape[1], np.uint64(0)
     words = (count + 1) // 2  # of 64 bits a row; a step of the counter gives four

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,13 @@ class CsrRows:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, matrix: Any) -> CsrRows:
+    def of(cls, matrix: csr_array) -> CsrRows:
         """The same arrays out of a scipy CSR matrix or array; nothing is copied."""
         rows, features = matrix.shape
         return cls(matrix.data, matrix.indices, matrix.indptr, (int(rows), int(features)))
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         return self.data.dtype
 
     @property

@@ -23,7 +23,7 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from .jit import kernel, part
-from .vectors import BYTES, F32, I64, LANES, Vectors, instructions
+from .vectors import BYTES, F32, I64, LANES, Value, Vectors, instructions
 
 # Rows of a strip: X (p = 196) and H stay in the second-level cache between the two products.
 STRIP = 128
@@ -40,10 +40,10 @@ MAX_FEATURES = 1024
 # How many rows of X ahead of those in work others are fetched.
 _AHEAD = 8
 
-Sums = list[list[Any]]
+Sums = list[list[Value]]
 
 
-def add_products(v: Vectors, sums: Sums, left: Iterable[Any], right: Sequence[Any]) -> Sums:
+def add_products(v: Vectors, sums: Sums, left: Iterable[Value], right: Sequence[Value]) -> Sums:
     """sums[r][c] + left[r] * right[c]; ``left`` may make its vectors as they are asked for."""
     return [
         [v.fma(one, x, s) for x, s in zip(right, row, strict=True)]
@@ -52,20 +52,16 @@ def add_products(v: Vectors, sums: Sums, left: Iterable[Any], right: Sequence[An
 
 
 def sum_products(
-    v: Vectors,
-    sums: Sums,
-    n: Any,
-    operands: Callable[[Any, list[Any]], tuple[Iterable[Any], Sequence[Any], Sequence[Any]]],
-    carried: Sequence[Any] = (),
-    step: int = 1,
-    may_be_empty: bool = False,
-) -> Sums:
+    v: Vectors, sums: Sums, n: Value,
+    operands: Callable[[Value, list[Value]], tuple[Iterable[Value], Sequence[Value], Sequence[Value]]],
+    carried: Sequence[Value] = (), step: int = 1, may_be_empty: bool = False,
+) -> Sums:  # fmt: skip
     """The sums plus left[r] * right[c] at each i in range(0, n, step), in registers; operands(i, carried)
     gives (left, right, what the next round carries).
     """
     width, extra = len(sums[0]), len(carried)
 
-    def body(i: Any, values: list[Any]) -> list[Any]:
+    def body(i: Value, values: list[Value]) -> list[Value]:
         left, right, following = operands(i, values[:extra])
         now = [values[k : k + width] for k in range(extra, len(values), width)]
         new = add_products(v, now, left, right)
@@ -82,24 +78,15 @@ def zeros(v: Vectors, rows: int, columns: int) -> Sums:
 
 
 def accumulate(
-    v: Vectors,
-    rows: int,
-    vecs: int,
-    a: Any,
-    row_step: Any,
-    k_step: Any,
-    b: Any,
-    b_step: Any,
-    n: Any,
-    ahead: bool = False,
-    mask: Any = None,
-) -> Sums:
+    v: Vectors, rows: int, vecs: int, a: Value, row_step: Value, k_step: Value, b: Value, b_step: Value,
+    n: Value, ahead: bool = False, mask: Value | None = None,
+) -> Sums:  # fmt: skip
     """acc[r][c] = sum over k < n of a[r, k] * b[k, c], in registers; n is at least 1. ``ahead``: rows of a
     are fetched before they come; ``mask``: of lanes that b has.
     """
     offsets = [v.b.mul(row_step, I64(r)) for r in range(rows)]
 
-    def operands(k: Any, places: list[Any]) -> tuple[Iterable[Any], Sequence[Any], Sequence[Any]]:
+    def operands(k: Value, places: list[Value]) -> tuple[Iterable[Value], Sequence[Value], Sequence[Value]]:
         pa, pb = places
         right = [v.load(pb, v.wide * c, mask=mask) for c in range(vecs)]
         if ahead:
@@ -115,8 +102,13 @@ def accumulate(
 
 
 def make_tile(
-    rows: int, vecs: int, finish: Any, ahead: bool = False, masked: bool = False, **kinds: Any
-) -> Any:
+    rows: int,
+    vecs: int,
+    finish: Callable[..., None],
+    ahead: bool = False,
+    masked: bool = False,
+    **kinds: Any,
+) -> Callable[..., Any]:
     """tile(a, row_step, k_step, b, b_step, n, *rest): the sums of `accumulate`, then finish(vectors, sums,
     *rest). Arguments are addresses, byte steps and counts, but for those of ``kinds``; see `instructions`.
 
@@ -126,7 +118,9 @@ def make_tile(
     rest = [name for name in inspect.signature(finish).parameters if name != "mask"][2:]
     names = ["v", "a", "row_step", "k_step", "b", "b_step", "n", *["width"] * masked, *rest]
 
-    def tile(v: Vectors, a: Any, row_step: Any, k_step: Any, b: Any, b_step: Any, n: Any, *rest: Any) -> None:
+    def tile(
+        v: Vectors, a: Value, row_step: Value, k_step: Value, b: Value, b_step: Value, n: Value, *rest: Value
+    ) -> None:
         chosen = {}
         if masked:
             chosen["mask"], rest = v.first(rest[0]), rest[1:]
@@ -139,7 +133,7 @@ def make_tile(
     return instructions(**kinds)(tile)
 
 
-def add(v: Vectors, sums: Sums, c: Any, c_step: Any) -> None:
+def add(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:
     """Add the sums to what lies at c."""
     for r, row in enumerate(sums):
         base = v.b.add(c, v.b.mul(c_step, I64(r)))
@@ -147,7 +141,7 @@ def add(v: Vectors, sums: Sums, c: Any, c_step: Any) -> None:
             v.store(v.b.fadd(v.load(base, v.wide * k), value), base, v.wide * k)
 
 
-def store_transposed(v: Vectors, sums: Sums, c: Any, c_step: Any) -> None:
+def store_transposed(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:
     """Four rows at a time: lane j of vector k goes to row LANES k + j, four columns side by side."""
     fours = range(0, LANES, 4)
     pairs = [[f + j for f in fours for j in (i, LANES + i, i + 1, LANES + i + 1)] for i in (0, 2)]

@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from llvmlite import ir
@@ -22,8 +22,12 @@ from numba.extending import intrinsic
 from .jit import LANES as LANES
 from .jit import part
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 BYTES = 4
 F32, F64 = ir.FloatType(), ir.DoubleType()
+Value: TypeAlias = "ir.Value"
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 
 _MANTISSA, _EXPONENT_OF_ONE, _MANTISSA_BITS = 0x007FFFFF, 0x3F800000, 23
@@ -53,7 +57,7 @@ _EXP = (
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 
 
-def _size(kind: Any) -> int:
+def _size(kind: ir.Type) -> int:
     """Bytes of an element."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {F32: 4, F64: 8}[element] if element in (F32, F64) else element.width // 8
@@ -65,36 +69,38 @@ class Vectors:
     Addresses and offsets are bytes in int64.
     """
 
-    def __init__(self, builder: Any, lanes: int = LANES) -> None:
+    def __init__(self, builder: ir.IRBuilder, lanes: int = LANES) -> None:
         self.b, self.lanes = builder, lanes
         self.vec, self.ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
         self.wide = BYTES * lanes
 
-    def constant(self, x: float) -> Any:
+    def constant(self, x: float) -> Value:
         """The same number in all lanes."""
         return ir.Constant(self.vec, [float(np.float32(x))] * self.lanes)
 
-    def integer(self, x: int) -> Any:
+    def integer(self, x: int) -> Value:
         """The same integer in all lanes."""
         return ir.Constant(self.ints, [x] * self.lanes)
 
-    def counted(self, first: Any, offset: int = 0) -> Any:
+    def counted(self, first: Value, offset: int = 0) -> Value:
         """``first`` + offset + 0, 1, 2, … as int32."""
         counts = ir.Constant(self.ints, [offset + i for i in range(self.lanes)])
         return self.b.add(self.spread(self.b.trunc(first, I32)), counts)
 
-    def first(self, n: Any) -> Any:
+    def first(self, n: Value) -> Value:
         """The mask of the first n lanes."""
         return self.b.icmp_signed(
             "<", ir.Constant(self.ints, list(range(self.lanes))), self.spread(self.b.trunc(n, I32))
         )
 
-    def at(self, address: Any, offset: Any, kind: Any) -> Any:
+    def at(self, address: Value, offset: Value | int, kind: ir.Type) -> Value:
         """A pointer to a ``kind``."""
         offset = I64(offset) if isinstance(offset, int) else offset
         return self.b.inttoptr(self.b.add(address, offset), kind.as_pointer())
 
-    def load(self, address: Any, offset: Any = 0, kind: Any = None, mask: Any = None) -> Any:
+    def load(
+        self, address: Value, offset: Value | int = 0, kind: ir.Type | None = None, mask: Value | None = None
+    ) -> Value:
         """A vector, or a ``kind``; zeros where a mask has none."""
         kind = kind or self.vec
         place, size = self.at(address, offset, kind), _size(kind)
@@ -104,7 +110,7 @@ class Vectors:
         name = f"llvm.masked.load.v{kind.count}f{8 * size}.p0"
         return self._call(name, kind, place, I32(size), mask, zero)
 
-    def store(self, value: Any, address: Any, offset: Any = 0, mask: Any = None) -> None:
+    def store(self, value: Value, address: Value, offset: Value | int = 0, mask: Value | None = None) -> None:
         """Store a vector or a number, or what a mask has of it."""
         place, size = self.at(address, offset, value.type), _size(value.type)
         if mask is None:
@@ -113,47 +119,47 @@ class Vectors:
         name = f"llvm.masked.store.v{value.type.count}f{8 * size}.p0"
         self._call(name, ir.VoidType(), value, place, I32(size), mask)
 
-    def fetch(self, address: Any, offset: Any) -> None:
+    def fetch(self, address: Value, offset: Value | int) -> None:
         """Begin to fetch a cache line, which need not be ours."""
         read, near, data = I32(0), I32(3), I32(1)
         self._call("llvm.prefetch.p0", ir.VoidType(), self.at(address, offset, I8), read, near, data)
 
-    def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+    def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
         """Lanes of two vectors, counted through both."""
         return self.b.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
-    def spread(self, scalar: Any, lanes: int | None = None) -> Any:
+    def spread(self, scalar: Value, lanes: int | None = None) -> Value:
         """A scalar in all lanes of a vector of its type."""
         lanes = lanes or self.lanes
         undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
         first = self.b.insert_element(undefined, scalar, I32(0))
         return self.shuffle(first, first, [0] * lanes)
 
-    def _call(self, name: str, result: Any, *args: Any) -> Any:
+    def _call(self, name: str, result: ir.Type, *args: Value) -> Value:
         """An intrinsic of LLVM, which is declared where it is not yet."""
         kind = ir.FunctionType(result, [a.type for a in args])
         return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), args)
 
-    def call(self, name: str, *values: Any) -> Any:
+    def call(self, name: str, *values: Value) -> Value:
         """An intrinsic of LLVM on vectors of float32."""
         kind = values[0].type
         return self._call(f"llvm.{name}.v{kind.count}f32", kind, *values)
 
-    def fma(self, x: Any, y: Any, z: Any) -> Any:
+    def fma(self, x: Value, y: Value, z: Value) -> Value:
         """X y + z, rounded once; integers wrap."""
         if isinstance(x.type.element, ir.IntType):
             return self.b.add(z, self.b.mul(x, y))
         return self.call("fma", x, y, z)
 
-    def max(self, x: Any, y: Any) -> Any:
+    def max(self, x: Value, y: Value) -> Value:
         """The larger of two, lane by lane; no NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
 
-    def min(self, x: Any, y: Any) -> Any:
+    def min(self, x: Value, y: Value) -> Value:
         """The smaller of two, lane by lane; no NaN."""
         return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
 
-    def contend(self, score: Any, index: Any, best: Sequence[Any]) -> list[Any]:
+    def contend(self, score: Value, index: Value, best: Sequence[Value]) -> list[Value]:
         """(best score, second best, index of the best) of each lane after one more; of equals the first
         stays.
         """
@@ -162,23 +168,23 @@ class Vectors:
         loser = b.select(wins, top, score)
         return [b.select(wins, score, top), self.max(loser, second), b.select(wins, index, where)]
 
-    def bits(self, x: Any) -> Any:
+    def bits(self, x: Value) -> Value:
         """The bits of floats as integers."""
         return self.b.bitcast(x, self.ints)
 
-    def split(self, x: Any) -> tuple[Any, Any]:
+    def split(self, x: Value) -> tuple[Value, Value]:
         """Positive x = mantissa in [1, 2) times 2^(exponent - BIAS)."""
         bits = self.bits(x)
         mantissa = self.b.or_(self.b.and_(bits, self.integer(_MANTISSA)), self.integer(_EXPONENT_OF_ONE))
         return self.b.bitcast(mantissa, self.vec), self.b.lshr(bits, self.integer(_MANTISSA_BITS))
 
-    def fold(self, x: Any, join: Callable[[Any, Any], Any]) -> Any:
+    def fold(self, x: Value, join: Callable[[Value, Value], Value]) -> Value:
         """One scalar out of the lanes: i with i + n / 2, and so on down to i + 1."""
         return self.fold_together([x], lambda x, y: [join(x[0], y[0])])[0]
 
     def fold_together(
-        self, values: list[Any], join: Callable[[list[Any], list[Any]], list[Any]]
-    ) -> list[Any]:
+        self, values: list[Value], join: Callable[[list[Value], list[Value]], list[Value]]
+    ) -> list[Value]:
         """The same of several vectors, whose lanes are joined together."""
         step = self.lanes
         while step > 1:
@@ -187,14 +193,14 @@ class Vectors:
             values = join(values, [self.shuffle(x, x, turned) for x in values])
         return [self.b.extract_element(x, I32(0)) for x in values]
 
-    def polynomial(self, coefficients: Sequence[float], x: Any) -> Any:
+    def polynomial(self, coefficients: Sequence[float], x: Value) -> Value:
         """Horner's rule, highest power first."""
         total = self.constant(coefficients[0])
         for c in coefficients[1:]:
             total = self.fma(total, x, self.constant(c))
         return total
 
-    def log_plus(self, x: Any, exponent: Any, start: Any) -> Any:
+    def log_plus(self, x: Value, exponent: Value, start: Value) -> Value:
         """Start + log(x) + exponent log(2), of positive x and integer exponents."""
         b = self.b
         mantissa, own = self.split(x)
@@ -211,7 +217,7 @@ class Vectors:
             self.fma(power, self.constant(_LN2_HIGH), start), self.fma(power, self.constant(_LN2_LOW), y)
         )
 
-    def exp(self, x: Any) -> Any:
+    def exp(self, x: Value) -> Value:
         """E^x for x from -87 to 0."""
         b = self.b
         power = self.call("rint", b.fmul(x, self.constant(1 / math.log(2))))
@@ -220,7 +226,7 @@ class Vectors:
         shift = b.shl(b.fptosi(power, self.ints), self.integer(_MANTISSA_BITS))
         return b.bitcast(b.add(self.bits(y), shift), self.vec)
 
-    def sigmoids(self, log_odds: Any, limit: Any) -> tuple[Any, Any]:
+    def sigmoids(self, log_odds: Value, limit: Value) -> tuple[Value, Value]:
         """Sigmoid of log odds and of minus log odds, each to its own precision; |log odds| cut at limit."""
         b = self.b
         size = self.call("fabs", log_odds)
@@ -232,14 +238,9 @@ class Vectors:
         return b.select(positive, large, small), b.select(positive, small, large)
 
     def loop(
-        self,
-        begin: Any,
-        end: Any,
-        step: Any,
-        start: Sequence[Any],
-        body: Callable[[Any, list[Any]], Sequence[Any]],
-        may_be_empty: bool = False,
-    ) -> list[Any]:
+        self, begin: Value, end: Value, step: Value, start: Sequence[Value],
+        body: Callable[[Value, list[Value]], Sequence[Value]], may_be_empty: bool = False,
+    ) -> list[Value]:  # fmt: skip
         """``for i in range(begin, end, step)`` with values that are carried from round to round: body(i,
         values) -> values. At least one round is made unless it ``may_be_empty``.
         """
@@ -269,18 +270,20 @@ class Vectors:
         return ends
 
 
-def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Any], Any]:
+def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Callable[..., None]], Callable[..., Any]]:
     """A function that appends instructions, ``body(vectors, *arguments)``, as one that kernels call. Its
     arguments are addresses, byte steps and counts in int64, but for those whose type ``kinds`` gives.
     """
 
-    def wrap(body: Any) -> Any:
+    def wrap(body: Callable[..., None]) -> Callable[..., Any]:
         names = [*inspect.signature(body).parameters][1:]
         signature = types.void(*(kinds.get(name, types.int64) for name in names))
 
         @functools.wraps(body)  # numba asks for the names of the arguments
-        def typed(typingctx: Any, *args: Any) -> Any:
-            def append(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        def typed(typingctx: object, *args: object) -> tuple[object, Callable[..., object]]:
+            def append(
+                context: Any, builder: ir.IRBuilder, signature: object, values: Sequence[Value]
+            ) -> object:
                 body(Vectors(builder, lanes), *values)
                 return context.get_dummy_value()
 
@@ -292,7 +295,7 @@ def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Any], Any]:
 
 
 @part
-def copy(of: Any, to: Any) -> None:
+def copy(of: np.ndarray, to: np.ndarray) -> None:
     """Copy a vector into one of its length. Of a slice that is assigned numba checks the shape, with a
     message that takes two seconds to compile.
     """
@@ -301,7 +304,7 @@ def copy(of: Any, to: Any) -> None:
 
 
 @part
-def largest(values: Any) -> Any:
+def largest(values: np.ndarray) -> np.number:
     """The maximum of a vector, NaN where it has one; ``max`` of numba takes five times as long to compile."""
     top = values[0]
     for k in range(1, len(values)):
@@ -310,7 +313,7 @@ def largest(values: Any) -> Any:
     return top
 
 
-def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np.ndarray:
     """An empty array that begins at a cache line: half the vectors of another would lie across two."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, dtype=np.uint8)

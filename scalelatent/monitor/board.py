@@ -495,7 +495,7 @@ def _some(message: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: message[key] for key in keys if message.get(key)}
 
 
-def _say(value: Any) -> str:
+def _say(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -516,7 +516,7 @@ class Board:
         self.lost: deque[dict[str, Any]] = deque(maxlen=LOST)
         self.lost_total = self.joined_total = 0
 
-    def feed(self, message: Any, now: float | None = None) -> None:
+    def feed(self, message: object, now: float | None = None) -> None:
         """Take in a message of the topic (see `scalelatent.monitor.publish`); any other is ignored."""
         now = time.time() if now is None else now
         if not isinstance(message, Mapping):

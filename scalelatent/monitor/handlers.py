@@ -8,7 +8,7 @@ import time
 import weakref
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tornado.web import HTTPError, RequestHandler
 
@@ -20,6 +20,10 @@ from .board import Board
 from .messages import natural
 from .times import time_text
 
+if TYPE_CHECKING:
+    import jinja2
+    from distributed import Scheduler
+
 FOLDER = Path(__file__).parent / "page"
 FORMAT_VERSION = 2
 # Several viewers within this time read one answer.
@@ -30,7 +34,7 @@ _bodies: weakref.WeakKeyDictionary[Board, dict[str | None, tuple[float, str]]] =
 
 
 class _Handler(RequestHandler):
-    def initialize(self, scheduler: Any) -> None:
+    def initialize(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
 
     @property
@@ -144,7 +148,7 @@ def _cut(rows: list[dict[str, Any]]) -> int:
     return hidden
 
 
-def _body(scheduler: Any, board: Board, job: str | None) -> str:
+def _body(scheduler: Scheduler, board: Board, job: str | None) -> str:
     """The answer as text, cached for a moment."""
     kept = _bodies.setdefault(board, {})
     now = time.monotonic()
@@ -155,12 +159,12 @@ def _body(scheduler: Any, board: Board, job: str | None) -> str:
     return kept[job][1]
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """JSON with short numbers, and null for NaN."""
     return json.dumps(_short(value), separators=(",", ":"), allow_nan=False)
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> object:
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
@@ -178,7 +182,7 @@ def render(folder: str | None, variables: dict[str, Any]) -> str:
 
 
 @lru_cache(maxsize=2)
-def _template(folder: str | None) -> Any:
+def _template(folder: str | None) -> jinja2.Template:
     from jinja2 import Environment, FileSystemLoader
 
     folders = [str(FOLDER)] + ([folder] if folder else [])

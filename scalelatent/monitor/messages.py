@@ -33,7 +33,7 @@ def number_or_none(message: Mapping[str, Any], key: str) -> float | None:
     return value if value == value else None
 
 
-def clip(value: Any, length: int = 300) -> str:
+def clip(value: object, length: int = 300) -> str:
     """Text of bounded length."""
     text = str(value)
     return text if len(text) <= length else text[: length - 1] + "…"
@@ -56,9 +56,10 @@ def span_text(message: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def natural(name: str) -> tuple[Any, ...]:
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key by which worker-2 comes before worker-10."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name))
+    parts: list[str] = re.split(r"(\d+)", name)
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
 
 
 def part_of(info: Mapping[str, Any]) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .board import Board
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 LABELS = ("job", "model", "pool")
 # Progress of a job as a whole belongs to no pool.
@@ -23,11 +26,11 @@ class JobCollector:
     def __init__(self) -> None:
         self.boards: weakref.WeakSet[Board] = weakref.WeakSet()
 
-    def describe(self) -> list[Any]:
+    def describe(self) -> list[Metric]:
         """Nothing: names are checked when they are collected."""
         return []
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[Metric]:
         """The metric families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -74,7 +77,7 @@ def show(board: Board) -> bool:
     with _lock:
         if _collector is None:
             _collector = JobCollector()
-            REGISTRY.register(_collector)  # type: ignore[arg-type]
+            REGISTRY.register(_collector)
         _collector.boards.add(board)
     return True
 

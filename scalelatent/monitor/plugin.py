@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import SchedulerPlugin
 
@@ -12,6 +12,12 @@ from .board import Board
 from .handlers import ROUTES
 from .messages import TOPIC
 from .metrics import hide, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dask.typing import Key
+    from distributed import Client, Scheduler
 
 PLUGIN = "scalelatent"
 DRIVER_PREFIX = "scalelatent-job-"
@@ -28,11 +34,11 @@ class ScalelatentPlugin(SchedulerPlugin):
     idempotent = True
 
     def __init__(self) -> None:
-        self.scheduler: Any = None
-        self.board: Any = None
+        self.scheduler: Scheduler | None = None
+        self.board: Board | None = None
         self._workers: dict[str, Any] = {}
 
-    async def start(self, scheduler: Any) -> None:
+    async def start(self, scheduler: Scheduler) -> None:
         """Begin to listen; a scheduler that is just starting calls this twice."""
         if self.scheduler is not None:
             return
@@ -47,7 +53,7 @@ class ScalelatentPlugin(SchedulerPlugin):
             hooks.add_page(scheduler, PLUGIN)
         show(self.board)
 
-    def log_event(self, topic: str, msg: Any) -> None:
+    def log_event(self, topic: str, msg: object) -> None:
         """Take in a message of a job, or the scheduler's word that a worker is gone."""
         if self.board is None:
             return
@@ -58,22 +64,22 @@ class ScalelatentPlugin(SchedulerPlugin):
             if lost is not None:
                 self._tell_lost(lost)
 
-    def update_graph(self, scheduler: Any, *, keys: Any, **kwargs: Any) -> None:
+    def update_graph(self, scheduler: Scheduler, *, keys: Iterable[Key], **kwargs: object) -> None:
         """Let drivers of jobs be retried from the first lost worker on."""
         self._forgive(scheduler, keys)
 
-    def add_worker(self, scheduler: Any, worker: str) -> None:
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         state = scheduler.workers.get(worker)
         self._workers[worker] = state  # a removed worker's name and memory are asked for after it has gone
         name = str(getattr(state, "name", ""))
         scheduler.log_event(TOPIC, {"kind": "joined", "worker": worker, "name": name})
 
-    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
         """Let drivers of jobs be retried any number of times."""
         self._workers.pop(worker, None)
         self._forgive(scheduler, scheduler.tasks)
 
-    def _forgive(self, scheduler: Any, keys: Any) -> None:
+    def _forgive(self, scheduler: Scheduler, keys: Iterable[Key]) -> None:
         for key in [key for key in keys if isinstance(key, str) and key.startswith(DRIVER_PREFIX)]:
             hooks.forgive(scheduler, key)
 
@@ -95,14 +101,16 @@ class ScalelatentPlugin(SchedulerPlugin):
             "memory_limit": getattr(state, "memory_limit", None),
             "expected": lost.expected,
         }
+        assert self.scheduler is not None, "it has started"
         self.scheduler.log_event(TOPIC, message)
 
 
-def install(client: Any) -> str:
+def install(client: Client) -> str:
     """Put the page, the JSON and the metrics on a scheduler, once; returns why where that fails."""
     try:
         client.register_plugin(ScalelatentPlugin(), name=PLUGIN)
     except ImportError as error:
+        assert client.scheduler is not None
         where = f"the scheduler {client.scheduler.address}"
         return f"{where} cannot import scalelatent ({error}): install it there too"
     except Exception as error:  # noqa: BLE001  a job must not fail for want of a page

@@ -7,13 +7,16 @@ comes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from scalelatent.engine.dask.hooks import add_plugin
 
 from .plugin import PLUGIN, ScalelatentPlugin
 
+if TYPE_CHECKING:
+    from distributed import Scheduler
 
-async def dask_setup(scheduler: Any) -> None:
+
+async def dask_setup(scheduler: Scheduler) -> None:
     """Put the plugin on the scheduler that is starting."""
     await add_plugin(scheduler, ScalelatentPlugin(), PLUGIN)

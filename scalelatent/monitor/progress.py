@@ -87,8 +87,8 @@ class ProgressDisplay(Callback):
         self._now: dict[str, Any] = {}
         self._record: dict[str, Any] = {}
         self._pass_seconds: float | None = None
-        self._shown_pass: Any = None
-        self._compiling: set[tuple[Any, Any]] = set()
+        self._shown_pass: object = None
+        self._compiling: set[tuple[object, object]] = set()
         self._told_of_kernels = False
         self._shown_at = time.monotonic()
         self._began: float | None = None

@@ -41,6 +41,8 @@ from scalelatent.engine.dask import hooks
 from .messages import TOPIC, scalars
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from distributed import Client
 
 PROGRESS_SECONDS = 0.5
@@ -79,7 +81,7 @@ class ClusterLog(Callback):
         self._told: dict[str, float] = {}
         self._rows = self._bytes = 0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
-        self._sending: Any = None
+        self._sending: Future[None] | None = None
         # Reentrant: what is sent at once calls back at once.
         self._lock = threading.RLock()
 
@@ -101,7 +103,7 @@ class ClusterLog(Callback):
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def state(self, state: str, error: str | None = None, **more: Any) -> None:
+    def state(self, state: str, error: str | None = None, **more: object) -> None:
         """Tell the state of the job: queued, running, done, failed or cancelled."""
         self._state |= {"state": state, "error": error, **scalars(more)}
         self._introduce()
@@ -188,7 +190,7 @@ class ClusterLog(Callback):
             self._waiting.append({**message, "run": self.run})
             self._push()
 
-    def _thin(self, kind: str, stage: Any) -> None:
+    def _thin(self, kind: str, stage: object) -> None:
         """Drop what a new pass or progress makes old while it waits: progress, and all but a few passes."""
         passes = [m for m in self._waiting if m["kind"] == "pass" and m.get("stage") == stage]
         old = [id(m) for m in passes[: -(BATCH_PASSES - 1)]] if kind == "pass" else []
@@ -206,7 +208,7 @@ class ClusterLog(Callback):
                 self._sending = sending
                 sending.add_done_callback(self._sent)
 
-    def _sent(self, sending: Any) -> None:
+    def _sent(self, sending: Future[None]) -> None:
         with self._lock:
             with suppress(
                 Exception, CancelledError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 
 def time_text(seconds: float | None = None) -> str:
@@ -12,7 +11,7 @@ def time_text(seconds: float | None = None) -> str:
     return when.isoformat(timespec="milliseconds")
 
 
-def epoch_seconds(value: Any) -> float | None:
+def epoch_seconds(value: str | float | None) -> float | None:
     """Read a time of a record as seconds since 1970, which records of earlier versions hold."""
     if isinstance(value, str):
         try:

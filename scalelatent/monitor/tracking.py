@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import JobError, warn_user
 from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.location import Location
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
 
 RUN_TAG = "scalelatent.run"
 # MLflow's limits.
@@ -78,7 +81,7 @@ class MlflowTracking(Callback):
         self._client: Any = None
         self._place = uri
         self._run_id: str | None = None
-        self._metrics: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._metrics: queue.SimpleQueue[Metric] = queue.SimpleQueue()
         self._sender: _Sender | None = None
         self._of_job = False
         self._passes = 0
@@ -164,7 +167,7 @@ class MlflowTracking(Callback):
 
     def _send_waiting(self) -> None:
         """On the thread: the metrics that wait, several passes in a call where these are faster."""
-        metrics: list[Any] = []
+        metrics: list[Metric] = []
         while len(metrics) < METRICS_AT_ONCE and not self._metrics.empty():
             metrics.append(self._metrics.get())
         if metrics:
@@ -203,7 +206,7 @@ class MlflowTracking(Callback):
             self._warn(f"no answer for {CLOSE_SECONDS:.0f} s; the run is whole, and MLflow lacks its rest")
         self._sender = None
 
-    def _put(self, call: Callable[[], Any], *, always: bool = False) -> None:
+    def _put(self, call: Callable[[], object], *, always: bool = False) -> None:
         if self._sender is None:
             return
         self._tell_error()
@@ -228,14 +231,14 @@ class _Sender:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         # Since when no call was answered that was tried.
         self._tried_since: float | None = None
         self._given_up = False
         self._thread = threading.Thread(target=self._work, name="scalelatent-tracking", daemon=True)
         self._thread.start()
 
-    def put(self, call: Callable[[], Any]) -> None:
+    def put(self, call: Callable[[], object]) -> None:
         self._calls.put(call)
 
     def close(self, seconds: float) -> bool:

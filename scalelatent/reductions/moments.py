@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from scalelatent.contract.finite import LARGEST, find_nonfinite
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
+
+if TYPE_CHECKING:
+    from scalelatent.typing import Array
 
 
 class NonFiniteError(ValueError):
@@ -37,11 +40,11 @@ class SecondMoments:
         """A symmetric rank-one update in float64, counted as if in float32."""
         return 2.0 * self.n_features**2
 
-    def prepare(self, state: Any, backend: Backend) -> Any:
+    def prepare(self, state: object, backend: Backend) -> Backend:
         """The backend itself: there are no parameters."""
         return backend
 
-    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: Backend, block: Block, stats: Stats) -> None:
         """Add a block, class by class."""
         x = prepared.asarray(block.x, np.float64, "x64")
         weight = np.ones(len(block.x)) if block.weight is None else block.weight
@@ -86,11 +89,11 @@ class Project:
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.basis.shape[1],), "float32"
 
-    def prepare(self, backend: Backend) -> Any:
+    def prepare(self, backend: Backend) -> tuple[Backend, Array]:
         """Basis in float32 on the device."""
         return backend, backend.asarray(self.basis, np.float32)
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: tuple[Backend, Array], block: Block) -> np.ndarray:
         if place := find_nonfinite(block, LARGEST):
             raise NonFiniteError(place)
         backend, basis = prepared

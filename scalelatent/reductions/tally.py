@@ -68,10 +68,10 @@ class ScoreTally:
         """An order of magnitude: a map does not tell."""
         return 1e4
 
-    def prepare(self, state: Any, backend: Backend) -> Any:
+    def prepare(self, state: object, backend: Backend) -> object:
         return self.row_map.prepare(backend)
 
-    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: object, block: Block, stats: Stats) -> None:
         assert block.y is not None
         p = self.row_map.apply(prepared, block)
         weight = np.ones(len(block.y)) if block.weight is None else block.weight

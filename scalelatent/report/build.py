@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +19,16 @@ from .page import Page, Picture, Section, Table, count, duration, write_page
 from .runfiles import RunFiles, read_run
 from .style import COLORS, new_figure, quiet_axes
 
+if TYPE_CHECKING:
+    from scalelatent.estimators.base import StreamedEstimator
+
 DRAWN = 30  # candidates that a figure of a search shows: the best ones
 
 
 def build_report(
     run_dir: str | os.PathLike[str],
     *,
-    model: Any = None,
+    model: StreamedEstimator | None = None,
     data: Dataset | None = None,
     role: str | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -103,7 +106,11 @@ def build_report(
 
 
 def plain_section(
-    model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
+    model: StreamedEstimator,
+    data: Dataset | None,
+    run: RunFiles,
+    rows: str,
+    progress: Callable[[int, int], None] | None,
 ) -> Section:
     """The part of a report of any kind that has none of its own: how the model learned."""
     name = type(model).__name__
@@ -129,7 +136,7 @@ def plain_section(
     return Section(name, table[:3], table, pictures, snippet=how_to_use(run, model, verb=verb, gives=gives))
 
 
-def _history_of_best(run: RunFiles, model: Any) -> list[dict[str, Any]]:
+def _history_of_best(run: RunFiles, model: StreamedEstimator) -> list[dict[str, Any]]:
     """The passes of the model, among those of all candidates."""
     if own := getattr(model, "history_", None):
         return [dict(record) for record in own]
@@ -140,7 +147,7 @@ def _history_of_best(run: RunFiles, model: Any) -> list[dict[str, Any]]:
     return []
 
 
-def _saved_model(run: RunFiles) -> Any:
+def _saved_model(run: RunFiles) -> StreamedEstimator:
     if not run.place.has("model.zarr/zarr.json"):
         raise DataError(
             f"run folder {run.place.url} has no model.zarr, so there is nothing to report on yet: finish it "

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.storage.disk import is_local
 
 from .page import count
 from .runfiles import RunFiles
 from .style import percent
+
+if TYPE_CHECKING:
+    from scalelatent.estimators.base import StreamedEstimator
 
 # Of the normal distribution, for 95 %.
 _Z = 1.959964
@@ -75,7 +78,7 @@ def why_errors_differ(run: RunFiles, passes: int, members: int = 1) -> str | Non
 
 
 def how_to_use(
-    run: RunFiles, model: Any, line: str = "", *, verb: str = "predict", gives: str = "classes"
+    run: RunFiles, model: StreamedEstimator, line: str = "", *, verb: str = "predict", gives: str = "classes"
 ) -> str:
     """Python that loads the saved model and applies it to rows, with the paths of this run."""
     data: Mapping[str, Any] = run.job.get("data", {})

@@ -121,7 +121,7 @@ def _read_lines(run: RunFiles, name: str, loss: str | None) -> list[dict[str, An
     return found
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value of a job as a reader writes it."""
     if value is None:
         return "none"

@@ -17,7 +17,12 @@ from .candidates import Candidate
 from .criterion import Scoring
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from distributed import Client
+
+    from scalelatent.estimators.base import StreamedEstimator
 
 
 def fit_apart(
@@ -28,9 +33,9 @@ def fit_apart(
     *,
     keeps_best: bool,
     client: Client | None,
-    run_dir: Any,
+    run_dir: str | Path | None,
     n_jobs: int | None,
-    engine: Any,
+    engine: Mapping[str, Any] | None,
 ) -> dict[str, float]:
     """Fit and score them; what a resumed search has done is read again."""
     scores: dict[str, float] = {}
@@ -76,7 +81,7 @@ def fit_apart(
     return scores
 
 
-def _plain(model: Any, number: int, candidates: Sequence[Candidate]) -> dict[str, Any]:
+def _plain(model: StreamedEstimator, number: int, candidates: Sequence[Candidate]) -> dict[str, Any]:
     """Parameters in which a candidate differs from another, as text where they are not plain values."""
     told = {}
     for name, value in model.get_params(deep=False).items():
@@ -117,7 +122,7 @@ def _fit_model(one: Candidate, place: Location | None, watched: bool, how: Mappi
     one.model._search_fit(one.rows["train"].dataset, **own)
 
 
-def _forget(one: Candidate, run_dir: Any) -> None:
+def _forget(one: Candidate, run_dir: str | Path | None) -> None:
     """Let go of a model that has lost, and of its folder."""
     one.model = clone(one.model)
     if run_dir is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from sklearn.base import clone
@@ -19,7 +19,20 @@ from scalelatent.errors import DataError
 from scalelatent.estimators.base import StreamedEstimator
 from scalelatent.estimators.steps import Begin, Derive, Rows, Steps, first_step
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 Split = tuple[np.ndarray, np.ndarray]
+
+
+class Splitter(Protocol):
+    """What splits rows into folds: one of ``sklearn.model_selection``, or of your own."""
+
+    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterable[tuple[Any, Any]]: ...
+
+
+CrossValidation: TypeAlias = "int | Splitter | Iterable[tuple[npt.ArrayLike, npt.ArrayLike]] | None"
+"""Folds: how many, what splits rows, or pairs (train, test) of row numbers or masks."""
 
 
 @dataclass
@@ -39,7 +52,9 @@ class Candidate:
     score_seconds: float = 0.0
 
 
-def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
+def candidate_params(
+    estimator: object, given: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """The parameters of each candidate, from a grid or as they are."""
     if not isinstance(estimator, StreamedEstimator) or kind_of(estimator).python_only:
         raise TypeError(
@@ -65,7 +80,7 @@ def candidate_params(estimator: Any, given: Any) -> list[dict[str, Any]]:
 
 
 def find_folds(
-    cv: Any, rows: Dataset, groups: Any, *, shared: bool
+    cv: Any, rows: Dataset, groups: npt.ArrayLike | None, *, shared: bool
 ) -> tuple[list[Split] | None, list[tuple[int, int]] | None]:
     """The folds as row numbers or, where candidates share passes and every fold is a run, as runs alone."""
     n_rows, n = len(rows), 5 if cv is None else cv
@@ -89,7 +104,7 @@ def _even_runs(n_folds: int, n_rows: int) -> list[tuple[int, int]]:
     return list(pairwise(k * size + min(k, longer) for k in range(n_folds + 1)))
 
 
-def _split_rows(cv: Any, rows: Dataset, groups: Any) -> list[Split]:
+def _split_rows(cv: Any, rows: Dataset, groups: npt.ArrayLike | None) -> list[Split]:
     """(train, test) of each fold, row numbers, of whatever scikit-learn's searches take."""
     n_rows = len(rows)
     if not hasattr(cv, "split"):
@@ -104,7 +119,7 @@ def _split_rows(cv: Any, rows: Dataset, groups: Any) -> list[Split]:
     return splits
 
 
-def _numbers(given: Any, n_rows: int) -> np.ndarray:
+def _numbers(given: npt.ArrayLike, n_rows: int) -> np.ndarray:
     """Row numbers in rising order, also of a mask."""
     numbers = np.atleast_1d(given)
     numbers = np.flatnonzero(numbers) if numbers.dtype == bool else np.sort(numbers)
@@ -138,8 +153,8 @@ def make_candidates(
     out = []
     # Candidates share the rows of a fold, and with them what is derived from these.
     whole = {name: Rows(ds) for name, ds in watched.items()}
-    sets: list[tuple[Any, Any]] = (
-        [(whole, whole.get("validation"))]
+    sets: list[tuple[dict[str, Rows], Rows]] = (
+        [(whole, whole["validation"])]
         if folds is None
         else [
             (
@@ -189,7 +204,7 @@ def _no_steps() -> Steps:
     yield from ()
 
 
-def check_candidate(one: Candidate, params: Mapping[str, Any], derive: Callable[[Derive], Any]) -> Begin:
+def check_candidate(one: Candidate, params: Mapping[str, Any], derive: Callable[[Derive], object]) -> Begin:
     """The candidate's ``Begin``; errors name the candidate."""
     try:
         return first_step(one.steps, derive)
@@ -208,7 +223,7 @@ def score_table(
     candidates: Sequence[Candidate],
     scores: Mapping[str, float],
     n_splits: int,
-    error_score: Any,
+    error_score: float | str,
 ) -> dict[str, Any]:
     """``cv_results_`` of a search."""
     failed = np.nan if isinstance(error_score, str) else error_score

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sklearn.base import is_classifier
 from sklearn.metrics import get_scorer, get_scorer_names
@@ -18,11 +18,14 @@ from scalelatent.estimators.session import FitSession
 from scalelatent.evaluation.output_scores import METRICS, OF_CLUSTERS, score_clusters, score_output
 from scalelatent.reductions.tally import SCORERS, ScoreTally
 
+if TYPE_CHECKING:
+    from scalelatent.estimators.base import StreamedEstimator
+
 
 class Scoring:
     """A scorer by name or function, of a kind of estimator."""
 
-    def __init__(self, estimator: Any, scoring: Any) -> None:
+    def __init__(self, estimator: StreamedEstimator, scoring: str | Callable[..., float] | None) -> None:
         self.shared: str | None = None
         self.clusters = False
         if is_classifier(estimator):
@@ -64,11 +67,11 @@ class Scoring:
                 "are none: give y (labels that are only scored on), or scoring=a function of (model, dataset)"
             )
 
-    def __call__(self, model: Any, rows: Dataset) -> float:
+    def __call__(self, model: StreamedEstimator, rows: Dataset) -> float:
         return float(self._score(model, rows))
 
 
-def _takes_arrays(function: Callable[..., Any]) -> bool:
+def _takes_arrays(function: Callable[..., float]) -> bool:
     """Whether a scorer is scikit-learn's (model, X, y), not one of (model, dataset)."""
     if not inspect.isfunction(function) and hasattr(function, "_score_func"):
         return True
@@ -80,8 +83,8 @@ def _takes_arrays(function: Callable[..., Any]) -> bool:
     return sum(one.kind in places for one in parameters) >= 3
 
 
-def _on_arrays(scorer: Callable[..., Any]) -> Callable[[Any, Dataset], float]:
-    def score(model: Any, rows: Dataset) -> float:
+def _on_arrays(scorer: Callable[..., float]) -> Callable[[StreamedEstimator, Dataset], float]:
+    def score(model: StreamedEstimator, rows: Dataset) -> float:
         n = len(rows)
         needed = rows.nbytes + 8 * n
         if needed > OUTPUT_SHARE * memory_limit():
@@ -100,13 +103,13 @@ def _on_arrays(scorer: Callable[..., Any]) -> Callable[[Any, Dataset], float]:
     return score
 
 
-def _weighs(scorer: Any) -> bool:
+def _weighs(scorer: Callable[..., float]) -> bool:
     """Whether a scorer takes the weights of rows, which some metrics do not have."""
     metric = getattr(scorer, "_score_func", None)
     return metric is not None and "sample_weight" in inspect.signature(metric).parameters
 
 
-def _without_names(model: Any) -> Any:
+def _without_names(model: StreamedEstimator) -> StreamedEstimator:
     """The model, for rows whose columns have no names any more: scikit-learn would warn of these."""
     if not hasattr(model, "feature_names_in_"):
         return model
@@ -115,8 +118,8 @@ def _without_names(model: Any) -> Any:
     return model
 
 
-def _tallied(name: str) -> Callable[[Any, Dataset], float]:
-    def score(model: Any, rows: Dataset) -> float:
+def _tallied(name: str) -> Callable[[StreamedEstimator, Dataset], float]:
+    def score(model: StreamedEstimator, rows: Dataset) -> float:
         with FitSession("search", device=model.device, n_jobs=model.n_jobs, in_process=True) as session:
             session.begin(0, {}, {})
             tally = ScoreTally(model._row_map("probabilities"), len(model.classes_))
@@ -125,8 +128,8 @@ def _tallied(name: str) -> Callable[[Any, Dataset], float]:
     return score
 
 
-def _clustered(name: str) -> Callable[[Any, Dataset], float]:
-    def score(model: Any, rows: Dataset) -> float:
+def _clustered(name: str) -> Callable[[StreamedEstimator, Dataset], float]:
+    def score(model: StreamedEstimator, rows: Dataset) -> float:
         if name in OF_CLUSTERS:
             return float(score_clusters(model, rows)[name])
         return float(score_output(model.transform(rows), rows, (name,), metric=model._output_metric)[name])

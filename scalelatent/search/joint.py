@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from scalelatent.contract.wants import Wants
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Stage, make_stage
 from scalelatent.engine.reading import RowMask
+
+if TYPE_CHECKING:
+    from scalelatent.data import Dataset
 
 __all__ = [
     "JointLearner",
@@ -34,7 +37,7 @@ _EXACT = ("?", "b", "B", "h", "H", "e")
 class Part:
     """Rows of one part of a member: a dataset, perhaps without a run of it."""
 
-    dataset: Any
+    dataset: Dataset
     mask: RowMask | None = None
 
 
@@ -111,11 +114,11 @@ class JointReduction:
         """Sum over members."""
         return sum(slot.reduction.flops_per_row() for slot in self.slots)
 
-    def prepare(self, state: JointState | None, backend: Backend) -> Any:
+    def prepare(self, state: JointState | None, backend: Backend) -> tuple[Backend, list[object]]:
         states = {} if state is None else state.members
         return backend, [slot.reduction.prepare(states.get(slot.member), backend) for slot in self.slots]
 
-    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: tuple[Backend, list[object]], block: Block, stats: Stats) -> None:
         """Add the block to every member that sees any of it."""
         backend, of_slots = prepared
         if len(self.slots) > 1 and isinstance(block.x, np.ndarray) and block.x.dtype.char in _EXACT:
@@ -221,11 +224,11 @@ class _Parts:
     """Parts of a joint pass: one for each dataset, tree of leaves and form of rows."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[Any, ...], list[str]] = {}
+        self._names: dict[tuple[object, ...], list[str]] = {}
         self.datasets: dict[str, Any] = {}
         self.grids: dict[str, RowGrid] = {}
 
-    def name(self, wanted: str, dataset: Any, grid: RowGrid, reduction: Reduction) -> str:
+    def name(self, wanted: str, dataset: Dataset, grid: RowGrid, reduction: Reduction) -> str:
         """The part of these rows: named as wanted, or so with a number."""
         # Of a single leaf it does not matter how long it might be.
         key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.wants.form
@@ -272,7 +275,7 @@ def joint_collection(
     wanted: Sequence[tuple[Reduction, Part]],
     device: str,
     classes: np.ndarray | None,
-    **grid: Any,
+    **grid: int | None,
 ) -> tuple[Stage, list[tuple[str, int]]]:
     """A stage of one pass for many reductions."""
     found, slots, places = _Parts(), {}, []  # type: ignore[var-annotated]

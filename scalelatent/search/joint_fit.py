@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,13 @@ from .candidates import Candidate
 from .joint import Part, joint_collection
 from .joint_loop import Member, Outcome, fit_joint, joint_groups, kept_outcomes, stage_peak
 
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from scalelatent.contract.learners import Reduction, RowMap
+    from scalelatent.engine.passes import Stage
+    from scalelatent.engine.rowsets import StoredSets
+
 SMALLER, NARROWER = "search over smaller candidates", "set projection lower"
 
 
@@ -29,9 +36,9 @@ class Memo:
     """Derived results, each computed once."""
 
     def __init__(self) -> None:
-        self._kept: dict[Any, tuple[Any, Any]] = {}
+        self._kept: dict[Hashable, tuple[object, object]] = {}
 
-    def __call__(self, step: Derive) -> Any:
+    def __call__(self, step: Derive) -> object:
         key = step.function.__module__, step.function.__qualname__, *map(identity, step.arguments)
         if key not in self._kept:
             # The arguments stay alive with the value: their addresses are part of the key.
@@ -39,7 +46,7 @@ class Memo:
         return self._kept[key][0]
 
 
-def identity(value: Any) -> Any:
+def identity(value: object) -> Hashable:
     """A key that is equal for equal plain values and for the same arrays, while these exist."""
     if isinstance(value, np.ndarray):
         return same_array(value) if value.size > 64 else (value.tobytes(), value.shape, value.dtype.str)
@@ -68,7 +75,7 @@ class SharedFit:
         self.scorer, self.rungs, self.memo = scorer, list(rungs), memo
         self.n_passes = 0
         self._grid = given_grid(session.options)
-        self._names: dict[Any, tuple[str, Any]] = {}
+        self._names: dict[Hashable, tuple[str, Reduction | RowMap]] = {}
         self._learned = self._gathered = 0
 
     # -- steps -------------------------------------------------------------------------------------------
@@ -104,7 +111,8 @@ class SharedFit:
         sets = replace(step.sets, numbers=wanted)
         whole = self.session.gather(replace(step, name=f"{step.name}-{self._gathered}", sets=sets))
         self.n_passes += 1
-        answers: dict[Any, Any] = {}  # one for equal samples, which what follows is derived from
+        # One for equal samples, which what follows is derived from.
+        answers: dict[Hashable, StoredSets | SomeOfSet] = {}
         for one in together:
             numbers = one.step.sets.numbers
             own = identity(numbers)
@@ -114,10 +122,10 @@ class SharedFit:
             self._go_on(one, answers[own])
 
     @staticmethod
-    def _rows_key(rows: Rows) -> tuple[Any, ...]:
+    def _rows_key(rows: Rows) -> tuple[Hashable, ...]:
         return id(rows.dataset), *(name for name, _ in rows.maps)
 
-    def _go_on(self, one: Candidate, answer: Any) -> None:
+    def _go_on(self, one: Candidate, answer: object) -> None:
         try:
             one.step = one.steps.send(answer)
             while isinstance(one.step, (Remember, Derive, Map)):
@@ -164,7 +172,7 @@ class SharedFit:
                     store.save_result(f"{kind}_{name}", {"vector": np.array(out[name].vector)})
         return out
 
-    def _stage(self, name: str, steps: Sequence[Collect]) -> Any:
+    def _stage(self, name: str, steps: Sequence[Collect]) -> tuple[Stage, list[tuple[str, int]]]:
         parts = [(step.reduction, self._part(step.rows)) for step in steps]
         session = self.session
         return joint_collection(

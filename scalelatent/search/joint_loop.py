@@ -29,7 +29,7 @@ class Member:
     """A learner, the state it begins with, and its rows."""
 
     learner: BatchLearner
-    state: Any
+    state: object
     rows: Mapping[str, Part]
 
 
@@ -37,7 +37,7 @@ class Member:
 class Outcome:
     """How a member ended."""
 
-    state: Any
+    state: object
     history: list[dict[str, Any]]
     error: str | None
     done: bool
@@ -150,7 +150,7 @@ def _own(history: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     ]
 
 
-def tree_bytes(tree: Any, seen: set[Any] | None = None) -> int:
+def tree_bytes(tree: object, seen: set[object] | None = None) -> int:
     """Bytes of all arrays in dataclasses, dicts and sequences; an array in several places counts once."""
     seen = set() if seen is None else seen
     if isinstance(tree, np.ndarray):

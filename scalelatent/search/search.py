@@ -45,7 +45,16 @@ from .criterion import Scoring
 from .joint_fit import Memo, SharedFit
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from collections.abc import Iterable
+    from pathlib import Path
+    from typing import Literal
+
+    import numpy.typing as npt
+    from sklearn.utils import Tags
+
+    from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
+
+    from .candidates import CrossValidation
 
 # Candidates that a notebook shows.
 SHOWN = 20
@@ -55,10 +64,10 @@ _LEARNED = (
 )  # fmt: skip
 
 
-def _gives(name: str) -> Callable[[Any], bool]:
+def _gives(name: str) -> Callable[[Search], bool]:
     """Whether the kind of estimator that is searched has a method."""
 
-    def check(search: Any) -> bool:
+    def check(search: Search) -> bool:
         getattr(search.estimator, name)  # its own AttributeError says what there is not
         return True
 
@@ -151,18 +160,18 @@ class Search(MetaEstimatorMixin, BaseEstimator):
 
     def __init__(
         self,
-        estimator: Any,
-        param_grid: Any,
+        estimator: StreamedEstimator,
+        param_grid: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]],
         *,
-        cv: Any = None,
+        cv: CrossValidation = None,
         scoring: str | Callable[..., float] | None = None,
         refit: bool = True,
         halving: bool = False,
         min_passes: int = 8,
-        error_score: Any = np.nan,
+        error_score: float | Literal["raise"] = np.nan,
         memory_limit: str | int | None = None,
         n_jobs: int | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
     ) -> None:
         self.estimator = estimator
         self.param_grid = param_grid
@@ -180,14 +189,14 @@ class Search(MetaEstimatorMixin, BaseEstimator):
 
     def fit(
         self,
-        X: Any,
-        y: Any = None,
+        X: RowsLike,
+        y: LabelsLike | None = None,
         *,
-        validation: Any = None,
-        sample_weight: Any = None,
-        groups: Any = None,
-        client: Client | None = None,
-        run_dir: Any = None,
+        validation: ValidationLike | None = None,
+        sample_weight: WeightsLike | None = None,
+        groups: npt.ArrayLike | None = None,
+        client: ClientLike | None = None,
+        run_dir: str | Path | None = None,
         resume: bool = False,
         callbacks: Callback | Sequence[Callback] = (),
         engine: Mapping[str, Any] | None = None,
@@ -235,11 +244,11 @@ class Search(MetaEstimatorMixin, BaseEstimator):
 
     def _fit(
         self,
-        X: Any,
-        y: Any,
-        validation: Any,
-        sample_weight: Any,
-        groups: Any,
+        X: RowsLike,
+        y: LabelsLike | None,
+        validation: ValidationLike | None,
+        sample_weight: WeightsLike | None,
+        groups: npt.ArrayLike | None,
         call: FitCall,
         callbacks: Callback,
     ) -> Search:
@@ -297,7 +306,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         watched: Mapping[str, Dataset],
         folds: Sequence[tuple[int, int]] | None,
         scoring: Scoring,
-        run_dir: Any,
+        run_dir: str | Path | None,
         where: Mapping[str, Any],
     ) -> tuple[list[Candidate], dict[str, float]]:
         """Candidates that share each pass, and their scores."""
@@ -346,7 +355,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         watched: Mapping[str, Dataset],
         splits: Sequence[Split] | None,
         scoring: Scoring,
-        run_dir: Any,
+        run_dir: str | Path | None,
         where: Mapping[str, Any],
     ) -> tuple[list[Candidate], dict[str, float]]:
         """Candidates one after the other, and their scores."""
@@ -382,10 +391,10 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         self.n_passes_ = sum(one.passes for one in begun)
         return begun, scores
 
-    def _random_state(self, base: StreamedEstimator) -> Any:
+    def _random_state(self, base: StreamedEstimator) -> RandomState:
         return base.random_state if self.random_state is None else self.random_state
 
-    def fit_transform(self, X: Any, y: Any = None, **fit: Any) -> Any:
+    def fit_transform(self, X: RowsLike, y: LabelsLike | None = None, **fit: Any) -> Any:
         """Fit, then ``best_estimator_.transform`` of the same rows.
 
         Examples
@@ -490,7 +499,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         return self._best().classes_
 
     @available_if(_gives("predict"))
-    def predict(self, X: Any, **where: Any) -> Any:
+    def predict(self, X: RowsLike, **where: Any) -> Any:
         """``best_estimator_.predict``.
 
         Examples
@@ -500,7 +509,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         return self._best().predict(X, **where)
 
     @available_if(_gives("predict_proba"))
-    def predict_proba(self, X: Any, **where: Any) -> Any:
+    def predict_proba(self, X: RowsLike, **where: Any) -> Any:
         """``best_estimator_.predict_proba``.
 
         Examples
@@ -510,7 +519,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         return self._best().predict_proba(X, **where)
 
     @available_if(_gives("transform"))
-    def transform(self, X: Any, **where: Any) -> Any:
+    def transform(self, X: RowsLike, **where: Any) -> Any:
         """``best_estimator_.transform``.
 
         Examples
@@ -519,7 +528,9 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """
         return self._best().transform(X, **where)
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+    def score(
+        self, X: RowsLike, y: LabelsLike | None = None, sample_weight: WeightsLike | None = None
+    ) -> float:
         """Score of the best estimator by ``scoring``.
 
         Parameters
@@ -563,11 +574,11 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         head = "<tr><th>rank</th><th>parameters</th><th>score</th><th>± folds</th><th>seconds a fit</th></tr>"
         return f"{drawn}<table>{head}{rows}</table>{more}"
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
         told = {"text/plain": repr(self)}
         return told | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         own = self.estimator.__sklearn_tags__()
         tags.estimator_type, tags.classifier_tags = own.estimator_type, own.classifier_tags

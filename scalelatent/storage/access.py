@@ -25,11 +25,11 @@ _lock = threading.Lock()
 class Access:
     """Options of fsspec, or a zarr store. Records hold its mark, a random word; pickles hold all of it."""
 
-    def __init__(self, mark: str, options: dict[str, Any], store: Any = None) -> None:
+    def __init__(self, mark: str, options: dict[str, Any], store: object = None) -> None:
         self.mark, self.options, self.store = mark, options, store
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], store: Any = None) -> Access:
+    def of(cls, options: Mapping[str, Any], store: object = None) -> Access:
         """That of some options or of a store, the same one for the same."""
         with _lock:
             for known in list(_known.values()):
@@ -37,7 +37,7 @@ class Access:
                     return known
             return _enter(cls(uuid.uuid4().hex[:16], dict(options), store))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _received, (self.mark, self.options, self.store)
 
     def __repr__(self) -> str:
@@ -60,7 +60,7 @@ def _enter(access: Access) -> Access:
     return access
 
 
-def _received(mark: str, options: dict[str, Any], store: Any) -> Access:
+def _received(mark: str, options: dict[str, Any], store: object) -> Access:
     with _lock:
         return _known.get(mark) or _enter(Access(mark, options, store))
 

@@ -11,7 +11,7 @@ import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from scalelatent.errors import DataError, StoreError
@@ -21,6 +21,8 @@ from .objects import ObjectLocation
 from .plain_files import open_plain
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from zarr.abc.store import Store
 
 __all__ = ["REMOVED", "LocalLocation", "Location", "check_address", "is_local", "locate"]
@@ -138,7 +140,7 @@ class LocalLocation(Location):
         except OSError as error:
             raise _unreadable(self.path, error) from error
 
-    def stamp(self, key: str) -> Any:
+    def stamp(self, key: str) -> Hashable:
         try:
             status = (self.path / key).stat()
         except OSError:

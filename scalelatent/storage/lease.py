@@ -39,7 +39,7 @@ RELEASE_SECONDS = 10.0
 class ObjectLock:
     """The lease `key` of a place."""
 
-    def __init__(self, place: ObjectLocation, key: str = "lock", **doing: Any) -> None:
+    def __init__(self, place: ObjectLocation, key: str = "lock", **doing: object) -> None:
         self._numbers, self._doing = _Numbers(place, key), doing
         self._hold: _Hold | None = None
 

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import BinaryIO
 
 from .disk import Location
 
@@ -104,12 +104,12 @@ def _append_to_file(path: str, line: bytes) -> None:
         file.write(line)
 
 
-def _byte_before(file: Any, position: int) -> bytes:
+def _byte_before(file: BinaryIO, position: int) -> bytes:
     file.seek(position - 1)
     return bytes(file.read(1))
 
 
-def _last_line_end(file: Any, end: int) -> int:
+def _last_line_end(file: BinaryIO, end: int) -> int:
     """Offset behind the last newline; lines are short, so the last MiB surely holds one."""
     start = max(0, end - (1 << 20))
     file.seek(start)

@@ -6,9 +6,11 @@ import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from zarr.abc.store import Store
 
     from .access import Access
@@ -103,7 +105,7 @@ class Location(ABC):
         """Whether nothing at all lies here."""
 
     @abstractmethod
-    def stamp(self, key: str) -> Any:
+    def stamp(self, key: str) -> Hashable:
         """Something hashable that changes when the file is written again."""
 
     @abstractmethod

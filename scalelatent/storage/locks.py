@@ -49,7 +49,7 @@ class Lock(Protocol):
         """`{"pid", "host", …}` of the process that holds it, or None."""
 
 
-def lock_of(place: Location, key: str, **doing: Any) -> Lock:
+def lock_of(place: Location, key: str, **doing: object) -> Lock:
     """The lock `key` of a place, not taken; what the holder is `doing` is told to others."""
     if isinstance(place, ObjectLocation):
         return ObjectLock(place, key, **doing)
@@ -59,7 +59,7 @@ def lock_of(place: Location, key: str, **doing: Any) -> Lock:
 class FileLock:
     """A lock in a file of its own."""
 
-    def __init__(self, file: str | os.PathLike[str], **doing: Any) -> None:
+    def __init__(self, file: str | os.PathLike[str], **doing: object) -> None:
         self.file = Path(file)
         self.lost = False
         self._doing, self._token = doing, ""

@@ -19,6 +19,7 @@ from .access import Access
 from .location import FROM_ENVIRONMENT, Location
 
 if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
     from zarr.abc.store import Store
 
 __all__ = ["ObjectLocation"]
@@ -85,16 +86,16 @@ class ObjectLocation(Location):
         self.shared = self.protocol != "memory"
         self.reads_at_once = READS_AT_ONCE if self.shared else 1
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return ObjectLocation, (self.url, self.access)
 
     @property
-    def _fs(self) -> Any:
+    def _fs(self) -> AbstractFileSystem:
         """That of this process, which may be a fork of the one that made this place."""
         return _filesystem(self.protocol, os.getpid(), self.access)
 
     @property
-    def filesystem(self) -> tuple[Any, str]:
+    def filesystem(self) -> tuple[AbstractFileSystem, str]:
         """fsspec's file system and the path in it, for libraries that read files by themselves."""
         return self._fs, self._root
 
@@ -186,7 +187,7 @@ class ObjectLocation(Location):
     def is_empty(self) -> bool:
         return not self.keys("")
 
-    def stamp(self, key: str) -> Any:
+    def stamp(self, key: str) -> tuple[str, int] | None:
         try:
             info = self._patient(key, lambda path: self._fs.info(path))
         except FileNotFoundError:
@@ -236,7 +237,7 @@ class ObjectLocation(Location):
 
 
 @functools.lru_cache(maxsize=32)
-def _filesystem(protocol: str, pid: int, access: Access | None = None) -> Any:
+def _filesystem(protocol: str, pid: int, access: Access | None = None) -> AbstractFileSystem:
     """The file system of a protocol, one a process: its connections and threads do not survive a fork."""
     import fsspec
 

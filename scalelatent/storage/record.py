@@ -29,7 +29,7 @@ _DIGEST = 32
 _reading = threading.Lock()
 
 
-def dumps(tree: Any) -> bytes:
+def dumps(tree: object) -> bytes:
     """Bytes of a tree of dataclasses, dicts, lists, tuples, numpy arrays, numbers, strings and None."""
     arrays: dict[str, np.ndarray] = {}
     head = _flatten(tree, arrays, {})
@@ -57,7 +57,7 @@ def loads(data: bytes) -> Any:
             ) from None
 
 
-def write_record(place: str | Path | Location, name: str, tree: Any, *, durable: bool = True) -> int:
+def write_record(place: str | Path | Location, name: str, tree: object, *, durable: bool = True) -> int:
     """Write a record whole; returns its bytes."""
     place, data = locate(place), dumps(tree)
     try:
@@ -82,7 +82,7 @@ def read_record(place: str | Path | Location, name: str) -> Any:
         raise RunError(f"{place.name_of(name)}: {error}") from error
 
 
-def same_array(array: np.ndarray) -> tuple[Any, ...]:
+def same_array(array: np.ndarray) -> tuple[object, ...]:
     """What tells two views of one array from two arrays, while both exist."""
     return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
 
@@ -94,7 +94,7 @@ def _open(body: bytes) -> Any:
         raise RunError(f"the record holds no arrays ({error}): start again") from None
 
 
-def _flatten(value: Any, arrays: dict[str, np.ndarray], names: dict[Any, str]) -> Any:
+def _flatten(value: object, arrays: dict[str, np.ndarray], names: dict[object, str]) -> object:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError("a record holds arrays of numbers and strings, not of Python objects")

@@ -18,6 +18,8 @@ from .location import Location
 from .objects import READS_AT_ONCE, ObjectLocation, scrub
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from zarr.abc.store import ByteRequest, Store
 
 __all__ = ["StoreLocation", "known_place", "place_of"]
@@ -112,7 +114,7 @@ class StoreLocation(Location):
         self._store = FolderStore(access.store, path)
         self._wait("", StorePath.open(access.store, path="", mode=None))  # some are to be opened first
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return StoreLocation, (self.access, self._path)
 
     def at(self, key: str) -> StoreLocation:
@@ -149,7 +151,7 @@ class StoreLocation(Location):
     def is_empty(self) -> bool:
         return not self.keys("")
 
-    def stamp(self, key: str) -> Any:
+    def stamp(self, key: str) -> Hashable:
         data = self.read(key)
         return None if data is None else (hashlib.blake2b(data).hexdigest(), len(data))
 
@@ -197,7 +199,7 @@ class StoreLocation(Location):
             raise FileNotFoundError(self.name_of(key))
         return found[:length]
 
-    def _wait(self, key: str, answer: Coroutine[Any, Any, _T]) -> _T:
+    def _wait(self, key: str, answer: Coroutine[object, None, _T]) -> _T:
         """What the store answers; errors of its library are translated."""
         from zarr.core.sync import sync
 
@@ -217,7 +219,7 @@ class StoreLocation(Location):
             raise StoreError(f"{name}: {type(error).__name__}: {scrub(error)}") from error
 
 
-def _name_of(store: Any) -> str:
+def _name_of(store: Store) -> str:
     """What messages call a store: its kind and its own words, without credentials."""
     kind = type(store).__name__
     words = scrub(re.sub(r"^\w+://|[<>]", "", str(store)))
@@ -234,7 +236,7 @@ def _innermost(store: Any) -> Any:
     return store
 
 
-def _in_memory(store: Any) -> bool:
+def _in_memory(store: Store) -> bool:
     """Whether the content of a store lies in this process alone."""
     from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
@@ -110,7 +110,7 @@ class LocationStore(Store):
     supports_writes = True
     supports_deletes = True
     supports_listing = True
-    supports_partial_writes = False  # type: ignore[assignment]
+    supports_partial_writes = False
 
     def __init__(self, place: ObjectLocation, *, read_only: bool = False) -> None:
         super().__init__(read_only=read_only)
@@ -159,7 +159,7 @@ class LocationStore(Store):
         self._check_writable()
         await asyncio.to_thread(self._place.write, key, value.to_bytes())
 
-    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Any]]) -> None:
+    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, object]]) -> None:
         raise NotImplementedError
 
     async def delete(self, key: str) -> None:

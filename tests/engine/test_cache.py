@@ -185,14 +185,17 @@ def test_what_a_process_keeps_does_not_grow_with_the_rows(
     assert few.nbytes < small < many.nbytes / 4
 
 
-def test_where_passes_would_wait_for_rows_more_are_kept(
-    stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
+@pytest.mark.parametrize(("share", "many"), [(1.0, True), (0.1, True), (0.01, False)])
+def test_where_reading_costs_more_rows_are_kept(
+    stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None, share: float, many: bool
 ) -> None:
+    """Of what computing takes; where all processors compute, reading ahead takes their time."""
     monkeypatch.setattr(rates, "SMALL_BYTES", 2**20)
-    monkeypatch.setattr(rates, "read_seconds", lambda dataset: 1.0)
+    monkeypatch.setattr(rates, "seconds_per_row", lambda work: 1.0)
+    monkeypatch.setattr(rates, "read_seconds", lambda dataset: share)
     _fit(stored[1])
-    assert shared_cache().limit == int(module.DEFAULT_SHARE * memory_limit())
-    assert shared_cache().used > stored[1].nbytes
+    assert (shared_cache().limit == int(module.DEFAULT_SHARE * memory_limit())) is many
+    assert (shared_cache().used > stored[1].nbytes) is many
 
 
 def test_more_is_kept_only_of_rows_that_are_read_again(

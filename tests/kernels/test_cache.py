@@ -145,7 +145,8 @@ from typing import Any
 from numba import int64
 
 import scalelatent.kernels.jit as kernels
-from scalelatent.kernels.jit import entry, observed
+from scalelatent.kernels.jit import entry
+from scalelatent.kernels.observers import observed
 
 
 @entry(int64)

@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -30,6 +30,10 @@ from .chunk_files import (
 from .sources import StoredColumn
 
 if TYPE_CHECKING:
+    from types import EllipsisType
+
+    Columns = EllipsisType | tuple[slice, slice]  # of a tile
+
     import zarr
 
     from scalelatent.storage.disk import Location
@@ -62,7 +66,7 @@ class StoredRows(StoredColumn):
         self.chunk_rows: int = array.chunks[0]
         self.shard_rows = (array.shards or array.chunks)[0]
         self._location = location
-        self._array: Any = array
+        self._array: zarr.Array | None = array
         self._name = array.name.strip("/")
         self._repair = repair
         self._sharded = array.shards is not None
@@ -96,7 +100,7 @@ class StoredRows(StoredColumn):
 
     @property
     def packing(self) -> str:
-        return packing_of(self._array)
+        return packing_of(self._opened())
 
     @property
     def n_crcs(self) -> int:
@@ -113,7 +117,7 @@ class StoredRows(StoredColumn):
     def _per_shard(self) -> int:
         return self.shard_rows // self.chunk_rows
 
-    def _opened(self) -> Any:
+    def _opened(self) -> zarr.Array:
         if self._array is None:
             import zarr
 
@@ -158,20 +162,22 @@ class StoredRows(StoredColumn):
 
     @property
     def layout(self) -> ChunkLayout:
-        return layout_of(self._array)
+        return layout_of(self._opened())
 
     def shard_key(self, shard: int, tile: int = 0) -> str:
         if not self._has_our_keys:
             coords = (shard, *(tile for _ in self.shape[1:]))
-            return f"{self._name}/{self._array.metadata.encode_chunk_key(coords)}"
+            return f"{self._name}/{self._opened().metadata.encode_chunk_key(coords)}"
         return "/".join([self._name, "c", str(shard), *(str(tile) for _ in self.shape[1:])])
 
-    def _tiles(self) -> list[tuple[int, Any]]:
+    def _tiles(self) -> list[tuple[int, Columns]]:
         """Number and columns of each tile of a row."""
         if self._tile is None:
             return [(0, ...)]
         firsts = range(0, self.shape[1], self._tile)
-        tiles = [(i, (slice(None), slice(first, first + self._tile))) for i, first in enumerate(firsts)]
+        tiles: list[tuple[int, Columns]] = [
+            (i, (slice(None), slice(first, first + self._tile))) for i, first in enumerate(firsts)
+        ]
         return tiles if self._only is None else [tiles[self._only]]
 
     def _read_shard(self, shard: int, start: int, stop: int, out: np.ndarray) -> None:
@@ -280,10 +286,10 @@ class Recycled:
     def __init__(self) -> None:
         self._free: deque[np.ndarray] = deque(maxlen=MOST_KEPT)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Recycled, ()
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if not LEAST_BYTES <= nbytes <= MOST_BYTES:
             return np.empty(shape, dtype)

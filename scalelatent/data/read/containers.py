@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -13,12 +13,20 @@ from scalelatent.errors import DataError
 
 from .frames import FrameColumns, arrow_table
 
+if TYPE_CHECKING:
+    import polars
+    import pyarrow
+    import torch
+    import xarray
+
+    from scalelatent.typing import FrameLike
+
 
 class SlicedRows:
     """An array of which runs of rows are read, as they are asked for."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], read: Callable[[int, int], np.ndarray]
+        self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[int, int], np.ndarray]
     ) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._read = read
@@ -32,24 +40,25 @@ class SlicedRows:
         return self._read(start, max(start, stop))[(slice(None, None, step), *rest)]
 
 
-def _is(x: Any, module: str, *names: str) -> bool:
+def _is(x: object, module: str, *names: str) -> bool:
     """Whether `x` is an instance of a class of a module, without importing it."""
     found = sys.modules.get(module)
     # Another thread may be in the middle of importing it: then x is not of it.
     return isinstance(x, tuple(kind for name in names if (kind := getattr(found, name, None)) is not None))
 
 
-def is_lazy(x: Any) -> bool:
+def is_lazy(x: object) -> bool:
     """Whether `opened` makes of `x` what is read in pieces."""
     return (
-        isinstance(x, SlicedRows)
-        or _is(x, "xarray", "DataArray")
-        or _is(x, "polars", "LazyFrame")
-        or _is_dask_frame(x)
+        isinstance(x, SlicedRows) or _is(x, "xarray", "DataArray") or _is_lazy_frame(x) or _is_dask_frame(x)
     )
 
 
-def _is_dask_frame(x: Any) -> bool:
+def _is_lazy_frame(x: object) -> TypeGuard[polars.LazyFrame]:
+    return _is(x, "polars", "LazyFrame")
+
+
+def _is_dask_frame(x: object) -> bool:
     return _is(x, "dask.dataframe", "DataFrame", "Series")
 
 
@@ -76,19 +85,18 @@ def opened(x: Any, what: str = "x") -> Any:
 
 
 def frame_parts(
-    frame: Any, label: str | None, weight: str | None, features: Sequence[str] | None
+    frame: FrameLike | dict[str, Any], label: str | None, weight: str | None, features: Sequence[str] | None
 ) -> tuple[SlicedRows, np.ndarray | None, np.ndarray | None]:
     """Rows, labels and weights of a data frame; of a lazy one label and weight alone are collected."""
     if _is_dask_frame(frame):
         opened(frame, "the frame")
-    lazy = _is(frame, "polars", "LazyFrame")
-    if not lazy:
-        frame = arrow_table(frame)
-    columns = FrameColumns(_schema(frame), "the frame", label=label, weight=weight, features=features)
+    lazy = _is_lazy_frame(frame)
+    rows: Any = frame if lazy else arrow_table(frame)
+    columns = FrameColumns(_schema(rows), "the frame", label=label, weight=weight, features=features)
     beside = [name for name in (label, weight) if name is not None]
-    table = arrow_table(frame.select(beside).collect()) if lazy and beside else frame
+    table = arrow_table(rows.select(beside).collect()) if lazy and beside else rows
     return (
-        frame_rows(frame, columns),
+        frame_rows(rows, columns),
         None if label is None else columns.labels(table),
         None if weight is None else columns.weights(table),
     )
@@ -96,7 +104,7 @@ def frame_parts(
 
 def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
     """The features of an Arrow table, or of a polars lazy frame, which is run for the rows of each read."""
-    lazy = _is(frame, "polars", "LazyFrame")
+    lazy = _is_lazy_frame(frame)
     n_rows = _count(frame) if lazy else frame.num_rows
 
     def read(start: int, stop: int) -> np.ndarray:
@@ -106,27 +114,27 @@ def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
     return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read)
 
 
-def _schema(frame: Any) -> Any:
+def _schema(frame: pyarrow.Table | polars.LazyFrame) -> pyarrow.Schema:
     """The Arrow schema of a table or of a lazy frame, of which no row is made for it."""
-    if not _is(frame, "polars", "LazyFrame"):
+    if not _is_lazy_frame(frame):
         return frame.schema
     from polars import DataFrame
 
     return arrow_table(DataFrame(schema=frame.collect_schema())).schema
 
 
-def _count(frame: Any) -> int:
+def _count(frame: polars.LazyFrame) -> int:
     from polars import len as count
 
     return int(frame.select(count()).collect().item())
 
 
-def _sliced(x: Any) -> SlicedRows:
+def _sliced(x: xarray.DataArray) -> SlicedRows:
     """A DataArray that is not of Dask: in memory, or in a file that is open."""
     return SlicedRows(tuple(map(int, x.shape)), np.dtype(x.dtype), lambda a, b: np.asarray(x[a:b].values))
 
 
-def _of_tensor(x: Any, what: str) -> np.ndarray:
+def _of_tensor(x: torch.Tensor, what: str) -> np.ndarray:
     try:
         return np.asarray(x.detach().cpu().numpy())
     except TypeError as error:  # bfloat16 and other types that numpy has not

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scalelatent.errors import DataError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import pyarrow
+
+    from scalelatent.typing import FrameLike
 
 _SHOWN = 20
 
 
-def arrow(doing: str) -> Any:
+def arrow(doing: str) -> ModuleType:
     """The module pyarrow, or the refusal of what needs it."""
     try:
         import pyarrow
@@ -24,7 +28,7 @@ def arrow(doing: str) -> Any:
     return pyarrow
 
 
-def arrow_table(frame: Any) -> pyarrow.Table:
+def arrow_table(frame: FrameLike | dict[str, pyarrow.Array]) -> pyarrow.Table:
     """A data frame (pandas, polars or another with Arrow's interface), or a dict of columns, as a table."""
     pa = arrow("reading a data frame")
     try:
@@ -135,7 +139,7 @@ class FrameColumns:
         parts = [c.to_numpy(zero_copy_only=False).reshape(batch.num_rows, -1) for c in columns]
         return (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(self.dtype, copy=False)
 
-    def _numbers(self, name: str, kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    def _numbers(self, name: str, kind: pyarrow.DataType) -> tuple[np.dtype, tuple[int, ...]]:
         """dtype and shape of the numbers of a column in a row."""
         types = arrow(self.what).types
         shape: tuple[int, ...] = tuple(getattr(kind, "shape", None) or ())  # of tensors
@@ -152,7 +156,7 @@ class FrameColumns:
             )
         return np.dtype(value.to_pandas_dtype()), shape or sizes
 
-    def _label_type(self, kind: Any) -> np.dtype[Any]:
+    def _label_type(self, kind: pyarrow.DataType) -> np.dtype:
         types = arrow(self.what).types
         value = kind.value_type if _is_dictionary(kind) else kind
         if types.is_integer(value) or types.is_floating(value) or types.is_boolean(value):
@@ -164,7 +168,7 @@ class FrameColumns:
             "another with --label (label=)"
         )
 
-    def _refuse_nulls(self, column: Any, name: str, first_row: int, width: int = 1) -> None:
+    def _refuse_nulls(self, column: pyarrow.Array, name: str, first_row: int, width: int = 1) -> None:
         if not column.null_count:
             return
         at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -174,23 +178,23 @@ class FrameColumns:
         )
 
 
-def _batches(table: Any, names: list[str]) -> list[Any]:
+def _batches(table: pyarrow.Table | pyarrow.RecordBatch, names: list[str]) -> list[pyarrow.RecordBatch]:
     chosen = table.select(names)
     return chosen.to_batches() if hasattr(chosen, "to_batches") else [chosen]
 
 
-def _storage_type(kind: Any) -> Any:
+def _storage_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     """The type that an extension type (of tensors) is stored as."""
     return getattr(kind, "storage_type", kind)
 
 
-def _storage(column: Any) -> Any:
+def _storage(column: pyarrow.Array) -> pyarrow.Array:
     return getattr(column, "storage", column)
 
 
-def _is_list(kind: Any) -> bool:
+def _is_list(kind: pyarrow.DataType) -> bool:
     return bool(arrow("a list column").types.is_fixed_size_list(kind))
 
 
-def _is_dictionary(kind: Any) -> bool:
+def _is_dictionary(kind: pyarrow.DataType) -> bool:
     return bool(arrow("a dictionary column").types.is_dictionary(kind))

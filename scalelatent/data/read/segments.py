@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from .sources import RowSource, WrappedRows
 
 if TYPE_CHECKING:
     from scalelatent.data.layout import ChunkLayout
-    from scalelatent.data.schema import DatasetAttrs
+    from scalelatent.data.schema import DatasetAttrs, Label, Segment
+    from scalelatent.typing import DenseOrCsr
 
 
 class JoinedRows(RowSource):
@@ -51,7 +52,7 @@ class JoinedRows(RowSource):
     def entries(self, start: int, stop: int) -> int:
         return sum(source.entries(a, b) for source, a, b, _ in self._parts(start, stop))
 
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> DenseOrCsr:
         parts = [_read(*part) for part in self._parts(start, stop)]
         if self.sparse:
             return csr.stack(parts)
@@ -77,7 +78,7 @@ class JoinedRows(RowSource):
             start, i = last, i + 1
 
 
-def _read(source: RowSource, start: int, stop: int, first: int) -> Any:
+def _read(source: RowSource, start: int, stop: int, first: int) -> DenseOrCsr:
     try:
         return source.read(start, stop)
     except ShardError as error:
@@ -87,7 +88,7 @@ def _read(source: RowSource, start: int, stop: int, first: int) -> Any:
 class RecodedRows(WrappedRows):
     """Label codes of a segment as codes of the classes of the whole dataset."""
 
-    def __init__(self, source: RowSource, old: list[Any], new: list[Any]) -> None:
+    def __init__(self, source: RowSource, old: list[Label], new: list[Label]) -> None:
         super().__init__(source, dtype=np.dtype(np.int32))
         self._table = np.searchsorted(np.asarray(new), np.asarray(old)).astype(np.int32)
 
@@ -104,7 +105,7 @@ class FirstRows(WrappedRows):
     def __init__(self, source: RowSource, n_rows: int) -> None:
         super().__init__(source, (n_rows, *source.shape[1:]))
 
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> DenseOrCsr:
         return self._source.read(start, stop)
 
 
@@ -114,10 +115,10 @@ class EarlierState:
 
     rows: int
     fingerprint: str
-    classes: list[Any] | None
+    classes: list[Label] | None
 
 
-def joined_fingerprint(segments: list[dict[str, Any]], classes: list[Any] | None) -> str:
+def joined_fingerprint(segments: list[Segment], classes: list[Label] | None) -> str:
     """The fingerprint of a dataset of several segments."""
     parts = [[segment["rows"], segment["fingerprint"]] for segment in segments]
     return hashlib.sha256(json.dumps([parts, classes]).encode()).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -16,9 +16,14 @@ from scalelatent.errors import DataError
 from .containers import opened
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import dask.array as da
+    import zarr
     from scipy.sparse import csr_array
 
     from scalelatent.data.layout import ChunkLayout
+    from scalelatent.typing import DenseOrCsr, LabelsLike, RowsLike, SlicedArray, SparseLike
 
 
 class RowSource(ABC):
@@ -26,7 +31,7 @@ class RowSource(ABC):
 
     shape: tuple[int, ...]
     """(n_rows, *feature_shape)."""
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     sparse: bool = False
     """Whether the rows are CSR."""
     knows_entries: bool = False
@@ -35,7 +40,7 @@ class RowSource(ABC):
     """Reads in flight that pay: more than 1 where each waits for a network."""
 
     @abstractmethod
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> DenseOrCsr:
         """Rows `start:stop`: an ndarray (a view where they are in memory), or a `csr_array` of CSR rows."""
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -89,7 +94,7 @@ class StoredColumn(RowSource):
     def crcs_of(self, shard: int) -> slice:
         """Which of the checksums are those of a shard."""
 
-    def read_tile(self, start: int, stop: int, tile: int) -> Any:
+    def read_tile(self, start: int, stop: int, tile: int) -> DenseOrCsr:
         """Of the rows `start:stop` only the columns of one tile."""
         return self.read(start, stop)
 
@@ -98,7 +103,7 @@ class WrappedRows(RowSource):
     """The rows of another source, changed when they are read; cut as they are there."""
 
     def __init__(
-        self, source: RowSource, shape: tuple[int, ...] | None = None, dtype: np.dtype[Any] | None = None
+        self, source: RowSource, shape: tuple[int, ...] | None = None, dtype: np.dtype | None = None
     ) -> None:
         self._source = source
         self.shape = source.shape if shape is None else shape
@@ -123,7 +128,7 @@ class WrappedRows(RowSource):
 class ArrayRows(RowSource):
     """Rows of anything that slices like a numpy array: ndarray, memmap, h5py dataset."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: SlicedArray) -> None:
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
         self._array = array
@@ -135,7 +140,7 @@ class ArrayRows(RowSource):
 class ZarrRows(RowSource):
     """Rows of a zarr array outside our datasets; an absent chunk reads as zarr's fill value."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: zarr.Array) -> None:
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
         self._array = array
@@ -151,7 +156,7 @@ class ZarrRows(RowSource):
 class DaskRows(RowSource):
     """Rows of a dask array, computed block by block when they are read; nothing is kept."""
 
-    def __init__(self, array: Any, what: str = "x") -> None:
+    def __init__(self, array: da.Array, what: str = "x") -> None:
         self._what = what
         if any(s != s for s in array.shape):  # NaN: dask does not know
             raise DataError(
@@ -168,7 +173,7 @@ class DaskRows(RowSource):
         self._array = array
         self._edges = np.cumsum(array.chunks[0]).tolist()
 
-    def lazy(self, start: int, stop: int) -> Any:
+    def lazy(self, start: int, stop: int) -> da.Array:
         """Rows `start:stop` as a dask array, uncomputed."""
         return self._array[start:stop]
 
@@ -199,7 +204,7 @@ def _dask_scheduler() -> str | None:
     return "synchronous"  # the engine runs a thread a core already
 
 
-def _cut(start: int, stop: int, inner: Any) -> list[tuple[int, int]]:
+def _cut(start: int, stop: int, inner: Iterable[int]) -> list[tuple[int, int]]:
     edges = [start, *inner, stop]
     return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
@@ -214,7 +219,7 @@ class CsrSource(RowSource):
     sparse = True
     knows_entries = True
 
-    def __init__(self, matrix: Any, what: str = "x", first_row: int = 0) -> None:
+    def __init__(self, matrix: SparseLike, what: str = "x", first_row: int = 0) -> None:
         if len(matrix.shape) != 2:
             raise DataError(
                 f"{what} is a sparse array of shape {matrix.shape}; rows x features are needed: two axes"
@@ -236,19 +241,19 @@ class CsrSource(RowSource):
         )
 
 
-def is_dask(x: Any) -> bool:
+def is_dask(x: object) -> bool:
     """Whether `x` is a dask array, without importing dask."""
     module = sys.modules.get("dask.array")
     return module is not None and isinstance(x, module.Array)
 
 
-def is_zarr(x: Any) -> bool:
+def is_zarr(x: object) -> TypeGuard[zarr.Array]:
     """Whether `x` is a zarr array, without importing zarr."""
     module = sys.modules.get("zarr")
     return module is not None and isinstance(x, module.Array)
 
 
-def as_source(x: Any, what: str = "x") -> RowSource:
+def as_source(x: RowsLike | LabelsLike, what: str = "x") -> RowSource:
     """The row source for an array-like."""
     x = opened(x, what)
     if is_dask(x):

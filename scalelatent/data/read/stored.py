@@ -74,7 +74,7 @@ def _repair_hint(attrs: DatasetAttrs, url: str) -> str:
     return "Restore that file from a copy, or write the dataset again"
 
 
-def array(group: zarr.Group, name: str, url: str) -> Any:
+def array(group: zarr.Group, name: str, url: str) -> zarr.Array:
     """An array of a dataset's group."""
     import zarr
 
@@ -191,7 +191,7 @@ def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]
             if name == "y" and attrs.codes:
                 owned = [segment["classes"] for segment in attrs.segments]
                 sources = [
-                    s if old == attrs.classes else RecodedRows(s, old, attrs.classes or [])
+                    s if old == attrs.classes else RecodedRows(s, old or [], attrs.classes or [])
                     for s, old in zip(sources, owned, strict=True)
                 ]
             joined[name] = JoinedRows(sources)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,11 +12,16 @@ from scalelatent.data.dataset import Dataset
 
 from .sources import ArrayRows, RowSource
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from scalelatent.typing import DenseOrCsr
+
 # Rows of the whole that are read at a time, for the few of them that are wanted.
 READ_ROWS = 8192
 
 
-def take_rows(dataset: Dataset, numbers: Any) -> Dataset:
+def take_rows(dataset: Dataset, numbers: npt.ArrayLike) -> Dataset:
     """The rows of these numbers, in rising order; labels and weights are kept in memory."""
     rows = np.unique(np.asarray(numbers, dtype=np.int64))
     x = _TakenRows(dataset.read_x, rows, dataset.feature_shape, dataset.dtype, dataset.is_sparse)
@@ -34,17 +39,18 @@ class _TakenRows(RowSource):
 
     def __init__(
         self,
-        read: Callable[[int, int], Any],
+        read: Callable[[int, int], DenseOrCsr],
         rows: np.ndarray,
         feature_shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: np.dtype,
         sparse: bool,
     ) -> None:
         self.shape, self.dtype, self.sparse = (len(rows), *feature_shape), np.dtype(dtype), sparse
         self._read, self._rows = read, rows
 
     def entries(self, start: int, stop: int) -> int:
-        return sum(int(self.read(a, b).nnz) for a, b in self.pieces(start, stop))
+        parts = (self.read(a, b) for a, b in self.pieces(start, stop))
+        return sum(int(part.nnz) for part in parts if not isinstance(part, np.ndarray))
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         if stop <= start:
@@ -54,7 +60,7 @@ class _TakenRows(RowSource):
         edges = np.unique(np.append(np.searchsorted(whole, first), len(whole))) + start
         return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
 
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> DenseOrCsr:
         parts = []
         for a, b in self.pieces(start, stop):
             wanted = self._rows[a:b]

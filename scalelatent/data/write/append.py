@@ -25,7 +25,9 @@ from .batches import Progress, RowBatch, write_shards
 from .create import create_like, derived_from
 
 if TYPE_CHECKING:
-    from scalelatent.data.schema import DatasetAttrs
+    from typing import Unpack
+
+    from scalelatent.data.schema import DatasetAttrs, LayoutOptions, Segment
 
 PREFIX = "append-"
 _LOCK = "_append.lock"
@@ -36,7 +38,7 @@ def append_opened(
     open_rows: Callable[[Dataset], AbstractContextManager[Dataset]],
     *,
     progress: Progress | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Append the rows that `open_rows` gives for the dataset that grows; see `importers.append_rows`."""
     location = locate(url)
@@ -50,7 +52,7 @@ def _append(
     location: Location,
     open_rows: Callable[[Dataset], AbstractContextManager[Dataset]],
     progress: Progress | None,
-    layout: dict[str, Any],
+    layout: LayoutOptions,
 ) -> None:
     target, attrs = open_dataset(location.url), read_attrs(location)
     _sweep(location, attrs)
@@ -85,7 +87,7 @@ def _sweep(location: Location, attrs: DatasetAttrs) -> None:
             segment_location(location, name).clear()
 
 
-def _kind_of(ds: Dataset) -> dict[str, Any]:
+def _kind_of(ds: Dataset) -> dict[str, object]:
     """What has to be the same in two datasets whose rows belong together."""
     labels = None if ds.y_kind is None else str(ds.y_kind)
     if ds.y_kind == "labels":
@@ -128,11 +130,12 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
     return schema.as_classes(classes, f"{target.url} with the rows to append. Nothing was appended")
 
 
-def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> dict[str, Any]:
+def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> Segment:
     """A segment as the list of segments has it."""
     # What its codes mean; and of the first segment, whose attributes become those of the whole, what its
     # fingerprint was made of.
     classes = attrs.classes if attrs.codes or not path else None
+    assert attrs.fingerprint is not None, "it is finished"
     return {"path": path, "rows": n_rows, "fingerprint": attrs.fingerprint, "classes": classes}
 
 
@@ -143,7 +146,7 @@ def _state(attrs: DatasetAttrs, classes: np.ndarray | None, n_rows: int) -> dict
     return {**state, "classes": attrs.classes} if changed else state
 
 
-def _kept(segments: list[dict[str, Any]], new_rows: int) -> list[dict[str, Any]]:
+def _kept(segments: list[Segment], new_rows: int) -> list[Segment]:
     """The segments that stay: the first, and each that is larger than all that comes after it."""
     kept = list(segments)
     while len(kept) > 1 and kept[-1]["rows"] <= new_rows:
@@ -157,15 +160,14 @@ def _write_segment(
     classes: np.ndarray | None,
     place: Location,
     progress: Progress | None,
-    layout: dict[str, Any],
-) -> dict[str, Any]:
+    layout: LayoutOptions,
+) -> Segment:
     """Write the rows of one or two datasets, one after the other, to a dataset of their own."""
     n_rows = sum(part.n_rows for part in parts)
     how = {"importer": "append"}
     nnz = None if target.nnz is None else sum(part.nnz or 0 for part in parts)
-    if target.y_kind == "labels":
-        layout = {**layout, "classes": classes}
-    writer = create_like(target, place.url, n_rows=n_rows, nnz=nnz, provenance=how, **layout)
+    named: dict[str, Any] = {"classes": classes} if target.y_kind == "labels" else {}
+    writer = create_like(target, place.url, n_rows=n_rows, nnz=nnz, provenance=how, **layout, **named)
     edge = parts[0].n_rows
 
     def batch(a: int, b: int) -> RowBatch:
@@ -181,7 +183,7 @@ def _write_segment(
 def _commit(
     location: Location,
     attrs: DatasetAttrs,
-    segments: list[dict[str, Any]],
+    segments: list[Segment],
     classes: np.ndarray | None,
     record: dict[str, Any],
 ) -> None:

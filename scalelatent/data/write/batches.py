@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from scalelatent.data import csr
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
+    from scalelatent.typing import DenseOrCsr
 
     from .shards import ShardWriter
 
@@ -34,9 +35,9 @@ MAX_THREADS = 4
 class RowBatch:
     """Rows, labels and weights; each column an array whose first axis is the row, a CSR array, or None."""
 
-    x: Any
+    x: DenseOrCsr
     """Rows (n, n_features), dense or CSR."""
-    y: Any = None
+    y: DenseOrCsr | None = None
     """Labels, targets or multi-labels, as `Dataset.read_y` gives them."""
     weight: np.ndarray | None = None
     """Weights (n,)."""
@@ -86,7 +87,7 @@ class RowBatch:
     def from_bytes(cls, data: bytes) -> RowBatch:
         """The batch that `to_bytes` wrote."""
         source = io.BytesIO(data)
-        columns: list[Any] = []
+        columns: list[DenseOrCsr | None] = []
         for _ in range(3):
             head = np.load(source, allow_pickle=False)
             parts = [np.load(source, allow_pickle=False) for _ in range(head[0])]
@@ -151,14 +152,14 @@ def row_bytes(ds: Dataset) -> float:
     return total + (0 if sample.y is None else sample.y.nbytes)
 
 
-def _parts(column: Any) -> list[np.ndarray]:
+def _parts(column: DenseOrCsr) -> list[np.ndarray]:
     """The arrays a column is made of: none, one, or the three of CSR."""
     if column is None:
         return []
     return [column] if isinstance(column, np.ndarray) else list(csr.parts_of(column))
 
 
-def _concatenate(columns: list[Any]) -> Any:
+def _concatenate(columns: list[DenseOrCsr]) -> DenseOrCsr:
     if columns[0] is None:
         return None
     if isinstance(columns[0], np.ndarray):

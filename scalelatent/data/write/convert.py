@@ -23,7 +23,12 @@ from scalelatent.storage.references import reference_store
 from .create import copy_rows, derived_from
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+    import zarr
+
     from scalelatent.data.layout import ChunkLayout
+    from scalelatent.data.schema import LayoutOptions
+    from scalelatent.typing import DenseOrCsr
 
 _REFERENCES = (".json", ".parq", ".parquet")
 """Names of files, or folders, of references to parts of other files."""
@@ -34,7 +39,7 @@ def convert_dataset(
     out_url: str | os.PathLike[str],
     *,
     rows: tuple[int, int] | None = None,
-    dtype: Any = None,
+    dtype: npt.DTypeLike | None = None,
     lossy: bool = False,
     sparse: bool | None = None,
     crop: int = 0,
@@ -143,27 +148,37 @@ def _layout(
     chunk_rows: int | str | None,
     shard_rows: int | str | None,
     compressor: str | None,
-) -> dict[str, Any]:
+) -> LayoutOptions:
     """The arguments of `create_dataset` for what was asked for; the rest as it was."""
-    out: dict[str, Any] = {}
-    for name, wanted in (("chunk_rows", chunk_rows), ("shard_rows", shard_rows)):
+
+    def size(wanted: int | str | None, kept: int | None, name: str) -> int | None:
         if isinstance(wanted, str) and wanted != "auto":
             raise DataError(f"{name} is {wanted!r}, but it has to be a number of rows or 'auto'")
-        kept = getattr(old, name) if wanted is None and old is not None else None
-        out[name] = kept if wanted is None or wanted == "auto" else _whole(wanted, name)
-    if out["chunk_rows"] and out["shard_rows"] and out["shard_rows"] % out["chunk_rows"]:
+        return kept if wanted is None else _size(wanted, name)
+
+    chunks = size(chunk_rows, None if old is None else old.chunk_rows, "chunk_rows")
+    shards = size(shard_rows, None if old is None else old.shard_rows, "shard_rows")
+    if chunks and shards and shards % chunks:
         if chunk_rows is None:  # the one that was asked for wins
-            out["chunk_rows"] = None
+            chunks = None
         elif shard_rows is None:
-            out["shard_rows"] = None
+            shards = None
     keep = "auto" if old is None else old.compressor
-    return {**out, "compressor": keep if compressor == "keep" else compressor}
+    return {
+        "chunk_rows": chunks,
+        "shard_rows": shards,
+        "compressor": keep if compressor == "keep" else compressor,
+    }
 
 
-def _sizes(chunk_rows: int | str | None, shard_rows: int | str | None) -> dict[str, Any]:
+def _sizes(chunk_rows: int | str | None, shard_rows: int | str | None) -> LayoutOptions:
     """Chunks and shards of rows of another size: as asked for, else chosen for them."""
-    given = {"chunk_rows": chunk_rows, "shard_rows": shard_rows}
-    return {name: None if rows in (None, "auto") else _whole(rows, name) for name, rows in given.items()}
+    return {"chunk_rows": _size(chunk_rows, "chunk_rows"), "shard_rows": _size(shard_rows, "shard_rows")}
+
+
+def _size(rows: int | str | None, name: str) -> int | None:
+    """A number of rows as asked for; None where it is to be chosen."""
+    return None if rows in (None, "auto") else _whole(rows, name)
 
 
 def _whole(rows: Any, name: str) -> int:
@@ -243,29 +258,29 @@ def _areas(old: int, new: int) -> np.ndarray:
 class CastRows(WrappedRows):
     """Rows, dense or CSR, of another dtype: exactly, or, if asked for, as near as it allows."""
 
-    def __init__(self, source: RowSource, dtype: np.dtype[Any], lossy: bool, what: str) -> None:
+    def __init__(self, source: RowSource, dtype: np.dtype, lossy: bool, what: str) -> None:
         if source.sparse:
             dtype = csr.check_dtype(dtype, "the dtype to convert to")
         super().__init__(source, dtype=dtype)
         self._lossy, self._what = lossy, what
 
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> DenseOrCsr:
         rows = self._source.read(start, stop)
         (csr.check_values if self.sparse else schema.check_finite)(rows, start, self._what)
-        values, exact = cast(rows.data if self.sparse else rows, self.dtype, self._lossy)
+        values, exact = cast(rows if isinstance(rows, np.ndarray) else rows.data, self.dtype, self._lossy)
         if not (self._lossy or exact.all()):
             self._refuse(rows, int(np.flatnonzero(~exact)[0]), start)
-        if not self.sparse:
+        if isinstance(rows, np.ndarray):
             return values
         return csr.csr_of(values, rows.indices, rows.indptr, self.shape[1])
 
-    def _refuse(self, rows: Any, entry: int, start: int) -> NoReturn:
-        if self.sparse:
-            row = int(np.searchsorted(rows.indptr, entry, side="right")) - 1
-            column, value = int(rows.indices[entry]), rows.data[entry]
-        else:
+    def _refuse(self, rows: DenseOrCsr, entry: int, start: int) -> NoReturn:
+        if isinstance(rows, np.ndarray):
             row, column = divmod(entry, schema.n_features(self.shape[1:]))
             value = rows.reshape(-1)[entry]
+        else:
+            row = int(np.searchsorted(rows.indptr, entry, side="right")) - 1
+            column, value = int(rows.indices[entry]), rows.data[entry]
         raise DataError(
             f"{self._what}: row {start + row}, column {column} is {value}, which {self.dtype} cannot hold "
             "exactly; choose another dtype, or take the nearest values with --lossy (lossy=True)"
@@ -280,7 +295,8 @@ class DenseRows(WrappedRows):
         self.sparse = self.knows_entries = False
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        return np.asarray(self._source.read(start, stop).toarray())
+        rows = self._source.read(start, stop)
+        return rows if isinstance(rows, np.ndarray) else np.asarray(rows.toarray())
 
 
 class SparseRows(WrappedRows):
@@ -292,7 +308,7 @@ class SparseRows(WrappedRows):
         self.sparse, self.knows_entries = True, False
 
     @functools.cached_property
-    def nnz(self) -> int:  # type: ignore[override]
+    def nnz(self) -> int:
         """Numbers that are not zero; reads all rows, once."""
         return self._count(0, self.shape[0])
 
@@ -302,7 +318,7 @@ class SparseRows(WrappedRows):
     def _count(self, start: int, stop: int) -> int:
         return sum(int(np.count_nonzero(self._source.read(a, b))) for a, b in self.pieces(start, stop))
 
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> DenseOrCsr:
         rows = self._source.read(start, stop).reshape(stop - start, self.shape[1])
         row, column = np.nonzero(rows)
         pointers = np.searchsorted(row, np.arange(stop - start + 1))
@@ -310,7 +326,7 @@ class SparseRows(WrappedRows):
         return csr.csr_of(rows[row, column], columns, pointers, self.shape[1])
 
 
-def cast(x: np.ndarray, dtype: np.dtype[Any], lossy: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def cast(x: np.ndarray, dtype: np.dtype, lossy: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Values in another dtype, and which of them it holds exactly."""
     wide = x.dtype.kind in "iu" and x.dtype.itemsize == 8 and dtype.kind == "f"  # numpy calls that safe
     if np.can_cast(x.dtype, dtype, "safe") and not wide:
@@ -332,7 +348,7 @@ def cast(x: np.ndarray, dtype: np.dtype[Any], lossy: bool = False) -> tuple[np.n
     return values, exact
 
 
-def _range(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+def _range(dtype: np.dtype) -> tuple[float, float]:
     """Least and largest value of a type, as Python numbers."""
     if dtype.kind == "b":
         return 0, 1
@@ -341,13 +357,13 @@ def _range(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
-def _fits(x: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+def _fits(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Whether values lie in the range of a type."""
     low, high = _range(dtype)
     return np.isfinite(x) & ~_above(x, high) & ~_below(x, low)
 
 
-def _above(x: np.ndarray, high: Any) -> np.ndarray:
+def _above(x: np.ndarray, high: float) -> np.ndarray:
     """Values > high, compared without rounding `high` up to a float that is not below the values."""
     if x.dtype.kind == "f":
         # The largest integers are 2**k - 1, which a float can only round to 2**k.
@@ -355,7 +371,7 @@ def _above(x: np.ndarray, high: Any) -> np.ndarray:
     return np.full(x.shape, False) if int(_range(x.dtype)[1]) <= high else x > x.dtype.type(int(high))
 
 
-def _below(x: np.ndarray, low: Any) -> np.ndarray:
+def _below(x: np.ndarray, low: float) -> np.ndarray:
     """Values < low."""
     if x.dtype.kind == "f":
         return x < float(low)
@@ -374,7 +390,7 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
 
 def open_arrays(
     url: str | os.PathLike[str], *, x: str | None = None, y: str | None = None
-) -> tuple[Any, Any]:
+) -> tuple[zarr.Array, zarr.Array | np.ndarray | None]:
     """Rows and labels (None where there are none) of zarr arrays, also of those that a file refers to."""
     import zarr
 
@@ -399,7 +415,7 @@ def open_arrays(
     return rows, labels
 
 
-def _member(group: Any, url: str, role: str, key: str | None) -> Any:
+def _member(group: zarr.Group, url: str, role: str, key: str | None) -> zarr.Array | None:
     """The array of a group that plays a role; labels may be absent."""
     names = sorted(group.array_keys())
     if key is not None:

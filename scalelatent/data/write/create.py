@@ -38,10 +38,13 @@ from .shards import ShardWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Unpack
 
+    import numpy.typing as npt
     import zarr
 
     from scalelatent.data.dataset import Dataset
+    from scalelatent.data.schema import LayoutOptions
 
 # Chunks that equal the fill value are written too, so that an absent chunk always means a lost one.
 _COMMON: dict[str, Any] = {"fill_value": 0, "config": WRITE_CONFIG}
@@ -51,12 +54,12 @@ def begin_dataset(
     url: str | os.PathLike[str],
     n_rows: int,
     feature_shape: tuple[int, ...],
-    dtype: Any,
+    dtype: npt.DTypeLike,
     *,
-    y_dtype: Any = None,
+    y_dtype: npt.DTypeLike | None = None,
     y_kind: str = "labels",
     n_targets: int | None = None,
-    classes: Any = None,
+    classes: npt.ArrayLike | None = None,
     nnz: int | None = None,
     weighted: bool = False,
     chunk_rows: int | None = None,
@@ -81,7 +84,7 @@ def begin_dataset(
     coded = names is not None and names.dtype.kind == "U"
     if coded:
         assert names is not None
-        y_type: np.dtype[Any] | None = np.min_scalar_type(len(names) - 1)
+        y_type: np.dtype | None = np.min_scalar_type(len(names) - 1)
     else:
         y_type = None if y_dtype is None else np.dtype(y_dtype).newbyteorder("=")
         if y_type is not None and y_kind == "multilabel":
@@ -145,8 +148,8 @@ def _create_arrays(
     group: zarr.Group,
     n_rows: int,
     attrs: DatasetAttrs,
-    dtype: np.dtype[Any],
-    y_dtype: np.dtype[Any] | None,
+    dtype: np.dtype,
+    y_dtype: np.dtype | None,
     weighted: bool,
     layout: ChunkLayout,
 ) -> None:
@@ -181,7 +184,7 @@ def _create_arrays(
 
 
 def _create_rows(
-    group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], layout: ChunkLayout
+    group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype, layout: ChunkLayout
 ) -> None:
     rest = shape[1:]
     sharded = layout.shard_rows > layout.chunk_rows
@@ -202,7 +205,7 @@ def check_rows_fit(
     location: Location,
     n_rows: int,
     feature_shape: tuple[int, ...],
-    dtype: np.dtype[Any],
+    dtype: np.dtype,
     nnz: int | None = None,
     *,
     compressor: str | None = "auto",
@@ -221,7 +224,7 @@ def _check_kinds(
     url: str,
     feature_shape: tuple[int, ...],
     nnz: int | None,
-    y_dtype: Any,
+    y_dtype: npt.DTypeLike | None,
     y_kind: str,
     n_targets: int | None,
 ) -> None:
@@ -289,8 +292,8 @@ def _check_resumed(
     location: Location,
     n_rows: int,
     attrs: DatasetAttrs,
-    dtype: np.dtype[Any],
-    y_dtype: np.dtype[Any] | None,
+    dtype: np.dtype,
+    y_dtype: np.dtype | None,
     weighted: bool,
     layout: ChunkLayout | None,
 ) -> None:
@@ -365,7 +368,7 @@ def copy_rows(
     provenance: dict[str, Any] | None = None,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> None:
     """Write the rows of a dataset to another place; see `Dataset.save`."""
     how = derived_from(ds, "save") if provenance is None else provenance

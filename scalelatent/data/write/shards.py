@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -36,7 +36,18 @@ from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.guard import explain_os_errors
 
+if TYPE_CHECKING:
+    import zarr
+    from scipy.sparse import csr_array
+
+    from scalelatent.data.schema import CrcTable, Label
+    from scalelatent.typing import DenseOrCsr, LabelsLike, RowsLike, WeightsLike
+
+
 _MARKERS_AT_ONCE = 512
+
+
+Column: TypeAlias = "zarr.Array | CsrGroups"
 
 
 class ShardWriter:
@@ -54,14 +65,15 @@ class ShardWriter:
 
         kinds = {"x": self.attrs.x_kind == "csr", "y": self.attrs.y_kind == "multilabel"}
 
-        def column(name: str) -> Any:
-            if name != "x" and not has_column(location, self.attrs, name):
-                return None
+        def column(name: str) -> Column:
             if kinds.get(name):
                 return CsrGroups(location, group, name)
             return array(group, name, location.url).with_config(WRITE_CONFIG)
 
-        self._x, self._y, self._weight = column("x"), column("y"), column("weight")
+        def beside(name: str) -> Column | None:
+            return column(name) if has_column(location, self.attrs, name) else None
+
+        self._x, self._y, self._weight = column("x"), beside("y"), beside("weight")
         self._tile = None if kinds["x"] else tile_columns_of(self._x)
         self._group, self._markers = group, Markers(location)
         self._resealed: dict[int, dict[str, list[int]]] = {}
@@ -77,7 +89,7 @@ class ShardWriter:
         """The writer of a dataset that was created before, in this or another process."""
         return cls(locate(url))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self).attach, (self.url,)
 
     @property
@@ -89,11 +101,11 @@ class ShardWriter:
         return int(self._x.shape[0])
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         return np.dtype(self._x.dtype)
 
     @property
-    def y_dtype(self) -> np.dtype[Any] | None:
+    def y_dtype(self) -> np.dtype | None:
         """Type of the labels as they are stored."""
         return None if self._y is None else np.dtype(self._y.dtype)
 
@@ -141,7 +153,13 @@ class ShardWriter:
     def missing(self) -> list[int]:
         return [shard for shard in range(self.n_shards) if not self.is_done(shard)]
 
-    def write_shard(self, shard: int, x: Any, y: Any = None, weight: Any = None) -> None:
+    def write_shard(
+        self,
+        shard: int,
+        x: RowsLike,
+        y: LabelsLike | None = None,
+        weight: WeightsLike | None = None,
+    ) -> None:
         """Write one whole shard; what an earlier attempt left of it is deleted first.
 
         Parameters
@@ -179,7 +197,7 @@ class ShardWriter:
             for target, values in ((self._y, labels), (self._weight, weights), (self._x, rows)):
                 if target is not None and self._tile is None:
                     target[start:stop] = values
-                elif target is not None:
+                elif target is not None and not isinstance(target, CsrGroups):
                     target[start:stop, first:last] = values
             entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
             found = crcs()
@@ -247,10 +265,10 @@ class ShardWriter:
             )
         return [m for m in markers if m is not None]
 
-    def _classes(self, markers: list[dict[str, Any]]) -> list[Any] | None:
+    def _classes(self, markers: list[dict[str, Any]]) -> list[Label] | None:
         if self._y is None or self.attrs.classes is not None or self.attrs.y_kind != "labels":
             return self.attrs.classes
-        found: set[Any] = set()
+        found: set[Label] = set()
         for marker in markers:
             if marker["labels"] is None:
                 return None
@@ -282,7 +300,7 @@ class ShardWriter:
         if key in self._wanted:
             self._noted[key] = chunk_crcs(data, self._wanted.pop(key))
 
-    def _seal(self, found: list[dict[str, list[int]] | None]) -> dict[str, Any] | None:
+    def _seal(self, found: list[dict[str, list[int]] | None]) -> CrcTable | None:
         """Write the table of checksums; None where a shard was written by a version that noted none."""
         if any(crcs is None for crcs in found):
             return None
@@ -292,7 +310,7 @@ class ShardWriter:
         }
         return self._write_crcs(parts)
 
-    def _write_crcs(self, parts: dict[str, np.ndarray]) -> dict[str, Any]:
+    def _write_crcs(self, parts: dict[str, np.ndarray]) -> CrcTable:
         packing = {
             name: column.packing if isinstance(column, CsrGroups) else packing_of(column)
             for name, column in self._columns().items()
@@ -302,7 +320,8 @@ class ShardWriter:
     def _seal_again(self) -> None:
         """Enter the checksums of shards made again: another compressor may have packed the same rows."""
         columns = own_columns(self._location, replace(self.attrs, crc=None))
-        parts = split_crcs(self._location, self.attrs.crc or {})
+        assert self.attrs.crc is not None
+        parts = split_crcs(self._location, self.attrs.crc)
         if parts is None:  # lost: then all shards were made again
             parts = {name: np.zeros(column.n_crcs, np.uint32) for name, column in columns.items()}
         for name, column in columns.items():
@@ -313,7 +332,7 @@ class ShardWriter:
         self.attrs = replace(self.attrs, crc=self._write_crcs(parts))
         write_attrs(self._location, self.attrs)
 
-    def _columns(self) -> dict[str, Any]:
+    def _columns(self) -> dict[str, Column]:
         columns = {"x": self._x, "y": self._y, "weight": self._weight}
         return {name: column for name, column in columns.items() if column is not None}
 
@@ -339,7 +358,7 @@ class ShardWriter:
         return groups + [key for key in self._files(shard, {}) if not key.startswith(tuple(groups))]
 
     @contextlib.contextmanager
-    def _all_or_nothing(self, shard: int, start: int, stop: int) -> Any:
+    def _all_or_nothing(self, shard: int, start: int, stop: int) -> Iterator[None]:
         """Delete a shard's files before writing (never read-modify-write) and again if writing fails."""
 
         def remove() -> None:
@@ -362,7 +381,7 @@ class ShardWriter:
     def _verify(self, shard: int) -> bool:
         try:
             columns = own_columns(self._location, self.attrs)
-            parts: list[Any] = [c.read(*self.shard_bounds(shard)) for c in columns.values()]
+            parts: list[DenseOrCsr] = [c.read(*self.shard_bounds(shard)) for c in columns.values()]
             if self._tile is not None:
                 parts = [np.ascontiguousarray(part[:, slice(*self.shard_columns(shard))]) for part in parts]
         except DataError:
@@ -423,8 +442,14 @@ def _parse_marker(raw: bytes) -> dict[str, Any] | None:
 
 
 def _as_rows_of(
-    column: Any, attrs: schema.DatasetAttrs, url: str, x: Any, start: int, stop: int, tile_width: int | None
-) -> Any:
+    column: Column,
+    attrs: schema.DatasetAttrs,
+    url: str,
+    x: RowsLike,
+    start: int,
+    stop: int,
+    tile_width: int | None,
+) -> DenseOrCsr:
     """Rows `start:stop` as the column `x` of a dataset stores them."""
     what = f"{url}: rows {start}:{stop}"
     if isinstance(column, CsrGroups):
@@ -448,8 +473,13 @@ def _as_rows_of(
 
 
 def _as_y_of(
-    column: Any, attrs: schema.DatasetAttrs, url: str, y: Any, start: int, stop: int
-) -> tuple[Any, list[Any] | None]:
+    column: Column | None,
+    attrs: schema.DatasetAttrs,
+    url: str,
+    y: LabelsLike | None,
+    start: int,
+    stop: int,
+) -> tuple[DenseOrCsr | None, list[Label] | None]:
     """Labels, targets or multi-labels of rows `start:stop` as the column `y` of a dataset stores them."""
     what = f"{url}: labels of rows {start}:{stop}"
     if (y is None) != (column is None):
@@ -479,7 +509,9 @@ def _as_y_of(
     return stored, distinct.astype(column.dtype).tolist() if few else None
 
 
-def _as_weight_of(column: Any, url: str, weight: Any, start: int, stop: int) -> np.ndarray | None:
+def _as_weight_of(
+    column: Column | None, url: str, weight: WeightsLike | None, start: int, stop: int
+) -> np.ndarray | None:
     """Weights of rows `start:stop`, of a dataset that has some."""
     what = f"{url}: rows {start}:{stop}"
     if (weight is None) != (column is None):
@@ -487,7 +519,7 @@ def _as_weight_of(column: Any, url: str, weight: Any, start: int, stop: int) -> 
     return None if weight is None else schema.check_weight(weight, stop - start, what, start)
 
 
-def _as_csr_of(column: CsrGroups, url: str, x: Any, start: int, stop: int, what: str) -> Any:
+def _as_csr_of(column: CsrGroups, url: str, x: RowsLike, start: int, stop: int, what: str) -> csr_array:
     if not is_sparse(x):
         raise DataError(
             f"{what} were given as {type(x).__name__}, but this column is CSR; pass a scipy sparse array"
@@ -508,7 +540,13 @@ def _as_csr_of(column: CsrGroups, url: str, x: Any, start: int, stop: int, what:
 
 
 def _as_targets_of(
-    column: Any, attrs: schema.DatasetAttrs, url: str, y: Any, start: int, stop: int, what: str
+    column: Column,
+    attrs: schema.DatasetAttrs,
+    url: str,
+    y: LabelsLike,
+    start: int,
+    stop: int,
+    what: str,
 ) -> np.ndarray:
     schema.refuse_masked(y, what, start)
     targets = np.asarray(y)

@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from .batches import Progress, RowBatch, row_bytes, write_shards
 from .create import create_like, derived_from, removed_on_failure
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from scalelatent.data.schema import LayoutOptions
     from scalelatent.storage.disk import Location
 
 MEMORY = 1 << 30
@@ -51,7 +54,7 @@ def shuffle_dataset(
     memory: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
-    **layout: Any,
+    **layout: Unpack[LayoutOptions],
 ) -> Dataset:
     """Write the rows of a dataset in a uniformly random order, with their labels and weights.
 

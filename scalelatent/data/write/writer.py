@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.dataset import Dataset, open_dataset
 
 from .create import begin_dataset
 from .shards import ShardWriter
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class DatasetWriter(ShardWriter):
@@ -34,12 +37,12 @@ def create_dataset(
     url: str | os.PathLike[str],
     n_rows: int,
     feature_shape: tuple[int, ...],
-    dtype: Any,
+    dtype: npt.DTypeLike,
     *,
-    y_dtype: Any = None,
+    y_dtype: npt.DTypeLike | None = None,
     y_kind: str = "labels",
     n_targets: int | None = None,
-    classes: Any = None,
+    classes: npt.ArrayLike | None = None,
     nnz: int | None = None,
     weighted: bool = False,
     chunk_rows: int | None = None,

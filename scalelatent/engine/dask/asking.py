@@ -14,7 +14,7 @@ from scalelatent.engine.threads import within
 from scalelatent.errors import RunError
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Scheduler
 
 __all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "worker_infos"]
 
@@ -47,7 +47,9 @@ def ask_scheduler(client: Client, function: Callable[..., Answer], *args: Any) -
     return _bounded(client, ASK_SECONDS, lambda: client.run_on_scheduler(_on_scheduler, function, args))
 
 
-def _on_scheduler(function: Callable[..., Any], args: tuple[Any, ...], dask_scheduler: Any = None) -> Any:
+def _on_scheduler(
+    function: Callable[..., Answer], args: tuple[object, ...], dask_scheduler: Scheduler | None = None
+) -> Answer:
     return function(dask_scheduler, *args)
 
 
@@ -69,7 +71,7 @@ def ask_workers(
     async def ask(some: list[str]) -> dict[str, Any]:
         answer = client.run(function, *args, workers=some, on_error="return", asynchronous=True)
         try:
-            found = await asyncio.wait_for(answer, limit)  # type: ignore[arg-type]
+            found = await asyncio.wait_for(answer, limit)
             return {a: found.get(a, ConnectionError(f"worker {a} has left")) for a in some}
         except (TimeoutError, OSError) as error:
             if len(some) > 1:  # one that hangs does not hide the others

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalelatent.engine.grid import FAN_IN
 from scalelatent.engine.passes import Span, Stage
@@ -21,12 +21,15 @@ from .trial import try_span
 from .window import AT_ONCE, Batch, TaskEnded, Window, Work
 
 if TYPE_CHECKING:
+    import numpy as np
     from distributed import Future
 
     from scalelatent.data.dataset import Dataset
 
     from .executor import DaskExecutor
     from .graph import Node
+    from .pass_tasks import PassInfo
+    from .window import ItemWords
 
 # Tasks of earlier passes that the scheduler may have to remember, and passes in a chain: bounds, by which
 # thousand_passes.py finds 65 tasks at most, and 1 kB a pass.
@@ -57,7 +60,7 @@ class DaskPass(Work[Span]):
         self.links: int = 0 if behind is None else behind.links + 1
         # Of a pass of reductions: the sum of each part, as a task and once it has come.
         self._roots: dict[str, Node] = {}
-        self.sums: dict[str, Any] = {}
+        self.sums: dict[str, np.ndarray] = {}
         self._n_spans, self._kept = len(spans) + len(kept), frozenset(kept)
         self._params: Node | None = None if behind is None else behind.mstep
         self._levels = {
@@ -66,7 +69,7 @@ class DaskPass(Work[Span]):
         self._graphs: list[tuple[Graph, list[Future]]] = []
         self.todo = spans
         self._mstep_seen: float | None = None
-        self._info: dict[str, Any] | None = None
+        self._info: PassInfo | None = None
         self.mstep: Future | None = None
         self._asked: Future | None = None
         self._trees = {part: _Tree(self, part) for part in stage.grids}
@@ -185,7 +188,7 @@ class DaskPass(Work[Span]):
         a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
         return b - a
 
-    def about(self, item: Span) -> dict[str, Any]:
+    def about(self, item: Span) -> ItemWords:
         """A span in the words of the event log."""
         a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
         return {"part": item.part, "span": item.index, "level": item.level, "rows": [a, b]}
@@ -225,7 +228,7 @@ class DaskPass(Work[Span]):
         return self.window.given and len(self.sums) == len(self.stage.grids)
 
     @property
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> PassInfo | None:
         """What the M-step tells: by an event, or where that got lost by a task."""
         if self._info is None and self.mstep is not None:
             told = self.executor.told(self)
@@ -240,7 +243,7 @@ class DaskPass(Work[Span]):
                     self._info = self._ask(self.mstep)
         return self._info
 
-    def _ask(self, mstep: Future) -> dict[str, Any] | None:
+    def _ask(self, mstep: Future) -> PassInfo | None:
         """What the M-step has told, once the task that is asked for it has ended."""
         if self._asked is None:
             graph, key = Graph(), self.key("info")
@@ -251,7 +254,8 @@ class DaskPass(Work[Span]):
         if not found:
             return None
         if found[0] is not None:
-            return dict(found[0])
+            info: PassInfo = found[0]
+            return info
         # Dask, having lost the result, went through the pass again, whose outcome was in the run folder.
         state, work = self.executor.store.load_state(self.stage.name, self.iteration + 1), self.stage.batch
         return {

@@ -37,7 +37,7 @@ from .pools import Pools
 from .scheduler_listener import KERNELS, listener
 from .trial import end_with_word, look_back, try_alone
 from .watch import NoProgress, Retry, Watch, WorkerDied
-from .window import TaskEnded, Work
+from .window import Item, TaskEnded, Work
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -219,7 +219,7 @@ class DaskExecutor:
 
     # -- passes ----------------------------------------------------------------------------------------------
 
-    def put_state(self, stage: Stage, iteration: int, state: Any) -> int:
+    def put_state(self, stage: Stage, iteration: int, state: object) -> int:
         """Write constants and state where the workers find them."""
         self._call_off()
         self._save_stage(stage)
@@ -338,7 +338,7 @@ class DaskExecutor:
 
     # -- results and errors ----------------------------------------------------------------------------------
 
-    def fetched(self, future: Future, item: Any = None) -> tuple[Any, ...]:
+    def fetched(self, future: Future, item: object = None) -> tuple[Any, ...]:
         """The result of a task of work that is looked after; empty until it is computed, and fetched.
 
         Its only copy may be lost just before it is fetched: then it is computed again, under the same watch.
@@ -394,7 +394,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
             raise
 
 
-def _tried_first(executor: DaskExecutor, current: Work[Any]) -> bool:
+def _tried_first(executor: DaskExecutor, current: Work[Item]) -> bool:
     """Try suspects before the work begins; whether there were some, and it is to be made again."""
     if current.began is not None:  # behind the pass before it
         if executor.watch.suspects(current):

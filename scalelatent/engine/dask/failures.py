@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from scalelatent.engine.executor import OnRows
 from scalelatent.engine.threads import within
@@ -14,7 +14,7 @@ from scalelatent.errors import RunError, ScalelatentError, ShardError
 
 from .asking import ASK_SECONDS
 from .watch import Retry, WorkerDied
-from .window import TaskEnded, Work
+from .window import Item, TaskEnded, Work
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -38,7 +38,7 @@ def guard_spans(client: Client) -> None:
         within(ASK_SECONDS, lambda: client.register_plugin(SpanGuard(), name=NAME))
 
 
-def look_after(executor: DaskExecutor, current: Work[Any], on_rows: OnRows) -> None:
+def look_after(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> None:
     """Look after work until it is done."""
     told = -1
     current.open()
@@ -60,7 +60,7 @@ def look_after(executor: DaskExecutor, current: Work[Any], on_rows: OnRows) -> N
         on_rows(current.rows, current.rows)
 
 
-def settle(executor: DaskExecutor, current: Work[Any], ended: TaskEnded) -> NoReturn:
+def settle(executor: DaskExecutor, current: Work[Item], ended: TaskEnded) -> NoReturn:
     """A task failed or was cancelled: retry the work where that helps."""
     from distributed import KilledWorker
 
@@ -96,7 +96,7 @@ def _exception_of(executor: DaskExecutor, future: Future) -> BaseException:
 
 
 def _told(
-    executor: DaskExecutor, future: Future, error: BaseException, current: Work[Any] | None
+    executor: DaskExecutor, future: Future, error: BaseException, current: Work[Item] | None
 ) -> Exception:
     from distributed import KilledWorker
 

@@ -55,8 +55,8 @@ class Graph:
     def add(
         self,
         key: str,
-        function: Callable[..., Any],
-        *args: Any,
+        function: Callable[..., object],
+        *args: object,
         worker: str | None = None,
         priority: int = 0,
         reads: Reads | None = None,
@@ -86,7 +86,7 @@ class Graph:
         return dict(zip(keys, client.get(graph, keys, sync=False, fifo_timeout="100ms"), strict=True))
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(value: object) -> object:
     if isinstance(value, list) and any(isinstance(item, (TaskRef, list)) for item in value):
         return List(*(_parsed(item) for item in value))
     return value

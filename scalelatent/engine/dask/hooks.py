@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from distributed import Client, Scheduler, SchedulerPlugin, Worker
+    from concurrent.futures import Future
+
+    from distributed import Client, Scheduler, SchedulerPlugin, Security, Worker
     from distributed.scheduler import TaskState
 
 __all__ = [
@@ -59,7 +61,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _TASK, _WORKER = "distributed.scheduler:TaskState", "distributed.scheduler:WorkerState"
 
 
-def _guarded(without: str, default: Callable[[], Any], *needs: str) -> Callable[[_F], _F]:
+def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callable[[_F], _F]:
     """Answer ``default()`` where Dask has changed, and say once what the program then goes without."""
 
     def wrap(function: _F) -> _F:
@@ -83,7 +85,7 @@ def _guarded(without: str, default: Callable[[], Any], *needs: str) -> Callable[
     return wrap
 
 
-def _find(need: str, owner: Any) -> None:
+def _find(need: str, owner: object) -> None:
     module, _, path = need.rpartition(":")
     found = importlib.import_module(module) if module else owner
     for name in path.split("."):
@@ -109,7 +111,7 @@ def say_once(name: str, without: str, error: Exception) -> None:
 
 
 @_guarded("a prefix of the dashboard's addresses", lambda: "/", "http_application.wildcard_router.rules")
-def route_prefix(scheduler: Any) -> str:
+def route_prefix(scheduler: Scheduler) -> str:
     """What the dashboard's addresses begin with: ``"/"``, or ``"/name/"`` (``--dashboard-prefix``)."""
     # The scheduler does not keep it; the route of its health check, which every version has, tells.
     for rule in scheduler.http_application.wildcard_router.rules:
@@ -132,7 +134,7 @@ def add_routes(scheduler: Any, routes: Sequence[tuple[str, type, dict[str, Any]]
 
 
 @_guarded("an entry in the dashboard's navigation bar", lambda: False, "http_application")
-def add_page(scheduler: Any, page: str) -> bool:
+def add_page(scheduler: Scheduler, page: str) -> bool:
     """Add a page to the dashboard's navigation bar; False where there is no dashboard (no bokeh)."""
     try:
         import bokeh  # noqa: F401
@@ -196,7 +198,7 @@ class LostWorker(NamedTuple):
     expected: bool
 
 
-def lost_worker(topic: str, message: Any) -> LostWorker | None:
+def lost_worker(topic: str, message: object) -> LostWorker | None:
     """Read the scheduler's event of a removed worker (topic ``"all"``); None for any other event."""
     # Only this event tells the tasks: when plugins hear of it by remove_worker, they are elsewhere already.
     if topic != "all" or not isinstance(message, Mapping) or message.get("action") != "remove-worker":
@@ -210,7 +212,9 @@ def lost_worker(topic: str, message: Any) -> LostWorker | None:
 
 
 @_guarded("messages to the dashboard page", lambda: False, "status", "loop", "scheduler")
-def post_event(client: Any, topic: str, messages: Sequence[dict[str, Any]], pause: float = 0.0) -> Any:
+def post_event(
+    client: Any, topic: str, messages: Sequence[dict[str, Any]], pause: float = 0.0
+) -> Future[None] | Literal[False]:
     """Log events without waiting for the scheduler."""
     # Client.log_event waits for an answer: a driver would stand still while a scheduler is away.
     if client.scheduler is None or client.loop is None or client.status not in ("running", "connecting"):
@@ -250,7 +254,7 @@ def worker_facts(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
 
 
 @_guarded("drivers that outlive any number of workers", lambda: False, "tasks", f"{_TASK}.suspicious")
-def forgive(scheduler: Scheduler, key: str) -> bool:
+def forgive(scheduler: Scheduler, key: Any) -> bool:
     """Let a task begin again after its worker's death as if it were the first time."""
     # The scheduler gives a task up (KilledWorker) after distributed.scheduler.allowed-failures deaths. A
     # driver runs as long as its job and needs little memory: it is not what kills workers.
@@ -345,7 +349,7 @@ def keep_still(scheduler: Scheduler, name: str) -> bool:
 
 
 @_guarded("jobs that outlive the client that submits them", lambda: False, "tasks", "client_desires_keys")
-def keep_task(scheduler: Scheduler, key: str) -> bool:
+def keep_task(scheduler: Scheduler, key: Any) -> bool:
     """Let a task go on when the client that submitted it leaves, as `distributed.fire_and_forget` does."""
     # client_desires_keys is a message that overtakes the task it is about: a client that submits and leaves
     # would lose the task.
@@ -377,7 +381,7 @@ def task_wanted(worker: Worker, key: Any) -> bool:
 
 
 @_guarded("handlers of Dask events that a user has set before", lambda: None, "_event_handlers")
-def topic_handler(client: Client, topic: str) -> Any:
+def topic_handler(client: Client, topic: str) -> Callable[[tuple[float, Any]], object] | None:
     """What a client does with events of a topic; None where it did not ask for them."""
     return client._event_handlers.get(topic)
 
@@ -389,7 +393,7 @@ def offers_gpu(worker: Worker) -> bool:
 
 
 @_guarded("news of finished spans", lambda: None, "loop.add_callback", "loop.call_later")
-def call_later(worker: Worker, seconds: float, function: Callable[..., Any], *args: Any) -> None:
+def call_later(worker: Worker, seconds: float, function: Callable[..., object], *args: object) -> None:
     """Call a function in a worker's event loop, from any of its threads."""
     worker.loop.add_callback(worker.loop.call_later, seconds, function, *args)
 
@@ -424,7 +428,7 @@ def page_place(scheduler: Any) -> tuple[str, int]:
     return str(scheduler.http_server.address), int(scheduler.http_server.port)
 
 
-def scheduler_of(worker: Worker) -> tuple[str, Any]:
+def scheduler_of(worker: Worker) -> tuple[str, Security]:
     """Address of a worker's scheduler, and what a client needs to connect to it."""
     security: Any = worker.security
     if security.tls_worker_cert is not None and security.tls_client_cert is None:

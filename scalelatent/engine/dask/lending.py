@@ -5,7 +5,7 @@ Law 7 needs it (small tasks): a worker plugin gives it to workers that join late
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distributed import WorkerPlugin
 
@@ -15,6 +15,8 @@ from scalelatent.storage.stores import known_place
 from .asking import AWAY, ask_workers
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from distributed import Client
 
     from scalelatent.data.dataset import Dataset
@@ -62,5 +64,5 @@ def _check_seen(client: Client, url: str, access: Access) -> None:
         )
 
 
-def _stamp(url: str, mark: str) -> Any:
+def _stamp(url: str, mark: str) -> Hashable:
     return known_place(url, mark).stamp("zarr.json")

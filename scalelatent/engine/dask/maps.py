@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalelatent.engine.executor import OnRows
 from scalelatent.engine.quarantine import whole_shards
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scalelatent.engine.mapwrite import OutputTask
 
     from .executor import DaskExecutor
+    from .window import ItemWords
 
 # Adds the task of a shard to a graph: graph, key, shard, worker.
 AddShard = Callable[[Graph, str, int, str], None]
@@ -70,7 +71,7 @@ class Shards(Work[int]):
         """Whether a task belongs to the map."""
         return self._others or super().mine(key)
 
-    def about(self, item: int) -> dict[str, Any]:
+    def about(self, item: int) -> ItemWords:
         """A shard in the words of the event log."""
         return {"part": "output", "span": item}
 
@@ -91,7 +92,7 @@ class MapShards(Shards):
         """The rows that the map reads."""
         return self._task.dataset
 
-    def about(self, item: int) -> dict[str, Any]:
+    def about(self, item: int) -> ItemWords:
         """A shard in the words of the event log."""
         return {"part": "output", "span": item, "rows": list(self._writer.shard_bounds(item))}
 
@@ -177,7 +178,7 @@ def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRow
 
 
 @contextmanager
-def _kept_while(executor: DaskExecutor, record: str, tree: Any) -> Iterator[None]:
+def _kept_while(executor: DaskExecutor, record: str, tree: object) -> Iterator[None]:
     """A record in the run folder as long as tasks need it."""
     executor.store.write(record, tree)
     try:

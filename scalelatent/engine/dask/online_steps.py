@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from distributed import Future
 
     from .executor import DaskExecutor
+    from .online_tasks import SegmentEnd
 
 # The end of a segment costs some hundredths of a second: its state is written, and the driver asked. In
 # segments so long, after a first one that measures a step, steps on one worker take 0.5 to 3 ms each beyond
@@ -67,7 +68,7 @@ class Segment(Work[Place]):
         super().__init__(steps.stage.name, place.epoch + 1, token, 0)
         self._steps, self._place = steps, place
         self.futures: list[Future] = []
-        self._told: dict[str, Any] | None = None
+        self._told: SegmentEnd | None = None
 
     def submit(
         self, task: Callable[..., Any], role: str, worker: str, *args: Any, chain: int | None = None,
@@ -87,7 +88,7 @@ class Segment(Work[Place]):
             task, *about, *args, key=key, workers=[worker], allow_other_workers=free, pure=False
         )
 
-    def result(self, futures: list[Future], worker: str) -> dict[str, Any]:
+    def result(self, futures: list[Future], worker: str) -> SegmentEnd:
         """The result of the first of some futures."""
         executor, self.futures = self._steps.executor, futures
         futures[0].add_done_callback(lambda _: executor.pulse.set())
@@ -104,7 +105,7 @@ class Segment(Work[Place]):
         """Whether the driver has what the last task tells."""
         if self._told is None and super().done:
             found = self._steps.executor.fetched(self.futures[0], self._place)
-            self._told = dict(found[0]) if found else None
+            self._told = found[0] if found else None
         return self._told is not None
 
     def look(self) -> bool:
@@ -123,7 +124,7 @@ class Segment(Work[Place]):
     def redone(self, item: Place, why: str, worker: str) -> None:
         """It is told once, by who does it again."""
 
-    def worker_lost(self, items: list[Any], worker: str, alone: bool, expected: bool) -> None:
+    def worker_lost(self, items: list[Place], worker: str, alone: bool, expected: bool) -> None:
         """Replicas of the state are gone with it, which Dask cannot make again."""
         if items and expected:
             raise WorkerLeft(f"worker {worker} was taken away")
@@ -166,7 +167,7 @@ class DaskSteps:
     def __enter__(self) -> DaskSteps:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.executor.end()  # validation may have begun a pass behind its last one
         self._store.drop_result(self._record)
         args, client = (self._store.ref, self.stage.name, self.token), self.executor.client
@@ -176,7 +177,7 @@ class DaskSteps:
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def put(self, place: Place, state: Any, *, kept: bool = False) -> Place:
+    def put(self, place: Place, state: object, *, kept: bool = False) -> Place:
         """Write a state where the workers find it, unless it comes from there."""
         if not kept:
             tree = {"state": state, "place": place, "order": self._order}
@@ -195,7 +196,7 @@ class DaskSteps:
         assert self._known[0] == handle
         return self._known[1], self._known[2]
 
-    def _told(self, place: Place, out: dict[str, Any]) -> Place:
+    def _told(self, place: Place, out: SegmentEnd) -> Place:
         self._known = (place, out["summary"], out["done"])
         wanted = max(SEGMENT_SECONDS, out["save_seconds"] / SAVE_SHARE)
         self._seconds = min(wanted, max(LONGEST_SECONDS, SEGMENT_SECONDS))
@@ -213,16 +214,16 @@ class DaskSteps:
     def end_epoch(self, place: Place, handle: Place) -> Place:
         """The learner's schedule, on a worker."""
 
-        def end(segment: Segment, workers: list[str], careful: bool) -> dict[str, Any]:
+        def end(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             future = segment.submit(task_end_epoch, "epoch", workers[0], handle, place)
             return segment.result([future], workers[0])
 
         return self._told(place, self._redone(end, handle, f"the end of epoch {place.epoch}"))
 
-    def _segment(self, place: Place, stop: int) -> dict[str, Any]:
+    def _segment(self, place: Place, stop: int) -> SegmentEnd:
         """One segment from a place; returns what its last task told."""
 
-        def run(segment: Segment, workers: list[str], careful: bool) -> dict[str, Any]:
+        def run(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             groups = min(len(workers), self._order.n_chains)
             # One worker needs no replicas, so that ends a series of lost ones; and shows which one hangs.
             if careful or self._use_one(groups):
@@ -232,8 +233,8 @@ class DaskSteps:
         return self._redone(run, place, f"the steps after {place.step} of epoch {place.epoch + 1}")
 
     def _redone(
-        self, run: Callable[[Segment, list[str], bool], dict[str, Any]], place: Place, what: str
-    ) -> dict[str, Any]:
+        self, run: Callable[[Segment, list[str], bool], SegmentEnd], place: Place, what: str
+    ) -> SegmentEnd:
         """What a part of the fit comes to, done again where workers went or hang."""
         missing = failed = 0
         self.executor.watch.begin()
@@ -270,7 +271,7 @@ class DaskSteps:
         largest = -(-self._order.n_chains // groups) / self._order.n_chains
         return self._one <= self._work * largest + self._cost
 
-    def _on_one(self, segment: Segment, place: Place, stop: int, worker: str) -> dict[str, Any]:
+    def _on_one(self, segment: Segment, place: Place, stop: int, worker: str) -> SegmentEnd:
         threads = min(self.executor.threads.get(worker, 1), self._order.n_chains)
         seconds = FIRST_SECONDS if self._one is None else self._seconds
         future = segment.submit(task_steps, "step", worker, place, stop, threads, seconds)
@@ -278,7 +279,7 @@ class DaskSteps:
         self._one, self._work = out["seconds"], out["work"]
         return out
 
-    def _on_all(self, segment: Segment, place: Place, stop: int, workers: list[str]) -> dict[str, Any]:
+    def _on_all(self, segment: Segment, place: Place, stop: int, workers: list[str]) -> SegmentEnd:
         count = min(self._length(len(workers)), stop - place.step)
         edges = [self._order.n_chains * i // len(workers) for i in range(len(workers) + 1)]
         begin, last = time.perf_counter(), place

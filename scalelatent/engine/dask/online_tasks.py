@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -58,17 +58,17 @@ class StepNews:
         """Tell of those up to a place that were not told yet."""
         seconds, runner = time.perf_counter() - self.begin, self._runner
         step, rows, nbytes, waited = self._before
+        where = {"pass": place.epoch + 1, "step": place.step}
         work_news.add(
-            *self._about, "train", runner.device, runner.rows - rows, runner.meter.bytes_read - nbytes,
+            *self._about, "train", where, runner.device, runner.rows - rows, runner.meter.bytes_read - nbytes,
             seconds, runner.meter.wait_seconds - waited, place.step - step,
-            **{"pass": place.epoch + 1, "step": place.step},
         )  # fmt: skip
         self._begin(place)
 
 
 def task_steps(
     ref: Ref, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
-) -> dict[str, Any]:
+) -> SegmentEnd:
     """All chains of some steps on this worker: up to ``stop``, or as many as ``seconds`` allow."""
     settle_process()
     with (
@@ -118,9 +118,7 @@ def task_chains(
     return Found(list(merged), list(merged.values()), nbytes, seconds)
 
 
-def task_close(
-    ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[Found]
-) -> dict[str, Any]:
+def task_close(ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[Found]) -> SegmentEnd:
     """The end of a segment: its last step is taken, and the state goes into the run folder."""
     settle_process()
     work = [found.seconds for found in results]
@@ -133,7 +131,7 @@ def task_close(
         }
 
 
-def task_end_epoch(ref: Ref, name: str, token: str, fit: Fit, before: Place, place: Place) -> dict[str, Any]:
+def task_end_epoch(ref: Ref, name: str, token: str, fit: Fit, before: Place, place: Place) -> SegmentEnd:
     """The learner's schedule."""
     settle_process()
     with sites.use(ref, name, token) as site:
@@ -148,6 +146,22 @@ def end_site(ref: Ref, name: str, token: str) -> None:
 
 # Sites that no task uses and whose driver never said that it ended: so many, for so long; bounds.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
+
+
+class SegmentEnd(TypedDict):
+    """What the last task of a segment tells of it."""
+
+    step: int
+    summary: dict[str, Any]
+    done: bool
+    save_seconds: float
+    bytes_read: NotRequired[int]
+    work: NotRequired[float]
+    """CPU seconds: of a step where one worker did it, else of all."""
+    seconds: NotRequired[float]
+    """Of a step."""
+    longest: NotRequired[float]
+    """Seconds of the slowest task."""
 
 
 class Found(NamedTuple):
@@ -194,7 +208,7 @@ class Site:
         self._n_epochs = 0
         self._loaded = False
         self._lock = threading.RLock()
-        self._replicas: OrderedDict[Place, Any] = OrderedDict()
+        self._replicas: OrderedDict[Place, object] = OrderedDict()
         self._runners: dict[tuple[int, int], _Runner] = {}
         self._epoch = -1
         # Of all tasks: each of a spread segment is shorter than what lies between two words.
@@ -262,7 +276,7 @@ class Site:
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def keep(self, place: Place, state: Any) -> None:
+    def keep(self, place: Place, state: object) -> None:
         """Keep a replica; old ones go."""
         with self._lock:
             self._replicas[place] = state
@@ -272,7 +286,7 @@ class Site:
                 self._epoch = place.epoch
                 shared_cache().start_pass()
 
-    def state(self, place: Place) -> Any:
+    def state(self, place: Place) -> object:
         """The state where a segment begins: a replica, or the record in the run folder."""
         with self._lock:
             if place not in self._replicas:
@@ -287,7 +301,7 @@ class Site:
                 self.keep(place, tree["state"])
             return self._replicas[place]
 
-    def follow(self, before: Place, results: Sequence[Found]) -> Any:
+    def follow(self, before: Place, results: Sequence[Found]) -> object:
         """The state after the step at ``before``, given what the tasks of that step returned."""
         place = Place(before.epoch, before.step + 1)
         with self._lock:
@@ -302,7 +316,7 @@ class Site:
                 self.keep(place, advance(self.stage.online, self._replicas[before], sums, rows))
             return self._replicas[place]
 
-    def save(self, place: Place, state: Any) -> dict[str, Any]:
+    def save(self, place: Place, state: object) -> SegmentEnd:
         """Write the state into the run folder; returns the learner's scalars."""
         self.keep(place, state)
         tree = {"state": state, "place": place, "order": self.order}

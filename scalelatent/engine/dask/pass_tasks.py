@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -46,6 +46,11 @@ from .worker_side import (
     worker_threads,
 )
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from scalelatent.engine.mapwrite import OutputTask
+
 T = TypeVar("T")
 
 
@@ -55,10 +60,10 @@ class RecentObjects:
     def __init__(self, size: int) -> None:
         self._size = size
         # Slot -> key, object: of a slot the last key is kept.
-        self._kept: OrderedDict[tuple[Any, ...], tuple[Any, Any]] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], tuple[object, object]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, slot: tuple[Any, ...], load: Callable[[], T], key: Any = None) -> T:
+    def get(self, slot: tuple[object, ...], load: Callable[[], T], key: object = None) -> T:
         """The object of a slot, loaded by ``load()`` where it is not at hand, or that of another key."""
         with self._lock:
             kept = self._kept.get(slot)
@@ -73,7 +78,7 @@ class RecentObjects:
                 self._kept.popitem(last=False)
         return value
 
-    def forget(self, run: Any) -> None:
+    def forget(self, run: object) -> None:
         """Let go of all objects of a run, by which slots begin."""
         with self._lock:
             for slot in [slot for slot in self._kept if slot[0] == run]:
@@ -138,6 +143,15 @@ def worker_device(device: str) -> str:
     return "gpu" if offers_gpu(worker) else "cpu"
 
 
+class PassInfo(TypedDict):
+    """What the driver is told of a pass."""
+
+    summary: dict[str, Any]
+    done: bool
+    rows: int
+    bytes_read: int
+
+
 @dataclass(frozen=True)
 class TaskParams:
     """What the tasks of a pass depend on: the state, and what the driver is told of the pass before."""
@@ -145,8 +159,8 @@ class TaskParams:
     # A state of None: the pass is not wanted, because the learner is done, or because the pass is past and
     # Dask, having lost later parameters, goes through it again.
 
-    state: Any
-    info: dict[str, Any] | None = None
+    state: object
+    info: PassInfo | None = None
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
         for name, value in fields.items():
@@ -194,8 +208,8 @@ def task_span(
     pace_news.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
     rows, nbytes = int(vector[-2]), int(vector[-1])
     work_news.add(
-        ref[0], stage_name, span.part, context.backend.name, rows, nbytes, seconds,
-        context.meter.wait_seconds - waited, **{"pass": iteration + 1, "span": span.index},
+        ref[0], stage_name, span.part, {"pass": iteration + 1, "span": span.index}, context.backend.name,
+        rows, nbytes, seconds, context.meter.wait_seconds - waited,
     )  # fmt: skip
     return vector
 
@@ -211,7 +225,7 @@ def stopping() -> Iterator[None]:
         raise Reschedule from None
 
 
-def context_of(ref: Ref, stage_name: str, iteration: int, state: Any) -> PassContext:
+def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> PassContext:
     """This thread's context of a pass; earlier ones are let go."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
@@ -265,7 +279,12 @@ def task_mstep(
         following = stage.batch.update(params.state, stats)
     open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
     done = stage.batch.is_done(following)
-    info = {"summary": stage.batch.summary(following), "done": done, "rows": rows, "bytes_read": nbytes}
+    info: PassInfo = {
+        "summary": stage.batch.summary(following),
+        "done": done,
+        "rows": rows,
+        "bytes_read": nbytes,
+    }
     message = as_message(info)
     if message is not None:
         tell(fit, {"stage": stage_name, "pass": iteration + 1, "info": message})
@@ -278,12 +297,14 @@ def _past(store: EngineStore, stage: str, iteration: int) -> TaskParams:
     return TaskParams(store.load_state(stage, iteration) if found else None)
 
 
-def task_info(params: TaskParams) -> dict[str, Any] | None:
+def task_info(params: TaskParams) -> PassInfo | None:
     """What the driver is told of a pass."""
     return params.info
 
 
-def task_write_rows(ref: Ref, url: str, shard: int, x: np.ndarray, y: Any, beside: str | None) -> None:
+def task_write_rows(
+    ref: Ref, url: str, shard: int, x: np.ndarray, y: npt.ArrayLike | None, beside: str | None
+) -> None:
     """One shard of a dask array's rows, written where it was computed."""
     from scalelatent.data import DatasetWriter
 
@@ -301,8 +322,8 @@ def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
     _tell_cuts(fit, backend, limits)
     # Of a tile, its share of the rows.
     work_news.add(
-        ref[0], task.name, "output", backend.name, rows // task.writer.n_tiles, meter.bytes_read,
-        time.perf_counter() - begin, meter.wait_seconds, shard=shard,
+        ref[0], task.name, "output", {"shard": shard}, backend.name, rows // task.writer.n_tiles,
+        meter.bytes_read, time.perf_counter() - begin, meter.wait_seconds,
     )  # fmt: skip
     return rows
 
@@ -312,14 +333,14 @@ def _tell_cuts(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
         tell_cut(fit, what, limit, backend.device)
 
 
-def load_map(ref: Ref, name: str) -> tuple[Any, Any]:
+def load_map(ref: Ref, name: str) -> tuple[OutputTask, Backend]:
     """A map, read once a process, and what it is computed by."""
     task = _recent.get((ref[:2], name), lambda: _read_map(ref, name))
     settle_process()
     return task, _backend(task.device)
 
 
-def _read_map(ref: Ref, name: str) -> Any:
+def _read_map(ref: Ref, name: str) -> OutputTask:
     from scalelatent.engine.mapwrite import MapTask
     from scalelatent.engine.rowsets import SetsTask
 
@@ -327,11 +348,12 @@ def _read_map(ref: Ref, name: str) -> Any:
     return MapTask.from_tree(tree) if "row_map" in tree else SetsTask.from_tree(tree)
 
 
-def aligned(tree: Any) -> Any:
+def aligned(tree: T) -> T:
     """A tree of dataclasses, dicts, lists and tuples, with unaligned arrays copied."""
     # Messages hold arrays one behind the other, at any byte, and numpy multiplies unaligned ones by loops of
     # its own in place of BLAS: slower, and with other bits.
-    return _aligned(tree, {})
+    out: T = _aligned(tree, {})
+    return out
 
 
 def _aligned(tree: Any, seen: dict[int, np.ndarray]) -> Any:

@@ -25,7 +25,8 @@ KERNELS = f"{TOPIC}-kernels"
 # 1 kB a pass is left in it (thousand_passes.py).
 _PASS_TOPICS = 8
 
-Handler = Callable[[Any], None]
+Handler = Callable[[dict[str, Any]], None]
+Event = tuple[float, Any]  # seconds since the epoch, message
 
 
 def pass_topic(token: str) -> str:
@@ -33,7 +34,7 @@ def pass_topic(token: str) -> str:
     return f"{TOPIC}-pass-{zlib.crc32(token.encode()) % _PASS_TOPICS}"
 
 
-def as_message(value: Any) -> str | None:
+def as_message(value: object) -> str | None:
     """A value as text, or None where it would not come back as it is."""
     try:
         text = json.dumps(value)
@@ -50,7 +51,7 @@ class Listener:
     def __init__(self, client: Client) -> None:
         self._client = weakref.proxy(client)
         self._handlers: dict[str, list[Handler]] = {}
-        self._others: dict[str, Any] = {}
+        self._others: dict[str, Callable[[Event], object] | None] = {}
         self._lock = threading.Lock()
 
     def add(self, topic: str, handler: Handler) -> None:
@@ -72,8 +73,8 @@ class Listener:
             if not handlers and self._others[topic] is None and self._client.status == "running":
                 self._client.unsubscribe_topic(topic)
 
-    def _spread(self, topic: str) -> Callable[[Any], Any]:
-        def spread(event: Any) -> Any:
+    def _spread(self, topic: str) -> Callable[[Event], object]:
+        def spread(event: Event) -> object:
             for handler in tuple(self._handlers[topic]):
                 handler(event[1])
             other = self._others[topic]

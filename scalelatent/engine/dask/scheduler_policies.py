@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distributed import SchedulerPlugin
 
@@ -39,7 +39,7 @@ class SpanGuard(SchedulerPlugin):
         """Begin to listen."""
         self.scheduler = scheduler
 
-    def log_event(self, topic: str, msg: Any) -> None:
+    def log_event(self, topic: str, msg: object) -> None:
         """Hear that a worker is lost, before the scheduler gives its tasks to others."""
         lost = hooks.lost_worker(topic, msg)
         if lost is None:

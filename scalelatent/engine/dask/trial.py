@@ -24,15 +24,16 @@ from .failures import LeftOut, look_after
 from .graph import Graph
 from .pass_tasks import Ref, context_of, load_map, open_store, stopping
 from .watch import DEATHS, DRIVERS, Retry
-from .window import Batch, Window, Work
+from .window import Batch, Item, Window, Work
 from .worker_side import Fit, TaskStop
 
 if TYPE_CHECKING:
-    from distributed import Future
+    from distributed import Future, Worker
 
     from scalelatent.data.dataset import Dataset
 
     from .executor import DaskExecutor
+    from .window import ItemWords
 
 # Of a worker's limit: one that was seen with as much in use was most likely ended by its nanny, which does so
 # at 95 % (test_machines.py).
@@ -45,21 +46,21 @@ QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
 class Died(Exception):
     """A worker has died of one item, alone with it."""
 
-    def __init__(self, item: Any, worker: str) -> None:
+    def __init__(self, item: object, worker: str) -> None:
         super().__init__(item, worker)
         self.item, self.worker = item, worker
 
 
-class Trial(Work[Any]):
+class Trial(Work[Item]):
     """One item of a work, alone on a worker."""
 
-    def __init__(self, executor: DaskExecutor, tried: Work[Any], suspect: Any, worker: str) -> None:
+    def __init__(self, executor: DaskExecutor, tried: Work[Item], suspect: Item, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
         self._client, self._tried = executor.client, tried
         self.note = note_of(tried, suspect)
         self.window = Window({worker: 1}, [suspect], self._send)
 
-    def _send(self, batch: Batch[Any], last: bool) -> dict[Any, Future]:
+    def _send(self, batch: Batch[Item], last: bool) -> dict[Item, Future]:
         ((item, worker),) = batch
         graph, key = Graph(), f"{self.name}-trial-{self._tried.label(item)}-{self.token}"
         self._tried.add_trial(graph, key, item, self.note, worker)
@@ -67,19 +68,19 @@ class Trial(Work[Any]):
         # No other worker takes it where its worker dies.
         return {item: graph.send(self._client, [key], [worker])[key]}
 
-    def item_rows(self, item: Any) -> int:
+    def item_rows(self, item: Item) -> int:
         """Rows of an item."""
         return self._tried.item_rows(item)
 
-    def about(self, item: Any) -> dict[str, Any]:
+    def about(self, item: Item) -> ItemWords:
         """An item in the words of the event log."""
         return self._tried.about(item)
 
-    def dataset_of(self, item: Any) -> Dataset | None:
+    def dataset_of(self, item: Item) -> Dataset | None:
         """The rows that an item reads."""
         return self._tried.dataset_of(item)
 
-    def worker_lost(self, items: list[Any], worker: str, alone: bool, expected: bool) -> None:
+    def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
         """The worker has died; where it had more than the item, it is not known of which."""
         if expected or not items:
             return
@@ -88,7 +89,7 @@ class Trial(Work[Any]):
         raise Died(items[0], worker)
 
 
-def note_of(work: Work[Any], item: Any) -> str:
+def note_of(work: Work[Item], item: Item) -> str:
     """Name of the file in which the trial of an item notes its steps."""
     return f"trial-{work.name}-{work.number}-{work.label(item)}.json"
 
@@ -109,7 +110,7 @@ def end_with_word(store: EngineStore) -> None:
         store.remove(BEGUN)
 
 
-def look_back(executor: DaskExecutor, work: Work[Any]) -> None:
+def look_back(executor: DaskExecutor, work: Work[Item]) -> None:
     """Before the first work of a driver: find out what earlier ones died of that ended without a word."""
     # A driver on the worker that dies cannot count the deaths. The second such end in the same work makes all
     # of it suspect; the third one leaves a note of the trial.
@@ -128,7 +129,7 @@ def look_back(executor: DaskExecutor, work: Work[Any]) -> None:
             executor.store.remove(note_of(work, item))
 
 
-def try_alone(executor: DaskExecutor, work: Work[Any]) -> bool:
+def try_alone(executor: DaskExecutor, work: Work[Item]) -> bool:
     """Try the suspects of a work that has not begun; whether there were some, and it is to be made again."""
     suspects = executor.watch.suspects(work)
     if suspects:
@@ -139,7 +140,7 @@ def try_alone(executor: DaskExecutor, work: Work[Any]) -> bool:
     return bool(suspects)
 
 
-def _try(executor: DaskExecutor, work: Work[Any], item: Any) -> None:
+def _try(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
     for _ in range(TRIALS):
         trial = Trial(executor, work, item, _loneliest(executor))
         try:
@@ -188,7 +189,7 @@ def await_quiet(executor: DaskExecutor) -> None:
         executor.wait(0.1)
 
 
-def _judge(executor: DaskExecutor, work: Work[Any], item: Any) -> NoReturn:
+def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
     """Leave out the shard of a bad item, or end the fit with its name."""
     text = executor.store.place.read(note_of(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
@@ -256,7 +257,7 @@ class NotedStop(TaskStop):
         if memory > 1.02 * self._said["peak"]:
             self._say(peak=memory)
 
-    def _say(self, **news: Any) -> None:
+    def _say(self, **news: object) -> None:
         with self._lock:
             self._said |= {"peak": max(self._said["peak"], _memory()), **news}
             self._store.write_bytes(self._name, json.dumps(self._said).encode())
@@ -305,7 +306,7 @@ def try_shard(ref: Ref, name: str, shard: int, fit: Fit, note: str) -> None:
         task.write_shard(shard, backend, stop, Meter())
 
 
-def at_work(token: str, dask_worker: Any) -> int:
+def at_work(token: str, dask_worker: Worker) -> int:
     """Tasks of a driver that this worker runs, wanted or not."""
     from .hooks import running_tasks
 

@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 from .scheduler_listener import listener, pass_topic
 
 if TYPE_CHECKING:
+    from .scheduler_listener import Handler
+    from .window import Item
+
+    Shard = tuple[str, int, int]
     from .executor import DaskExecutor
     from .link import ClusterMember
     from .window import Work
@@ -79,7 +83,7 @@ class Watch:
         self.members: dict[str, ClusterMember] = {}
         self.deaths: dict[tuple[str, int, Any], list[str]] = {}
         # What each worker had of work that was called off: it may still die of it.
-        self._held: dict[str, list[Any]] = {}
+        self._held: dict[str, list[tuple[str, int, Any]]] = {}
         self._members_at = 0.0
         self._news: deque[dict[str, Any]] = deque()
         self._listening = False
@@ -90,7 +94,7 @@ class Watch:
     # -- listening -------------------------------------------------------------------------------------------
 
     @property
-    def _topics(self) -> list[tuple[str, Any]]:
+    def _topics(self) -> list[tuple[str, Handler]]:
         return [("all", self._hear_workers), (self.topic, self._hear_pass)]
 
     def begin(self) -> None:
@@ -111,13 +115,13 @@ class Watch:
             self._news.clear()
             self.told.clear()
 
-    def _hear_workers(self, message: Any) -> None:
+    def _hear_workers(self, message: dict[str, Any]) -> None:
         """In the client's thread."""
         if message.get("action") in ("add-worker", "remove-worker"):
             self._news.append(message)
             self._executor.pulse.set()
 
-    def _hear_pass(self, message: Any) -> None:
+    def _hear_pass(self, message: dict[str, Any]) -> None:
         """In the client's thread."""
         if "driver" in message:
             if message["driver"] == self._executor.token and "cut" in message:
@@ -135,7 +139,7 @@ class Watch:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def start(self, current: Work[Any]) -> None:
+    def start(self, current: Work[Item]) -> None:
         """A pass begins to be looked after."""
         self._started = time.monotonic()
         now = (current.name, current.number)
@@ -145,12 +149,12 @@ class Watch:
     def _reset(self) -> None:
         self._moved, self._look, self._missed, self._alone_since = time.monotonic(), FIRST_LOOK, 0, None
 
-    def span_seconds(self, current: Work[Any]) -> float:
+    def span_seconds(self, current: Work[Item]) -> float:
         """Seconds that a thread needed for a span of a pass that has just ended."""
         spent = time.monotonic() - self._started
         return spent * self._executor.workers / max(len(current.items), 1)
 
-    def check(self, current: Work[Any], moved: bool) -> None:
+    def check(self, current: Work[Item], moved: bool) -> None:
         """See whether the pass gets on."""
         self._remember_members()
         if self._news:
@@ -174,7 +178,7 @@ class Watch:
             # The lost ones of a while ago are still asked for, those of a week not.
             self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
 
-    def _take_news(self, current: Work[Any]) -> None:
+    def _take_news(self, current: Work[Item]) -> None:
         while self._news:
             message = self._news.popleft()
             if message["action"] == "add-worker":
@@ -189,7 +193,7 @@ class Watch:
             if current.following is not None:
                 current.following.window.refresh(threads)
 
-    def _take_loss(self, current: Work[Any], message: dict[str, Any]) -> None:
+    def _take_loss(self, current: Work[Item], message: dict[str, Any]) -> None:
         worker, expected = message["worker"], bool(message.get("expected", False))
         keys = [key for key in message.get("processing-tasks", ()) if not str(key).startswith(DRIVERS)]
         lost = [(work, work.items[key]) for work in current.everyone() for key in keys if key in work.items]
@@ -206,7 +210,7 @@ class Watch:
         own = [item for work, item in lost if work is current]
         current.worker_lost(own, worker, len(keys) == 1, expected)
 
-    def call_off(self, work: Work[Any]) -> None:
+    def call_off(self, work: Work[Item]) -> None:
         """Before work is called off: remember who has what of it."""
         self._held = {
             address: [(work.name, work.number, work.items[key]) for key in keys if key in work.items]
@@ -215,9 +219,10 @@ class Watch:
 
     # -- deaths ----------------------------------------------------------------------------------------------
 
-    def suspects(self, work: Work[Any]) -> list[Any]:
+    def suspects(self, work: Work[Item]) -> list[Item]:
         """Items of a work that read a shard which was with :data:`DEATHS` workers that died."""
-        now, of_shard = (work.name, work.number), dict[Any, set[str]]()
+        now = work.name, work.number
+        of_shard: dict[Shard, set[str]] = {}
         lost = [(key[2], who) for key, who in self.deaths.items() if key[:2] == now]
         for item, who in lost:
             for shard in work.shards_of(item):
@@ -225,16 +230,16 @@ class Watch:
         suspect = {shard for shard, who in of_shard.items() if len(who) >= DEATHS}
         return [item for item, _ in lost if suspect.intersection(work.shards_of(item))]
 
-    def forget_deaths(self, work: Work[Any], items: Iterable[Any]) -> None:
+    def forget_deaths(self, work: Work[Item], items: Iterable[Item]) -> None:
         """Forget the deaths of items that have ended."""
         for item in items:
             self.deaths.pop((work.name, work.number, item), None)
 
-    def deaths_of(self, work: Work[Any], item: Any) -> list[str]:
+    def deaths_of(self, work: Work[Item], item: Item) -> list[str]:
         """The workers that died with an item."""
         return self.deaths.get((work.name, work.number, item), [])
 
-    def deaths_with(self, work: Work[Any], item: Any, shards: Iterable[Any]) -> list[str]:
+    def deaths_with(self, work: Work[Item], item: Item, shards: Iterable[Shard]) -> list[str]:
         """The workers that died with items that read one of these shards; last those of this item."""
         wanted, own = set(shards), self.deaths_of(work, item)
         others = [
@@ -246,7 +251,7 @@ class Watch:
         ]
         return [*dict.fromkeys(a for who in others for a in who if a not in own), *own]
 
-    def note_killed(self, work: Work[Any], key: str, worker: str) -> bool:
+    def note_killed(self, work: Work[Item], key: str, worker: str) -> bool:
         """Count the death that the scheduler tells of by an error."""
         deadline = time.monotonic() + NEWS_SECONDS
         while time.monotonic() < deadline and not any(worker in who for who in self.deaths.values()):
@@ -272,14 +277,14 @@ class Watch:
         if member is not None and memory > member.memory:
             self.members[address] = replace(member, memory=memory)
 
-    def died_with(self, work: Work[Any], item: Any, workers: Sequence[str] = ()) -> str:
+    def died_with(self, work: Work[Item], item: Item, workers: Sequence[str] = ()) -> str:
         """In words: an item, and the workers that died with it, or of its shard (where these are given)."""
         workers = workers or self.deaths_of(work, item)
         others = "" if len(workers) == len(self.deaths_of(work, item)) else ", or another one of its shard,"
         told = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
         return f"{work.words(item)}{others} was with {_when_died(len(workers))}: {told}"
 
-    def killed(self, current: Work[Any] | None, key: str, last: str) -> str:
+    def killed(self, current: Work[Item] | None, key: str, last: str) -> str:
         """In words: what was being computed when workers died, where, and what they had of memory."""
         item = None if current is None else current.items.get(key)
         if current is None or item is None or not self.deaths_of(current, item):
@@ -293,16 +298,16 @@ class Watch:
         limit = f" of {member.memory_limit / 2**30:.1f} GiB" if member.memory_limit else ""
         return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
-    def tell_retry(self, current: Work[Any], item: Any, why: str, worker: str) -> None:
+    def tell_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
         """Tell that a span is computed again."""
         event = current.redone(item, why, worker)
         if event is not None:
             self._executor.callbacks.on_event(event)
 
-    def _tell(self, event: str, **more: Any) -> None:
+    def _tell(self, event: str, **more: object) -> None:
         self._executor.callbacks.on_event({"event": event, **more})
 
-    def _look_closely(self, current: Work[Any]) -> None:
+    def _look_closely(self, current: Work[Item]) -> None:
         link, now = self._executor.link, time.monotonic()
         if not link.connected:
             raise link.lost("a pass was waited for", str(getattr(self._executor.client, "status", "closed")))
@@ -324,7 +329,7 @@ class Watch:
             if self._missed >= MISSES:
                 raise Retry("no worker takes its tasks: those that had them are gone")
 
-    def _look_for_hangs(self, current: Work[Any], busy: dict[str, list[str]]) -> None:
+    def _look_for_hangs(self, current: Work[Item], busy: dict[str, list[str]]) -> None:
         quiet = time.monotonic() - max(self._moved, self._beat)
         spans = {
             address: [current.items[key] for key in keys if key in current.items]

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar
 
 from .graph import Graph, Reads
 
@@ -288,6 +288,15 @@ class TaskEnded(Exception):
         self.item, self.future = item, future
 
 
+class ItemWords(TypedDict):
+    """An item in the words of the event log."""
+
+    part: str
+    span: int
+    level: NotRequired[int]
+    rows: NotRequired[list[int]]
+
+
 class Work(Generic[Item]):
     """Base of a pass, a map, a segment of steps and a trial."""
 
@@ -342,7 +351,7 @@ class Work(Generic[Item]):
         """Rows of an item."""
         raise NotImplementedError
 
-    def about(self, item: Item) -> dict[str, Any]:
+    def about(self, item: Item) -> ItemWords:
         """An item in the words of the event log."""
         raise NotImplementedError
 

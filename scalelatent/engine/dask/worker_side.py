@@ -18,7 +18,7 @@ from scalelatent.engine.callbacks import kernel_event
 from scalelatent.engine.halving import cut_event
 from scalelatent.engine.plan import KEPT_BYTES
 from scalelatent.engine.reading import StopEvent
-from scalelatent.kernels.jit import observe
+from scalelatent.kernels.observers import observe
 
 from .hooks import call_later, task_wanted, worker_settings
 from .scheduler_listener import KERNELS, TOPIC
@@ -131,21 +131,22 @@ class WorkNews:
     """News of spans, steps and shards of outputs that are done, those of a stage in one message a second."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._waiting: dict[tuple[str, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._sent = 0.0
 
     def add(
-        self, folder: str, stage: str, part: str, device: str, rows: int, nbytes: int, seconds: float,
-        wait_seconds: float, parts: int = 1, **where: int,
+        self, folder: str, stage: str, part: str, where: Mapping[str, int], device: str, rows: int,
+        nbytes: int, seconds: float, wait_seconds: float, parts: int = 1,
     ) -> None:  # fmt: skip
         """Tell of some, now or with the next ones; ``where`` is the last one: pass, span, step or shard."""
         worker = _worker()
         if worker is None:
             return
-        message = {
+        key = run_of(folder), stage, part
+        message: dict[str, Any] = {
             "kind": "span",
-            "run": run_of(folder),
+            "run": key[0],
             "stage": stage,
             "part": part,
             **where,
@@ -156,7 +157,6 @@ class WorkNews:
             "wait_seconds": round(wait_seconds, 6),
             "device": device,
         }
-        key = tuple(message[k] for k in ("run", "stage", "part"))
         with self._lock:
             first = not self._waiting
             kept = self._waiting.setdefault(key, message)

@@ -315,7 +315,7 @@ class CapsuleRegression(StreamedClassifier):
             b = min(a + READ_ROWS, len(ds))
             weight = ds.read_weight(a, b) if ds.has_weight else None
             rows = ds.read_x(a, b)
-            rows = rows.toarray() if ds.is_sparse else rows.reshape(b - a, -1)
+            rows = rows.reshape(b - a, -1) if isinstance(rows, np.ndarray) else rows.toarray()
             self._learn(rows, ds.read_y(a, b), weight, known)
         return self
 

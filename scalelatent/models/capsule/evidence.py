@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.capsule.model.members import Members
+from scalelatent.models.capsule.model.predict import CapsuleRows, Weights
 from scalelatent.report.classes import ClassesSeen, Confusion, Mistakes, Reliability
 from scalelatent.report.sampled import check_width
 
@@ -104,7 +105,7 @@ def _rows_seen(
             yield _see(block, latents, scores, prepared)
 
 
-def _see(block: Block, latents: Any, scores: Any, prepared: Any) -> RowsSeen:
+def _see(block: Block, latents: CapsuleRows, scores: CapsuleRows, prepared: Weights) -> RowsSeen:
     # Copies: a backend's buffers are used again by its next product.
     h = np.array(latents.apply(prepared, block))
     score = np.array(scores.apply(prepared, block))
@@ -246,7 +247,7 @@ class Confident:
     x: np.ndarray  # (classes, features)
 
     @classmethod
-    def empty(cls, n_classes: int, n_features: int, dtype: Any) -> Confident:
+    def empty(cls, n_classes: int, n_features: int, dtype: np.dtype) -> Confident:
         return cls(
             np.full(n_classes, -1), np.full(n_classes, -np.inf), np.zeros((n_classes, n_features), dtype)
         )
@@ -270,7 +271,7 @@ class Prototypes:
     x: np.ndarray  # (classes, largest dimension, features)
 
     @classmethod
-    def empty(cls, wiring: Wiring, n_features: int, dtype: Any) -> Prototypes:
+    def empty(cls, wiring: Wiring, n_features: int, dtype: np.dtype) -> Prototypes:
         shape = (wiring.n_classes, max(wiring.dims))
         return cls(wiring, np.full(shape, -1), np.full(shape, -np.inf), np.zeros((*shape, n_features), dtype))
 

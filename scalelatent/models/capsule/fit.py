@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from scalelatent.estimators.steps import (
     Map,
     Remember,
     Rows,
+    Step,
     Steps,
 )
 from scalelatent.kernels.streams import stream
@@ -36,7 +37,6 @@ from scalelatent.models.capsule.model.incremental import CapsuleIncremental, inc
 from scalelatent.models.capsule.model.members import Members, build_members
 from scalelatent.models.capsule.model.online import (
     CapsuleStepwise,
-    OnlineCapsule,
     OnlineState,
     online_state,
 )
@@ -106,7 +106,7 @@ def too_wide(width: int | None, n_features: int, n_classes: int, memory: int) ->
     )
 
 
-def choose_dim(model: CapsuleRegression, counts: np.ndarray, width: int, where: str) -> Any:
+def choose_dim(model: CapsuleRegression, counts: np.ndarray, width: int, where: str) -> int | Sequence[int]:
     """``capsule_dim``, or eight, cut to what the rows allow."""
     if model.capsule_dim is not None:
         return model.capsule_dim
@@ -148,7 +148,9 @@ def class_counts(rows: Rows | Dataset, classes: np.ndarray) -> np.ndarray:
     return counts
 
 
-def class_weights(class_weight: Any, classes: np.ndarray, counts: np.ndarray) -> np.ndarray | None:
+def class_weights(
+    class_weight: Mapping[Any, float] | str | None, classes: np.ndarray, counts: np.ndarray
+) -> np.ndarray | None:
     """Weights of the classes in their order, or None."""
     if class_weight is None:
         return None
@@ -248,11 +250,13 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
         return CapsuleRows(members, em.weights(state), basis, "probabilities")
 
     if model.algorithm == "em":
-        step: Any = Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
+        result = yield Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
+        w = em.weights(result.state)
     else:
         step = online_step(model, em, sums["weight"], sums["count"], w, rows, classes, model.seed_)
-    result = yield step
-    w, decided = step.learner.weights(result.state), None
+        result = yield step
+        w = step.learner.weights(result.state)
+    decided = None
     if held is not None and members.n_members > 1:
         # Each member's best is of another pass: what they decide together is told by a pass of its own, over
         # the rows as they were given, as in `score`.
@@ -279,7 +283,7 @@ def _last_fit(
 
 def project_steps(
     rows: Mapping[str, Rows], width: int | None, basis: np.ndarray | None
-) -> Generator[Any, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
+) -> Generator[Step, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
     """Basis of the projection, and the projected rows: one pass for the moments, one to write."""
     if width is None:
         return None, rows
@@ -318,7 +322,7 @@ def start_steps(
     classes: np.ndarray,
     class_weight: np.ndarray | None,
     first: np.ndarray | None,
-) -> Generator[Any, Any, tuple[CapsuleEM, Stats, np.ndarray]]:
+) -> Generator[Step, Any, tuple[CapsuleEM, Stats, np.ndarray]]:
     """The learner, the second moments of the rows, and the first W (``first`` where it is given)."""
     train = rows["train"]
     reduction = SecondMoments(train.n_features, len(classes), class_weight)
@@ -403,7 +407,9 @@ def online_step(
     incremental = model.algorithm == "incremental"
     if incremental:
         # Leaves are the same whatever the options say.
-        learner: OnlineCapsule = CapsuleIncremental(em, weight, count, count_leaves(order({})))
+        learner: CapsuleIncremental | CapsuleStepwise | CapsulePassiveAggressive = CapsuleIncremental(
+            em, weight, count, count_leaves(order({}))
+        )
         state: OnlineState = incremental_state(w, members.n_members)
     else:
         state = online_state(w, members.n_members)
@@ -447,7 +453,7 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
         block, arrays = stage.grids["train"].block_rows, 3
         full = told.rates(stage, state)
         # Every row takes part in the first product, few of them in the second.
-        scores = {"train": CapsulePass(members, p, em.nu, None, False)}
+        scores: dict[str, CapsulePass[CapsuleState]] = {"train": CapsulePass(members, p, em.nu, None, False)}
         product = told.rates(replace(stage, name="capsule_scores", work=scores), state)["train"]
         usual = {**full, "train": product + ACTIVE * max(full["train"] - product, 0.0)}
         beside = 2 * members.total_dim * p**2 / MSTEP_RATE

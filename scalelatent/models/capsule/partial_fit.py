@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from scalelatent.contract.finite import LARGEST
+from scalelatent.contract.learners import Backend
 from scalelatent.data.schema import refuse_mixed
 from scalelatent.engine.backend import make_backend
 from scalelatent.estimators.inputs import check_finite, validated
@@ -30,7 +32,7 @@ READ = (
 
 
 @lru_cache(maxsize=1)
-def cpu_backend() -> Any:
+def cpu_backend() -> Backend:
     """The processor's, made once."""
     return make_backend("cpu")
 
@@ -49,7 +51,12 @@ class CapsuleStream:
 
     @classmethod
     def begin(
-        cls, model: CapsuleRegression, x: np.ndarray, codes: np.ndarray, n_classes: int, rng: Any
+        cls,
+        model: CapsuleRegression,
+        x: np.ndarray,
+        codes: np.ndarray,
+        n_classes: int,
+        rng: np.random.Generator,
     ) -> Self:
         """First weights from the first rows."""
         if not (model.projection is None or model.projection == "auto"):
@@ -193,7 +200,7 @@ def checked_rows(
 
 
 def row_weights(
-    class_weight: Any, sample_weight: Any, codes: np.ndarray, classes: np.ndarray
+    class_weight: Mapping[Any, float] | str | None, sample_weight: Any, codes: np.ndarray, classes: np.ndarray
 ) -> np.ndarray | None:
     """Weight of each row, or None."""
     weight = None

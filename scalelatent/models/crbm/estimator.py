@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 from sklearn.utils import ClassifierTags, Tags
 from sklearn.utils.validation import check_is_fitted
 
@@ -220,7 +221,7 @@ class ConditionalRBM(StreamedEstimator):
         tol: float | None = None,
         damping: float = 1.0,
         gibbs_steps: int | None = None,
-        loss: Any = "hamming",
+        loss: npt.ArrayLike = "hamming",
         learning_rate: float | Sequence[tuple[float, int]] = 0.05,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
@@ -445,12 +446,12 @@ class ConditionalRBM(StreamedEstimator):
     @classmethod
     def from_weights(
         cls,
-        W: Any,
-        bv: Any,
-        bh: Any,
+        W: npt.ArrayLike,
+        bv: npt.ArrayLike,
+        bh: npt.ArrayLike,
         *,
-        Wvx: Any = None,
-        Whx: Any = None,
+        Wvx: npt.ArrayLike | None = None,
+        Whx: npt.ArrayLike | None = None,
         inference: str = "sum-product",
         n_sweeps: int = 20,
         **params: Any,
@@ -746,7 +747,7 @@ class ConditionalRBM(StreamedEstimator):
         """Where the outputs of rows come from: clean ones that come alone are corrupted as test rows."""
         return targets_of(self, ds, self.seed_, TEST_STAGE)
 
-    def _row_map(self, what: Any) -> CrbmOutput:
+    def _row_map(self, what: tuple[str, int | None]) -> CrbmOutput:
         name, n_sweeps = what
         sweeps = sweeps_of(self, n_sweeps)
         how = self._shape, self._theta, self.inference_, sweeps, self.tol

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_number, is_whole
@@ -51,7 +52,13 @@ TIMED = (4, 12)
 # -- what a fit is told -----------------------------------------------------------------------------------
 
 
-def given_parameters(W: Any, bv: Any, bh: Any, Wvx: Any, Whx: Any) -> tuple[CrbmShape, np.ndarray]:
+def given_parameters(
+    W: npt.ArrayLike,
+    bv: npt.ArrayLike,
+    bh: npt.ArrayLike,
+    Wvx: npt.ArrayLike | None,
+    Whx: npt.ArrayLike | None,
+) -> tuple[CrbmShape, np.ndarray]:
     """The flat vector of parameters that come as arrays, and its shape."""
     given = {"W": W, "Wvx": Wvx, "Whx": Whx, "bv": bv, "bh": bh}
     arrays: dict[str, np.ndarray] = {}
@@ -87,7 +94,7 @@ def epoch_rates(model: ConditionalRBM) -> np.ndarray:
     return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
 
 
-def unit_costs(loss: Any, n_visible: int) -> np.ndarray:
+def unit_costs(loss: npt.ArrayLike, n_visible: int) -> np.ndarray:
     """Loss of units that are wrongly 1, and wrongly 0: float32 (2, v)."""
     if isinstance(loss, str) and loss == "hamming":
         return np.ones((2, n_visible), dtype=np.float32)

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,17 +18,20 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import Meter, Reader, as_rows, naming
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import warn_user
+from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import CONVERGED, Inference
 from scalelatent.models.crbm.model.beliefs import INFERENCES, couple, infer
 from scalelatent.models.crbm.model.energy import (
     CrbmShape,
+    Params,
     block_biases,
     hidden_logits,
     negative_free_energy,
     sigmoid,
 )
 from scalelatent.models.crbm.model.gibbs import Uniforms, gibbs_marginals
-from scalelatent.models.crbm.model.predict import CrbmOutput
+from scalelatent.models.crbm.model.predict import CrbmOutput, PreparedOutput
+from scalelatent.typing import Array
 
 from .fit import REMEDY
 
@@ -70,7 +73,7 @@ class Beliefs:
     pairs: np.ndarray | None = None
 
 
-def sweeps_of(model: ConditionalRBM, n_sweeps: Any) -> int:
+def sweeps_of(model: ConditionalRBM, n_sweeps: int | None) -> int:
     """Sweeps that were asked for; of None those of a fitted model."""
     if n_sweeps is None:
         return int(model.n_sweeps_)
@@ -81,7 +84,7 @@ def sweeps_of(model: ConditionalRBM, n_sweeps: Any) -> int:
 
 def infer_rows(
     model: ConditionalRBM,
-    rows: Any,
+    rows: Dataset | np.ndarray,
     *,
     inference: str | None,
     n_sweeps: int | None,
@@ -116,13 +119,32 @@ def warn_missed(tol: float, share: float, sweeps: int, rows: str = "the rows") -
     warn_user(f"tol={tol:g} was not met by {share:.1%} of {rows} within {sweeps} sweeps: {REMEDY}")
 
 
+class _Prepared(NamedTuple):
+    """Parameters, and what inference needs of W."""
+
+    backend: Backend
+    params: Params
+    coupling: AnyCoupling | None
+
+
+class _Told(NamedTuple):
+    """Of a block; log Z and the sum of the pairs where they were asked for."""
+
+    visible: np.ndarray
+    hidden: np.ndarray
+    sweeps: np.ndarray
+    converged: np.ndarray
+    log_z: np.ndarray | None
+    pairs: np.ndarray | None
+
+
 class _Task:
     """Blocks of rows, by any thread."""
 
     def __init__(
         self,
         model: ConditionalRBM,
-        rows: Any,
+        rows: Dataset | np.ndarray,
         name: str,
         sweeps: int,
         tol: float | None,
@@ -134,47 +156,52 @@ class _Task:
         self._sweeps, self._tol = sweeps, tol
         self._mine = threading.local()
 
-    def _prepared(self) -> tuple[Any, Any, Any]:
+    def _prepared(self) -> _Prepared:
         if not hasattr(self._mine, "prepared"):
             backend = make_backend(self._model.device)
             params = self._model._shape.split(backend.asarray(self._model._theta, np.float32))
             coupled = self._model._shape.n_hidden and self._name not in ("gibbs", "independent")
-            self._mine.prepared = backend, params, couple(params.W, backend) if coupled else None
-        return self._mine.prepared
+            coupling = couple(params.W, backend) if coupled else None
+            self._mine.prepared = _Prepared(backend, params, coupling)
+        prepared: _Prepared = self._mine.prepared
+        return prepared
 
-    def block(self, start: int) -> tuple[Any, ...]:
-        """(visible, hidden, sweeps, converged, log Z, pairs) of a block."""
+    def block(self, start: int) -> _Told:
         backend, params, coupling = self._prepared()
         shape, stop = self._model._shape, min(start + BLOCK_ROWS, len(self._rows))
         n = stop - start
-        x = as_rows(self._rows.read_x(start, stop)) if shape.n_observed else self._rows[start:stop]
+        rows = self._rows
+        x = as_rows(rows.read_x(start, stop)) if isinstance(rows, Dataset) else rows[start:stop]
         block = Block(x, None, None, start)
         _, b1, b2 = block_biases(shape, params, block, backend)
         if self._name == "gibbs":
-            return (*self._gibbs(backend, params, b1, b2, start), np.full(n, self._sweeps), np.zeros(n, bool),
-                    None, None)  # fmt: skip
+            visible, hidden = self._gibbs(backend, params, b1, b2, start)
+            return _Told(visible, hidden, np.full(n, self._sweeps), np.zeros(n, bool), None, None)
         pairs = backend.xp.zeros(params.W.shape, dtype=np.float64) if self._pairs else None
         damping = float(self._model.damping)
         found = infer(self._name, coupling, b1, b2, self._sweeps, self._tol, backend, pairs, damping)
-        return (*self._told(backend, found, n), None if pairs is None else backend.to_host(pairs))
+        return self._told(backend, found, n, None if pairs is None else backend.to_host(pairs))
 
-    def _gibbs(self, backend: Backend, params: Any, b1: Any, b2: Any, start: int) -> tuple[Any, Any]:
+    def _gibbs(
+        self, backend: Backend, params: Params, b1: Array, b2: Array, start: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         rows = np.arange(start, start + len(b1))
         numbers = Uniforms(self._model.seed_, 0, rows, lambda a: backend.asarray(a, np.float32))
         found = gibbs_marginals(params, b1, b2, numbers, self._sweeps, backend.xp)
-        return tuple(backend.to_host(a).astype(np.float32) for a in found)  # type: ignore[return-value]
+        visible, hidden = (backend.to_host(a).astype(np.float32) for a in found)
+        return visible, hidden
 
-    def _told(self, backend: Backend, found: Inference, n: int) -> tuple[Any, ...]:
+    def _told(self, backend: Backend, found: Inference, n: int, pairs: np.ndarray | None) -> _Told:
         xp, host = backend.xp, backend.to_host
         visible, hidden = (host(sigmoid(a, xp)).astype(np.float32) for a in (found.lv, found.lh))
         if found.change is None:
             log_z = None
             if self._log_z:  # of units alone, exact
                 log_z = np.logaddexp(0, host(found.lv).astype(np.float64)).sum(axis=1)
-            return visible, hidden, np.zeros(n, int), np.ones(n, bool), log_z
+            return _Told(visible, hidden, np.zeros(n, int), np.ones(n, bool), log_z, pairs)
         limit = CONVERGED if self._tol is None else self._tol
         log_z = None if found.log_z is None else host(found.log_z)
-        return visible, hidden, host(found.sweeps), host(found.change) <= limit, log_z
+        return _Told(visible, hidden, host(found.sweeps), host(found.change) <= limit, log_z, pairs)
 
 
 @dataclass(frozen=True)
@@ -183,10 +210,10 @@ class WatchedOutput(CrbmOutput):
 
     told: list[tuple[int, int]] = field(default_factory=list)
 
-    def infer(self, prepared: Any, block: Block) -> Inference:
+    def infer(self, prepared: PreparedOutput, block: Block) -> Inference:
         found = super().infer(prepared, block)
         if self.tol is not None and found.change is not None:
-            change = prepared[0].to_host(found.change)
+            change = prepared.backend.to_host(found.change)
             self.told.append((int((~(change <= self.tol)).sum()), len(change)))
         return found
 

@@ -21,6 +21,7 @@ from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.sampled import check_width
 from scalelatent.report.style import percent
+from scalelatent.typing import DenseOrCsr
 
 from .report_figures import plot_convergence, plot_occlusion, plot_restored
 
@@ -122,7 +123,7 @@ def collect_rbm(
 
 def _inputs(
     model: ConditionalRBM, data: Dataset, pieces: list[tuple[int, int]], v: np.ndarray, corrupted: bool
-) -> Any:
+) -> DenseOrCsr:
     """What the sampled rows are predicted from."""
     if not corrupted:
         return joined([data.read_x(a, b) for a, b in pieces])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from sklearn.base import clone
@@ -13,6 +13,8 @@ from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from scalelatent.contract.learners import OnlineLearner, Reduction, RowMap
+from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
 from scalelatent.engine.backend import make_backend
@@ -41,6 +43,7 @@ from scalelatent.models.hcn.model.sampling import noisy, sample
 
 from .fit import (
     Network,
+    NetworkState,
     WeightsWatched,
     check_plain,
     check_rows,
@@ -62,6 +65,9 @@ from .single import OneLayer
 
 if TYPE_CHECKING:
     from distributed import Client
+
+# Of the pixels of rows bits that say which are known, and classes of rows; None where nothing is said.
+Given: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
 class HierarchicalCompositionalNetwork(StreamedEstimator):
@@ -221,7 +227,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     used_: list[np.ndarray]
     _network: Network
     # What a stream, or a fit from here, goes on from.
-    _stream: Any
+    _stream: NetworkState
 
     def __init__(
         self,
@@ -408,7 +414,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _keep(
         self,
         network: Network,
-        state: Any,
+        state: NetworkState,
         used: list[np.ndarray],
         history: list[dict[str, Any]],
         compression: float = float("nan"),
@@ -475,7 +481,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             network = OneLayer(make_layers(self, self._layer.image)[0])
         learner = network.learner(self, len(ds), self.seed_)
         state = learner.start() if first else network.last_state(self)
-        state = learn_stream(learner, state, ds, self.device, learner.batch_rows, state.rows, network.classes)
+        chains: OnlineLearner = learner  # of whatever state
+        state = learn_stream(chains, state, ds, self.device, learner.batch_rows, state.rows, network.classes)
         if first:
             self.n_iter_, self.history_ = 0, []
         self._network, self._stream = network, state
@@ -496,14 +503,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _n_features_out(self) -> int:
         return int(np.prod(self._row_map(self._transformed).output()[0]))
 
-    def _row_map(self, what: Any) -> Any:
-        name, known = what if isinstance(what, tuple) else (what, None)
+    def _row_map(self, what: str | tuple[str, Given]) -> RowMap:
+        name, (known, codes) = what if isinstance(what, tuple) else (what, (None, None))
         if isinstance(self._network, SeveralLayers):
             network = self._reading
             told = Telling(network.telling, self._stream.beliefs, network.template_classes)
             if name == "filled":
-                return CompletionMap(told, True, *known)
-            of_rows: dict[str, Any] = {
+                return CompletionMap(told, True, known, codes)
+            of_rows: dict[str, RowMap] = {
                 "scores": ScoreMap(told),
                 "probabilities": ClassMap(told),
                 "classes": ClassMap(told, True),
@@ -629,11 +636,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if known is None and self._layer.missing is None:
             raise DataError("inpaint: which pixels are unknown? Give known, or set missing before fit")
         bits = None if known is None else packed(known, len(X), self._layer)
-        what: Any = "filled" if bits is None else ("filled", bits)
+        codes = None
         if isinstance(self._network, SeveralLayers):
-            what = "filled", (bits, self._network.codes(y, len(X)))
+            codes = self._network.codes(y, len(X))
         elif y is not None:
             raise DataError("inpaint: y is given, but without templates there are no classes: leave it out")
+        what: Any = "filled", (bits, codes)  # more than other models ask for
         return self._map(X, what, out, client, overwrite, callbacks)
 
     @available_if(is_several)
@@ -785,16 +793,19 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         check_is_fitted(self)
         ds = self._given_rows(X, y, sample_weight)
-        reduction: Any
-        if several := isinstance(self._network, SeveralLayers):
-            reduction, classes = self._reading.scoring(ds, self._stream.beliefs)
-        else:
-            decoder, classes = self._decoder(), None
-            reduction = DescriptionLength(decoder)
+        if isinstance(self._network, SeveralLayers):
+            said, classes = self._reading.scoring(ds, self._stream.beliefs)
+            return 1.0 - said.error(self._counted(said, ds, classes, callbacks))
+        decoder = self._decoder()
+        stats = self._counted(DescriptionLength(decoder), ds, None, callbacks)
+        return 1.0 - compression(self._layer, decoder.weights, stats)
+
+    def _counted(
+        self, reduction: Reduction, ds: Dataset, classes: np.ndarray | None, callbacks: CallbackList
+    ) -> Stats:
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs, callbacks=callbacks) as session:
             session.begin(0, {}, {})
-            stats = session.collect("score", reduction, Rows(ds), classes)
-        return 1.0 - (reduction.error(stats) if several else compression(self._layer, decoder.weights, stats))
+            return session.collect("score", reduction, Rows(ds), classes)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,10 +19,12 @@ from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import is_plain
-from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Steps
+from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Step, Steps
 from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
 from scalelatent.models.hcn.model.filters import EDGE, OrientedFilters
 from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
+from scalelatent.models.hcn.model.layered import LayeredEvidence, LayeredState
+from scalelatent.models.hcn.model.online import EvidenceLearner, EvidenceState
 
 from .parameters import (
     chain_batches,
@@ -47,6 +49,11 @@ REPORTS = 20
 LEAF_BYTES, LEAST_LEAF_ROWS = 2**28, 5
 # Seconds between visits of messages to the disk, at so many pairs a second of one thread.
 VISIT_SECONDS, PAIRS_WITH_MESSAGES = 30.0, 1e9
+
+
+NetworkLearner: TypeAlias = EvidenceLearner | LayeredEvidence
+NetworkState: TypeAlias = EvidenceState | LayeredState
+State = TypeVar("State", EvidenceState, LayeredState)
 
 
 class Network(Protocol):
@@ -108,11 +115,11 @@ class Network(Protocol):
         """Refuse labels of which some are missing."""
         ...
 
-    def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> Any:
+    def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> NetworkLearner:
         """The learner of a fit."""
         ...
 
-    def last_state(self, model: HierarchicalCompositionalNetwork) -> Any:
+    def last_state(self, model: HierarchicalCompositionalNetwork) -> NetworkState:
         """What the last fit came to, to go on from; a ValueError where that was of another form."""
         ...
 
@@ -138,7 +145,7 @@ class Network(Protocol):
 # -- checks -----------------------------------------------------------------------------------------------
 
 
-def image_of(shape: Any) -> tuple[int, int, int]:
+def image_of(shape: Sequence[int]) -> tuple[int, int, int]:
     """(channels, height, width) of (h, w) or (channels, h, w); a flat row is one line."""
     sides = tuple(int(side) for side in shape)
     return (*(1,) * (3 - len(sides)), *sides)  # type: ignore[return-value]
@@ -399,8 +406,8 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
 
 
 def first_state(
-    model: HierarchicalCompositionalNetwork, network: Network, state: Any, restart: int
-) -> Generator[Any, Any, Any]:
+    model: HierarchicalCompositionalNetwork, network: Network, state: State, restart: int
+) -> Generator[Step, Any, State]:
     """The state that a fit begins with: a given one, or that of the fit before."""
     if restart or not goes_on(model):
         return state
@@ -415,12 +422,12 @@ def first_state(
 def learn(
     model: HierarchicalCompositionalNetwork,
     network: Network,
-    learner: Any,
-    state: Any,
+    learner: NetworkLearner,
+    state: NetworkState,
     rows: Mapping[str, Rows],
     seed: int,
     name: str,
-) -> Generator[Any, Any, LoopResult]:
+) -> Generator[Step, Any, LoopResult]:
     """Epochs from a state, after a warm-up where there is one."""
     n, online, end = len(rows["train"].dataset), is_online(model), name.removeprefix("learn")
     if warm := warmup_rows(model, n):

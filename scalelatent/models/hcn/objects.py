@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,12 @@ class SeveralObjects:
 
     @classmethod
     def of(
-        cls, network: SeveralLayers, beliefs: np.ndarray, image_shape: Any, n_objects: int, device: str
+        cls,
+        network: SeveralLayers,
+        beliefs: np.ndarray,
+        image_shape: Sequence[int],
+        n_objects: int,
+        device: str,
     ) -> SeveralObjects:
         """Of a fitted network; refuses images smaller than its own."""
         own = network.layer.image[1:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.parameters import (
     DEVICE,
@@ -20,6 +20,9 @@ from scalelatent.contract.parameters import (
     is_number,
     is_whole,
 )
+
+if TYPE_CHECKING:
+    from .estimator import HierarchicalCompositionalNetwork
 
 # From so many images on a step has several chains of several minibatches, after a warm-up.
 MANY_ROWS, CHAINS, CHAIN_BATCHES, WARMUP_ROWS = 10_000, 8, 10, 4_000
@@ -72,8 +75,9 @@ def is_noise(value: Any) -> bool:
     )
 
 
-def layer_sizes(model: Any) -> list[tuple[int, tuple[int, int]]]:
+def layer_sizes(model: HierarchicalCompositionalNetwork) -> list[tuple[int, tuple[int, int]]]:
     """(features, (height, width)) of each layer."""
+    size: Any  # (height, width), or both in one
     found = []
     for n, size in model.layers:
         h, w = size if is_list(size) else (size, size)
@@ -81,26 +85,27 @@ def layer_sizes(model: Any) -> list[tuple[int, tuple[int, int]]]:
     return found
 
 
-def is_several(model: Any) -> bool:
+def is_several(model: HierarchicalCompositionalNetwork) -> bool:
     """Whether there is a class layer, and so templates over the features."""
     return model.templates is not None
 
 
-def is_online(model: Any) -> bool:
+def is_online(model: HierarchicalCompositionalNetwork) -> bool:
     """Whether images are taken once: the parameter, or where there is one layer alone."""
     return not is_several(model) if model.online is None else bool(model.online)
 
 
-def damping(model: Any) -> float:
+def damping(model: HierarchicalCompositionalNetwork) -> float:
     """Weight of new messages: the parameter, or 1, and .2 between layers."""
     if model.damping is not None:
         return float(model.damping)
     return SEVERAL_DAMPING if is_several(model) else 1.0
 
 
-def weight_priors(model: Any) -> tuple[float, ...]:
+def weight_priors(model: HierarchicalCompositionalNetwork) -> tuple[float, ...]:
     """Prior chance of a weight of each layer, of the templates last."""
-    n, given = len(model.layers) + is_several(model), model.p_weight
+    given: Any = model.p_weight
+    n = len(model.layers) + is_several(model)
     if given is None:
         if not is_several(model):
             return (ONE_LAYER,)
@@ -108,17 +113,17 @@ def weight_priors(model: Any) -> tuple[float, ...]:
     return tuple(map(float, given)) if is_list(given) else (float(given),) * n
 
 
-def n_chains(model: Any, n_rows: int) -> int:
+def n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Chains (batch: leaves) of a step: the parameter, or 1 of few images and 8 of many."""
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
 
 
-def chain_batches(model: Any, n_rows: int) -> int:
+def chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Minibatches that a chain takes: the parameter, or 1 of few images and 10 of many."""
     return int(model.chain_batches or (CHAIN_BATCHES if n_rows >= MANY_ROWS else 1))
 
 
-def warmup_rows(model: Any, n_rows: int) -> int:
+def warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Images that come first, one minibatch a step."""
     if not is_online(model):
         return 0
@@ -128,7 +133,7 @@ def warmup_rows(model: Any, n_rows: int) -> int:
     return 0 if serial else min(WARMUP_ROWS, n_rows)
 
 
-def n_epochs(model: Any, n_rows: int) -> int:
+def n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Epochs, or sweeps of a batch fit: the parameter, or as many as show 3,000 images, or 60; of several
     layers 300.
     """
@@ -139,29 +144,30 @@ def n_epochs(model: Any, n_rows: int) -> int:
     return PASSES if is_several(model) else SWEEPS
 
 
-def most_fits(model: Any) -> int:
+def most_fits(model: HierarchicalCompositionalNetwork) -> int:
     """Fits of a fit: restarts, or attempts until one of several layers with kept messages settles."""
     if is_several(model) and not is_online(model) and model.n_epochs is None:
         return ATTEMPTS
     return int(model.n_restarts)
 
 
-def _check_layers(model: Any) -> None:
+def _check_layers(model: HierarchicalCompositionalNetwork) -> None:
     n = len(model.layers)
     if n > 1 and not is_several(model):
         raise ValueError(
             f"layers has {n} entries, and over the last there is no class layer: set templates, to those of "
             "a class (without labels, to the number of clusters), or give one (features, (h, w))"
         )
-    if is_list(model.p_weight) and len(model.p_weight) != n + is_several(model):
+    given: Any = model.p_weight
+    if is_list(given) and len(given) != n + is_several(model):
         over = " and one for the templates" if is_several(model) else ""
         raise ValueError(
-            f"p_weight={model.p_weight!r} has {len(model.p_weight)} entries: give a number, or one for each "
+            f"p_weight={given!r} has {len(given)} entries: give a number, or one for each "
             f"of the {n} layers{over}"
         )
 
 
-def _check_used(model: Any) -> None:
+def _check_used(model: HierarchicalCompositionalNetwork) -> None:
     """Refuse what is set for the other way of learning: it would change nothing."""
     several, online = is_several(model), is_online(model)
     if online and not several and model.damping not in (None, 1):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Block, LeafLearner, OnlineLearner
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.checkpoints import KEEP_STATES
@@ -16,9 +17,11 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import Forecast
 from scalelatent.models.hcn.model.filters import GREY_LEVELS
 from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
+from scalelatent.models.hcn.model.layered import LayeredMessages
+from scalelatent.models.hcn.model.leaves import KeptMessages
 from scalelatent.models.hcn.model.templates import TemplateEvidence
 
-from .fit import LEAST_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, fit_order
+from .fit import LEAST_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, fit_order
 from .parameters import is_online, most_fits, n_epochs, warmup_rows
 from .several import SeveralLayers
 from .single import LOOKED_ROWS
@@ -86,21 +89,26 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
     return told.told(shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding)
 
 
-def _row_seconds(network: Network, told: Forecast, learner: Any, order: RowOrder, online: bool) -> float:
+def _row_seconds(
+    network: Network, told: Forecast, learner: NetworkLearner, order: RowOrder, online: bool
+) -> float:
     """Seconds of a sweep over an image that is learned from, on one thread."""
     size, layer, sweeps = min(learner.batch_rows, order.n_rows), network.layer, 1 if online else PROBED_SWEEPS
     labelled = isinstance(network, SeveralLayers) and network.all_labelled
 
-    def make() -> Any:
+    def make() -> Callable[[], object]:
         x = (np.random.default_rng(0).random((size, math.prod(layer.seen))) < PROBED_ONES).astype(np.uint8)
         x *= 1 if layer.filters is None else GREY_LEVELS - 1
         # Of labelled images messages are fewer.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
-        prepared = learner.prepare(learner.start(), make_backend("cpu"))
+        # By the contract, so that neither asks whose state it is.
+        chains: OnlineLearner = learner
+        prepared = chains.prepare(learner.start(), make_backend("cpu"))
         if online:
-            return lambda: learner.run_chain(prepared, block, Stats.zeros(learner.layout()))
-        kept = learner.alone(size, PROBED_SWEEPS)
+            return lambda: chains.run_chain(prepared, block, Stats.zeros(learner.layout()))
+        assert isinstance(learner, (KeptMessages, LayeredMessages))
+        kept: LeafLearner = learner.alone(size, PROBED_SWEEPS)
         return lambda: kept.visit(prepared, block, None)
 
     what = f"hcn {'online' if online else 'kept'} {layer.image} {network.told()} {size} {labelled}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,6 +39,9 @@ from .report_shared import (
     warmed,
 )
 
+if TYPE_CHECKING:
+    from .estimator import HierarchicalCompositionalNetwork
+
 __all__ = ["PartsEvidence", "collect_parts", "section"]
 
 # Pairs that may be updated for the figures: some seconds of one core.
@@ -47,7 +50,11 @@ LEAST_ROWS, MOST_ROWS = 20, 1000
 
 
 def section(
-    model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
+    model: HierarchicalCompositionalNetwork,
+    data: Dataset | None,
+    run: RunFiles,
+    rows: str,
+    progress: Callable[[int, int], None] | None,
 ) -> Section:
     """The part of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
     if is_several(model):
@@ -92,7 +99,7 @@ class PartsEvidence:
 
 
 def collect_parts(
-    model: Any,
+    model: HierarchicalCompositionalNetwork,
     data: Dataset,
     *,
     sample_rows: int | None = None,
@@ -134,7 +141,7 @@ def _rows_worth(pairs: int) -> int:
     return int(np.clip(PAIR_UPDATES / (10 * pairs), LEAST_ROWS, MOST_ROWS))
 
 
-def parts_subtitle(model: Any) -> str:
+def parts_subtitle(model: HierarchicalCompositionalNetwork) -> str:
     """One line that says what the model is."""
     layer = model._layer
     channels = f", {count(layer.image[0], 'channel')}" if layer.image[0] > 1 else ""
@@ -147,7 +154,7 @@ def parts_subtitle(model: Any) -> str:
 
 
 def parts_numbers(
-    run: RunFiles, model: Any, evidence: PartsEvidence | None, rows: str
+    run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """(headline, table)."""
     head: list[tuple[str, str]] = []
@@ -206,7 +213,9 @@ def parts_words() -> list[tuple[str, str]]:
     return [("Bits sent", bits_text), ("Features used", used)]
 
 
-def parts_pictures(run: RunFiles, model: Any, evidence: PartsEvidence | None, rows: str) -> list[Picture]:
+def parts_pictures(
+    run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
+) -> list[Picture]:
     """All figures, in the order of the page."""
     found = []
     if evidence is not None:
@@ -222,7 +231,7 @@ def parts_pictures(run: RunFiles, model: Any, evidence: PartsEvidence | None, ro
     return found
 
 
-def _parts(model: Any, evidence: PartsEvidence, rows: str) -> Picture:
+def _parts(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
     words = (
         f"Evenly spaced {rows} images; the features that were found in them, each in its colour; where they "
         "lie, by the numbers of the features or as dots; and what they make together (Figures 1, 3 and 5 of "
@@ -238,7 +247,7 @@ def _parts(model: Any, evidence: PartsEvidence, rows: str) -> Picture:
     return Picture("parts", "Images and their parts", words, alt, plot_parts(*drawn), wide=True)
 
 
-def _bits(model: Any, evidence: PartsEvidence, rows: str) -> Picture:
+def _bits(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
     places, features, errors = lengths(model._layer, model._decoder().weights, evidence.stats)
     whole = float(bits(evidence.stats["ones"], evidence.stats["known"]))
     parts = {"places": places, "features, once": features, "pixels not explained": errors}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,13 +28,18 @@ from .report_shared import (
     shown,
 )
 
+if TYPE_CHECKING:
+    from .estimator import HierarchicalCompositionalNetwork
+
 __all__ = ["fill_halves", "find_edges", "layers_section"]
 
 # Samples of a class.
 DRAWN = 6
 
 
-def layers_section(model: Any, data: Dataset | None, run: RunFiles, rows: str) -> Section:
+def layers_section(
+    model: HierarchicalCompositionalNetwork, data: Dataset | None, run: RunFiles, rows: str
+) -> Section:
     """The part of a network with templates."""
     filled = edges = None
     if data is None:
@@ -54,7 +59,7 @@ def layers_section(model: Any, data: Dataset | None, run: RunFiles, rows: str) -
     return Section(subtitle, head, table, _pictures(run, model, filled, edges, rows), _words(), snippet)
 
 
-def fill_halves(model: Any, data: Dataset) -> FilledImages:
+def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
     """Evenly spaced images of a dataset, each with a part hidden and filled in by a fitted network."""
     check_width(data, model.n_features_in_)
     pieces, layer = spaced(len(data), FILLED, PLACES), model._network.layer
@@ -82,10 +87,11 @@ class EdgeImages:
     made: np.ndarray
 
 
-def find_edges(model: Any, data: Dataset) -> EdgeImages:
+def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeImages:
     """Edges of evenly spaced images of a dataset, and of a disc."""
     check_width(data, model.n_features_in_)
     layer = model._network.layer
+    assert layer.filters is not None
     size = layer.image[1:]
     pieces = spaced(len(data), shown(layer.image) - 1, PLACES)
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
@@ -97,7 +103,7 @@ def find_edges(model: Any, data: Dataset) -> EdgeImages:
 
 
 def _numbers(
-    run: RunFiles, model: Any, filled: FilledImages | None
+    run: RunFiles, model: HierarchicalCompositionalNetwork, filled: FilledImages | None
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """(headline, table)."""
     head = [("layers", str(len(model.weights_))), ("templates", str(len(model.template_classes_)))]
@@ -127,7 +133,11 @@ def _words() -> list[tuple[str, str]]:
 
 
 def _pictures(
-    run: RunFiles, model: Any, filled: FilledImages | None, edges: EdgeImages | None, rows: str
+    run: RunFiles,
+    model: HierarchicalCompositionalNetwork,
+    filled: FilledImages | None,
+    edges: EdgeImages | None,
+    rows: str,
 ) -> list[Picture]:
     """All figures, in the order of the page."""
     found = [] if edges is None else [_edges(model, edges, rows)]
@@ -140,7 +150,7 @@ def _pictures(
     return found + learning_pictures(run)
 
 
-def _edges(model: Any, edges: EdgeImages, rows: str) -> Picture:
+def _edges(model: HierarchicalCompositionalNetwork, edges: EdgeImages, rows: str) -> Picture:
     words = (
         f"Evenly spaced {rows} images; their edges: of {model.filters} directions the strongest at a pixel, "
         "in its colour; and those that the best template of each image makes. The bright disc is the key to "
@@ -155,12 +165,12 @@ def _edges(model: Any, edges: EdgeImages, rows: str) -> Picture:
     return Picture("edges", "Edges of grey images", words, alt, figure, wide=True)
 
 
-def _lines(model: Any) -> str:
+def _lines(model: HierarchicalCompositionalNetwork) -> str:
     """What templates are, in a word."""
-    return "cluster" if model._network.labels is None else "class"
+    return "cluster" if model._of_several("net").labels is None else "class"
 
 
-def _templates(model: Any) -> Picture:
+def _templates(model: HierarchicalCompositionalNetwork) -> Picture:
     weights, kind = model.weights_[-1], _lines(model)
     figure, drawn = plot_templates(weights, [f"{kind} {label}" for label in model.template_classes_])
     words = (
@@ -176,7 +186,7 @@ def _templates(model: Any) -> Picture:
     return Picture("templates", "Templates by features", words, alt, figure, wide=True)
 
 
-def _samples(model: Any) -> Picture:
+def _samples(model: HierarchicalCompositionalNetwork) -> Picture:
     classes, kind = model.classes_[:MOST_CLASSES], _lines(model)
     n = len(classes)
     made = model.sample(DRAWN * n, np.repeat(classes, DRAWN), noise=False, random_state=model.seed_) > 0

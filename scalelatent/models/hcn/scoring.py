@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.data import Dataset
 from scalelatent.errors import JobError, nearest
 from scalelatent.evaluation.clustering import Progress
 from scalelatent.evaluation.scoring import RowsTold, Scorer, Told
+
+if TYPE_CHECKING:
+    from .estimator import HierarchicalCompositionalNetwork
 
 _OF_PARTS, _OF_CLASSES = ("compression", "score"), ("accuracy", "error")
 
@@ -19,11 +22,16 @@ class NetworkScorer(Scorer):
     metrics = (*_OF_PARTS, *_OF_CLASSES)
     headline = ("error", "accuracy", "compression")
 
-    def defaults(self, model: Any) -> Sequence[str]:
+    def defaults(self, model: HierarchicalCompositionalNetwork) -> Sequence[str]:
         return _OF_PARTS[:1] if model.templates is None else _OF_CLASSES
 
     def measure(
-        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
+        self,
+        model: HierarchicalCompositionalNetwork,
+        dataset: Dataset,
+        metrics: Sequence[str],
+        batch_rows: int,
+        progress: Progress | None,
     ) -> dict[str, Any]:
         known, kind = (_OF_PARTS, "one layer") if model.templates is None else (_OF_CLASSES, "templates")
         for name in metrics:
@@ -38,7 +46,9 @@ class NetworkScorer(Scorer):
         }
         return {name: found[name] for name in metrics}
 
-    def test_scores(self, model: Any, dataset: Dataset, progress: Told) -> dict[str, Any]:
+    def test_scores(
+        self, model: HierarchicalCompositionalNetwork, dataset: Dataset, progress: Told
+    ) -> dict[str, Any]:
         if model.templates is not None and not dataset.has_y:
             return {}
         return self.score(model, dataset, progress=progress)

@@ -14,7 +14,7 @@ from scalelatent.data.schema import encode_labels
 from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import check_classes
-from scalelatent.estimators.steps import Collect, Rows, Steps
+from scalelatent.estimators.steps import Collect, Rows, Step, Steps
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.exact import ABSENT, from_grid
 from scalelatent.models.hcn.model.compression import PixelCounts
@@ -243,6 +243,7 @@ class SeveralLayers:
                 f"the last fit was of {before.told()}, and these are {self.told()}: set layers, templates "
                 "and classes back, or start again (warm_start=False)"
             )
+        assert isinstance(model._stream, LayeredState)
         return model._stream
 
     def told(self) -> str:
@@ -336,7 +337,7 @@ class SeveralLayers:
 
     def _from_images(
         self, beliefs: np.ndarray, first: np.ndarray, rows: Rows, passes: int
-    ) -> Generator[Any, Any, np.ndarray]:
+    ) -> Generator[Step, Any, np.ndarray]:
         """Beliefs with templates learned afresh from images, under the features as they are."""
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
         numbers = rng.choice(n, min(n, CANDIDATES), replace=False)
@@ -358,7 +359,7 @@ class SeveralLayers:
 
     def _attempts(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows]
-    ) -> Generator[Any, Any, tuple[SeveralLayers, LoopResult, list[dict[str, Any]]]]:
+    ) -> Generator[Step, Any, tuple[SeveralLayers, LoopResult, list[dict[str, Any]]]]:
         """Fits from other seeds, until one settles: its network, what it came to, records of all."""
         n, history = len(rows["train"].dataset), list[dict[str, Any]]()
         on = goes_on(model)

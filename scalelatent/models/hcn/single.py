@@ -11,7 +11,7 @@ import numpy as np
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.errors import warn_user
-from scalelatent.estimators.steps import Collect, Rows, Steps
+from scalelatent.estimators.steps import Collect, Rows, Step, Steps
 from scalelatent.models.hcn.model.batch import leaf_bytes
 from scalelatent.models.hcn.model.compression import DescriptionLength, PixelCounts, compression, paying
 from scalelatent.models.hcn.model.decode import SWEEPS, Decoder
@@ -113,6 +113,7 @@ class OneLayer:
                 f"the last fit was of {before.told()}, and these are {self.told()}: set layers back, or "
                 "start again (warm_start=False)"
             )
+        assert isinstance(model._stream, EvidenceState)
         return model._stream
 
     def told(self) -> str:
@@ -144,7 +145,7 @@ class OneLayer:
 
     def _one_fit(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], restart: int
-    ) -> Generator[Any, Any, Found]:
+    ) -> Generator[Step, Any, Found]:
         """The steps of one restart."""
         n, seed = len(rows["train"].dataset), model.seed_ + restart  # restarts see other orders
         end, layer = f"-{restart}" if restart else "", self.layer

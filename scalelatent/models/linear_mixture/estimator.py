@@ -68,11 +68,11 @@ class _LinearMixtures(StreamedEstimator):
         return self._fitted.pancakes.n_dims
 
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
-        shape_of(self, train)  # type: ignore[arg-type]
-        check_sizes(self, train.n_features)  # type: ignore[arg-type]
+        shape_of(self, train)
+        check_sizes(self, train.n_features)
 
     def _what_decides(self) -> dict[str, Any]:
-        unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")  # type: ignore[attr-defined]
+        unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")
         return {name: value for name, value in super()._what_decides().items() if name not in unused}
 
     def _keep(
@@ -86,7 +86,7 @@ class _LinearMixtures(StreamedEstimator):
 
     def _row_map(self, what: What) -> MixtureRows:
         name, label = what if isinstance(what, tuple) else (what, None)
-        fitted = recognising(self, self._fitted)  # type: ignore[arg-type]
+        fitted = recognising(self, self._fitted)
         return MixtureRows(fitted, name, -1 if label is None else label, int(self.n_candidates))
 
     def with_bases(
@@ -139,7 +139,7 @@ class _LinearMixtures(StreamedEstimator):
         }
         new = copy(self).set_params(**{name: value for name, value in given.items() if value is not None})
         new._check_params()
-        new._fitted = other_bases(new, self._fitted)  # type: ignore[arg-type]
+        new._fitted = other_bases(new, self._fitted)
         return new
 
     def encode(self, X: Any, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -176,7 +176,7 @@ class _LinearMixtures(StreamedEstimator):
         for first in range(0, len(ds), LEARNED_ROWS):
             stop = min(first + LEARNED_ROWS, len(ds))
             x = ds.read_x(first, stop)
-            x = x.toarray() if ds.is_sparse else x
+            x = x if isinstance(x, np.ndarray) else x.toarray()
             check_finite(x, "X", first)
             codes = np.zeros(stop - first, dtype=np.int64)
             if classes is not None:
@@ -1012,6 +1012,6 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         parts = []
         for first in range(0, len(ds), COMPLETED_ROWS):
             x = ds.read_x(first, min(first + COMPLETED_ROWS, len(ds)))
-            rows = np.asarray(x.toarray() if ds.is_sparse else x, dtype=np.float64)
+            rows = np.asarray(x if isinstance(x, np.ndarray) else x.toarray(), dtype=np.float64)
             parts.append(density.complete(f.pancakes, density_of(f.likelihood), rows, observed)[0])
         return np.concatenate(parts).astype(np.float32)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
@@ -19,6 +19,10 @@ from scalelatent.report.sampled import check_width
 
 from .model.recognise import probabilities
 from .output import MixtureRows
+
+if TYPE_CHECKING:
+    from .estimator import LinearMixture, LinearMixtureClassifier
+    from .fit import AnyMixture
 
 __all__ = ["ClassEvidence", "DensityEvidence", "collect_classes", "collect_density"]
 
@@ -63,7 +67,7 @@ class DensityEvidence:
     least_rows: np.ndarray  # their numbers
 
 
-def _blocks(model: Any, data: Dataset, classes: np.ndarray | None) -> Iterator[Block]:
+def _blocks(model: AnyMixture, data: Dataset, classes: np.ndarray | None) -> Iterator[Block]:
     k = len(model.means_)
     row = data.n_features * (data.dtype.itemsize + 12) + 8 * k
     step = max(1, min(MOST_ROWS, BLOCK_BYTES // row))
@@ -73,7 +77,7 @@ def _blocks(model: Any, data: Dataset, classes: np.ndarray | None) -> Iterator[B
 
 
 def collect_classes(
-    model: Any, data: Dataset, *, progress: Callable[[int, int], None] | None = None
+    model: LinearMixtureClassifier, data: Dataset, *, progress: Callable[[int, int], None] | None = None
 ) -> ClassEvidence:
     """Stream rows through a fitted classifier."""
     check_width(data, model.n_features_in_)
@@ -124,14 +128,14 @@ def _look_for_examples(
             first[int(c)] = float(certain[i]), np.array(seen.x[i]), scores[i]
 
 
-def _made(model: Any, x: np.ndarray, label: int, backend: Any) -> np.ndarray:
+def _made(model: AnyMixture, x: np.ndarray, label: int, backend: Backend) -> np.ndarray:
     """Rows by their best model of a class, or of all (-1)."""
     rows: MixtureRows = replace(model._row_map("reconstructions"), label=label)
     return np.array(rows.apply(rows.prepare(backend), Block(x, None, None, 0)))
 
 
 def collect_density(
-    model: Any,
+    model: LinearMixture,
     data: Dataset,
     shape: Sequence[int] | None,
     *,
@@ -179,7 +183,7 @@ def collect_density(
     )
 
 
-def phases_of(model: Any, history: Sequence[dict[str, Any]]) -> list[tuple[int, int, str, bool]]:
+def phases_of(model: AnyMixture, history: Sequence[dict[str, Any]]) -> list[tuple[int, int, str, bool]]:
     """(first, last record, what the phase is, whether its objective is in nats) of a history."""
     names = [record.get("phase") or "steps" for record in history]
     edges = [i for i in range(len(names)) if i == 0 or names[i] != names[i - 1]] + [len(names)]

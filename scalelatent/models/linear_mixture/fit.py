@@ -31,6 +31,7 @@ from scalelatent.estimators.steps import (
     Map,
     Remember,
     Rows,
+    Step,
     Steps,
 )
 from scalelatent.kernels.streams import stream
@@ -484,7 +485,7 @@ def project_steps(
     rows: Mapping[str, Rows],
     shape: tuple[int, int] | None,
     last: np.ndarray | None,
-) -> Generator[Any, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
+) -> Generator[Step, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
     """The matrix that smooths or projects rows (``last`` where it is given), and the rows behind it."""
     # Derived, so that candidates of a search have the same matrix, and so the same rows.
     basis: np.ndarray | None = None
@@ -573,7 +574,7 @@ def temperature_steps(
     rows: Mapping[str, Rows],
     classes: np.ndarray | None,
     state: MixtureState,
-) -> Generator[Any, Any, float]:
+) -> Generator[Step, Any, float]:
     """The temperature of class probabilities with the least log-loss of validation, else training rows."""
     dense = fitted.likelihood in DENSE
     noise = fitted.pancakes.noise.reshape(len(fitted.classes), -1).mean(axis=1)

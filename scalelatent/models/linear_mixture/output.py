@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
+from scalelatent.models.linear_mixture.kernels import PackedScores
 from scalelatent.models.linear_mixture.kernels.reference import Frame, all_scores, make_scorer
 from scalelatent.models.linear_mixture.model import density
 from scalelatent.models.linear_mixture.model.em import KeptMoments
 from scalelatent.models.linear_mixture.model.online import add_rows
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes, few_scores, scores_of
-from scalelatent.models.linear_mixture.model.recognise import PancakeRows, probabilities
+from scalelatent.models.linear_mixture.model.recognise import PancakeRows, Recogniser, probabilities
 from scalelatent.reductions.moments import NonFiniteError
+from scalelatent.typing import Array
 
 DENSE = ("ppca", "factor-analysis")
 # Outputs that come from the scores of classes; that are those of one sub-class.
@@ -89,6 +91,16 @@ class Fitted:
         return PancakeRows(scores, self.starts, "scores", self.frame, n_candidates)
 
 
+class PreparedMixtureRows(NamedTuple):
+    """The matrix that rows are multiplied by first, where there is one, and what they are scored by: their
+    classes (also by tangent distance), or their sub-classes alone.
+    """
+
+    backend: Backend
+    basis: Array | None
+    scorer: Recogniser | PackedScores
+
+
 @dataclass(frozen=True)
 class MixtureRows:
     """Rows to one of several outputs (a :class:`~scalelatent.contract.learners.RowMap`)."""
@@ -126,21 +138,22 @@ class MixtureRows:
             return (f.pancakes.means.shape[1] if f.basis is None else len(f.basis),), "float32"
         return (len(f.classes) if self.what == "shares" else 1,), "float64"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> PreparedMixtureRows:
         """Packed scores."""
         f = self.fitted
         basis = None if f.basis is None else backend.asarray(f.basis, np.float32)
         rows = f.recogniser(self.n_candidates)
         of_one = self.what in OF_ONE and self.label < 0 and f.frame is not None
         if of_one or self.what in OF_CLASSES:
-            return backend, basis, rows.prepare(backend)
+            return PreparedMixtureRows(backend, basis, rows.prepare(backend))
         if self.what in ("shares", "log-likelihood"):
             scores = scores_of(f.pancakes, density_of(f.likelihood))
         else:
             scores = rows.scores
-        return backend, basis, backend.kernel("linear_mixture_make_scorer")(scores, f.starts)
+        scorer = backend.kernel("linear_mixture_make_scorer")(scores, f.starts)
+        return PreparedMixtureRows(backend, basis, scorer)
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: PreparedMixtureRows, block: Block) -> np.ndarray:
         """Output rows of a block."""
         if place := find_too_large(block) or find_nonfinite(block):
             raise NonFiniteError(place)
@@ -150,6 +163,7 @@ class MixtureRows:
             x = backend.matmul(x, basis, "projected")
         f, runs = self.fitted, len(self.fitted.priors)
         if self.what in OF_CLASSES:
+            assert isinstance(scorer, Recogniser)
             scores, _ = f.recogniser(self.n_candidates).recognise(scorer, x)
             if self.what == "scores":
                 return scores.astype(np.float32)
@@ -175,13 +189,14 @@ class MixtureRows:
         top = exponent.max(axis=1, keepdims=True)
         return top + np.log(np.exp(exponent - top).sum(axis=1, keepdims=True))
 
-    def _sub_classes(self, backend: Any, scorer: Any, x: Any) -> np.ndarray:
+    def _sub_classes(self, backend: Backend, scorer: Recogniser | PackedScores, x: Array) -> np.ndarray:
         """Best sub-class of each row: of all, or of a class."""
         f = self.fitted
         if self.label >= 0:
             kernel = backend.kernel("linear_mixture_nearest")
             return np.asarray(kernel(scorer, x, self.label, self.label + 1)[1][:, 0])
         if f.frame is not None:
+            assert isinstance(scorer, Recogniser)
             best, index = f.recogniser(self.n_candidates).recognise(scorer, x)
         else:
             best, index = backend.kernel("linear_mixture_nearest")(scorer, x, 0, len(f.priors))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.parameters import (
     DEVICE,
@@ -21,6 +21,10 @@ from scalelatent.contract.parameters import (
     is_number,
     is_whole,
 )
+
+if TYPE_CHECKING:
+    from .estimator import LinearMixtureClassifier
+    from .fit import AnyMixture
 
 LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
 TANGENTS = (
@@ -46,7 +50,7 @@ def _are_dims(value: Any) -> bool:
     return is_whole(value, 0) or (is_number(value) and 0 < value < 1)
 
 
-def _check_tangents(model: Any) -> None:
+def _check_tangents(model: AnyMixture) -> None:
     if len(model.tangents) and model.projection is not None:
         raise ValueError(
             f"projection={model.projection!r}: projected rows are no images, which tangents are made of; "
@@ -64,7 +68,7 @@ def _check_tangents(model: Any) -> None:
         )
 
 
-def _check_steps(model: Any) -> None:
+def _check_steps(model: AnyMixture) -> None:
     if model.algorithm != "stepwise":
         return
     if model.batch_rows is not None and model.batch_rows % model.n_chains:
@@ -83,7 +87,7 @@ def _check_steps(model: Any) -> None:
         )
 
 
-def _check_recognition(model: Any) -> None:
+def _check_recognition(model: LinearMixtureClassifier) -> None:
     if model.recognition == "tangent-distance" and not len(model.tangents):
         raise ValueError(
             "recognition='tangent-distance' needs tangents: give for example ('shift-x', 'shift-y', "

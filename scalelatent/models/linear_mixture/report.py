@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,6 +39,10 @@ from .report_figures import (
     plot_under,
 )
 
+if TYPE_CHECKING:
+    from .estimator import LinearMixture, LinearMixtureClassifier
+    from .fit import AnyMixture
+
 __all__ = ["density_section", "section"]
 
 MOST_ACROSS, MOST_CLASSES, SHOWN, DIRECTIONS, SAMPLES = 20, 26, 10, 4, 40
@@ -58,7 +62,11 @@ LIKELIHOODS = {
 
 
 def section(
-    model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
+    model: LinearMixtureClassifier,
+    data: Dataset | None,
+    run: RunFiles,
+    rows: str,
+    progress: Callable[[int, int], None] | None,
 ) -> Section:
     """The part of a classifier's report; see `scalelatent.contract.kinds.Kind.report`."""
     collect, shape = partial(collect_classes, model, progress=progress), _image_shape(model, data)
@@ -87,7 +95,11 @@ def section(
 
 
 def density_section(
-    model: Any, data: Dataset | None, run: RunFiles, rows: str, progress: Callable[[int, int], None] | None
+    model: LinearMixture,
+    data: Dataset | None,
+    run: RunFiles,
+    rows: str,
+    progress: Callable[[int, int], None] | None,
 ) -> Section:
     """The part of a density's report; see `scalelatent.contract.kinds.Kind.report`."""
     shape = _image_shape(model, data)
@@ -119,7 +131,7 @@ def density_section(
     return Section(subtitle, head, table, pictures, _density_words(model), snippet)
 
 
-def _density_words(model: Any) -> list[tuple[str, str]]:
+def _density_words(model: LinearMixture) -> list[tuple[str, str]]:
     words = (
         "The logarithm of the density at a row, in nats, on average: the higher, the better. It depends on "
         "the scale of the features: only models of the same rows can be compared by it."
@@ -137,7 +149,7 @@ def _density_words(model: Any) -> list[tuple[str, str]]:
 # -- numbers -----------------------------------------------------------------------------------------------
 
 
-def _sizes(model: Any) -> str:
+def _sizes(model: AnyMixture) -> str:
     k = len(model.means_)
     return f"{count(k, 'sub-class', 'sub-classes')} of {count(model.n_dims_, 'dimension')}"
 
@@ -160,13 +172,13 @@ def _class_numbers(
     return head, table
 
 
-def _numbers(run: RunFiles, model: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def _numbers(run: RunFiles, model: AnyMixture) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     fitted, history = model._fitted, run.history
     head = [("passes", f"{model.n_iter_:,}")]
     table = [("passes", f"{model.n_iter_:,}"), ("score of a row", LIKELIHOODS[model.likelihood])]
     if model.tangents:
         table.append(("tangents", ", ".join(model.tangents)))
-    if getattr(model, "recognition", "error") == "tangent-distance":
+    if model.recognition == "tangent-distance":
         table.append(("recognition", f"tangent distance of the best {model.n_candidates}"))
     counts = fitted.counts
     table.append(("sub-classes", f"{len(counts):,}"))
@@ -195,18 +207,18 @@ def _numbers(run: RunFiles, model: Any) -> tuple[list[tuple[str, str]], list[tup
 # -- pictures of the model ---------------------------------------------------------------------------------
 
 
-def _image_shape(model: Any, data: Dataset | None) -> tuple[int, ...] | None:
+def _image_shape(model: AnyMixture, data: Dataset | None) -> tuple[int, ...] | None:
     """Shape in which rows are drawn."""
     if model.image_shape is not None:
         return tuple(int(n) for n in model.image_shape)
     return image_shape((model.n_features_in_,) if data is None else data.feature_shape)
 
 
-def _features(model: Any, rows: np.ndarray) -> np.ndarray:
+def _features(model: AnyMixture, rows: np.ndarray) -> np.ndarray:
     return np.asarray(model._fitted.to_features(rows))
 
 
-def _groups(model: Any, names: list[str] | None) -> list[np.ndarray]:
+def _groups(model: AnyMixture, names: list[str] | None) -> list[np.ndarray]:
     """Sub-classes of each class, those of most rows first; of a density in lines of so many."""
     counts, classes = model._fitted.counts, model.component_classes_
     if names is not None:
@@ -217,7 +229,7 @@ def _groups(model: Any, names: list[str] | None) -> list[np.ndarray]:
     return [order[a : a + across] for a in range(0, len(order), across)]
 
 
-def _means(model: Any, names: list[str] | None, shape: tuple[int, ...] | None) -> Picture:
+def _means(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None) -> Picture:
     groups, means = _groups(model, names), _features(model, model.means_)
     across = max(map(len, groups))
     tiles = np.full((len(groups), across, means.shape[1]), np.nan)
@@ -236,7 +248,7 @@ def _means(model: Any, names: list[str] | None, shape: tuple[int, ...] | None) -
     return Picture("means", "Means of all sub-classes", words, alt, figure, wide=across > 10)
 
 
-def _largest(model: Any, names: list[str] | None) -> tuple[np.ndarray, list[str]]:
+def _largest(model: AnyMixture, names: list[str] | None) -> tuple[np.ndarray, list[str]]:
     """The largest sub-class of each class, or the largest components, and what they are called."""
     groups = _groups(model, names)
     if names is None:
@@ -247,7 +259,7 @@ def _largest(model: Any, names: list[str] | None) -> tuple[np.ndarray, list[str]
     ]
 
 
-def _deviations(model: Any, names: list[str] | None, shape: tuple[int, ...] | None) -> list[Picture]:
+def _deviations(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None) -> list[Picture]:
     if not model.n_dims_:
         return []
     own, called = _largest(model, names)
@@ -270,13 +282,15 @@ def _deviations(model: Any, names: list[str] | None, shape: tuple[int, ...] | No
     return [Picture("directions", "Along the first directions", words, alt, figure, wide=True)]
 
 
-def _of_model(run: RunFiles, model: Any, names: list[str], shape: tuple[int, ...] | None) -> list[Picture]:
+def _of_model(
+    run: RunFiles, model: AnyMixture, names: list[str], shape: tuple[int, ...] | None
+) -> list[Picture]:
     """Tangents, spectra and the course of the fit."""
     classes = names if hasattr(model, "classes_") else None
     return [*_tangents(model, classes, shape), *_spectra(model), *_passes(run, model)]
 
 
-def _tangents(model: Any, names: list[str] | None, shape: tuple[int, ...] | None) -> list[Picture]:
+def _tangents(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None) -> list[Picture]:
     if not model.tangents or shape is None or len(shape) != 2:
         return []
     own, called = _largest(model, names)
@@ -291,7 +305,7 @@ def _tangents(model: Any, names: list[str] | None, shape: tuple[int, ...] | None
     return [Picture("tangents", "Tangents of a mean", words, alt, figure, wide=len(model.tangents) > 5)]
 
 
-def _spectra(model: Any) -> list[Picture]:
+def _spectra(model: AnyMixture) -> list[Picture]:
     if not model.n_dims_:
         return []
     fitted = model._fitted
@@ -310,7 +324,7 @@ def _spectra(model: Any) -> list[Picture]:
     return [Picture("spectra", "Variance along the directions", words, alt, plot_spectra(variances, noise))]
 
 
-def _passes(run: RunFiles, model: Any) -> list[Picture]:
+def _passes(run: RunFiles, model: AnyMixture) -> list[Picture]:
     records = [record for record in run.history if record.get("objective") is not None]
     if not records:
         return []
@@ -337,7 +351,7 @@ def _passes(run: RunFiles, model: Any) -> list[Picture]:
 
 
 def _reconstructions(
-    model: Any, evidence: ClassEvidence, rows: str, shape: tuple[int, ...] | None
+    model: LinearMixtureClassifier, evidence: ClassEvidence, rows: str, shape: tuple[int, ...] | None
 ) -> Picture:
     n = min(len(evidence.examples), MOST_CLASSES)
     names = evidence.names[:MOST_CLASSES]
@@ -360,7 +374,7 @@ def _reconstructions(
     return Picture("reconstructions", "Rows by the models of each class", words, alt, figure, wide=True)
 
 
-def _rejects(model: Any, evidence: ClassEvidence, rows: str) -> Picture:
+def _rejects(model: LinearMixtureClassifier, evidence: ClassEvidence, rows: str) -> Picture:
     wrong = np.concatenate(evidence.wrong)
     by = "best to second class" if model._fitted.likelihood not in DENSE else "second to best probability"
     certain = np.concatenate(evidence.certain)
@@ -378,7 +392,7 @@ def _rejects(model: Any, evidence: ClassEvidence, rows: str) -> Picture:
     return Picture("rejects", "Error and rejects", words, alt, plot_rejects(curves))
 
 
-def _samples(model: Any, shape: tuple[int, ...] | None) -> Picture:
+def _samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Picture:
     drawn, _ = model.sample(SAMPLES)
     tiles = drawn.reshape(-1, 10, drawn.shape[1])
     words = f"{SAMPLES} rows drawn from the density, noise included, in the tone of the means."
@@ -391,7 +405,7 @@ def _samples(model: Any, shape: tuple[int, ...] | None) -> Picture:
 
 
 def _density_pictures(
-    model: Any, evidence: DensityEvidence, rows: str, shape: tuple[int, ...] | None
+    model: LinearMixture, evidence: DensityEvidence, rows: str, shape: tuple[int, ...] | None
 ) -> list[Picture]:
     x, hidden, found = evidence.examples, evidence.hidden, []
     if hidden.any():

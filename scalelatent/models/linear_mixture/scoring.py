@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from scalelatent.evaluation.clustering import Progress, clustering_accuracy, lab
 from scalelatent.evaluation.scoring import ClassScorer, Scorer, Told
 
 from .model.recognise import errors_at_rejects, probabilities
+
+if TYPE_CHECKING:
+    from .estimator import LinearMixture, LinearMixtureClassifier
 
 # Metrics of a density that hold its components against classes.
 _OF_CLASSES = ("nmi", "accuracy", "purity")
@@ -23,7 +26,12 @@ class RejectScorer(ClassScorer):
     metrics = (*ClassScorer.metrics, "reject")
 
     def measure(
-        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
+        self,
+        model: LinearMixtureClassifier,
+        dataset: Dataset,
+        metrics: Sequence[str],
+        batch_rows: int,
+        progress: Progress | None,
     ) -> dict[str, Any]:
         if "reject" not in metrics:
             return super().measure(model, dataset, metrics, batch_rows, progress)
@@ -38,19 +46,19 @@ class RejectScorer(ClassScorer):
 class _Asked:
     """A model that remembers how certain it was of the rows that it was asked about."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: LinearMixtureClassifier) -> None:
         self._model, self.classes_, self.n_features_in_ = model, model.classes_, model.n_features_in_
         self.guesses: list[np.ndarray] = []
         self.certain: list[np.ndarray] = []
 
-    def predict_proba(self, x: Any) -> np.ndarray:
+    def predict_proba(self, x: np.ndarray) -> np.ndarray:
         """Probabilities of classes."""
         scores = self._model._mapped_rows(x, "scores")
         self.certain.append(self._model._certainty(scores, "ratio"))
         self.guesses.append(scores.argmin(axis=1))
         return probabilities(scores, self._model.temperature_)
 
-    def predict(self, x: Any) -> np.ndarray:
+    def predict(self, x: np.ndarray) -> np.ndarray:
         """Classes."""
         self.predict_proba(x)
         return np.asarray(self.classes_[self.guesses[-1]])
@@ -68,7 +76,12 @@ class DensityScorer(Scorer):
     headline = ("log_likelihood", "nmi")
 
     def measure(
-        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
+        self,
+        model: LinearMixture,
+        dataset: Dataset,
+        metrics: Sequence[str],
+        batch_rows: int,
+        progress: Progress | None,
     ) -> dict[str, Any]:
         rows = model._given_rows(dataset)
         wants_classes = any(name in _OF_CLASSES for name in metrics)
@@ -95,7 +108,7 @@ class DensityScorer(Scorer):
             }
         return {name: out[name] for name in metrics}
 
-    def test_scores(self, model: Any, dataset: Dataset, progress: Told) -> dict[str, Any]:
+    def test_scores(self, model: LinearMixture, dataset: Dataset, progress: Told) -> dict[str, Any]:
         labelled = dataset.has_y and dataset.y_kind == "labels"
         metrics = self.metrics if labelled else ("log_likelihood",)
         return self.score(model, dataset, metrics, progress=progress)

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.utils import Tags
@@ -34,8 +35,12 @@ from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList, FitSession, rows_as_begun
 from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.compressive import NetworkRows, first_weights, unscaled
+from scalelatent.typing import DenseOrCsr
 
 from .parameters import COMPRESSIVE
+
+if TYPE_CHECKING:
+    import torch
 
 SCORE_ROWS = 2**16
 STAGE = "compressive_epochs"
@@ -200,7 +205,7 @@ class CompressiveMBN(StreamedEstimator):
             self._learn(torch, hidden, call, everyone)
         return self
 
-    def _learn(self, torch: Any, hidden: tuple[int, ...], call: FitCall, callbacks: Callbacks) -> None:
+    def _learn(self, torch: ModuleType, hidden: tuple[int, ...], call: FitCall, callbacks: Callbacks) -> None:
         rows, outputs = call.rows["rows"], call.rows["output"]
         held = None
         if "validation rows" in call.rows:
@@ -304,7 +309,7 @@ class CompressiveMBN(StreamedEstimator):
             raise DataError("the outputs are all the same: there is no variance to explain")
         return 1.0 - off / spread
 
-    def _row_map(self, what: Any) -> NetworkRows:
+    def _row_map(self, what: object) -> NetworkRows:
         return NetworkRows(tuple(self.coefs_), tuple(self.intercepts_))
 
     def _draw_prediction(self, graph: RowGraph) -> None:
@@ -334,7 +339,7 @@ class CompressiveMBN(StreamedEstimator):
 # -- training ---------------------------------------------------------------------------------------------
 
 
-def import_torch() -> Any:
+def import_torch() -> ModuleType:
     try:
         import torch
     except ImportError as error:
@@ -345,7 +350,7 @@ def import_torch() -> Any:
     return torch
 
 
-def torch_device(torch: Any, device: str) -> str:
+def torch_device(torch: ModuleType, device: str) -> str:
     """``"cuda"`` or ``"cpu"`` for ``device`` "auto", "gpu" or "cpu"."""
     if device not in DEVICES:
         raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
@@ -361,7 +366,7 @@ def torch_device(torch: Any, device: str) -> str:
 
 
 @contextmanager
-def torch_threads(torch: Any, threads: int) -> Iterator[None]:
+def torch_threads(torch: ModuleType, threads: int) -> Iterator[None]:
     """So many threads for PyTorch inside; what was set before is restored."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -389,7 +394,7 @@ class Training:
         )
 
 
-def _dense(rows: Any) -> np.ndarray:
+def _dense(rows: DenseOrCsr) -> np.ndarray:
     return rows if isinstance(rows, np.ndarray) else rows.toarray()
 
 
@@ -408,15 +413,15 @@ class Trainer:
         self.optimizer = self.torch.optim.Adam(self.parameters, lr=training.learning_rate)
         self.mean = self._to_device(self.of_output[0].astype(np.float32))
 
-    def _parameter(self, a: np.ndarray) -> Any:
+    def _parameter(self, a: np.ndarray) -> torch.Tensor:
         return self._to_device(a).requires_grad_(True)
 
-    def _to_device(self, a: np.ndarray) -> Any:
+    def _to_device(self, a: np.ndarray) -> torch.Tensor:
         # Bytes travel as bytes; what PyTorch does not know (uint16) travels as float32.
         a = np.array(a) if a.dtype == np.uint8 else np.array(a, dtype=np.float32)
         return self.torch.from_numpy(a).to(self.device)
 
-    def outputs(self, x: np.ndarray) -> Any:
+    def outputs(self, x: np.ndarray) -> torch.Tensor:
         """Scaled outputs of rows."""
         shift, scale = self.of_rows
         h = (self._to_device(x).to(self.torch.float32) - shift) / scale
@@ -427,7 +432,7 @@ class Trainer:
                 h = self.torch.relu(h)
         return h
 
-    def targets(self, z: np.ndarray) -> Any:
+    def targets(self, z: np.ndarray) -> torch.Tensor:
         """Scaled outputs that were given."""
         return (self._to_device(z).to(self.torch.float32) - self.mean) / self.of_output[1]
 
@@ -457,9 +462,9 @@ class Trainer:
         arrays = [p.detach().cpu().numpy() for p in self.parameters]
         return unscaled(arrays[::2], arrays[1::2], self.of_rows, self.of_output)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, np.ndarray | int]:
         """All that training goes on from."""
-        out: dict[str, Any] = {}
+        out: dict[str, np.ndarray | int] = {}
         for i, p in enumerate(self.parameters):
             kept = self.optimizer.state[p]
             out[f"p{i}"] = p.detach().cpu().numpy().copy()
@@ -561,7 +566,7 @@ def _check_loss(loss: float, x: Dataset, z: Dataset) -> None:
 # -- scales -----------------------------------------------------------------------------------------------
 
 
-def pieces(dataset: Dataset, runs: list[tuple[int, int]]) -> Iterator[tuple[int, Any]]:
+def pieces(dataset: Dataset, runs: list[tuple[int, int]]) -> Iterator[tuple[int, DenseOrCsr]]:
     """(number of the first row, rows) of runs of rows, a few megabytes at a time."""
     row_bytes = dataset.nbytes // len(dataset) if dataset.is_sparse else 8 * dataset.n_features
     rows = max(1, min(PIECE_ROWS, PIECE_BYTES // max(row_bytes, 1)))
@@ -587,10 +592,10 @@ def scales(x: Dataset, z: Dataset) -> tuple[tuple[float, float], tuple[np.ndarra
     """
     rows = Spread(1)
     for piece in _sampled(x, "X"):
-        if x.is_sparse:
-            rows.add_squares(piece.data, piece.shape[0] * piece.shape[1])
-        else:
+        if isinstance(piece, np.ndarray):
             rows.add(piece.reshape(-1, 1))
+        else:
+            rows.add_squares(piece.data, piece.shape[0] * piece.shape[1])
     outputs = Spread(z.n_features)
     for piece in _sampled(z, "the output"):
         outputs.add(piece if isinstance(piece, np.ndarray) else piece.toarray())
@@ -626,7 +631,7 @@ class Spread:
         return float(np.sqrt(self._squares / (self._count * len(self.mean))))
 
 
-def _sampled(dataset: Dataset, what: str) -> Iterator[Any]:
+def _sampled(dataset: Dataset, what: str) -> Iterator[DenseOrCsr]:
     runs = spaced(len(dataset), SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)
     for first, x in pieces(dataset, runs):
         check_finite(x, _named(dataset, what), first)

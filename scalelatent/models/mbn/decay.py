@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.inprocess import run_threads
-from scalelatent.engine.reading import as_rows
+from scalelatent.engine.reading import StopEvent, as_rows
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.model.layers import Layer, make_layers, schedule, share
 from scalelatent.models.mbn.model.network import ready_rows
 from scalelatent.models.mbn.model.sampling import choose, choose_mask, draw_bits
+from scalelatent.typing import HostRows
 
 if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
@@ -124,28 +126,32 @@ def _layers_above(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
     )[1:]
 
 
-def sample_rows(train: Dataset, numbers: np.ndarray, layer: Layer) -> Any:
-    """Some rows, ndarray or CsrRows, that the layer has a place for; pieces without any are not read."""
-    parts: list[Any] = []
+def sample_rows(train: Dataset, numbers: np.ndarray, layer: Layer) -> HostRows:
+    """Some rows that the layer has a place for; pieces without any are not read."""
+    dense: list[np.ndarray] = []
+    sparse: list[CsrRows] = []
     for start, stop in train.pieces():
         here = numbers[slice(*np.searchsorted(numbers, [start, stop]))]
         if len(here):
-            x = as_rows(train.read_x(start, stop))
+            x: HostRows = as_rows(train.read_x(start, stop))
             try:
                 layer.check(x, start)
             except ValueError as error:
                 raise DataError(f"{train.url or 'the rows'}: {error}") from None
-            parts.append(x[here - start] if isinstance(x, np.ndarray) else x.take(here - start))
-    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else CsrRows.concatenate(parts)
+            if isinstance(x, CsrRows):
+                sparse.append(x.take(here - start))
+            else:
+                dense.append(x[here - start])
+    return np.concatenate(dense) if dense else CsrRows.concatenate(sparse)
 
 
-def code_rows(layer: Layer, source: Any, x: Any, n_jobs: int | None, device: str) -> np.ndarray:
+def code_rows(layer: Layer, source: HostRows, x: HostRows, n_jobs: int | None, device: str) -> np.ndarray:
     """Codes of rows in memory by a layer whose centroids are drawn from others, threads over clusterings."""
     out = np.empty((len(x), layer.n_clusterings), dtype=layer.code_dtype)
     name = "reference" if device == "reference" else "cpu"
     rows = ready_rows(layer, make_backend(name), x)
 
-    def compute(slot: int, stop: Any) -> Any:
+    def compute(slot: int, stop: StopEvent) -> Callable[[int], None]:
         backend = make_backend(name)
 
         def run(first: int) -> None:
@@ -161,7 +167,11 @@ def code_rows(layer: Layer, source: Any, x: Any, n_jobs: int | None, device: str
 
 
 def _clusters(
-    model: MultilayerBootstrapNetwork, x: Any, first: Layer, schedules: list[tuple[int, ...]], seed: int
+    model: MultilayerBootstrapNetwork,
+    x: HostRows,
+    first: Layer,
+    schedules: list[tuple[int, ...]],
+    seed: int,
 ) -> dict[tuple[int, ...], list[np.ndarray]]:
     """Clusters of the outputs of networks with one first layer: one for each number of clusters."""
     from sklearn.exceptions import ConvergenceWarning

@@ -18,14 +18,15 @@ from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset, open_dataset
 from scalelatent.engine.plan import Resources
+from scalelatent.engine.rowsets import StoredSets
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.companions import FitCall
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
-from scalelatent.estimators.session import CallbackList
-from scalelatent.models.mbn.model.layers import Layer, schedule
+from scalelatent.estimators.session import CallbackList, Place
+from scalelatent.models.mbn.model.layers import ArraySets, Layer, schedule
 from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import CodeProjection, Components
 from scalelatent.storage.disk import Location
@@ -36,6 +37,8 @@ from .parameters import PARAMETERS
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from scalelatent.typing import ClientLike
 
 # Networks up to this size live in memory where no run folder was asked for.
 MEMORY_BYTES = 2**27
@@ -137,13 +140,13 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     explained_variance_ratio_ = Learned(FIT_AGAIN)
     decay_: float
     _layers: tuple[Layer, ...]
-    _centroids: tuple[Any, ...]
+    _centroids: tuple[StoredSets | ArraySets, ...]
     # Codes and components by layer; ``_left`` are codes that lie in the run folder of a loaded network.
     _codes: dict[int, Dataset]
     _left: dict[int, Location]
     _components: dict[int, Components]
     # Removes the temporary folder that the network lies in.
-    _folder: Callable[[], Any] | None = None
+    _folder: Callable[[], object] | None = None
 
     def __init__(
         self,
@@ -207,12 +210,14 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     _fit_steps = fit_steps
     _plan = plan
 
-    def _place(self, train: Dataset, resources: Resources, call: FitCall) -> AbstractContextManager[Any]:
+    def _place(
+        self, train: Dataset, resources: Resources, call: FitCall
+    ) -> AbstractContextManager[Place | None]:
         warn_few_clusterings(self)
         return self._folder_of(train, resources, call)
 
     @contextmanager
-    def _folder_of(self, train: Dataset, resources: Resources, call: FitCall) -> Iterator[Any]:
+    def _folder_of(self, train: Dataset, resources: Resources, call: FitCall) -> Iterator[Place | None]:
         """A run folder with room for centroids and codes, or a temporary one that goes with the estimator."""
         place = tempfile.gettempdir() if call.run_dir is None else call.run_dir
         places = None if call.resume else (place, call.engine.get("scratch"))
@@ -238,17 +243,19 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self._folder = None
         if own is None:
             return
-        sizes = [sets.dataset.nbytes for sets in self._centroids]
+        stored = [sets for sets in self._centroids if isinstance(sets, StoredSets)]
+        assert len(stored) == len(self._centroids)  # a fit has written them
+        sizes = [sets.dataset.nbytes for sets in stored]
         if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MEMORY_BYTES:
             self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
             return
-        self._centroids, self._codes = in_memory(self._centroids, self._codes)
+        self._centroids, self._codes = in_memory(stored, self._codes)
         shutil.rmtree(own, ignore_errors=True)
 
     def _keep(
         self,
         layers: tuple[Layer, ...],
-        centroids: Sequence[Any],
+        centroids: Sequence[StoredSets | ArraySets],
         codes: Mapping[int, Dataset],
         components: Components | None,
         history: list[dict[str, Any]],
@@ -339,7 +346,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         *,
         layer: int | None = None,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -434,7 +441,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             raise DataError(f"layer={layer!r}: this network has layers 1 to {count}")
         return int(number)
 
-    def _row_map(self, what: Any, layer: int | None = None) -> Network:
+    def _row_map(self, what: What, layer: int | None = None) -> Network:
         what, layer = what if isinstance(what, tuple) else (what, layer)
         check_is_fitted(self)
         number = self._number(layer)
@@ -466,7 +473,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self,
         layer: int | None,
         out: str | Path | None,
-        client: Client | None,
+        client: ClientLike | None,
         overwrite: bool,
         callbacks: CallbackList,
     ) -> Any:

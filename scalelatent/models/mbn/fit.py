@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -23,7 +23,7 @@ from scalelatent.engine.rates import GATHER_RATE, RowShape
 from scalelatent.engine.reading import AHEAD_BYTES, as_rows
 from scalelatent.engine.rowsets import SHARD_BYTES
 from scalelatent.errors import PlanError, warn_user
-from scalelatent.estimators.session import FitSession, tile_layout
+from scalelatent.estimators.session import FitSession, Place, tile_layout
 from scalelatent.estimators.steps import (
     Begin,
     Collect,
@@ -33,10 +33,17 @@ from scalelatent.estimators.steps import (
     Learn,
     Remember,
     Rows,
+    Step,
     Steps,
 )
 from scalelatent.kernels.streams import stream
-from scalelatent.models.mbn.model.layers import SHORT_CODES, Layer, make_layers, schedule
+from scalelatent.models.mbn.model.layers import (
+    SHORT_CODES,
+    ArraySets,
+    Layer,
+    make_layers,
+    schedule,
+)
 from scalelatent.models.mbn.model.network import LayerCoder, ready_rows
 from scalelatent.models.mbn.model.pca import (
     CodeCounts,
@@ -46,6 +53,7 @@ from scalelatent.models.mbn.model.pca import (
     kernel_components,
 )
 from scalelatent.storage.disk import locate
+from scalelatent.typing import HostRows
 
 from .decay import GRID, SAMPLE_ROWS, choose_decay
 
@@ -64,6 +72,8 @@ PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
 STRIP_ROWS = 1024
 # Passes until the components settle.
 PCA_PASSES = 12
+# Of a layer of which no centroid is read.
+_NO_SETS = ArraySets(np.empty((0, 0)), 0)
 # Small networks of all decays over a sample of the rows.
 DECAY_SECONDS = 30.0
 
@@ -130,7 +140,7 @@ def most_components(layer: Layer) -> int:
 
 def pca_steps(
     model: MultilayerBootstrapNetwork, layer: Layer, codes: Dataset, name: str
-) -> Generator[Any, Any, tuple[Components, list[dict[str, Any]]]]:
+) -> Generator[Step, Any, tuple[Components, list[dict[str, Any]]]]:
     """Principal components of a layer's codes, and records of the passes that they took."""
     wanted = model.n_components
     if wanted is None:
@@ -193,7 +203,7 @@ def _warn_short(share: float, found: Components) -> None:
     )
 
 
-def _no_predictor(state: Any) -> Any:
+def _no_predictor(state: PcaState) -> NoReturn:
     raise NotImplementedError("a bootstrap network predicts nothing")
 
 
@@ -255,7 +265,7 @@ def check_room(
     model: MultilayerBootstrapNetwork,
     train: Dataset,
     resources: Resources,
-    places: tuple[Any, Any] | None,
+    places: tuple[Place, Place | None] | None,
     decay: float,
 ) -> None:
     """Refuse a fit that memory or disk has no room for."""
@@ -280,7 +290,7 @@ def _plan(model: MultilayerBootstrapNetwork, told: Forecast, decay: float) -> di
         told.add("choosing decay", DECAY_SECONDS)
     for layer in layers:
         of_a_set, code_size = _centroid_bytes(layer, train), np.dtype(layer.code_dtype).itemsize
-        tiles = tile_layout(n, row_bytes, LayerCoder(layer, None, 0, sets))
+        tiles = tile_layout(n, row_bytes, LayerCoder(layer, _NO_SETS, 0, sets))
         memory = _memory(layer, train, of_a_set, row_bytes, tiles, resources)
         told.fits(f"layer {layer.number} (k = {layer.k})", memory, _remedy(layer))
         strips = -(-n // tiles["shard_rows"])
@@ -335,10 +345,10 @@ def _code_seconds(told: Forecast, layer: Layer, train: Dataset) -> tuple[float, 
     k, below = min(layer.k, PROBE_CENTROIDS, n), min(layer.k_below, PROBE_CENTROIDS)
     what = f"mbn_layer {layer.metric} {layer.csr} {layer.dtype} {layer.width}x{layer.k_below} {k} {n}"
 
-    def make(rows: int) -> Any:
+    def make(rows: int) -> Callable[[], np.ndarray]:
         small = replace(layer, k=k, n_rows=n, k_below=below)
         if layer.number == 1:
-            x = as_rows(train.read_x(0, n))
+            x: HostRows = as_rows(train.read_x(0, n))
         else:
             x = np.random.default_rng(0).integers(0, below, (n, layer.width)).astype(layer.dtype)
         sets = [small.take(which, x, small.rows(which)) for which in range(small.together)]
@@ -357,7 +367,7 @@ def _code_seconds(told: Forecast, layer: Layer, train: Dataset) -> tuple[float, 
     return per_row * (grown if layer.number == 1 else 1.0), per_set * grown
 
 
-def check_disk(told: Mapping[str, Any], run_dir: Any, scratch: Any) -> None:
+def check_disk(told: Mapping[str, Any], run_dir: Place, scratch: Place | None) -> None:
     """Refuse a fit that its folders have no room for."""
     needs = [("centroids and codes", run_dir, "disk_bytes", "run_dir ([job] out)")]
     if scratch is not None:

@@ -52,14 +52,16 @@ def network_state(model: MultilayerBootstrapNetwork) -> Saved:
 
 
 def in_memory(
-    centroids: Sequence[Any], codes: Mapping[int, Dataset]
+    centroids: Sequence[StoredSets], codes: Mapping[int, Dataset]
 ) -> tuple[tuple[ArraySets, ...], dict[int, Dataset]]:
     """Centroids and codes out of a folder that is about to go."""
     sets = tuple(ArraySets(as_rows(one.dataset.read_x(0, len(one.dataset))), one.rows) for one in centroids)
     return sets, {number: Dataset.from_arrays(one.read_x(0, len(one))) for number, one in codes.items()}
 
 
-def write_centroids(layers: Sequence[Layer], centroids: Sequence[Any], place: Location) -> dict[str, str]:
+def write_centroids(
+    layers: Sequence[Layer], centroids: Sequence[StoredSets | ArraySets], place: Location
+) -> dict[str, str]:
     """Put the centroids into a model's folder, linked where they lie on the same disk, else copied; returns
     their fingerprints by name.
     """

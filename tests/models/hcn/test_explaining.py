@@ -45,6 +45,20 @@ def drawings(below: np.ndarray, seed: int, share: float = 0.4) -> tuple[np.ndarr
     return images, np.concatenate(runs), np.cumsum([0, *map(len, runs)])
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("side", "window"), [(1, (2, 3)), (3, (1, 1)), (3, (3, 2)), (5, (2, 2))])
+def test_places_of_images_that_are_nearly_empty(side, window, seed) -> None:
+    """What images say where they are alike is computed once."""
+    _, prior, at, begins, places = draw((1, (2, 9, 8), side, 3, window), seed)
+    rng = np.random.default_rng(seed)
+    below = np.full((4, 2, 9, 8), -2 * GRID, np.int32)
+    for n in range(1 + seed % 2, 4):  # of which each has one pixel, at a border too
+        below[n, rng.integers(2), rng.integers(9), rng.integers(8)] = 5 * GRID
+    want = reference.place_values(below, prior, at, begins, places)
+    assert_array_equal(explaining.place_values(below, prior, at, begins, places), want)
+    assert len(np.unique(want, axis=0)) > 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_as_the_reference(shape, seed) -> None:

@@ -49,7 +49,8 @@ def test_a_template_is_what_its_image_says() -> None:
     for template in range(4):
         row = next(number for number in numbers if y[number] == template)
         pixels = net.layers[0].evidence_in(block_of(images, row, row + 1))
-        made, scores = net.rise(weights, pixels, make_backend("cpu"))
+        reader = net.reader(weights, make_backend("cpu"))
+        made, scores = reader.votes(pixels, np.array([template])), reader.scores(pixels)
         speaks = made[0] + GRID * prior[:, ::-1, ::-1, template] > 0
         assert 0 < weights[-1][..., template].sum() == speaks.sum()
         assert scores[0, template] == made[0][speaks].sum()
@@ -133,12 +134,12 @@ def test_templates_without_weights_explain_nothing() -> None:
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     weights[-1][..., 0] = False
     nothing = np.full((1, *net.layers[0].image), net.layers[0].evidence_of[0], np.int32)
-    scores = net.scores(weights, nothing, make_backend("cpu"))[0]
+    scores = net.reader(weights, make_backend("cpu")).scores(nothing)[0]
     assert scores[0] == -np.inf
     assert scores[1] < 0
     assert scores[2:].max() < 0
     weights[-1][..., 1] = False
-    assert net.scores(weights, nothing, make_backend("cpu"))[0, :2].max() == 0  # a class of nothing
+    assert net.reader(weights, make_backend("cpu")).scores(nothing)[0, :2].max() == 0  # a class of nothing
 
 
 def test_rows_come_to_templates_of_their_class_that_have_weights() -> None:
@@ -151,7 +152,8 @@ def test_rows_come_to_templates_of_their_class_that_have_weights() -> None:
         said = TemplateEvidence(net, beliefs)
         block = Block(x.reshape(40, -1), codes.astype(np.int32), None, 0)
         weights = [part > 0 for part in net.split(beliefs)]
-        made, scores = net.rise(weights, net.layers[0].evidence_in(block), make_backend("cpu"))
+        reader, pixels = net.reader(weights, make_backend("cpu")), net.layers[0].evidence_in(block)
+        made, scores = reader.votes(pixels, np.zeros(40, int)), reader.scores(pixels)
         allowed = (of_class == codes[:, None]) | (codes < 0)[:, None]
         allowed[:, 0] = False
         best = np.where(allowed, scores, -np.inf).argmax(axis=1)

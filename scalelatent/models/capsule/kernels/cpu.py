@@ -7,8 +7,6 @@ written in row order: no lane order is left to the compiler.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import boolean, float64
 
@@ -18,6 +16,7 @@ from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.vectors import copy
 
 from .estep import estep_by_products
+from .squash import SquashTable
 
 STRIP = 256
 _MANTISSA, _ONE, _SHIFT = np.int64(0x000FFFFFFFFFFFFF), np.int64(0x3FF0000000000000), np.int64(52)
@@ -44,14 +43,9 @@ _FIELDS = 14
 
 
 def residuals(
-    h: np.ndarray,
-    y: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
-    table: Any,
-) -> tuple[np.ndarray | None, np.ndarray]:
+    h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
+    table: SquashTable,
+) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
     """Residuals of all members for one block, see :func:`..reference.residuals`; ``h`` is float32."""
     thresholded = bool((nu > 0).any())
     factors = np.empty((2 * len(dims), h.shape[1]), dtype=np.float32)
@@ -76,17 +70,9 @@ def _contiguous(y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def estep(
-    backend: Backend,
-    w: np.ndarray,
-    x: np.ndarray,
-    y: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
-    table: Any,
-    train: bool,
-) -> tuple[np.ndarray | None, np.ndarray]:
+    backend: Backend, w: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
+) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
     """E-step of a block, see :func:`..estep.estep_by_products`; few dimensions take one fused kernel."""
     if not tiles.fits(len(w), x):
         return estep_by_products(backend, w, x, y, weight, dims, labels, nu, table, train)
@@ -115,7 +101,10 @@ _READ = (
 
 
 @entry(filled("f4", 2), *_READ, boolean, filled("f4", 2), filled("f8", 2))
-def _residuals(h, y, weight, dims, labels, nu, coefficients, scale, thresholded, factors, sums):  # type: ignore[no-untyped-def]
+def _residuals(
+    h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
+    coefficients: np.ndarray, scale: float, thresholded: bool, factors: np.ndarray, sums: np.ndarray,
+) -> np.ndarray:  # fmt: skip
     """Factors, then residuals in the place of h; returns the active rows (none where all are)."""
     moved = np.zeros(len(y), dtype=np.bool_)
     _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums)
@@ -138,7 +127,11 @@ def _residuals(h, y, weight, dims, labels, nu, coefficients, scale, thresholded,
     filled("f4", 2),
     filled("f8", 2),
 )
-def _tiled_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train, dense, rows, g, delta, sums):  # type: ignore[no-untyped-def]
+def _tiled_estep(
+    w: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray,
+    nu: np.ndarray, coefficients: np.ndarray, scale: float, train: bool, dense: bool, rows: np.ndarray,
+    g: np.ndarray, delta: np.ndarray, sums: np.ndarray,
+) -> None:  # fmt: skip
     """Strip by strip: latents, factors, residual moment. X comes from memory once.
 
     Below the threshold the active rows of the block are put aside, with their residuals, and multiplied at
@@ -169,12 +162,12 @@ def _tiled_estep(w, x, y, weight, dims, labels, nu, coefficients, scale, train, 
             copy(h[k], g[k, taken : taken + len(active)])
         taken += len(active)
     for i in range(0, taken, width):
-        aside: Any = tiles.read_only(rows[i:])  # type: ignore[call-arg]
+        aside: np.ndarray = tiles.read_only(rows[i:])  # type: ignore[call-arg]
         tiles.add_moment(g[:, i:], min(width, taken - i), aside, delta)
 
 
 @part
-def _active(moved):  # type: ignore[no-untyped-def]
+def _active(moved: np.ndarray) -> np.ndarray:
     """Numbers of the rows that count."""
     out, count = np.empty(len(moved), dtype=np.uint32), 0
     for j in range(len(moved)):
@@ -185,13 +178,16 @@ def _active(moved):  # type: ignore[no-untyped-def]
 
 
 @part
-def _put_aside(strip, active, rows):  # type: ignore[no-untyped-def]
+def _put_aside(strip: np.ndarray, active: np.ndarray, rows: np.ndarray) -> None:
     for j in range(len(active)):
         copy(strip[active[j]], rows[j])
 
 
 @part
-def _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums):  # type: ignore[no-untyped-def]
+def _factors(
+    h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
+    coefficients: np.ndarray, scale: float, factors: np.ndarray, moved: np.ndarray, sums: np.ndarray,
+) -> None:  # fmt: skip
     """weight (r - 1) of the right capsule (row 2r) and of the others (row 2r + 1) of every member r.
 
     The first ``len(y)`` columns of h count.
@@ -221,13 +217,13 @@ def _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved
 
 
 @part
-def _targets(label, y, target):  # type: ignore[no-untyped-def]
+def _targets(label: np.ndarray, y: np.ndarray, target: np.ndarray) -> None:
     for j in range(len(y)):
         target[j] = label[y[j]]
 
 
 @part
-def _squares(h, row, size, first, width, q):  # type: ignore[no-untyped-def]
+def _squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: np.ndarray) -> None:
     # One-dimensional slices: with two indices numba's wrap-around checks keep LLVM from vectorising.
     strip = h[row, first : first + width]
     for j in range(width):
@@ -239,7 +235,7 @@ def _squares(h, row, size, first, width, q):  # type: ignore[no-untyped-def]
 
 
 @part
-def _sum_lengths(q, target, dims, width, work):  # type: ignore[no-untyped-def]
+def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
     """q, and q and dimension of the right capsule."""
     for j in range(width):
         work[_TOTAL + j] = 0.0
@@ -256,7 +252,7 @@ def _sum_lengths(q, target, dims, width, work):  # type: ignore[no-untyped-def]
 
 
 @part
-def _look_up(coefficients, scale, width, work):  # type: ignore[no-untyped-def]
+def _look_up(coefficients: np.ndarray, scale: float, width: int, work: np.ndarray) -> None:
     cells = len(coefficients)
     for j in range(width):
         beta = 0.5 * work[_TOTAL + j]
@@ -273,7 +269,7 @@ def _look_up(coefficients, scale, width, work):  # type: ignore[no-untyped-def]
 
 
 @part
-def _posterior(total_dim, width, work):  # type: ignore[no-untyped-def]
+def _posterior(total_dim: int, width: int, work: np.ndarray) -> None:
     """r - 1 of the right capsule and of the others, and P_i = slope q_i + floor d_i."""
     inv_d, inv_d2 = 1.0 / total_dim, 1.0 / (total_dim + 2.0)
     for j in range(width):
@@ -290,7 +286,7 @@ def _posterior(total_dim, width, work):  # type: ignore[no-untyped-def]
 
 
 @part
-def _ranks(q, target, dims, width, work):  # type: ignore[no-untyped-def]
+def _ranks(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
     """P of the right capsule, and the largest before and behind it: all by one expression, so that ties are
     ties.
     """
@@ -308,7 +304,7 @@ def _ranks(q, target, dims, width, work):  # type: ignore[no-untyped-def]
 
 
 @part
-def _log_right(width, work):  # type: ignore[no-untyped-def]
+def _log_right(width: int, work: np.ndarray) -> None:
     """Natural logarithm of P: split by bits, then an odd series of (m-1)/(m+1); vectorises, error under
     1e-15.
     """
@@ -338,7 +334,7 @@ def _log_right(width, work):  # type: ignore[no-untyped-def]
 
 
 @part
-def _collect(weight, nu, work, moved, sums):  # type: ignore[no-untyped-def]
+def _collect(weight: np.ndarray, nu: float, work: np.ndarray, moved: np.ndarray, sums: np.ndarray) -> None:
     loglik, errors, active = 0.0, 0.0, 0
     for j in range(len(weight)):
         right, before, behind = work[_RIGHT + j], work[_BEFORE + j], work[_BEHIND + j]
@@ -354,7 +350,7 @@ def _collect(weight, nu, work, moved, sums):  # type: ignore[no-untyped-def]
 
 
 @part
-def _weigh(weight, nu, work, own, other):  # type: ignore[no-untyped-def]
+def _weigh(weight: np.ndarray, nu: float, work: np.ndarray, own: np.ndarray, other: np.ndarray) -> None:
     for j in range(len(weight)):
         wrong = max(work[_BEFORE + j], work[_BEHIND + j])
         factor = weight[j] if nu <= 0.0 or wrong > nu * work[_RIGHT + j] else 0.0
@@ -363,7 +359,9 @@ def _weigh(weight, nu, work, own, other):  # type: ignore[no-untyped-def]
 
 
 @part
-def _scale_all(h, y, dims, labels, factors):  # type: ignore[no-untyped-def]
+def _scale_all(
+    h: np.ndarray, y: np.ndarray, dims: np.ndarray, labels: np.ndarray, factors: np.ndarray
+) -> None:
     """h times its factors over the first ``len(y)`` columns."""
     n = len(y)
     factor, target = np.empty(STRIP, dtype=np.float32), np.empty(STRIP, dtype=np.int32)
@@ -385,7 +383,14 @@ def _scale_all(h, y, dims, labels, factors):  # type: ignore[no-untyped-def]
 
 
 @part
-def _scale_active(h, y, dims, labels, factors, active):  # type: ignore[no-untyped-def]
+def _scale_active(
+    h: np.ndarray,
+    y: np.ndarray,
+    dims: np.ndarray,
+    labels: np.ndarray,
+    factors: np.ndarray,
+    active: np.ndarray,
+) -> None:
     """The same for the active rows, moved to the front: column j only ever reads columns at or behind it.
 
     Row numbers are unsigned: for signed ones numba checks each for counting from the end.

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from scalelatent.contract.learners import Backend
+from scalelatent.typing import Array
+
+from .squash import SquashTable
 
 
 def estep_by_products(
-    backend: Backend,
-    w: Any,
-    x: Any,
-    y: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
-    table: Any,
-    train: bool,
-) -> tuple[np.ndarray | None, np.ndarray]:
+    backend: Backend, w: Array, x: Array, y: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
+) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
     """Residual moment and sums of one block for members that lie stacked in ``w``."""
     with np.errstate(invalid="ignore", over="ignore"):
         h = backend.matmul(w, x.T, "h")

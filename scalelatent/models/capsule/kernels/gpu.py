@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import cupy
 import numpy as np
 
 from scalelatent.kernels.cuda import Kernels
+from scalelatent.typing import Array
 
 from .squash import SquashTable, squash_table
 
@@ -33,14 +33,9 @@ _NULL = np.uint64(0)  # a null pointer
 
 
 def residuals(
-    h: Any,
-    y: Any,
-    weight: Any,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
-    table: Any,
-) -> tuple[Any | None, np.ndarray]:
+    h: cupy.ndarray, y: Array, weight: Array, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
+    table: SquashTable,
+) -> tuple[cupy.ndarray | None, np.ndarray]:  # fmt: skip
     """Residuals of all members for one block, see :func:`..reference.residuals`."""
     suffix, n, members = _check(h), h.shape[1], len(dims)
     thresholded = bool((nu > 0).any())
@@ -88,7 +83,13 @@ def residuals(
     return active, totals
 
 
-def _gather(suffix: str, rows: tuple[Any, ...], wiring: _Wiring, factors: Any, active: Any) -> None:
+def _gather(
+    suffix: str,
+    rows: tuple[cupy.ndarray, np.int32, cupy.ndarray],
+    wiring: _Wiring,
+    factors: cupy.ndarray,
+    active: cupy.ndarray,
+) -> None:
     """Residuals of the active rows to the front of h.
 
     Not in place: a thread would overwrite what another has yet to read.
@@ -103,7 +104,7 @@ def _gather(suffix: str, rows: tuple[Any, ...], wiring: _Wiring, factors: Any, a
     h[:, :count] = moved
 
 
-def probabilities(h: Any, dims: np.ndarray, table: Any = None) -> Any:
+def probabilities(h: cupy.ndarray, dims: np.ndarray, table: SquashTable | None = None) -> cupy.ndarray:
     """P(y | x) of one member, see :func:`..reference.probabilities`."""
     suffix, n, total = _check(h), h.shape[1], int(dims.sum())
     out = cupy.empty((len(dims), n), dtype=np.float64)
@@ -129,14 +130,14 @@ def _device() -> int:
 class _Wiring:
     """Device copies of dims, labels and nu, in the layout of ``Members`` in gpu.cu."""
 
-    dims: Any
+    dims: cupy.ndarray
     shape: tuple[np.int32, np.int32, np.int32]
-    nu: Any
+    nu: cupy.ndarray
     capsules: int
     equal_dim: int
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[cupy.ndarray, np.int32, np.int32, np.int32]:
         return (self.dims, *self.shape)
 
 
@@ -189,11 +190,11 @@ def _on_device(table: SquashTable, total_dim: int) -> SquashTable:
     return kept[1]
 
 
-def _table_arguments(table: SquashTable) -> tuple[Any, np.int32, np.float64]:
+def _table_arguments(table: SquashTable) -> tuple[cupy.ndarray, np.int32, np.float64]:
     return table.coefficients, np.int32(len(table.coefficients)), np.float64(table.scale)
 
 
-def _check(h: Any) -> str:
+def _check(h: cupy.ndarray) -> str:
     if (
         not isinstance(h, cupy.ndarray)
         or h.ndim != 2

@@ -7,14 +7,12 @@ capsule of the row's class and one for all others.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from .squash import interpolating
+from .squash import SquashTable, interpolating
 
 
-def probabilities(h: np.ndarray, dims: np.ndarray, table: Any = None) -> np.ndarray:
+def probabilities(h: np.ndarray, dims: np.ndarray, table: SquashTable | None = None) -> np.ndarray:
     """P(y | x) of one member."""
     f, beta = _fractions(np.asarray(h, dtype=np.float64), dims)
     total = dims.sum()
@@ -35,14 +33,9 @@ def posterior_ratios(h: np.ndarray, y: np.ndarray, dims: np.ndarray) -> tuple[np
 
 
 def residuals(
-    h: np.ndarray,
-    y: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    labels: np.ndarray,
-    nu: np.ndarray,
-    table: Any = None,
-) -> tuple[np.ndarray | None, np.ndarray]:
+    h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
+    table: SquashTable | None = None,
+) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
     """Residuals (r - 1) h of all members for one block, in the place of h."""
     rows = np.arange(h.shape[1])
     factors, sums, moved = np.empty(h.shape), np.zeros((len(dims), 3)), np.zeros(h.shape[1], dtype=bool)
@@ -66,16 +59,9 @@ def residuals(
 
 
 def walk(
-    w: np.ndarray,
-    x: np.ndarray,
-    labels: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    inverse: np.ndarray,
-    nu: float,
-    aggressiveness: float,
-    table: Any = None,
-) -> tuple[np.ndarray, np.ndarray]:
+    w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    inverse: np.ndarray, nu: float, aggressiveness: float, table: SquashTable | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """A passive-aggressive walk of one member through rows, see :mod:`.passive`."""
     own, sums = w.astype(np.float64), np.zeros(3)
     capsules = np.arange(len(dims))[None]

@@ -6,25 +6,18 @@ change of any sum's order.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import float64
 
 from scalelatent.kernels.jit import entry, filled, given
 
+from .squash import SquashTable
+
 
 def walk(
-    w: np.ndarray,
-    x: np.ndarray,
-    labels: np.ndarray,
-    weight: np.ndarray,
-    dims: np.ndarray,
-    inverse: np.ndarray,
-    nu: float,
-    aggressiveness: float,
-    table: Any,
-) -> tuple[np.ndarray, np.ndarray]:
+    w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    inverse: np.ndarray, nu: float, aggressiveness: float, table: SquashTable,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Change of W and sums, see :func:`..reference.walk`; W is walked with in float32."""
     start = np.ascontiguousarray(w.T, dtype=np.float32)
     own, sums = start.copy(), np.zeros(3)
@@ -57,7 +50,11 @@ def walk(
     float64,
     filled("f8", 1),
 )
-def _walk(w, x, labels, weight, dims, inverse, nu, aggressiveness, coefficients, scale, sums):  # type: ignore[no-untyped-def]
+def _walk(
+    w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    inverse: np.ndarray, nu: float, aggressiveness: float, coefficients: np.ndarray, scale: float,
+    sums: np.ndarray,
+) -> None:  # fmt: skip
     p, total_dim = w.shape
     n_capsules, cells, total = len(dims), len(coefficients), float(w.shape[1])
     h, z = np.empty(total_dim, dtype=np.float32), np.empty(p, dtype=np.float32)

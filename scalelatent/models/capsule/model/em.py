@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,9 +25,10 @@ from scalelatent.contract.finite import diverged, find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
-from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.models.capsule.kernels.squash import SquashTable, squash_table
 from scalelatent.reductions.eigen import inverse_on_rows
 from scalelatent.reductions.moments import NonFiniteError
+from scalelatent.typing import Array
 
 from .members import Members
 from .predict import class_scores
@@ -94,19 +95,56 @@ def initial_state(w: np.ndarray, n_members: int) -> CapsuleState:
     )
 
 
+class Moving(Protocol):
+    """What a pass reads of a state, see :class:`CapsuleState`."""
+
+    @property
+    def w(self) -> np.ndarray: ...
+
+    @property
+    def round(self) -> np.ndarray: ...
+
+    @property
+    def finished(self) -> np.ndarray: ...
+
+    @property
+    def iteration(self) -> int: ...
+
+
+class Measured(Protocol):
+    """What a record reads of a state."""
+
+    @property
+    def validation_error(self) -> np.ndarray: ...
+
+    @property
+    def decision_error(self) -> float: ...
+
+
+class Group(NamedTuple):
+    """Members that learn from the same rows: those of one class, or (None) all."""
+
+    label: int | None
+    members: np.ndarray
+    w: Array
+    table: SquashTable
+    nu: np.ndarray
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """Parameters of a pass on the device: for each group (class or None, members, W, table, nu), and all of W
-    where the decision is measured.
-    """
+    """Parameters of a pass on the device, and all of W where the decision is measured."""
 
     backend: Backend
-    groups: tuple[tuple[int | None, np.ndarray, Any, Any, np.ndarray], ...]
-    w: Any = None
+    groups: tuple[Group, ...]
+    w: Array | None = None
+
+
+S = TypeVar("S", bound=Moving, contravariant=True)
 
 
 @dataclass(frozen=True)
-class CapsulePass:
+class CapsulePass(Generic[S]):
     """E-step (``train`` True) or scoring alone: the :class:`~..base.Reduction` of capsule regression.
 
     Statistics: ``sums`` (M, 4) are weighted log-likelihood, weighted errors, active rows, total weight; the
@@ -138,7 +176,7 @@ class CapsulePass:
         share = (self.members.labels >= 0).mean(axis=1) @ self.members.dims.sum(axis=1)
         return (4.0 if self.train else 2.0) * self.n_features * float(share)
 
-    def prepare(self, state: CapsuleState, backend: Backend) -> Prepared:
+    def prepare(self, state: S, backend: Backend) -> Prepared:
         """Stack the weights of the members that still learn."""
         groups = []
         for label, members in self.members.groups:
@@ -152,11 +190,11 @@ class CapsulePass:
                 else np.zeros(len(live))
             )
             table = squash_table(int(self.members.dims[live[0]].sum()))
-            groups.append((label, live, w, backend.table(table), nu))
+            groups.append(Group(label, live, w, backend.table(table), nu))
         whole = not self.train and self.members.n_members > 1 and self.decides(state)
         return Prepared(backend, tuple(groups), backend.asarray(state.w, np.float32) if whole else None)
 
-    def decides(self, state: Any) -> bool:
+    def decides(self, state: S) -> bool:
         """Whether a pass of an ensemble measures what its members decide together."""
         done = state.iteration + 1
         return done <= DECIDED_PASSES or done % DECIDED_PASSES == 0
@@ -198,12 +236,12 @@ class CapsulePass:
     def _group(
         self,
         backend: Backend,
-        x: Any,
+        x: Array,
         y: np.ndarray,
         weight: np.ndarray,
         live: np.ndarray,
-        w: Any,
-        table: Any,
+        w: Array,
+        table: SquashTable,
         nu: np.ndarray,
         stats: Stats,
     ) -> np.ndarray:
@@ -246,10 +284,12 @@ class CapsuleEM:
     class_weight: np.ndarray | None
     has_validation: int
 
-    def reductions(self) -> dict[str, CapsulePass]:
+    def reductions(self) -> dict[str, CapsulePass[Moving]]:
         """E-step over the training rows and, where there are some, errors over the validation rows."""
         p = self.moment.shape[1]
-        out = {"train": CapsulePass(self.members, p, self.nu, self.class_weight, True)}
+        out: dict[str, CapsulePass[Moving]] = {
+            "train": CapsulePass(self.members, p, self.nu, self.class_weight, True)
+        }
         if self.has_validation:
             out["validation"] = CapsulePass(self.members, p, self.nu, None, False)
         return out
@@ -369,7 +409,7 @@ class CapsuleEM:
         }
 
 
-def decision_error(state: Any, validation: Stats | None) -> float:
+def decision_error(state: Measured, validation: Stats | None) -> float:
     """Validation error of what an ensemble decides, from a pass that measured it, else as it was."""
     if validation is None or "decision" not in validation.layout.slices:
         return float(state.decision_error)
@@ -377,7 +417,7 @@ def decision_error(state: Any, validation: Stats | None) -> float:
     return float(wrong / weight) if weight > 0 else float(state.decision_error)
 
 
-def error_rates(state: Any, train_error: np.ndarray, has_validation: bool) -> dict[str, float | None]:
+def error_rates(state: Measured, train_error: np.ndarray, has_validation: bool) -> dict[str, float | None]:
     """Errors of a record: those of the model; of an ensemble the means over its members have other names."""
     train, held = float(train_error.mean()), float(state.validation_error.mean())
     if len(train_error) == 1:

@@ -15,14 +15,15 @@ a pass, the gain that momentum has in batch EM, and twice that. All leaves at on
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 
-from .online import OnlineCapsule, OnlineState, first_fields
+from .em import CapsulePass, Moving, Prepared
+from .online import OnlineCapsule, OnlineState, online_state
 
 BLOCK_ROWS = 2048
 
@@ -39,11 +40,26 @@ class IncrementalState(OnlineState):
 
 def incremental_state(w: np.ndarray, n_members: int) -> IncrementalState:
     leaves = np.zeros(n_members, dtype=np.int64)
-    return IncrementalState(**first_fields(w, n_members), moment=np.zeros_like(w), leaves=leaves)
+    return IncrementalState(**vars(online_state(w, n_members)), moment=np.zeros_like(w), leaves=leaves)
+
+
+class LeafEStep(NamedTuple):
+    """The E-step and its weights, and the state."""
+
+    train: CapsulePass[Moving]
+    weights: Prepared
+    state: IncrementalState
+
+
+class LeafKept(TypedDict):
+    """What is kept of a leaf: its statistic, and the round of each member's schedule that it is of."""
+
+    vector: np.ndarray
+    round: np.ndarray
 
 
 @dataclass(frozen=True)
-class CapsuleIncremental(OnlineCapsule):
+class CapsuleIncremental(OnlineCapsule[IncrementalState]):
     """Incremental EM (a :class:`~scalelatent.contract.learners.LeafLearner`)."""
 
     n_leaves: int
@@ -54,12 +70,11 @@ class CapsuleIncremental(OnlineCapsule):
         more = (("moment", (members.total_dim, p)), ("leaves", (members.n_members,)))
         return Layout(self.train_pass.layout().fields + more)
 
-    def prepare(self, state: IncrementalState, backend: Backend) -> Any:
-        """The E-step and its weights, and the state."""
+    def prepare(self, state: IncrementalState, backend: Backend) -> LeafEStep:
         train = self.train_pass
-        return train, train.prepare(state, backend), state  # type: ignore[arg-type]
+        return LeafEStep(train, train.prepare(state, backend), state)
 
-    def visit(self, prepared: Any, block: Block, kept: Any) -> dict[str, np.ndarray]:
+    def visit(self, prepared: LeafEStep, block: Block, kept: LeafKept | None) -> LeafKept:
         """What a leaf has to keep: an E-step of its rows, kernel block by kernel block."""
         train, weights, state = prepared
         stats = Stats.zeros(self.layout())
@@ -94,11 +109,9 @@ class CapsuleIncremental(OnlineCapsule):
             rows = members.rows(live)
             moment[rows] += (part @ state.w[rows].T * own[:, None]).T @ part
 
-    def exchange(
-        self, prepared: Any, old: dict[str, np.ndarray] | None, new: dict[str, np.ndarray], stats: Stats
-    ) -> None:
+    def exchange(self, prepared: LeafEStep, old: LeafKept | None, new: LeafKept, stats: Stats) -> None:
         """Add what a leaf's new contribution changes in the totals."""
-        state: IncrementalState = prepared[2]
+        state = prepared.state
         layout = self.layout()
         fresh = Stats(layout, new["vector"])
         kept = np.zeros(self.em.members.n_members, dtype=bool)
@@ -138,7 +151,7 @@ class CapsuleIncremental(OnlineCapsule):
             steps=state.steps + 1,
         )
 
-    def _restarted(self, state: IncrementalState, ended: np.ndarray) -> IncrementalState:  # type: ignore[override]
+    def _restarted(self, state: IncrementalState, ended: np.ndarray) -> IncrementalState:
         """Contributions of another threshold are void: the totals of these members are gathered again."""
         state = super()._restarted(state, ended)
         rows = np.repeat(ended, self.em.members.dims.sum(axis=1))[:, None]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -71,7 +70,7 @@ def build_members(architecture: str, n_classes: int, capsule_dim: int | Sequence
             "the column of labels"
         )
     many = isinstance(capsule_dim, (list, tuple, np.ndarray))
-    sizes: list[Any] = list(capsule_dim) if many else [capsule_dim]  # type: ignore[arg-type]
+    sizes: list[int] = list(capsule_dim) if many else [capsule_dim]  # type: ignore[arg-type, list-item]
     if not all(_is_dimension(d) for d in sizes):
         raise ValueError(f"capsule_dim={capsule_dim!r}: dimensions are whole numbers of at least 1")
     if many and architecture != "multiclass":
@@ -99,5 +98,5 @@ def build_members(architecture: str, n_classes: int, capsule_dim: int | Sequence
     return Members(architecture, dims.astype(np.int64), labels.astype(np.int64))
 
 
-def _is_dimension(d: Any) -> bool:
+def _is_dimension(d: object) -> bool:
     return isinstance(d, (int, np.integer)) and not isinstance(d, bool) and int(d) >= 1

@@ -19,7 +19,7 @@ takes the noise of the last batches out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
-from .em import CapsuleEM, CapsulePass, Prepared, decision_error, error_rates
+from .em import CapsuleEM, CapsulePass, Moving, Prepared, decision_error, error_rates
 
 AVERAGE_POWER = 8
 
@@ -74,25 +74,30 @@ class OnlineState:
 State = TypeVar("State", bound=OnlineState)
 
 
-def first_fields(w: np.ndarray, n_members: int) -> dict[str, Any]:
-    """Fields of an :class:`OnlineState` before the first step."""
-    nan, zero = np.full(n_members, np.nan), np.zeros(n_members, dtype=np.int64)
-    infinite = np.full(n_members, np.inf)
-    return {
-        **dict.fromkeys(("w", "previous", "average", "best"), w),
-        "delta": np.zeros_like(w),
-        **dict.fromkeys(("best_error", "objective"), infinite),
-        **dict.fromkeys(("train_error", "validation_error", "active"), nan),
-        **dict.fromkeys(("round", "stale", "finished", "best_epoch", "since"), zero),
-        "sums": np.zeros((n_members, 5)),
-        "iteration": 0,
-        "steps": 0,
-    }
-
-
 def online_state(w: np.ndarray, n_members: int) -> OnlineState:
     """State before the first step."""
-    return OnlineState(**first_fields(w, n_members))
+    nan, zero = np.full(n_members, np.nan), np.zeros(n_members, dtype=np.int64)
+    infinite = np.full(n_members, np.inf)
+    return OnlineState(
+        w=w,
+        previous=w,
+        delta=np.zeros_like(w),
+        average=w,
+        best=w,
+        best_error=infinite,
+        objective=infinite,
+        train_error=nan,
+        validation_error=nan,
+        active=nan,
+        round=zero,
+        stale=zero,
+        finished=zero,
+        best_epoch=zero,
+        since=zero,
+        sums=np.zeros((n_members, 5)),
+        iteration=0,
+        steps=0,
+    )
 
 
 def row_share(weight: float, rows: float, mean_weight: float, p: int) -> float:
@@ -101,20 +106,20 @@ def row_share(weight: float, rows: float, mean_weight: float, p: int) -> float:
 
 
 @dataclass(frozen=True)
-class AveragedPass(CapsulePass):
+class AveragedPass(CapsulePass[OnlineState]):
     """Scoring of the averaged weights."""
 
-    def decides(self, state: Any) -> bool:
+    def decides(self, state: OnlineState) -> bool:
         """Always: there are few epochs."""
         return True
 
-    def prepare(self, state: Any, backend: Backend) -> Prepared:
+    def prepare(self, state: OnlineState, backend: Backend) -> Prepared:
         """The averaged weights of the members that still learn."""
         return super().prepare(replace(state, w=state.average), backend)
 
 
 @dataclass(frozen=True)
-class OnlineCapsule:
+class OnlineCapsule(Generic[State]):
     """What the online learners share: measurements, schedule of rounds, the averaged model."""
 
     wants = Wants()
@@ -129,7 +134,7 @@ class OnlineCapsule:
     # -- measurements ----------------------------------------------------------------------------------------
 
     @property
-    def train_pass(self) -> CapsulePass:
+    def train_pass(self) -> CapsulePass[Moving]:
         return self.em.reductions()["train"]
 
     def flops_per_row(self) -> float:
@@ -145,13 +150,13 @@ class OnlineCapsule:
             raise diverged(bad, f"step {state.steps + 1}", step)
         return sums
 
-    def averaged(self, state: OnlineState, w: np.ndarray) -> dict[str, np.ndarray]:
-        """``since`` and ``average`` after a step to ``w``."""
+    def averaged(self, state: OnlineState, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(``since``, ``average``) after a step to ``w``."""
         live = state.finished == 0
         since = state.since + live
         rate = np.where(live, (1.0 + AVERAGE_POWER) / (np.maximum(since, 1) + AVERAGE_POWER), 0.0)
         rate = np.repeat(rate, self.em.members.dims.sum(axis=1))[:, None]
-        return {"since": since, "average": state.average + rate * (w - state.average)}
+        return since, state.average + rate * (w - state.average)
 
     def rows_of(self, member: int) -> slice:
         """Rows of W of a member."""
@@ -253,8 +258,15 @@ class OnlineCapsule:
         }
 
 
+class BatchEStep(NamedTuple):
+    """The E-step of a batch, and its weights."""
+
+    train: CapsulePass[Moving]
+    weights: Prepared
+
+
 @dataclass(frozen=True)
-class CapsuleStepwise(OnlineCapsule):
+class CapsuleStepwise(OnlineCapsule[OnlineState]):
     """Stepwise EM (an :class:`~..base.OnlineLearner`)."""
 
     # Exponent of eta_t = (1 + t / t0) ** -kappa; 0 keeps eta = 1
@@ -266,12 +278,11 @@ class CapsuleStepwise(OnlineCapsule):
         """The E-step of batch EM, and ``counted`` (M,): rows of weight above 0."""
         return Layout((*self.train_pass.layout().fields, ("counted", (self.em.members.n_members,))))
 
-    def prepare(self, state: OnlineState, backend: Backend) -> Any:
-        """The E-step and its weights."""
+    def prepare(self, state: OnlineState, backend: Backend) -> BatchEStep:
         train = self.train_pass
-        return train, train.prepare(state, backend)  # type: ignore[arg-type]
+        return BatchEStep(train, train.prepare(state, backend))
 
-    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def run_chain(self, prepared: BatchEStep, block: Block, stats: Stats) -> None:
         train, weights = prepared
         train.accumulate(weights, block, Stats(train.layout(), stats.vector[: train.layout().size]))
         assert block.y is not None
@@ -295,7 +306,7 @@ class CapsuleStepwise(OnlineCapsule):
             move = self.em.em_step(state.w[rows], delta[rows], r) - state.w[rows]
             w[rows] += rate * move + self.em.momentum * (state.w[rows] - state.previous[rows])
             previous[rows] = state.w[rows]
-        more: dict[str, Any] = self.averaged(state, w)
+        since, average = self.averaged(state, w)
         return replace(
             state,
             w=w,
@@ -303,5 +314,6 @@ class CapsuleStepwise(OnlineCapsule):
             delta=delta,
             sums=sums,
             steps=state.steps + 1,
-            **more,
+            since=since,
+            average=average,
         )

@@ -19,23 +19,34 @@ A chain walks through its rows with its own copy of W; the copies of a step's ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.models.capsule.kernels.squash import SquashTable, squash_table
 from scalelatent.reductions.moments import NonFiniteError
 
 from .online import OnlineCapsule, OnlineState
 
 
+class Walk(NamedTuple):
+    """The kernel, W, the members that still learn, and the threshold and the table of each."""
+
+    kernel: Callable[..., tuple[np.ndarray, np.ndarray]]
+    w: np.ndarray
+    live: np.ndarray
+    nu: np.ndarray
+    table: SquashTable
+
+
 @dataclass(frozen=True)
-class CapsulePassiveAggressive(OnlineCapsule):
+class CapsulePassiveAggressive(OnlineCapsule[OnlineState]):
     """Passive-aggressive learning (an :class:`~..base.OnlineLearner`)."""
 
     # C, the largest length of a row's change, in units of |g| / (x^T z); a row of weight a has a C
@@ -55,14 +66,14 @@ class CapsulePassiveAggressive(OnlineCapsule):
         inverses = [self.em.inverse(r) * (masks[r] @ self.weight) for r in first]
         return np.stack(inverses).astype(np.float32), which.ravel().astype(np.int64)
 
-    def prepare(self, state: OnlineState, backend: Backend) -> Any:
+    def prepare(self, state: OnlineState, backend: Backend) -> Walk:
         """W in float32, and the thresholds; members that have stopped walk nowhere."""
         rounds = np.minimum(state.round, len(self.em.nu) - 1)
         live = np.flatnonzero(state.finished == 0)
         table = squash_table(int(self.em.members.dims[0].sum()))
-        return backend.kernel("capsule_walk"), state.w, live, self.em.nu[rounds], table
+        return Walk(backend.kernel("capsule_walk"), state.w, live, self.em.nu[rounds], table)
 
-    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def run_chain(self, prepared: Walk, block: Block, stats: Stats) -> None:
         """Walk through the rows with a copy of W."""
         walk, w, live, nu, table = prepared
         assert block.y is not None
@@ -99,5 +110,13 @@ class CapsulePassiveAggressive(OnlineCapsule):
         """The mean of the chains; a pure function."""
         sums = self.measured(state, stats)
         w = state.w + stats["moved"] / float(stats["chains"])
-        more: dict[str, Any] = self.averaged(state, w)
-        return replace(state, w=w, previous=state.w, sums=sums, steps=state.steps + 1, **more)
+        since, average = self.averaged(state, w)
+        return replace(
+            state,
+            w=w,
+            previous=state.w,
+            sums=sums,
+            steps=state.steps + 1,
+            since=since,
+            average=average,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,11 +12,12 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.reductions.moments import NonFiniteError
+from scalelatent.typing import Array
 
 from .members import Members
 
 
-def class_scores(backend: Backend, members: Members, h: Any) -> np.ndarray:
+def class_scores(backend: Backend, members: Members, h: Array) -> np.ndarray:
     """What all members together say of rows: the largest score is the predicted class."""
     kernel = backend.kernel("capsule_probabilities")
     # All members have the same sum of dimensions.
@@ -36,6 +37,14 @@ def class_scores(backend: Backend, members: Members, h: Any) -> np.ndarray:
         scores[a] += wins + p[0] / members.n_classes
         scores[b] += ~wins + p[1] / members.n_classes
     return (scores / scores.sum(axis=0)).T
+
+
+class Weights(NamedTuple):
+    """What rows are multiplied by: the projection, transposed, where there is one, and W."""
+
+    backend: Backend
+    directions: Array | None
+    w: Array
 
 
 @dataclass(frozen=True)
@@ -58,15 +67,15 @@ class CapsuleRows:
             return (self.members.total_dim,), "float32"
         return (self.members.n_classes,), "float64"
 
-    def prepare(self, backend: Backend) -> Any:
+    def prepare(self, backend: Backend) -> Weights:
         """Weights in float32; projection and W are one matrix where one product is cheaper than two."""
         w, basis = self.w, self.projection
         if basis is not None and len(w) * len(basis) <= basis.size + w.size:
             w, basis = w @ basis.T, None
         directions = None if basis is None else backend.asarray(basis.T, np.float32)
-        return backend, directions, backend.asarray(w, np.float32)
+        return Weights(backend, directions, backend.asarray(w, np.float32))
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Weights, block: Block) -> np.ndarray:
         """Scores or latents of a block."""
         backend, directions, w = prepared
         with np.errstate(invalid="ignore", over="ignore"):

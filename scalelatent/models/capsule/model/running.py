@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -58,6 +57,7 @@ class _Weights:
     w: np.ndarray
     finished: np.ndarray
     round: np.ndarray
+    iteration: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,13 @@ class RunningCapsule:
 
     @classmethod
     def begin(
-        cls, members: Members, x: np.ndarray, codes: np.ndarray, init: str, scale: float, rng: Any
+        cls,
+        members: Members,
+        x: np.ndarray,
+        codes: np.ndarray,
+        init: str,
+        scale: float,
+        rng: np.random.Generator,
     ) -> RunningCapsule:
         """From the first rows: the subspace start where each capsule has enough, else a random one."""
         x = np.asarray(x, dtype=np.float64)
@@ -216,9 +222,9 @@ class RunningCapsule:
         backend: Backend,
     ) -> np.ndarray:
         members, p = self.members, x.shape[1]
-        estep = CapsulePass(members, p, np.array([options.nu]), None, True)
+        estep: CapsulePass[_Weights] = CapsulePass(members, p, np.array([options.nu]), None, True)
         zero = np.zeros(members.n_members, dtype=np.int64)
-        prepared = estep.prepare(_Weights(self.w, zero, zero), backend)  # type: ignore[arg-type]
+        prepared = estep.prepare(_Weights(self.w, zero, zero), backend)
         stats = Stats.zeros(estep.layout())
         estep.accumulate(prepared, Block(x, codes, weight, 0), stats)
         _check(stats["sums"])

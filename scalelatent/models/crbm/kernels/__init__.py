@@ -1,5 +1,16 @@
 """Inference in RBMs: reference, numba, CuPy."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from . import gpu, reference
+    from .cpu import coupling
+
+# W as the kernels of a backend take it.
+AnyCoupling: TypeAlias = "reference.PlainCoupling | coupling.Coupling | gpu.DeviceCoupling"
+
 _MODULES = {
     "make_coupling": "coupling",
     "sum_product": "sum_product",

@@ -10,14 +10,14 @@ NaN bias has NaN among its log odds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import cupy
 import numpy as np
 
 from scalelatent.kernels.cuda import Kernels
+from scalelatent.typing import Array
 
 from .inference import BLOCKS, MESSAGE_BYTES, Inference, check_graphs, limits_of
 
@@ -36,14 +36,14 @@ class DeviceCoupling:
     """Couplings on the device."""
 
     # w, a: float32 (v, h): W and exp(W)
-    w: Any
-    a: Any
+    w: cupy.ndarray
+    a: cupy.ndarray
     # factors, limit: As of :class:`.cpu.coupling.Coupling`
     factors: int
     limit: float
 
 
-def make_coupling(w: Any) -> DeviceCoupling:
+def make_coupling(w: Array) -> DeviceCoupling:
     """See :func:`.reference.make_coupling`; ``w`` on the host or on the device, where it stays."""
     w = cupy.ascontiguousarray(cupy.asarray(w, dtype=np.float32))
     factors, limit = limits_of(w)
@@ -51,46 +51,53 @@ def make_coupling(w: Any) -> DeviceCoupling:
 
 
 def sum_product(
-    coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None, damping: float = 1.0
+    coupling: DeviceCoupling,
+    bv: Array,
+    bh: Array,
+    n_sweeps: int,
+    tol: float | None = None,
+    damping: float = 1.0,
 ) -> Inference:
     """See :func:`.reference.sum_product`; results lie on the device."""
     return _run("sum_product", coupling, bv, bh, n_sweeps, tol, damping=damping)
 
 
 def sum_product_pairs(
-    coupling: DeviceCoupling,
-    bv: Any,
-    bh: Any,
-    n_sweeps: int,
-    tol: float | None,
-    pairs: Any,
+    coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None, pairs: cupy.ndarray,
     damping: float = 1.0,
-) -> Inference:
+) -> Inference:  # fmt: skip
     """See :func:`.reference.sum_product_pairs`; ``pairs`` on the device, C-contiguous."""
     if pairs.shape != coupling.w.shape:
         raise ValueError(f"pairs of shape {pairs.shape} are wanted in the shape of W, {coupling.w.shape}")
     return _run("sum_product", coupling, bv, bh, n_sweeps, tol, pairs, damping)
 
 
-def bethe(coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None) -> Any:
+def bethe(
+    coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None = None
+) -> cupy.ndarray:
     pairs = cupy.empty(coupling.w.shape, dtype=np.float32)
     return _run("sum_product", coupling, bv, bh, n_sweeps, tol, pairs).log_z
 
 
 def mixed_product(
-    coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None
+    coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None = None
 ) -> Inference:
     return _run("mixed_product", coupling, bv, bh, n_sweeps, tol)
 
 
 def max_product(
-    coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None, damping: float = 1.0
+    coupling: DeviceCoupling,
+    bv: Array,
+    bh: Array,
+    n_sweeps: int,
+    tol: float | None = None,
+    damping: float = 1.0,
 ) -> Inference:
     return _run("max_product", coupling, bv, bh, n_sweeps, tol, damping=damping)
 
 
 def mean_field(
-    coupling: DeviceCoupling, bv: Any, bh: Any, n_sweeps: int, tol: float | None = None
+    coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None = None
 ) -> Inference:
     return _run("mean_field", coupling, bv, bh, n_sweeps, tol)
 
@@ -115,24 +122,14 @@ def _way(method: str, v: int, h: int) -> tuple[str, int, int]:
 
 
 def _run(
-    method: str,
-    coupling: DeviceCoupling,
-    bv: Any,
-    bh: Any,
-    n_sweeps: int,
-    tol: float | None,
-    pairs: Any = None,
-    damping: float = 1.0,
-) -> Inference:
+    method: str, coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None,
+    pairs: cupy.ndarray | None = None, damping: float = 1.0,
+) -> Inference:  # fmt: skip
     (v, h), rows = coupling.w.shape, len(bv)
     check_graphs((v, h), bv.shape, bh.shape, n_sweeps, tol, damping)
     bv, bh = (cupy.ascontiguousarray(cupy.asarray(b, dtype=np.float32)) for b in (bv, bh))
-    found = Inference(
-        cupy.empty((rows, v), dtype=np.float32),
-        cupy.empty((rows, h), dtype=np.float32),
-        cupy.empty(rows, dtype=np.int32),
-        cupy.empty(rows, dtype=np.float32),
-    )
+    lv, lh = (cupy.empty((rows, n), dtype=np.float32) for n in (v, h))
+    sweeps, change = cupy.empty(rows, dtype=np.int32), cupy.empty(rows, dtype=np.float32)
     log_z = cupy.empty(rows, dtype=np.float64)
     multiplied = method in ("sum_product", "mixed_product")
     matrices = (coupling.a if multiplied else coupling.w), coupling.w
@@ -152,7 +149,7 @@ def _run(
     settings = np.int32(n_sweeps), stop, np.float32(damping), factors, limit
     for first in range(0, rows, group):
         part = slice(first, first + group)
-        results = found.lv[part], found.lh[part], found.sweeps[part], found.change[part], c, log_z[part]
+        results = lv[part], lh[part], sweeps[part], change[part], c, log_z[part]
         inputs = *matrices, np.int32(v), np.int32(h), bv[part], bh[part], *settings
         graphs = len(bv[part])
         _launch(name, (graphs * blocks,), *inputs, m, tv, th, uh, *results, *told, shared_bytes=kept)
@@ -160,4 +157,4 @@ def _run(
             adding = "crbm_add_pairs_f4" if pairs.dtype == np.float32 else "crbm_add_pairs_f8"
             sizes = np.int32(graphs), np.int32(v), np.int32(h)
             _launch(adding, (-(-v * h // THREADS),), c, th, *sizes, pairs)
-    return found if pairs is None else replace(found, log_z=log_z)
+    return Inference(lv, lh, sweeps, change, None if pairs is None else log_z)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from scalelatent.kernels.jit import entry, given
+from scalelatent.typing import Array
 
 # Beyond this a message, e^|W|, times a belief leaves the range of float32.
 MAX_WEIGHT = 40.0
@@ -37,22 +37,23 @@ class Inference:
 
     # lv, lh: (rows, v) and (rows, h): log odds of the units' beliefs: log P(unit = 1) - log
     # P(unit = 0); the belief is their sigmoid
-    lv: Any
-    lh: Any
+    lv: Array
+    lh: Array
     # int (rows,): sweeps done: from the hidden units to the visible ones and back
-    sweeps: Any
+    sweeps: Array | None
     # (rows,): how far the belief that moved most moved in the last sweep, divided by the
     # damping; the first sweep starts from sigmoid(biases)
-    change: Any
+    change: Array | None
     # float64 (rows,), or None: Bethe estimate of log Z, where the kernel makes one
-    log_z: Any = None
+    log_z: Array | None = None
 
-    def converged(self, tol: float = CONVERGED) -> Any:
+    def converged(self, tol: float = CONVERGED) -> Array:
         """Rows (bool) of whose beliefs none moved by more than ``tol`` in the last sweep."""
+        assert self.change is not None
         return self.change <= tol
 
 
-def magnitude(a: Any) -> float:
+def magnitude(a: Array) -> float:
     """Largest absolute value, of an array on host or device; NaN where there is one."""
     if not a.size:
         return 0.0
@@ -64,7 +65,7 @@ def magnitude(a: Any) -> float:
 
 
 @entry(given("i4", 1))
-def _largest_bits(bits: Any) -> Any:
+def _largest_bits(bits: np.ndarray) -> np.int32:
     """Of float32 numbers without their sign: as whole numbers they have the same order, NaN after infinity,
     and are compared in vectors.
     """
@@ -123,7 +124,7 @@ def check_biases(*biases: np.ndarray) -> None:
             )
 
 
-def limits_of(w: Any) -> tuple[int, float]:
+def limits_of(w: Array) -> tuple[int, float]:
     """For couplings of float32: how many messages may be multiplied, and how far log odds are told apart."""
     most = magnitude(w)
     check_weights(most)

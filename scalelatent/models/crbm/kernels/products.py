@@ -6,12 +6,13 @@ it multiplies, which then costs more than the product; the tiles of :mod:`.cpu.f
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
 from scalelatent.contract.learners import Backend
 from scalelatent.kernels.vectors import lined_up
+from scalelatent.typing import Array
 
 from .cpu import few_rows
 from .update import StepRates, Way, add_to, climb
@@ -23,14 +24,14 @@ MAX_ROWS = 160
 _FEW_UNITS = 8
 
 
-def few(rows: Any, *others: Any) -> bool:
+def few(rows: Array, *others: Array) -> bool:
     """Whether the tiles serve: float32 on the host, and few rows."""
     return 0 < len(rows) <= MAX_ROWS and all(
         isinstance(a, np.ndarray) and a.dtype == np.float32 and a.flags.c_contiguous for a in (rows, *others)
     )
 
 
-def affine(x: Any, weights: Any, bias: Any, out: Any, xp: Any) -> None:
+def affine(x: Array, weights: Array, bias: Array, out: Array, xp: ModuleType) -> None:
     """Write x weights^T + bias to ``out``."""
     if x.shape[1] == weights.shape[1] and few(x, weights, bias, out):
         # Each vector of other rows would be loaded from two cache lines.
@@ -44,7 +45,7 @@ def affine(x: Any, weights: Any, bias: Any, out: Any, xp: Any) -> None:
     out += bias
 
 
-def outer_less(left: Any, right: Any, less: Any, out: Any, xp: Any) -> None:
+def outer_less(left: Array, right: Array, less: Array, out: Array, xp: ModuleType) -> None:
     """Write left^T right - less to ``out``."""
     if len(left) == len(right) and few(left, right, less, out):
         few_rows.outer_less(left, right, less, out)
@@ -53,7 +54,7 @@ def outer_less(left: Any, right: Any, less: Any, out: Any, xp: Any) -> None:
         xp.subtract(out, less, out=out)
 
 
-def add_outer_less(left: Any, right: Any, less: Any, total: np.ndarray, backend: Backend) -> None:
+def add_outer_less(left: Array, right: Array, less: Array, total: np.ndarray, backend: Backend) -> None:
     """Add left^T right - less, rounded to float32, to a ``total`` of float64 on the host."""
     if len(left) == len(right) and few(left, right, less):
         few_rows.add_outer_less(left, right, less, total)

@@ -61,14 +61,9 @@ def sum_product(
 
 
 def sum_product_pairs(
-    coupling: PlainCoupling,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float | None,
-    pairs: np.ndarray,
-    damping: float = 1.0,
-) -> Inference:
+    coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None,
+    pairs: np.ndarray, damping: float = 1.0,
+) -> Inference:  # fmt: skip
     """:func:`sum_product` that adds up the pairwise beliefs as well."""
     graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, True, damping)
     for graph in graphs:
@@ -179,16 +174,9 @@ def _change(old: np.ndarray, lv: np.ndarray, lh: np.ndarray) -> float:
 
 
 def _graphs(
-    coupling: PlainCoupling,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float | None,
-    from_hidden: _Send,
-    from_visible: _Send,
-    one_more: bool = False,
-    damping: float = 1.0,
-) -> list[_Graph]:
+    coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None,
+    from_hidden: _Send, from_visible: _Send, one_more: bool = False, damping: float = 1.0,
+) -> list[_Graph]:  # fmt: skip
     check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol, damping)
     first, second = (np.asarray(b, dtype=np.float64) for b in (bv, bh))
     return [
@@ -200,16 +188,9 @@ def _graphs(
 
 
 def _propagate(
-    w: np.ndarray,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float | None,
-    from_hidden: _Send,
-    from_visible: _Send,
-    one_more: bool,
-    damping: float,
-) -> _Graph:
+    w: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None, from_hidden: _Send,
+    from_visible: _Send, one_more: bool, damping: float,
+) -> _Graph:  # fmt: skip
     to_h, lv, lh, met = np.zeros_like(w), bv, bh, False
     for sweep in range(1, n_sweeps + 1):  # noqa: B007  it is returned
         old = np.concatenate([lv, lh])

@@ -6,13 +6,14 @@ an operation.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given
 from scalelatent.kernels.vectors import aligned
+from scalelatent.typing import Array
 
 _F4 = numba.float32
 
@@ -23,10 +24,10 @@ class Way(NamedTuple):
     Both velocities are empty without momentum.
     """
 
-    theta: Any
-    velocity: Any
-    new_theta: Any
-    new_velocity: Any
+    theta: Array
+    velocity: Array
+    new_theta: Array
+    new_velocity: Array
 
     def part(self, place: slice, *shape: int) -> Way:
         """Part of vectors, in the shape of a matrix if one is given."""
@@ -42,7 +43,7 @@ class StepRates(NamedTuple):
     momentum: float
 
 
-def _climb_signature(gradient: str) -> tuple[Any, ...]:
+def _climb_signature(gradient: str) -> tuple[numba.types.Type, ...]:
     return (
         given("f4", 1), given("f4", 1), filled("f4", 1), filled("f4", 1), given(gradient, 1), numba.int64,
         _F4, _F4, _F4,
@@ -50,8 +51,8 @@ def _climb_signature(gradient: str) -> tuple[Any, ...]:
 
 
 def _climb(
-    theta: Any, velocity: Any, new_theta: Any, new_velocity: Any, gradient: Any, n_weights: Any, rate: Any,
-    decay: Any, momentum: Any,
+    theta: np.ndarray, velocity: np.ndarray, new_theta: np.ndarray, new_velocity: np.ndarray,
+    gradient: np.ndarray, n_weights: int, rate: np.float32, decay: np.float32, momentum: np.float32,
 ) -> None:  # fmt: skip
     moving = len(velocity) > 0
     for i in range(len(theta)):
@@ -68,18 +69,18 @@ _climb_host = {np.dtype(kind): entry(*_climb_signature(kind))(_climb) for kind i
 
 
 @entry(given("f4", 1), filled("f8", 1))
-def _add_f4(part: Any, total: Any) -> None:
+def _add_f4(part: np.ndarray, total: np.ndarray) -> None:
     for i in range(len(part)):
         total[i] += part[i]
 
 
 @entry(given("f4", 1), given("f8", 1), _F4, filled("f4", 1))
-def _moved(array: Any, change: Any, factor: Any, out: Any) -> None:
+def _moved(array: np.ndarray, change: np.ndarray, factor: np.float32, out: np.ndarray) -> None:
     for i in range(len(array)):
         out[i] = array[i] + factor * np.float32(change[i])
 
 
-def climb(way: Way, gradient: Any, n_weights: int, pace: StepRates) -> None:
+def climb(way: Way, gradient: Array, n_weights: int, pace: StepRates) -> None:
     """u = momentum * velocity + rate * gradient - decay * theta (the first ``n_weights``); theta + u."""
     theta, velocity, new_theta, new_velocity = way
     if isinstance(theta, np.ndarray) and theta.dtype == np.float32 and gradient.dtype in _climb_host:

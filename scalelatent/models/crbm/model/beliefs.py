@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from scalelatent.contract.learners import Backend
+from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import CONVERGED, Inference
+from scalelatent.typing import Array
 
 # Inference -> kernel; "independent" is that of a model without hidden units.
 INFERENCES = {
@@ -21,20 +21,20 @@ INFERENCES = {
 DAMPED = ("sum-product", "max-product")
 
 
-def couple(weights: Any, backend: Backend) -> Any:
+def couple(weights: Array, backend: Backend) -> AnyCoupling:
     """What every inference needs of W, (v, h), once for all rows that share it."""
     return backend.kernel("crbm_make_coupling")(weights)
 
 
 def infer(
     inference: str,
-    coupling: Any,
-    b1: Any,
-    b2: Any,
+    coupling: AnyCoupling | None,
+    b1: Array,
+    b2: Array,
     n_sweeps: int,
     tol: float | None,
     backend: Backend,
-    pairs: Any = None,
+    pairs: Array | None = None,
     damping: float = 1.0,
 ) -> Inference:
     """Run an inference on each row's own RBM."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.cpu.units import log_loss
 from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, WeightError
 from scalelatent.models.crbm.kernels.products import affine, few
+from scalelatent.typing import Array, HostRows
 
 # CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
 DENSE_SHARE = 0.5
@@ -34,15 +35,15 @@ class Params:
     """Parameters as views of one vector, on the host or on a device."""
 
     # (v, h)
-    W: Any
+    W: Array
     # (v, x)
-    Wvx: Any
+    Wvx: Array
     # (h, x)
-    Whx: Any
+    Whx: Array
     # (v,)
-    bv: Any
+    bv: Array
     # (h,)
-    bh: Any
+    bh: Array
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class CrbmShape:
         """Numbers of the three matrices, which lie before the biases."""
         return self.n_parameters - self.n_visible - self.n_hidden
 
-    def split(self, flat: Any) -> Params:
+    def split(self, flat: Array) -> Params:
         """Views of a vector of any array library."""
         return Params(
             **{name: flat[place].reshape(shape) for name, (place, shape) in self.layout.slices.items()}
@@ -89,16 +90,16 @@ class Observed:
     """Rows of x where the products are: all columns, or those that these rows use."""
 
     # float32 (rows, columns used)
-    x: Any
+    x: Array
     # ndarray of int or None: which ones; None for all
     columns: np.ndarray | None
 
-    def of(self, weights: Any) -> Any:
+    def of(self, weights: Array) -> Array:
         """The columns of a matrix that they meet."""
         # Not weights[:, columns], whose rows would not lie together.
         return weights if self.columns is None else weights.take(self.columns, axis=1)
 
-    def add_outer(self, left: Any, out: Any, xp: Any) -> None:
+    def add_outer(self, left: Array, out: Array, xp: ModuleType) -> None:
         """Write left^T x to ``out``, (units, x)."""
         if self.columns is None:
             xp.matmul(left.T, self.x, out=out)
@@ -107,7 +108,7 @@ class Observed:
             out[:, self.columns] = left.T @ self.x
 
 
-def observe(x: Any, backend: Backend) -> Observed:
+def observe(x: HostRows, backend: Backend) -> Observed:
     """Rows of a block where the products are."""
     columns = None
     if isinstance(x, CsrRows):
@@ -119,7 +120,7 @@ def observe(x: Any, backend: Backend) -> Observed:
     return Observed(backend.asarray(x, np.float32, "x"), columns)
 
 
-def biases(params: Params, seen: Observed | None, n_rows: int, backend: Backend) -> tuple[Any, Any]:
+def biases(params: Params, seen: Observed | None, n_rows: int, backend: Backend) -> tuple[Array, Array]:
     """b1 (rows, v) and b2 (rows, h) of the RBM of each row, valid until the next call with this backend."""
     out = []
     for name, weights, bias in (("b1", params.Wvx, params.bv), ("b2", params.Whx, params.bh)):
@@ -132,23 +133,23 @@ def biases(params: Params, seen: Observed | None, n_rows: int, backend: Backend)
     return out[0], out[1]
 
 
-def sigmoid(a: Any, xp: Any) -> Any:
+def sigmoid(a: Array, xp: ModuleType) -> Array:
     """The logistic function, without overflow."""
     return 0.5 * xp.tanh(0.5 * a) + 0.5
 
 
-def hidden_logits(params: Params, v: Any, b2: Any) -> Any:
+def hidden_logits(params: Params, v: Array, b2: Array) -> Array:
     """W^T v + b2: log odds of each hidden unit given v, (rows, h)."""
     return v @ params.W + b2
 
 
-def negative_free_energy(v: Any, b1: Any, logits: Any, xp: Any) -> Any:
+def negative_free_energy(v: Array, b1: Array, logits: Array, xp: ModuleType) -> Array:
     """log of the sum over h of exp(-E(v, h)), (rows,): -F of the paper's equation 4."""
     zero = logits.dtype.type(0)
     return (v * b1).sum(axis=1) + xp.logaddexp(zero, logits).sum(axis=1)
 
 
-def nll_of_units(lv: Any, beliefs: Any, v: Any, xp: Any) -> Any:
+def nll_of_units(lv: Array, beliefs: Array, v: Array, xp: ModuleType) -> Array:
     """Log-loss of the visible units' log odds and their sigmoid, summed over units, nats, (rows,)."""
     if few(lv, beliefs, v):
         out = np.empty(len(lv), dtype=np.float32)
@@ -161,7 +162,9 @@ def nll_of_units(lv: Any, beliefs: Any, v: Any, xp: Any) -> Any:
     return out
 
 
-def block_biases(shape: CrbmShape, params: Params, block: Block, backend: Backend) -> tuple[Any, Any, Any]:
+def block_biases(
+    shape: CrbmShape, params: Params, block: Block, backend: Backend
+) -> tuple[Observed | None, Array, Array]:
     """(:func:`observe`, b1, b2) of a block."""
     if not shape.n_observed:
         n_rows = len(block.x if block.y is None else block.y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -15,12 +15,13 @@ from scalelatent.models.crbm.kernels.products import (
     outer_less,
 )
 from scalelatent.models.crbm.kernels.update import StepRates, Way, add_to, climb
+from scalelatent.typing import Array
 
 from .energy import CrbmShape, Observed
 from .negative_phases import Phase
 
 
-def of_weights(xp: Any, v: Any, phase: Phase, out: Any) -> None:
+def of_weights(xp: ModuleType, v: Array, phase: Phase, out: Array) -> None:
     """Write the gradient of W, (v, h), to ``out``: v^T positive less the pairs of the negative phase."""
     if not out.shape[1]:
         return
@@ -31,7 +32,7 @@ def of_weights(xp: Any, v: Any, phase: Phase, out: Any) -> None:
         outer_less(v, phase.positive, phase.pairs, out, xp)
 
 
-def add_of_weights(backend: Backend, v: Any, phase: Phase, total: np.ndarray) -> None:
+def add_of_weights(backend: Backend, v: Array, phase: Phase, total: np.ndarray) -> None:
     """Add the gradient of W, see :func:`of_weights`, to a ``total`` of float64 on the host."""
     if phase.pairs is not None:
         add_outer_less(v, phase.positive, phase.pairs, total, backend)
@@ -42,8 +43,8 @@ def add_of_weights(backend: Backend, v: Any, phase: Phase, total: np.ndarray) ->
 
 
 def difference(
-    shape: CrbmShape, backend: Backend, theta: Any, seen: Observed | None, v: Any, phase: Phase
-) -> Any:
+    shape: CrbmShape, backend: Backend, theta: Array, seen: Observed | None, v: Array, phase: Phase
+) -> Array:
     """The gradient of all parameters, summed over rows: a flat vector in a buffer of the backend."""
     flat = backend.buffer("gradient", theta.shape, theta.dtype)
     out = shape.split(flat)
@@ -59,7 +60,13 @@ def difference(
 
 
 def climb_phase(
-    shape: CrbmShape, backend: Backend, way: Way, seen: Observed | None, v: Any, phase: Phase, pace: StepRates
+    shape: CrbmShape,
+    backend: Backend,
+    way: Way,
+    seen: Observed | None,
+    v: Array,
+    phase: Phase,
+    pace: StepRates,
 ) -> None:
     """:func:`.update.climb` along :func:`difference`. Of few rows on the host products with x are not written
     out, where x has all its columns; that of W with pairs is with momentum or decay.
@@ -86,7 +93,7 @@ def climb_factors(
     _climb_biases(shape, way, dv, dh, x, pace)
 
 
-def _both_phases(xp: Any, v: Any, phase: Phase) -> tuple[Any, Any]:
+def _both_phases(xp: ModuleType, v: Array, phase: Phase) -> tuple[Array, Array]:
     """Factors of the gradient of W, of a negative phase without pairs."""
     return xp.concatenate([v, -phase.visible]), xp.concatenate([phase.positive, phase.hidden])
 

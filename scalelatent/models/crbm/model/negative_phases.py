@@ -27,13 +27,15 @@ logistic       the exact probabilities of a model without hidden units
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from types import ModuleType
 
 import numpy as np
 
 from scalelatent.contract.learners import Backend
+from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import Inference
+from scalelatent.typing import Array
 
 from .beliefs import infer
 from .energy import Params, hidden_logits, negative_free_energy, nll_of_units, sigmoid
@@ -45,21 +47,21 @@ class Phase:
     """The negative phase of some rows."""
 
     # visible, hidden: (rows, v) and (rows, h): expectations, samples or states
-    visible: Any
-    hidden: Any
+    visible: Array
+    hidden: Array
     # (rows, h): hidden units of the positive phase
-    positive: Any
+    positive: Array
     # (v, h), or None: sum over rows of the expectation of v h^T; None: visible^T hidden
-    pairs: Any
+    pairs: Array | None
     # (rows,): what the learner's objective is made of: log-loss of the units' beliefs (nats,
     # summed over units) where there are beliefs, else how much the negative states beat the row, in energy
-    loss: Any
+    loss: Array
     # (rows,): units that the negative phase has otherwise than the row
-    wrong: Any
-    # Inference or None: where there was an inference that may converge
+    wrong: Array
+    # where there was an inference that may converge
     inferred: Inference | None = None
     # (rows, h), or None: hidden states that go on in the next step (pcd)
-    particles: Any = None
+    particles: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,11 @@ class PhaseInput:
     backend: Backend
     params: Params
     # See :func:`.beliefs.couple`; None where no inference is run
-    coupling: Any
+    coupling: AnyCoupling | None
     # v, b1, b2: Targets as numbers, biases of the rows' RBMs
-    v: Any
-    b1: Any
-    b2: Any
+    v: Array
+    b1: Array
+    b2: Array
     n_sweeps: int
     # float or None
     tol: float | None
@@ -83,14 +85,14 @@ class PhaseInput:
     rows: np.ndarray
     gibbs_steps: int
     # (2, v): loss of a unit that is 1 where the row has 0, and 0 where it has 1
-    cost: Any
+    cost: Array
     # (rows, h), or None
-    particles: Any = None
+    particles: Array | None = None
     # Weight of new messages
     damping: float = 1.0
 
     @property
-    def xp(self) -> Any:
+    def xp(self) -> ModuleType:
         return self.backend.xp
 
     @property
@@ -107,26 +109,28 @@ def _mle_bp(work: PhaseInput) -> Phase:
     pairs[...] = 0
     args = work.coupling, work.b1, work.b2, work.n_sweeps, work.tol, backend, pairs
     found = infer("sum-product", *args, work.damping)
-    return _of_beliefs(work, found, sigmoid(found.lh, xp), pairs)
+    return _of_beliefs(work, found, sigmoid(found.lh, xp), pairs, found)
 
 
 def _mle_mf(work: PhaseInput) -> Phase:
     found = infer("mean-field", work.coupling, work.b1, work.b2, work.n_sweeps, work.tol, work.backend)
-    return _of_beliefs(work, found, sigmoid(found.lh, work.xp), None)
+    return _of_beliefs(work, found, sigmoid(found.lh, work.xp), None, found)
 
 
 def _logistic(work: PhaseInput) -> Phase:
     found = Inference(work.b1, work.b2, None, None)
-    return _of_beliefs(work, found, work.b2, None, inferred=None)
+    return _of_beliefs(work, found, work.b2, None, None)
 
 
-def _of_beliefs(work: PhaseInput, found: Inference, hidden: Any, pairs: Any, **more: Any) -> Phase:
+def _of_beliefs(
+    work: PhaseInput, found: Inference, hidden: Array, pairs: Array | None, inferred: Inference | None
+) -> Phase:
     xp, v = work.xp, work.v
     visible = sigmoid(found.lv, xp)
     positive = sigmoid(hidden_logits(work.params, v, work.b2), xp)
     wrong = ((found.lv > 0) != (v > 0)).sum(axis=1)
     loss = nll_of_units(found.lv, visible, v, xp)
-    return Phase(visible, hidden, positive, pairs, loss, wrong, **({"inferred": found} | more))
+    return Phase(visible, hidden, positive, pairs, loss, wrong, inferred)
 
 
 def _cd(work: PhaseInput) -> Phase:
@@ -136,12 +140,13 @@ def _cd(work: PhaseInput) -> Phase:
 
 def _pcd(work: PhaseInput) -> Phase:
     logits = hidden_logits(work.params, work.v, work.b2)
+    assert work.particles is not None
     phase = _of_samples(work, logits, work.particles)
     # The hidden state goes on; its own draw comes first in the next step.
-    return Phase(**(vars(phase) | {"particles": phase.hidden}))
+    return replace(phase, particles=phase.hidden)
 
 
-def _of_samples(work: PhaseInput, logits: Any, start: Any) -> Phase:
+def _of_samples(work: PhaseInput, logits: Array, start: Array) -> Phase:
     sample, hidden = gibbs_steps(
         work.params, work.b1, work.b2, start, work.numbers, work.gibbs_steps, work.xp
     )
@@ -150,7 +155,7 @@ def _of_samples(work: PhaseInput, logits: Any, start: Any) -> Phase:
     return Phase(sample, hidden, sigmoid(logits, work.xp), None, loss, wrong)
 
 
-def _advantage(work: PhaseInput, logits: Any, other: Any) -> Any:
+def _advantage(work: PhaseInput, logits: Array, other: Array) -> Array:
     """-F of other visible states less -F of the rows' own."""
     theirs = negative_free_energy(other, work.b1, hidden_logits(work.params, other, work.b2), work.xp)
     return theirs - negative_free_energy(work.v, work.b1, logits, work.xp)
@@ -172,12 +177,12 @@ def _cd_percloss(work: PhaseInput) -> Phase:
     return Phase(found, hidden, positive, None, xp.maximum(loss, loss.dtype.type(0)), wrong)
 
 
-def _augmented(work: PhaseInput) -> Any:
+def _augmented(work: PhaseInput) -> Array:
     """b1 with the loss of each unit: what loss-augmented inference runs on."""
     return work.b1 + work.xp.where(work.v > 0, -work.cost[1], work.cost[0])
 
 
-def _loss_of(work: PhaseInput, states: Any) -> Any:
+def _loss_of(work: PhaseInput, states: Array) -> tuple[Array, Array]:
     wrong = states != work.v
     return (wrong * work.xp.where(work.v > 0, work.cost[1], work.cost[0])).sum(axis=1), wrong.sum(axis=1)
 

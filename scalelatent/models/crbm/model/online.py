@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,10 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.vectors import aligned, lined_up
+from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import WeightError
 from scalelatent.models.crbm.kernels.update import StepRates, Way, add_to, climb, moved
+from scalelatent.typing import Array
 
 from .beliefs import couple
 from .energy import CrbmShape, Observed, block_biases
@@ -35,6 +37,16 @@ from .gradient import add_of_weights, climb_factors, climb_phase, difference
 from .negative_phases import LEARNERS, Phase, PhaseInput
 from .predict import CrbmScoring, sweeps_in
 from .state import N_SUMS, NOT_FINITE, CrbmState, Measures, diverged, shares, what_diverged
+
+
+class PreparedStep(NamedTuple):
+    """Parameters where the products are, what inference needs of W, the state, the losses of units."""
+
+    backend: Backend
+    theta: Array
+    coupling: AnyCoupling | None
+    state: CrbmState
+    cost: Array
 
 
 @dataclass(frozen=True)
@@ -124,16 +136,15 @@ class CrbmLearner:
             sums=np.zeros(N_SUMS),
         )
 
-    def prepare(self, state: CrbmState, backend: Backend) -> Any:
-        """Parameters where the products are, and what inference needs of W."""
+    def prepare(self, state: CrbmState, backend: Backend) -> PreparedStep:
         # A walk copies them in any case.
         theta = backend.asarray(state.theta if self.local_steps else lined_up(state.theta), np.float32)
         coupling = None
         if LEARNERS[self.learner].couples and not self.local_steps:
             coupling = couple(self.shape.split(theta).W, backend)
-        return backend, theta, coupling, state, backend.asarray(self.cost, np.float32)
+        return PreparedStep(backend, theta, coupling, state, backend.asarray(self.cost, np.float32))
 
-    def run_chain(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def run_chain(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
         """Gradient of the rows; in local steps, where a walk over them leads."""
         if self.local_steps:
             self._walk(prepared, block, stats)
@@ -183,9 +194,12 @@ class CrbmLearner:
 
     def end_epoch(self, state: CrbmState) -> CrbmState:
         """Measurements of the epoch; a pure function."""
+        objective, train_error, converged = shares(state, self.shape.n_visible)
         return replace(
             state,
-            **shares(state, self.shape.n_visible),
+            objective=objective,
+            train_error=train_error,
+            converged=converged,
             sums=np.zeros(N_SUMS),
             stale=state.stale + 1,
             iteration=state.iteration + 1,
@@ -214,19 +228,17 @@ class CrbmLearner:
 
     def summary(self, state: CrbmState) -> dict[str, float | int | None]:
         """Measurements of the epoch; in mid-epoch, of its part that is done."""
-        found = (
-            shares(state, self.shape.n_visible)
-            if state.sums[2]
-            else {name: getattr(state, name) for name in ("objective", "train_error", "converged")}
-        )
+        objective, train_error, converged = state.objective, state.train_error, state.converged
+        if state.sums[2]:
+            objective, train_error, converged = shares(state, self.shape.n_visible)
         epoch = state.iteration + bool(state.sums[2])
         out: dict[str, float | int | None] = {
-            "objective": found["objective"],
-            "train_error": found["train_error"],
+            "objective": objective,
+            "train_error": train_error,
             "validation_error": state.validation_error if self.has_validation else None,
             "changed_error": None if np.isnan(state.changed_error) else state.changed_error,
             "best_error": state.best_error if np.isfinite(state.best_error) else None,
-            "converged": found["converged"] if LEARNERS[self.learner].couples else None,
+            "converged": converged if LEARNERS[self.learner].couples else None,
             "learning_rate": self.rate(max(epoch - 1, 0)),
             "n_sweeps": sweeps_in(self.n_sweeps, epoch) if LEARNERS[self.learner].couples else None,
         }
@@ -267,8 +279,14 @@ class CrbmLearner:
         return stats.vector[: self.shape.n_parameters]
 
     def _phase(
-        self, backend: Backend, theta: Any, coupling: Any, cost: Any, block: Block, particles: Any
-    ) -> tuple[Observed | None, Any, Phase]:
+        self,
+        backend: Backend,
+        theta: Array,
+        coupling: AnyCoupling | None,
+        cost: Array,
+        block: Block,
+        particles: Array | None,
+    ) -> tuple[Observed | None, Array, Phase]:
         """(x where the products are, v as numbers, negative phase) of some rows."""
         params = self.shape.split(theta)
         assert block.rows is not None
@@ -281,7 +299,7 @@ class CrbmLearner:
         )  # fmt: skip
         return seen, v, LEARNERS[self.learner].negative(work)
 
-    def _add_factors(self, stats: Stats, backend: Backend, block: Block, v: Any, phase: Phase) -> None:
+    def _add_factors(self, stats: Stats, backend: Backend, block: Block, v: Array, phase: Phase) -> None:
         add_of_weights(backend, v, phase, stats["W"])
         stats["dv"][...] = backend.to_host(v - phase.visible)
         stats["dh"][...] = backend.to_host(phase.positive - phase.hidden)
@@ -291,7 +309,7 @@ class CrbmLearner:
         rate = self.rate(epoch)
         return StepRates(rate / n_rows, rate * self.weight_decay, self.momentum)
 
-    def _walk(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def _walk(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
         """Climb gradient after gradient over the rows of a chain; adds how far it came."""
         backend, theta, _, state, cost = prepared
         xp, first = backend.xp, theta
@@ -320,7 +338,7 @@ class CrbmLearner:
         self._keep_particles(stats, backend, state, block, kept)
 
     @contextmanager
-    def _watched(self, backend: Backend, theta: Any, state: CrbmState) -> Iterator[None]:
+    def _watched(self, backend: Backend, theta: Array, state: CrbmState) -> Iterator[None]:
         """Weights and biases that a phase cannot bear end the fit as in a step."""
         try:
             yield
@@ -335,14 +353,14 @@ class CrbmLearner:
         first = block.chain * self.chain_rows
         return slice(first, first + min(len(block.x), self.chain_rows))
 
-    def _particles(self, backend: Backend, state: CrbmState, block: Block) -> Any:
+    def _particles(self, backend: Backend, state: CrbmState, block: Block) -> Array | None:
         """Hidden states of the persistent chains at a block's places; None where there are none."""
         if not self.n_particles:
             return None
         return backend.asarray(state.particles[self._places(block)].copy(), np.float32)
 
     def _keep_particles(
-        self, stats: Stats, backend: Backend, state: CrbmState, block: Block, particles: Any
+        self, stats: Stats, backend: Backend, state: CrbmState, block: Block, particles: Array | None
     ) -> None:
         if particles is not None:
             at = self._places(block)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,10 +12,13 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import Inference
+from scalelatent.typing import Array
 
 from .beliefs import couple, infer
 from .energy import CrbmShape, Observed, block_biases, observe, sigmoid
+from .state import CrbmState
 
 FIRST_SWEEPS = 7
 
@@ -26,8 +30,8 @@ def sweeps_in(n_sweeps: int | None, epoch: int) -> int:
 
 def run_inference(
     shape: CrbmShape,
-    theta: Any,
-    coupling: Any,
+    theta: Array,
+    coupling: AnyCoupling | None,
     block: Block,
     how: tuple[str, int, float | None, float],
     backend: Backend,
@@ -36,6 +40,15 @@ def run_inference(
     _, b1, b2 = block_biases(shape, shape.split(theta), block, backend)
     inference, n_sweeps, tol, damping = how
     return infer(inference, coupling, b1, b2, n_sweeps, tol, backend, damping=damping)
+
+
+class PreparedScoring(NamedTuple):
+    """Parameters, what inference needs of W, and its sweeps."""
+
+    backend: Backend
+    theta: Array
+    coupling: AnyCoupling | None
+    n_sweeps: int
 
 
 @dataclass(frozen=True)
@@ -68,16 +81,15 @@ class CrbmScoring:
         edges = shape.n_visible * shape.n_hidden
         return 2.0 * shape.n_weights + 16.0 * edges * (self.n_sweeps or 16)
 
-    def prepare(self, state: Any, backend: Backend) -> Any:
-        """Parameters, and what inference needs of W."""
+    def prepare(self, state: CrbmState | None, backend: Backend) -> PreparedScoring:
         epoch = 1 if state is None else state.iteration + 1
         theta = backend.asarray(self.theta if state is None else state.theta, np.float32)
         coupling = None
         if self.shape.n_hidden and self.inference != "independent":
             coupling = couple(self.shape.split(theta).W, backend)
-        return backend, theta, coupling, sweeps_in(self.n_sweeps, epoch)
+        return PreparedScoring(backend, theta, coupling, sweeps_in(self.n_sweeps, epoch))
 
-    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: PreparedScoring, block: Block, stats: Stats) -> None:
         backend, theta, coupling, n_sweeps = prepared
         assert block.y is not None
         how = self.inference, n_sweeps, self.tol, self.damping
@@ -105,7 +117,7 @@ class CrbmScoring:
         return wrong / (units or 1.0), of_changed / changed if known else float("nan")
 
 
-def _check_given(block: Block, v: Observed, xp: Any) -> None:
+def _check_given(block: Block, v: Observed, xp: ModuleType) -> None:
     """Refuse rows v that are neither states nor probabilities."""
     bad = ~((v.x >= 0) & (v.x <= 1))  # of NaN, too
     if bool(bad.any()):
@@ -115,6 +127,14 @@ def _check_given(block: Block, v: Observed, xp: Any) -> None:
             f"row {block.number(row)}, unit {unit} is {float(v.x[row, at]):g}, but units are 0 or 1 (or "
             "probabilities between)"
         )
+
+
+class PreparedOutput(NamedTuple):
+    """Parameters, and what inference needs of W."""
+
+    backend: Backend
+    theta: Array
+    coupling: AnyCoupling | None
 
 
 @dataclass(frozen=True)
@@ -140,19 +160,19 @@ class CrbmOutput:
         width = self.shape.n_hidden if hidden else self.shape.n_visible
         return (width,), "uint8" if self.what == "states" else "float32"
 
-    def prepare(self, backend: Backend) -> Any:
+    def prepare(self, backend: Backend) -> PreparedOutput:
         theta = backend.asarray(self.theta, np.float32)
         coupling = None
         if self.shape.n_hidden and self.inference != "independent" and self.what != "given":
             coupling = couple(self.shape.split(theta).W, backend)
-        return backend, theta, coupling
+        return PreparedOutput(backend, theta, coupling)
 
-    def infer(self, prepared: Any, block: Block) -> Inference:
+    def infer(self, prepared: PreparedOutput, block: Block) -> Inference:
         backend, theta, coupling = prepared
         how = self.inference, self.n_sweeps, self.tol, self.damping
         return run_inference(self.shape, theta, coupling, block, how, backend)
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: PreparedOutput, block: Block) -> np.ndarray:
         backend, theta, _ = prepared
         xp = backend.xp
         if self.what == "given":

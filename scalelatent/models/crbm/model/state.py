@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from scalelatent.contract.learners import Backend
 from scalelatent.errors import DivergenceError
 from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, magnitude
+from scalelatent.typing import Array
 
 from .beliefs import count_converged
 from .energy import CrbmShape
@@ -59,7 +59,7 @@ class Measures:
     """Of the negative phases of a chain; they stay where they are until all are asked for."""
 
     def __init__(self) -> None:
-        self._parts: list[list[Any]] = []
+        self._parts: list[list[Array]] = []
 
     def add(self, phase: Phase) -> None:
         """Keep what is measured, and nothing else of the phase."""
@@ -77,11 +77,11 @@ class Measures:
         return [float(loss.sum(dtype=np.float64)), float(wrong.sum()), float(len(loss)), float(at_rest)]
 
 
-def shares(state: CrbmState, n_visible: int) -> dict[str, Any]:
-    """Objective and error a unit, and the share of converged rows, out of a state's sums."""
+def shares(state: CrbmState, n_visible: int) -> tuple[float, float, float]:
+    """(objective, error) a unit, and the share of converged rows, out of a state's sums."""
     loss, wrong, rows, converged = state.sums.tolist()
     units = max(rows * n_visible, 1.0)
-    return {"objective": loss / units, "train_error": wrong / units, "converged": converged / max(rows, 1.0)}
+    return loss / units, wrong / units, converged / max(rows, 1.0)
 
 
 def what_diverged(shape: CrbmShape, theta: np.ndarray) -> str:

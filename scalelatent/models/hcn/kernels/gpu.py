@@ -5,8 +5,6 @@ Arrays lie on the device and are changed there; what has moved comes back to the
 
 from __future__ import annotations
 
-from typing import Any
-
 import cupy
 import numpy as np
 
@@ -23,13 +21,13 @@ def _sizes(*numbers: int) -> tuple[np.int32, ...]:
     return tuple(np.int32(n) for n in numbers)
 
 
-def _begins(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> tuple[Any, int]:
+def _begins(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> tuple[cupy.ndarray, int]:
     """Where the messages of each pixel begin, on the device, and how many there are."""
     begins = starts(image, window, n_features)
     return cupy.asarray(begins.astype(np.int32)), int(begins[-1])
 
 
-def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> Any:
+def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> cupy.ndarray:
     """See :func:`..order.shuffled`; on the device."""
     out = cupy.empty((len(rows), n), dtype=np.int32)
     words = (np.uint64(x) for x in (seed, stage_word(purpose), epoch))
@@ -38,7 +36,7 @@ def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> A
     return out
 
 
-def sweep(evidence: Any, order: Any, s: Any, w: Any) -> None:
+def sweep(evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray) -> None:
     """See :func:`..reference.sweep`; all int32, on the device."""
     images = evidence.shape[1:]
     sizes = _sizes(order.shape[1], *images, *w.shape[2:])
@@ -46,8 +44,9 @@ def sweep(evidence: Any, order: Any, s: Any, w: Any) -> None:
 
 
 def sweep_messages(
-    evidence: Any, order: Any, s: Any, w: Any, to_s: Any, to_w: Any, held: Any, damping: float
-) -> np.ndarray:
+    evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, to_s: cupy.ndarray,
+    to_w: cupy.ndarray, held: cupy.ndarray, damping: float,
+) -> np.ndarray:  # fmt: skip
     """See :func:`..reference.sweep_messages`; int32, uint8, and messages of int16 or int32, on the device."""
     sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[2:])
     begins, _ = _begins(evidence.shape[3:], w.shape[2:4], w.shape[4])
@@ -58,7 +57,9 @@ def sweep_messages(
     return moved.get().astype(np.int64)
 
 
-def decode(evidence: Any, order: Any, s: Any, w: Any, n_sweeps: int) -> np.ndarray:
+def decode(
+    evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, n_sweeps: int
+) -> np.ndarray:
     """See :func:`..reference.decode`; int32, and bool on the host, the rest on the device."""
     begins, pairs = _begins(evidence.shape[2:], w.shape[1:3], w.shape[3])
     room = pairs + MESSAGE_ROOM

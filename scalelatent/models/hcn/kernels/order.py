@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -15,7 +13,7 @@ _U0, _U1, _HALF = np.uint64(0), np.uint64(1), np.uint64(32)
 
 
 @entry(numba.uint64, numba.uint64, numba.uint64, given("i8", 1), filled("i4", 2))
-def _shuffle(seed: Any, word: Any, epoch: Any, rows: np.ndarray, out: np.ndarray) -> None:
+def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarray, out: np.ndarray) -> None:
     n = out.shape[1]
     for k in range(out.shape[0]):
         counter, a, b, c, d = _U0, _U0, _U0, _U0, _U0

@@ -67,7 +67,9 @@ def tree(s: np.ndarray, w: np.ndarray, below: float, floor: float = FLOOR) -> tu
     return and_up(w, g), and_up(s, g)
 
 
-def windows(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
+def windows(
+    index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray
+) -> tuple[int, np.ndarray, np.ndarray]:
     """(evidence of a pixel, its window of S, its window of W): views, of one chain."""
     image, channel, y, x = np.unravel_index(index, evidence.shape)
     of_s, of_w = zip(
@@ -99,15 +101,9 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
 
 
 def sweep_messages(
-    evidence: np.ndarray,
-    order: np.ndarray,
-    s: np.ndarray,
-    w: np.ndarray,
-    to_s: np.ndarray,
-    to_w: np.ndarray,
-    held: np.ndarray,
-    damping: float,
-) -> np.ndarray:
+    evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
+    held: np.ndarray, damping: float,
+) -> np.ndarray:  # fmt: skip
     """All trees of some images once, in order, with their messages of the sweep before.
 
     Parameters
@@ -518,7 +514,7 @@ def explain(
         lit = np.zeros(shape, np.int32)
         where = [np.unravel_index(pixels[i], shape) for i in range(len(pixels))]
 
-        def lands(i: int, where: list = where) -> tuple[int, int, int]:
+        def lands(i: int, where: list[tuple[np.intp, ...]] = where) -> tuple[int, int, int]:
             (channel, y, x), (dy, dx) = where[i], ways[shift[i]]
             return int(channel), int(y) + dy, int(x) + dx
 
@@ -544,15 +540,9 @@ def explain(
 
 
 def put_down(
-    below: np.ndarray,
-    prior: np.ndarray,
-    at: np.ndarray,
-    begins: np.ndarray,
-    price: np.ndarray,
-    drawn: np.ndarray,
-    lit: np.ndarray,
-    taken: np.ndarray,
-) -> np.ndarray:
+    below: np.ndarray, prior: np.ndarray, at: np.ndarray, begins: np.ndarray, price: np.ndarray,
+    drawn: np.ndarray, lit: np.ndarray, taken: np.ndarray,
+) -> np.ndarray:  # fmt: skip
     """Features put down one by one, that which gains most first, while one gains more than its price.
 
     Parameters

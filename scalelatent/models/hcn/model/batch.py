@@ -7,14 +7,26 @@ from the beliefs of W that the step before summed, and returns by how much its m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.models.hcn.kernels.order import shuffled
 from scalelatent.models.hcn.kernels.windows import message_room
 
 from .layer import FeatureLayer
+
+
+class LeafParts(TypedDict):
+    """`LeafMessages` as they are written, field by field."""
+
+    s: np.ndarray
+    to_s: np.ndarray
+    to_w: np.ndarray
+    held: np.ndarray
+    sweeps: int
+    moved: int
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,11 @@ class LeafMessages:
     held: np.ndarray
     sweeps: int = 0
     moved: int = -1
+
+    def parts(self) -> LeafParts:
+        return LeafParts(
+            s=self.s, to_s=self.to_s, to_w=self.to_w, held=self.held, sweeps=self.sweeps, moved=self.moved
+        )
 
 
 def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
@@ -69,7 +86,7 @@ def visit(
     seed: int,
     n_sweeps: int,
     damping: float,
-    backend: Any,
+    backend: Backend,
 ) -> tuple[LeafMessages, np.ndarray]:
     """Sweep over a leaf until nothing moves or ``n_sweeps`` are done; the leaf is not changed.
 

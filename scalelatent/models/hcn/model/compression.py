@@ -10,21 +10,25 @@ with N the numbers of an array and H the entropy of a bit; unused features are n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
 from .decode import Decoder
 from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
 
+if TYPE_CHECKING:
+    from .online import EvidenceState
+
 NOTHING = Wants()
 
 
-def bits(ones: Any, n: Any) -> Any:
+def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
     """N H(ones / N): bits of N numbers, so many of which are 1."""
     ones, n = np.asarray(ones, np.float64), np.asarray(n, np.float64)
     rest = n - ones
@@ -60,11 +64,11 @@ class DescriptionLength:
         """Of the sweeps."""
         return FLOPS_PER_PAIR * self.decoder.layer.pairs * self.decoder.n_sweeps / self.every
 
-    def prepare(self, state: Any, backend: Any) -> tuple[Decoder, Any]:
+    def prepare(self, state: EvidenceState | None, backend: Backend) -> tuple[Decoder, Backend]:
         """The decoder of the moment."""
         return self.decoder if state is None else replace(self.decoder, weights=state.beliefs > 0), backend
 
-    def accumulate(self, prepared: tuple[Decoder, Any], block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: tuple[Decoder, Backend], block: Block, stats: Stats) -> None:
         """Count in the block's rows."""
         decoder, backend = prepared
         rows = rows_of(block)
@@ -89,7 +93,7 @@ class PixelCounts:
     def flops_per_row(self) -> float:
         return 4.0 * self.layer.n_pixels
 
-    def prepare(self, state: Any, backend: Any) -> None:
+    def prepare(self, state: object, backend: Backend) -> None:
         return None
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
@@ -98,7 +102,7 @@ class PixelCounts:
         stats["ones"][...] += (evidence > 0).sum()
 
 
-def count(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Any, stats: Stats) -> None:
+def count(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Backend, stats: Stats) -> None:
     """Add the counts of rows whose S is given.
 
     What a feature explains: pixels that would be wrong without it, less those that would be right.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 from scalelatent.models.hcn.kernels.exact import from_grid
 from scalelatent.models.hcn.kernels.order import shuffled
@@ -52,7 +51,9 @@ class Decoder:
         """Of maps and reductions over rows."""
         return Wants(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
-    def beliefs(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> tuple[np.ndarray, np.ndarray]:
+    def beliefs(
+        self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Beliefs of S in units, int32 (rows, HS, WS, F); trees of each that moved last."""
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
         s = backend.xp.asarray(self.layer.no_places(len(rows)))
@@ -60,11 +61,13 @@ class Decoder:
         moved = backend.kernel("hcn_decode")(*messages, s, self.weights, self.n_sweeps)
         return backend.to_host(s), backend.to_host(moved)
 
-    def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> np.ndarray:
+    def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Backend) -> np.ndarray:
         """S, uint8 (rows, HS, WS, F): what is believed, improved feature by feature."""
         return self.decode(evidence, rows, backend)[0]
 
-    def decode(self, evidence: np.ndarray, rows: np.ndarray, backend: Any) -> tuple[np.ndarray, np.ndarray]:
+    def decode(
+        self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
+    ) -> tuple[np.ndarray, np.ndarray]:
         """As :meth:`places`; trees of each row that moved last."""
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
@@ -74,7 +77,7 @@ class Decoder:
         improve = backend.kernel("hcn_improve")  # on the host, whatever the device
         return improve(evidence, s, self.weights, -float(self.layer.prior)), moved
 
-    def layers(self, s: np.ndarray, backend: Any) -> np.ndarray:
+    def layers(self, s: np.ndarray, backend: Backend) -> np.ndarray:
         """How many features lie over each pixel, int32 (rows, channels, height, width)."""
         return backend.kernel("hcn_cover")(s, self.weights)
 
@@ -94,11 +97,11 @@ class PlaceMap:
         """(HS, WS, F), uint8."""
         return self.decoder.layer.places, "uint8"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Backend:
         """The backend."""
         return backend
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """S of the block's rows."""
         return self.decoder.places(self.decoder.layer.evidence_in(block), rows_of(block), prepared)
 
@@ -124,11 +127,11 @@ class ReconstructionMap:
         """Shape of an image, uint8."""
         return self.decoder.layer.image, "uint8"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Backend:
         """The backend."""
         return backend
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """Reconstructions of the block's rows."""
         evidence, rows = self.decoder.layer.evidence_in(block), rows_of(block)
         if self.known is not None:
@@ -152,11 +155,11 @@ class BeliefMap:
         """HS WS F beliefs, then the share."""
         return (int(np.prod(self.decoder.layer.places)) + 1,), "float32"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Backend:
         """The backend."""
         return backend
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """Beliefs of the block's rows."""
         layer = self.decoder.layer
         s, moved = self.decoder.beliefs(layer.evidence_in(block), rows_of(block), prepared)
@@ -165,7 +168,7 @@ class BeliefMap:
 
 
 def reconstruct(
-    decoder: Decoder, evidence: np.ndarray, rows: np.ndarray, backend: Any, fills: bool = False
+    decoder: Decoder, evidence: np.ndarray, rows: np.ndarray, backend: Backend, fills: bool = False
 ) -> np.ndarray:
     """Images of 0 and 1, uint8 (rows, channels, height, width); with ``fills`` known pixels stay."""
     made = decoder.layers(decoder.places(evidence, rows, backend), backend) > 0

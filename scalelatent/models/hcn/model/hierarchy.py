@@ -13,10 +13,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.exact import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR
 from scalelatent.models.hcn.kernels.order import shuffled
@@ -200,7 +201,7 @@ class Hierarchy:
         labels: np.ndarray | None,
         orders: tuple[int, int],
         first: bool,
-        backend: Any,
+        backend: Backend,
         ranks: np.ndarray | None = None,
     ) -> None:
         """A forward pass of Algorithm 1; all messages and the beliefs of W are changed in place.
@@ -270,7 +271,7 @@ class Hierarchy:
         weights: list[np.ndarray],
         pixels: np.ndarray,
         labels: np.ndarray | None,
-        backend: Any,
+        backend: Backend,
     ) -> None:
         """A backward pass: messages change, beliefs of W do not."""
         lower_trees, lower_pools = backend.kernel("hcn_lower_trees"), backend.kernel("hcn_lower_pools")
@@ -306,52 +307,22 @@ class Hierarchy:
         others = np.where(scores == first, second, first)
         return np.where(allowed, -others, -CLASS_FLOOR).astype(np.int32)
 
-    def scores(
-        self,
-        weights: list[np.ndarray],
-        pixels: np.ndarray,
-        backend: Any,
-        allowed: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Scores of the templates under fixed weights, in units: float64 (images, templates).
+    def reader(self, weights: list[np.ndarray], backend: Backend) -> Reader:
+        """What tells images by fixed weights, bool (channels, h, w, F) of each layer."""
+        return (Explainer if self.n_candidates else ForwardPass)(self, weights, backend)
 
-        One forward pass from the start, which is that of a convolutional network (section 3.4): each pixel's
-        largest shift, then a convolution with weights of 0 and 1. With candidates those of the best templates
-        of each class are of explanations, and others minus infinity.
-
-        Parameters
-        ----------
-        weights : list of ndarray of bool, shape (channels, h, w, F)
-        pixels : ndarray of int32, shape (images, channels, height, width)
-        allowed : ndarray of bool, shape (images, templates), or None
-            Others than these have minus infinity.
-        """
-        if self.n_candidates:
-            return Explainer(self, weights, backend).scores(pixels, allowed)
-        scores = self.place_scores(weights, pixels, backend).reshape(len(pixels), -1).astype(np.float64)
-        return scores if allowed is None else np.where(allowed, scores, -np.inf)
-
-    def place_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any) -> np.ndarray:
+    def place_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend) -> np.ndarray:
         """Of the templates at each place of larger images, too: int32 (images, templates, rows, columns)."""
-        return self._forward(weights, pixels, backend)[-1][1]
+        return self.forward(weights, pixels, backend)[-1][1]
 
-    def rise(
-        self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """What comes up to the pixels of the templates, int32 (images, F, HS, WS), and to the templates,
-        float64 (images, templates), in units: of one forward pass.
-        """
-        made, places = self._forward(weights, pixels, backend)[-1]
-        return made, places.reshape(len(pixels), -1).astype(np.float64)
-
-    def raise_last(self, below: np.ndarray, backend: Any) -> np.ndarray:
+    def raise_last(self, below: np.ndarray, backend: Backend) -> np.ndarray:
         """What comes up to the pixels of the templates, of what places below them say; of their shape."""
         made = np.zeros_like(below)
         backend.kernel("hcn_raise_pools")(below, self.priors[-1], self._silent(below), made, 1.0)
         return made
 
-    def _forward(
-        self, weights: list[np.ndarray], pixels: np.ndarray, backend: Any
+    def forward(
+        self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of each layer the evidence of what it makes, and what comes of it to its places."""
         found, below = [], pixels
@@ -368,7 +339,7 @@ class Hierarchy:
         return np.full(shape, -POOL_FLOOR, np.int32)
 
     def complete(
-        self, weights: list[np.ndarray], pixels: np.ndarray, labels: np.ndarray | None, backend: Any
+        self, weights: list[np.ndarray], pixels: np.ndarray, labels: np.ndarray | None, backend: Backend
     ) -> np.ndarray:
         """Beliefs of pixels by a forward and a top-down pass (section 3.3): int32, as ``pixels``.
 
@@ -380,7 +351,7 @@ class Hierarchy:
         labels : ndarray of int, shape (images,), or None
             Class of each image, where it is known (at least 0).
         """
-        found = self._forward(weights, pixels, backend)
+        found = self.forward(weights, pixels, backend)
         lower_features, lower_pools = backend.kernel("hcn_lower_features"), backend.kernel("hcn_lower_pools")
         scores = found[-1][1]
         told = self.class_messages(scores.reshape(len(pixels), -1), labels).reshape(scores.shape)
@@ -459,6 +430,44 @@ def channels_last(made: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(made, 1, -1))
 
 
+class Reader(Protocol):
+    """A network under fixed weights that tells images."""
+
+    def scores(self, pixels: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
+        """Of the templates, in units: float64 (images, templates).
+
+        Parameters
+        ----------
+        pixels : ndarray of int32, shape (images, channels, height, width)
+        allowed : ndarray of bool, shape (images, templates), or None
+            Others than these have minus infinity; None: none has for that.
+        """
+
+    def votes(self, pixels: np.ndarray, templates: np.ndarray) -> np.ndarray:
+        """What each image says of the weights of its template: int32 (images, F, HS, WS), in units."""
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """A reader by one forward pass from the start, which is that of a convolutional network (section 3.4):
+    each pixel's largest shift, then a convolution with weights of 0 and 1.
+    """
+
+    net: Hierarchy
+    weights: list[np.ndarray]
+    backend: Backend
+
+    def scores(self, pixels: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
+        """See :meth:`Reader.scores`."""
+        scores = self.net.place_scores(self.weights, pixels, self.backend)
+        scores = scores.reshape(len(pixels), -1).astype(np.float64)
+        return scores if allowed is None else np.where(allowed, scores, -np.inf)
+
+    def votes(self, pixels: np.ndarray, templates: np.ndarray) -> np.ndarray:
+        """What comes up to the pixels of the templates, whichever it is."""
+        return self.net.forward(self.weights, pixels, self.backend)[-1][0]
+
+
 def learn(
     net: Hierarchy,
     kept: list[LayerMessages],
@@ -467,7 +476,7 @@ def learn(
     labels: np.ndarray | None,
     first_row: int,
     number: int,
-    backend: Any,
+    backend: Backend,
     *,
     key: int | None = None,
     ranks: np.ndarray | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import overload
 
 import numpy as np
 
@@ -28,7 +28,15 @@ UNKNOWN = -65504.0
 """What NaN becomes in rows, which are finite in datasets; every float has it."""
 
 
-def log_odds(p: Any) -> Any:
+@overload
+def log_odds(p: float) -> np.float64: ...
+
+
+@overload
+def log_odds(p: np.ndarray) -> np.ndarray: ...
+
+
+def log_odds(p: float | np.ndarray) -> np.float64 | np.ndarray:
     """log p - log(1 - p)."""
     return np.log(p) - np.log1p(-np.asarray(p, np.float64))
 

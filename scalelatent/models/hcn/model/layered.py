@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
@@ -65,6 +65,25 @@ class LayeredState:
     quiet: int = 0
 
 
+PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
+"""What chains begin with: the state, of whose beliefs each makes its own copy."""
+Sparse: TypeAlias = dict[str, np.ndarray]
+"""An array without its zeros, see :func:`to_sparse`."""
+KeptLayer: TypeAlias = dict[str, np.ndarray | Sparse]
+"""The `LayerMessages` of a layer, see :func:`kept_of`."""
+
+
+class KeptLayers(TypedDict):
+    """What is kept of a leaf: the messages of each layer, and what their last visit changed."""
+
+    layers: dict[str, KeptLayer]
+    passes: np.int64
+    visited: np.int64
+    templates: np.ndarray
+    change: Sparse
+    moved: np.int64
+
+
 @dataclass(frozen=True)
 class LayeredEvidence:
     """Online learning of several layers (an :class:`~scalelatent.contract.learners.OnlineLearner`).
@@ -118,11 +137,11 @@ class LayeredEvidence:
         first = self.net.first_beliefs(restart)
         return LayeredState(first, first)
 
-    def prepare(self, state: LayeredState, backend: Any) -> tuple[LayeredState, Any]:
+    def prepare(self, state: LayeredState, backend: Backend) -> PreparedLayers:
         """The state: a chain makes its own copy of the beliefs."""
         return state, backend
 
-    def run_chain(self, prepared: tuple[LayeredState, Any], block: Block, stats: Stats) -> None:
+    def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
         """Add the evidence of some minibatches, taken one after another."""
         state, backend = prepared
         beliefs, rows = state.beliefs, rows_of(block)
@@ -169,7 +188,7 @@ class LayeredEvidence:
         state = replace(state, error=error)
         return replace(state, best=error, stale=-1) if error < state.best else state
 
-    def summary(self, state: LayeredState) -> dict[str, Any]:
+    def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
         """Weights that are on in each layer, and that changed sign; the validation error, which is the
         objective.
         """
@@ -233,7 +252,7 @@ class LayeredMessages(LayeredEvidence):
         first = self.net.first_beliefs(restart)
         return LayeredState(from_grid(to_grid(first)), first)
 
-    def visit(self, prepared: tuple[LayeredState, Any], block: Block, kept: Any) -> dict[str, Any]:
+    def visit(self, prepared: PreparedLayers, block: Block, kept: KeptLayers | None) -> KeptLayers:
         """The leaf's messages after some passes, and what these change in the beliefs of W."""
         (state, backend), n = prepared, len(block.x)
         pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
@@ -263,12 +282,14 @@ class LayeredMessages(LayeredEvidence):
             "moved": np.int64((templates != before).sum()),
         }
 
-    def exchange(self, prepared: Any, kept: Any, new: dict[str, Any], stats: Stats) -> None:
+    def exchange(
+        self, prepared: PreparedLayers, kept: KeptLayers | None, new: KeptLayers, stats: Stats
+    ) -> None:
         stats["evidence"][...] += from_grid(to_dense(new["change"]))
         stats["moved"][...] += new["moved"]
         stats["passes"][...] += len(new["templates"]) * new["visited"]
 
-    def summary(self, state: LayeredState) -> dict[str, Any]:
+    def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
         """Images that came to another template, too."""
         moved = state.moved if state.rows else max(0, state.last_moved)
         return super().summary(state) | {"rows_moved": moved}
@@ -303,13 +324,13 @@ def labels_of(net: Hierarchy, block: Block) -> np.ndarray | None:
     return None if net.classes is None else block.y
 
 
-def to_sparse(values: np.ndarray) -> dict[str, np.ndarray]:
+def to_sparse(values: np.ndarray) -> Sparse:
     """Which numbers of an array are not 0, a bit each, and these numbers."""
     there = values != 0
     return {"shape": np.array(values.shape), "there": np.packbits(there), "values": values[there]}
 
 
-def to_dense(kept: dict[str, np.ndarray] | np.ndarray) -> np.ndarray:
+def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
     """The array of :func:`to_sparse`; earlier versions kept it as it is."""
     if isinstance(kept, np.ndarray):
         return kept.copy()
@@ -318,12 +339,12 @@ def to_dense(kept: dict[str, np.ndarray] | np.ndarray) -> np.ndarray:
     return out
 
 
-def kept_of(messages: LayerMessages) -> dict[str, Any]:
+def kept_of(messages: LayerMessages) -> KeptLayer:
     """What is kept of messages from visit to visit: all of them, those of which most is 0 without their 0."""
     return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
 
 
-def messages_of(kept: dict[str, Any]) -> list[LayerMessages]:
+def messages_of(kept: KeptLayers) -> list[LayerMessages]:
     """The messages of each layer that a visit left, as copies."""
     layers = (kept["layers"][str(level)] for level in range(len(kept["layers"])))
     return [LayerMessages(**{name: to_dense(part[name]) for name in _PARTS}) for part in layers]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 from scalelatent.models.hcn.kernels.exact import GRID
 
-from .hierarchy import Hierarchy
+from .hierarchy import Hierarchy, Reader
 from .layer import rows_of
 
 # Of what a block's rows have on the way up that is held at once.
@@ -47,13 +46,14 @@ class Telling:
         rows = int(np.clip(PART_BYTES // self.net.rising_bytes, 1, 256))
         return Wants(block_rows=rows, scratch=(2**27, 3 * self.net.rising_bytes))
 
-    def scores(self, block: Block, backend: Any) -> np.ndarray:
-        """Of the templates in nats, float64 (rows, templates); minus infinity of those not explained."""
-        return self.net.scores(self.weights, self.net.layers[0].evidence_in(block), backend) / GRID
+    def reader(self, backend: Backend, *, forward: bool = False) -> Reader:
+        """What tells images, by one forward pass if that is wanted."""
+        net = replace(self.net, n_candidates=0) if forward else self.net
+        return net.reader(self.weights, backend)
 
-    def forward(self, block: Block, backend: Any) -> np.ndarray:
-        """Scores by one forward pass."""
-        return replace(self, net=replace(self.net, n_candidates=0)).scores(block, backend)
+    def scores(self, reader: Reader, block: Block) -> np.ndarray:
+        """Of the templates in nats, float64 (rows, templates); minus infinity of those not explained."""
+        return reader.scores(self.net.layers[0].evidence_in(block)) / GRID
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +71,13 @@ class ScoreMap:
         """(templates,), float64."""
         return (self.told.net.n_templates,), "float64"
 
-    def prepare(self, backend: Any) -> Any:
-        """The backend."""
-        return backend
+    def prepare(self, backend: Backend) -> Reader:
+        """What tells images."""
+        return self.told.reader(backend, forward=True)
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Reader, block: Block) -> np.ndarray:
         """Scores of the block's rows."""
-        return self.told.forward(block, prepared)
+        return self.told.scores(prepared, block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,13 +99,13 @@ class ClassMap:
         """(classes,), float64."""
         return (int(self.told.of_template.max()) + 1,), "float64"
 
-    def prepare(self, backend: Any) -> Any:
-        """The backend."""
-        return backend
+    def prepare(self, backend: Backend) -> Reader:
+        """What tells images."""
+        return self.told.reader(backend)
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Reader, block: Block) -> np.ndarray:
         """Scores of the block's rows."""
-        scores = self.told.scores(block, prepared)
+        scores = self.told.scores(prepared, block)
         codes = range(self.output()[0][0])
         return np.stack([scores[:, self.told.of_template == code].max(axis=1) for code in codes], axis=1)
 
@@ -143,11 +143,11 @@ class CompletionMap:
         """Shape of an image, uint8."""
         return self.told.net.layers[0].image, "uint8"
 
-    def prepare(self, backend: Any) -> Any:
+    def prepare(self, backend: Backend) -> Backend:
         """The backend."""
         return backend
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """Images of the block's rows."""
         layer, rows = self.told.net.layers[0], rows_of(block)
         evidence = layer.evidence_in(block)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
 
-from .batch import LeafMessages, leaf_bytes, start_leaf, visit
+from .batch import LeafMessages, LeafParts, leaf_bytes, start_leaf, visit
 from .layer import rows_of
-from .online import EvidenceLearner, EvidenceState
+from .online import EvidenceLearner, EvidenceState, PreparedEvidence
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,13 @@ class LeafState(EvidenceState):
     last_moved: int = -1
     left: int = 0
     last_left: int = -1
+
+
+class KeptLeaf(TypedDict):
+    """What is kept of a leaf: its messages, and what the last visit changed in the beliefs of W."""
+
+    messages: LeafParts
+    change: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class KeptMessages(EvidenceLearner):
         first = self.layer.first_beliefs(self.seed, restart)
         return LeafState(from_grid(to_grid(first)), first)
 
-    def visit(self, prepared: tuple[LeafState, Any], block: Block, kept: Any) -> dict[str, Any]:
+    def visit(self, prepared: PreparedEvidence, block: Block, kept: KeptLeaf | None) -> KeptLeaf:
         """The leaf's messages after some sweeps, and what these change in the beliefs of W."""
         state, backend = prepared
         old = start_leaf(self.layer, len(block.x)) if kept is None else LeafMessages(**kept["messages"])
@@ -88,9 +95,11 @@ class KeptMessages(EvidenceLearner):
             first = int(rows_of(block)[0])
             how = first, self.seed, sweeps, self.damping, backend
             new, change = visit(self.layer, old, evidence, beliefs, *how)
-        return {"messages": dict(vars(new)), "change": change}
+        return KeptLeaf(messages=new.parts(), change=change)
 
-    def exchange(self, prepared: Any, kept: Any, new: dict[str, Any], stats: Stats) -> None:
+    def exchange(
+        self, prepared: PreparedEvidence, kept: KeptLeaf | None, new: KeptLeaf, stats: Stats
+    ) -> None:
         stats["evidence"][...] += from_grid(new["change"])
         stats["moved"][...] += new["messages"]["moved"]
         stats["left"][...] += new["messages"]["sweeps"] < self.most_sweeps

@@ -21,17 +21,18 @@ the fits of five), and the rest of it is learned by another one, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID
+from scalelatent.typing import Array
 
 from .compression import DescriptionLength, compression
 from .decode import Decoder
@@ -72,6 +73,10 @@ class EvidenceState:
     steps: int = 0
     rows: int = 0
     stale: int = 0
+
+
+PreparedEvidence: TypeAlias = tuple[EvidenceState, Backend]
+"""What chains begin with: the state, of whose beliefs each makes its own copy."""
 
 
 @dataclass(frozen=True)
@@ -118,17 +123,15 @@ class EvidenceLearner:
         first = self.layer.first_beliefs(self.seed, restart)
         return EvidenceState(first, first)
 
-    def prepare(self, state: EvidenceState, backend: Any) -> tuple[EvidenceState, Any]:
+    def prepare(self, state: EvidenceState, backend: Backend) -> PreparedEvidence:
         """The state: a chain makes its own copy of the beliefs."""
         return state, backend
 
-    def run_chain(self, prepared: tuple[EvidenceState, Any], block: Block, stats: Stats) -> None:
+    def run_chain(self, prepared: PreparedEvidence, block: Block, stats: Stats) -> None:
         """Add the evidence of some minibatches, taken one after another."""
         self.run_chains(prepared, [block], [stats])
 
-    def run_chains(
-        self, prepared: tuple[EvidenceState, Any], blocks: Sequence[Block], stats: Sequence[Stats]
-    ) -> None:
+    def run_chains(self, prepared: PreparedEvidence, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
         """Chains side by side: one launch for a minibatch of each.
 
         Raises
@@ -149,7 +152,7 @@ class EvidenceLearner:
                 stats[k]["minibatches"][...] += n
                 stats[k]["weight"][...] += 1 - left
 
-    def _chains(self, state: EvidenceState, backend: Any, blocks: Sequence[Block]) -> np.ndarray:
+    def _chains(self, state: EvidenceState, backend: Backend, blocks: Sequence[Block]) -> np.ndarray:
         """Beliefs after the minibatches of chains of equally many rows: (chains, channels, h, w, F)."""
         layer, xp, rows = self.layer, backend.xp, len(blocks[0].x)
         sweep, orders = backend.kernel("hcn_sweep"), self._orders(blocks, backend.kernel("hcn_shuffled"))
@@ -173,7 +176,7 @@ class EvidenceLearner:
             raise self._overflow(largest)
         return backend.to_host(beliefs)
 
-    def _orders(self, blocks: Sequence[Block], shuffle: Any) -> list[Any]:
+    def _orders(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
         """Orders of the pixels of a minibatch of each chain (chains, pixels), one minibatch after another."""
         rows, size, out = len(blocks[0].x), self.batch_rows, []
         firsts = np.stack([rows_of(block)[::size] for block in blocks], axis=1)

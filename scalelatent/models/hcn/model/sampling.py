@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.kernels.streams import stream
 
 from .decode import Decoder
@@ -13,7 +12,7 @@ from .layer import FeatureLayer
 
 
 def sample(
-    decoder: Decoder, seed: int, start: int, stop: int, backend: Any, noise: bool = True
+    decoder: Decoder, seed: int, start: int, stop: int, backend: Backend, noise: bool = True
 ) -> np.ndarray:
     """Images start:stop, uint8 (rows, channels, height, width); image i is a function of seed and i."""
     layer = decoder.layer

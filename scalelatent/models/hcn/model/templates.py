@@ -10,19 +10,22 @@ by explanations takes from these what an image says of its template (:meth:`.exp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID
 
 from .compression import PixelCounts
-from .explained import DRAWN_BYTES, Explainer
-from .hierarchy import Hierarchy
+from .explained import DRAWN_BYTES
+from .hierarchy import Hierarchy, Reader
 from .layer import rows_of
+
+if TYPE_CHECKING:
+    from .layered import LayeredState
 
 # Of what rows have on the way up that is held at once.
 BLOCK_BYTES = 2**25
@@ -71,7 +74,7 @@ class LabelledPixels:
     def flops_per_row(self) -> float:
         return self.pixels.flops_per_row()
 
-    def prepare(self, state: Any, backend: Any) -> None:
+    def prepare(self, state: object, backend: Backend) -> None:
         return None
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
@@ -102,15 +105,15 @@ class TemplateCounts:
     def flops_per_row(self) -> float:
         return 2.0 * sum(layer.pairs for layer in self.net.layers)
 
-    def prepare(self, state: Any, backend: Any) -> tuple[list[np.ndarray], Any]:
-        """The weights of the moment."""
-        beliefs: Any = self.beliefs if state is None else state.beliefs
-        return [part > 0 for part in self.net.split(beliefs)], backend
+    def prepare(self, state: LayeredState | None, backend: Backend) -> Reader:
+        """What tells images by the weights of the moment."""
+        beliefs = self.beliefs if state is None else state.beliefs
+        assert beliefs is not None
+        return self.net.reader([part > 0 for part in self.net.split(beliefs)], backend)
 
-    def accumulate(self, prepared: tuple[list[np.ndarray], Any], block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: Reader, block: Block, stats: Stats) -> None:
         """Count in the block's rows."""
-        weights, backend = prepared
-        scores = self.net.scores(weights, self.net.layers[0].evidence_in(block), backend)
+        scores = prepared.scores(self.net.layers[0].evidence_in(block))
         assert block.y is not None
         known = block.y >= 0
         np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
@@ -138,7 +141,7 @@ class RowCodes:
     def flops_per_row(self) -> float:
         return 1.0
 
-    def prepare(self, state: Any, backend: Any) -> None:
+    def prepare(self, state: object, backend: Backend) -> None:
         return None
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
@@ -178,13 +181,12 @@ class TemplateEvidence:
     def flops_per_row(self) -> float:
         return 2.0 * sum(layer.pairs for layer in self.net.layers)
 
-    def prepare(self, state: Any, backend: Any) -> tuple[list[np.ndarray], Any]:
-        """The weights."""
-        return [part > 0 for part in self.net.split(self.beliefs)], backend
+    def prepare(self, state: object, backend: Backend) -> Reader:
+        """What tells images by the weights."""
+        return self.net.reader([part > 0 for part in self.net.split(self.beliefs)], backend)
 
-    def accumulate(self, prepared: tuple[list[np.ndarray], Any], block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: Reader, block: Block, stats: Stats) -> None:
         """Add the evidence of the block's rows."""
-        weights, backend = prepared
         pixels = self.net.layers[0].evidence_in(block)
         if self.numbers is None:
             among, templates = self._best(prepared, block, pixels)
@@ -194,26 +196,20 @@ class TemplateEvidence:
             templates = self.templates[where]
         if not len(among):
             return
-        if self.net.n_candidates:
-            made = Explainer(self.net, weights, backend).votes(pixels[among], templates)
-        else:
-            made, _ = self.net.rise(weights, pixels[among], backend)
-        for said, template in zip(made, templates, strict=True):
+        for said, template in zip(prepared.votes(pixels[among], templates), templates, strict=True):
             stats["evidence"][template] += said / GRID
 
-    def _best(
-        self, prepared: tuple[list[np.ndarray], Any], block: Block, pixels: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _best(self, reader: Reader, block: Block, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows that may come to a template with weights, and the best for each."""
-        weights, backend = prepared
-        allowed = np.broadcast_to(np.any(weights[-1], axis=(0, 1, 2)), (len(pixels), self.net.n_templates))
+        used = np.any(self.net.split(self.beliefs)[-1] > 0, axis=(0, 1, 2))
+        allowed = np.broadcast_to(used, (len(pixels), self.net.n_templates))
         if block.y is not None and self.net.classes is not None:
             of_class = np.array(self.net.classes) == block.y[:, None]
             allowed = allowed & (of_class | (block.y < 0)[:, None])
         among = np.flatnonzero(allowed.any(axis=1))
         if not len(among):
             return among, among
-        scores = self.net.scores(weights, pixels[among], backend, allowed[among])
+        scores = reader.scores(pixels[among], allowed[among])
         return among, scores.argmax(axis=1)
 
     def learned(self, first: np.ndarray, stats: Stats) -> np.ndarray:

@@ -7,9 +7,8 @@ every machine: a block gives the same bits on any thread, whatever the width of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -41,12 +40,12 @@ _SIDE = 16
 
 
 @instructions(_SIDE)
-def _centre(v: Vectors, x: Any, centre: Any, out: Any, n: Any, square: Any) -> None:
+def _centre(v: Vectors, x: ir.Value, centre: ir.Value, out: ir.Value, n: ir.Value, square: ir.Value) -> None:
     """out = x - centre, n numbers, and its squared length: sixteen sums side by side, added as a tree."""
     b = v.b
     whole = b.mul(b.sdiv(n, I64(_SIDE)), I64(BYTES * _SIDE))
 
-    def body(k: Any, sums: Any) -> list[Any]:
+    def body(k: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         z = b.fsub(v.load(x, k), v.load(centre, k))
         v.store(z, out, k)
         return [v.fma(z, z, sums[0])]
@@ -59,12 +58,12 @@ def _centre(v: Vectors, x: Any, centre: Any, out: Any, n: Any, square: Any) -> N
 
 
 @instructions(_SIDE)
-def _dot(v: Vectors, x: Any, y: Any, n: Any, out: Any) -> None:
+def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> None:
     """The product of two vectors of n numbers, summed as in `_centre`."""
     b = v.b
     whole = b.mul(b.sdiv(n, I64(_SIDE)), I64(BYTES * _SIDE))
 
-    def body(k: Any, sums: Any) -> list[Any]:
+    def body(k: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         return [v.fma(v.load(x, k), v.load(y, k), sums[0])]
 
     total = v.loop(I64(0), whole, I64(BYTES * _SIDE), [v.constant(0.0)], body, True)[0]
@@ -144,7 +143,10 @@ def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
     filled("f4", 1),
     filled("f4", 1),
 )
-def _pack_groups(columns, groups, width, piece, d, packed, packed_d):  # type: ignore[no-untyped-def]
+def _pack_groups(
+    columns: np.ndarray, groups: np.ndarray, width: int, piece: int, d: np.ndarray, packed: np.ndarray,
+    packed_d: np.ndarray,
+) -> None:  # fmt: skip
     for g in range(len(groups)):
         first, count, at, at_d = groups[g]
         _pack_pieces(columns[first * width : (first + count) * width], piece, packed[at:])
@@ -153,7 +155,7 @@ def _pack_groups(columns, groups, width, piece, d, packed, packed_d):  # type: i
 
 
 @part
-def _pack_pieces(rows, piece, to):  # type: ignore[no-untyped-def]
+def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
     """Panels of each piece of the features, one after the other."""
     n, p = rows.shape
     at = 0
@@ -169,7 +171,9 @@ def _pack_pieces(rows, piece, to):  # type: ignore[no-untyped-def]
 
 
 @part
-def _product(panels, strip, rows, p, piece, part, out):  # type: ignore[no-untyped-def]
+def _product(
+    panels: np.ndarray, strip: np.ndarray, rows: int, p: int, piece: int, part: np.ndarray, out: np.ndarray
+) -> None:
     """H of a strip whose pieces (rows, piece) lie one after the other; ``part`` holds that of one."""
     columns = len(out)
     for begin in range(0, p, piece):
@@ -187,7 +191,7 @@ def _product(panels, strip, rows, p, piece, part, out):  # type: ignore[no-untyp
 
 
 @part
-def _fold(h, col, width, start, e):  # type: ignore[no-untyped-def]
+def _fold(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray) -> None:
     """e = start + h[col] - h[col + 1]² - h[col + 2]² - …, lane by lane and in this order."""
     first = h[col]
     for i in range(SCAN_ROWS):
@@ -222,9 +226,11 @@ def _fold(h, col, width, start, e):  # type: ignore[no-untyped-def]
     filled("i4", 2),
     filled("f4", 2),
 )
-def _scan(  # type: ignore[no-untyped-def]
-    x, packed, packed_d, groups, runs, d, c, centre, width, piece, rows_of, parts, best, index, scores
-):  # fmt: skip
+def _scan(
+    x: np.ndarray, packed: np.ndarray, packed_d: np.ndarray, groups: np.ndarray, runs: np.ndarray,
+    d: np.ndarray, c: np.ndarray, centre: np.ndarray, width: int, piece: int, rows_of: np.ndarray,
+    parts: np.ndarray, best: np.ndarray, index: np.ndarray, scores: np.ndarray,
+) -> None:  # fmt: skip
     """The best of each run into ``best`` and ``index``, or all into ``scores``, whichever has columns.
 
     ``parts`` (n, 4): rows [a, b) of the list ``rows_of`` meet the runs [run, stop).
@@ -304,7 +310,7 @@ def _scan(  # type: ignore[no-untyped-def]
 
 def _run_scan(
     scorer: Scorer, x: np.ndarray, rows: np.ndarray, parts: np.ndarray, columns: int, all_: int
-) -> Any:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     n = len(x)
     best, index = np.empty((n, columns), dtype=np.float32), np.empty((n, columns), dtype=np.int32)
     scores = np.empty((n, all_), dtype=np.float32)
@@ -370,7 +376,7 @@ def few_best(scores: np.ndarray, few: int) -> np.ndarray:
 
 
 @entry(given("f4", 2), filled("i4", 2))
-def _few_best(scores, out):  # type: ignore[no-untyped-def]
+def _few_best(scores: np.ndarray, out: np.ndarray) -> None:
     few = out.shape[1]
     for i in range(len(scores)):
         row, best = scores[i], out[i]
@@ -411,7 +417,7 @@ def _packed(columns: np.ndarray) -> np.ndarray:
 
 
 @entry(given("f4", 3), filled("f4", 2))
-def _pack_each(columns, out):  # type: ignore[no-untyped-def]
+def _pack_each(columns: np.ndarray, out: np.ndarray) -> None:
     for k in range(len(columns)):
         panels, to = pack(columns[k]), out[k]
         for i in range(len(panels)):
@@ -431,14 +437,9 @@ _LISTS = (given("i8", 1), given("i8", 1), given("f8", 1), types.int64)
 
 
 def add_images(
-    bank: Bank,
-    x: np.ndarray,
-    groups: Groups,
-    total: np.ndarray,
-    square: np.ndarray,
-    image: np.ndarray,
+    bank: Bank, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray, image: np.ndarray,
     gram: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """See :func:`..reference.add_images`; sums of a block in float32, of blocks in float64."""
     x = np.ascontiguousarray(x, dtype=np.float32)
     wide = square if bank.per_feature else square[:, None]
@@ -456,7 +457,10 @@ def add_images(
     filled("f8", 3),
     filled("f8", 3),
 )
-def _images(x, rows, starts, weights, first, means, packed, q, total, square, image, gram):  # type: ignore[no-untyped-def]
+def _images(
+    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, first: int, means: np.ndarray,
+    packed: np.ndarray, q: int, total: np.ndarray, square: np.ndarray, image: np.ndarray, gram: np.ndarray,
+) -> None:  # fmt: skip
     p = x.shape[1]
     strip, sums = np.empty((STRIP, p), dtype=np.float32), np.empty((q + 1, p), dtype=np.float32)
     codes, length = np.zeros((padded(q) + 1, STRIP), dtype=np.float32), np.empty(1, dtype=np.float32)
@@ -520,13 +524,16 @@ _HALVES = ir.VectorType(F64, _HALF)
 _LINE = 64
 
 
-def _row_at(v: Vectors, to: Any, step: Any, r: int) -> Any:
+def _row_at(v: Vectors, to: ir.Value, step: ir.Value, r: int) -> ir.Value:
     """Where row r of a tile lies in the packed triangle, whose rows become shorter by a number each."""
     return v.b.add(to, v.b.add(v.b.mul(step, I64(r)), I64(-8 * (r * (r - 1) // 2))))
 
 
-def _make_wide(vecs: int, edge: bool) -> Any:
-    def body(v, a, stride, b, n, to, step, count, low, rows):  # type: ignore[no-untyped-def]
+def _make_wide(vecs: int, edge: bool) -> Callable[..., None]:
+    def body(
+        v: Vectors, a: ir.Value, stride: ir.Value, b: ir.Value, n: ir.Value, to: ir.Value, step: ir.Value,
+        count: ir.Value, low: ir.Value, rows: ir.Value,
+    ) -> None:  # fmt: skip
         """to[r, c] += sum over k < n of a[k, r] b[k, c] in float64; at an edge only columns under ``count``,
         from the diagonal on where ``low`` is 1, and the first rows.
         """
@@ -548,7 +555,7 @@ def _make_wide(vecs: int, edge: bool) -> Any:
     return instructions()(body)
 
 
-def _edge_mask(v: Vectors, first: int, r: int, count: Any, low: Any, rows: Any) -> Any:
+def _edge_mask(v: Vectors, first: int, r: int, count: ir.Value, low: ir.Value, rows: ir.Value) -> ir.Value:
     b, kind = v.b, ir.VectorType(ir.IntType(64), _HALF)
     lanes = ir.Constant(kind, [first + i for i in range(_HALF)])
     until = b.select(b.icmp_signed(">", rows, I64(r)), count, I64(0))
@@ -560,7 +567,7 @@ _wide3, _edge3, _edge2, _edge1 = (_make_wide(*how) for how in ((3, False), (3, T
 
 
 @part
-def _add_triangle(strip, n, p, to):  # type: ignore[no-untyped-def]
+def _add_triangle(strip: np.ndarray, n: int, p: int, to: int) -> None:
     """Add the upper triangle of R'R of the first n rows (n, stride), zeros beyond p, to the packed one."""
     stride, start = BYTES * strip.shape[1], strip.ctypes.data
     for i in range(0, p, TALL):
@@ -590,7 +597,10 @@ def add_moments(
 
 
 @entry(given("f4", 2), *_LISTS, given("f4", 2), filled("f8", 2), filled("f8", 2))
-def _moments(x, rows, starts, weights, first, means, total, moment):  # type: ignore[no-untyped-def]
+def _moments(
+    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, first: int, means: np.ndarray,
+    total: np.ndarray, moment: np.ndarray,
+) -> None:  # fmt: skip
     p = x.shape[1]
     # Tiles read, and do not use, what lies behind a row.
     strip = np.zeros((STRIP, p + PANEL + TALL), dtype=np.float32)
@@ -689,13 +699,16 @@ _LENS = (given("f4", 2), given("f4", 1), given("f4", 2), types.int64)
 
 
 @part
-def _lens_scratch(p, taps, width):  # type: ignore[no-untyped-def]
+def _lens_scratch(p: int, taps: int, width: int) -> np.ndarray:
     """Image, smoothed along lines, smoothed, each between zeros enough for any neighbour."""
     return np.zeros((3, p + 2 * (taps // 2 + 1) * (width + 1)), dtype=np.float32)
 
 
 @part
-def _derive(row, across, down, sides, width, scratch, gx, gy):  # type: ignore[no-untyped-def]
+def _derive(
+    row: np.ndarray, across: np.ndarray, down: np.ndarray, sides: np.ndarray, width: int, scratch: np.ndarray,
+    gx: np.ndarray, gy: np.ndarray,
+) -> None:  # fmt: skip
     """Derivatives of a smoothed image along lines and along columns; beyond the border there is 0."""
     p, taps = len(row), len(down)
     radius, half = taps // 2, np.float32(0.5)
@@ -736,7 +749,10 @@ def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], sm
 
 
 @entry(given("f4", 2), *_LENS, given("f4", 3), types.int64, filled("f4", 3))
-def _tangent_rows(x, across, down, sides, width, by, thickness, out):  # type: ignore[no-untyped-def]
+def _tangent_rows(
+    x: np.ndarray, across: np.ndarray, down: np.ndarray, sides: np.ndarray, width: int, by: np.ndarray,
+    thickness: int, out: np.ndarray,
+) -> None:  # fmt: skip
     p = x.shape[1]
     scratch, both = _lens_scratch(p, len(down), width), np.empty((2, p), dtype=np.float32)
     gx, gy = both[0], both[1]
@@ -753,14 +769,9 @@ def _tangent_rows(x, across, down, sides, width, by, thickness, out):  # type: i
 
 
 def add_tangents(
-    bank: Bank,
-    x: np.ndarray,
-    groups: Groups,
-    frame: Frame,
-    factors: np.ndarray,
-    image: np.ndarray,
+    bank: Bank, x: np.ndarray, groups: Groups, frame: Frame, factors: np.ndarray, image: np.ndarray,
     trace: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """See :func:`..reference.add_tangents`; no tangent is made.
 
     Linear ones are sums of derivatives times fields, and a field may as well multiply a basis: the products
@@ -789,10 +800,12 @@ def add_tangents(
 
 
 @instructions(_EIGHT)
-def _times_field(v: Vectors, of: Any, of_step: Any, field: Any, to: Any, to_step: Any, n: Any) -> None:
+def _times_field(
+    v: Vectors, of: ir.Value, of_step: ir.Value, field: ir.Value, to: ir.Value, to_step: ir.Value, n: ir.Value
+) -> None:
     """Eight columns of n rows times a number for each row."""
 
-    def body(_: Any, places: Any) -> list[Any]:
+    def body(_: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
         a, b, c = places
         v.store(v.b.fmul(v.load(a), v.spread(v.load(b, kind=F32))), c)
         return [v.b.add(a, of_step), v.b.add(b, I64(BYTES)), v.b.add(c, to_step)]
@@ -801,7 +814,7 @@ def _times_field(v: Vectors, of: Any, of_step: Any, field: Any, to: Any, to_step
 
 
 @part
-def _spread_panels(packed, q, fields, out):  # type: ignore[no-untyped-def]
+def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarray) -> None:
     """Panels of a basis times each field, side by side, from those of the basis."""
     sets, p = fields.shape
     each = -(-q // _EIGHT) * _EIGHT
@@ -818,7 +831,10 @@ def _spread_panels(packed, q, fields, out):  # type: ignore[no-untyped-def]
 
 
 @part
-def _mix(codes, sets, each, q, n, weights, mixing, out):  # type: ignore[no-untyped-def]
+def _mix(
+    codes: np.ndarray, sets: int, each: int, q: int, n: int, weights: np.ndarray, mixing: np.ndarray,
+    out: np.ndarray,
+) -> None:  # fmt: skip
     """out = w mixing codes, row by row of an image, over the sets of both derivatives."""
     for s in range(sets):
         for j in range(q):
@@ -851,10 +867,12 @@ def _mix(codes, sets, each, q, n, weights, mixing, out):  # type: ignore[no-unty
     filled("f8", 3),
     filled("f8", 2),
 )
-def _tangents(  # type: ignore[no-untyped-def]
-    x, rows, starts, weights, first, across, down, sides, width, fields, parts, lengths, thickness, packed, q,
-    factors, image, trace,
-):  # fmt: skip
+def _tangents(
+    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, first: int, across: np.ndarray,
+    down: np.ndarray, sides: np.ndarray, width: int, fields: np.ndarray, parts: np.ndarray,
+    lengths: np.ndarray, thickness: int, packed: np.ndarray, q: int, factors: np.ndarray, image: np.ndarray,
+    trace: np.ndarray,
+) -> None:  # fmt: skip
     p, sets, kinds = x.shape[1], len(fields), len(parts)
     each, some = -(-q // _EIGHT) * _EIGHT, STRIP // 2
     dims = sets * each
@@ -976,7 +994,7 @@ def tangent_distance(
 
 
 @part
-def _solve(g, b, t):  # type: ignore[no-untyped-def]
+def _solve(g: np.ndarray, b: np.ndarray, t: int) -> float:
     """b' G^-1 b by Cholesky, in place; directions whose pivot is at rounding are left out."""
     total, top = 0.0, 0.0
     for i in range(t):
@@ -1015,7 +1033,10 @@ def _solve(g, b, t):  # type: ignore[no-untyped-def]
     types.float64,
     filled("f4", 2),
 )
-def _distances(x, tangents, candidates, packed, width, d, c, centre, gamma, out):  # type: ignore[no-untyped-def]
+def _distances(
+    x: np.ndarray, tangents: np.ndarray, candidates: np.ndarray, packed: np.ndarray, width: int,
+    d: np.ndarray, c: np.ndarray, centre: np.ndarray, gamma: float, out: np.ndarray,
+) -> None:  # fmt: skip
     p, t, h = x.shape[1], tangents.shape[1], width - 1
     own = d.shape[1] > 1
     rows = np.empty((t + 1, p), dtype=np.float32)  # the tangents, and the row itself

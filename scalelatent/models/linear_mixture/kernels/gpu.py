@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import cupy
 import numpy as np
 
 from scalelatent.kernels.cuda import Kernels
+from scalelatent.typing import Array
 
 from .reference import GAMMA, PIVOT, Frame, Groups, Scores, gradients, velocity
 from .reference import few_best as few_best  # of scores that are on the host
@@ -29,11 +29,11 @@ def _blocks(n: int) -> int:
     return -(-n // THREADS)
 
 
-def _move(a: np.ndarray, dtype: str = "f4") -> Any:
+def _move(a: np.ndarray, dtype: str = "f4") -> cupy.ndarray:
     return cupy.asarray(np.ascontiguousarray(a, dtype=dtype))
 
 
-def _rows(x: Any) -> Any:
+def _rows(x: Array) -> cupy.ndarray:
     return cupy.ascontiguousarray(cupy.asarray(x, dtype=np.float32))
 
 
@@ -41,11 +41,11 @@ def _rows(x: Any) -> Any:
 class Scorer:
     """Scores on the device: columns b, W of each sub-class (K width, p) and d of each feature, or None."""
 
-    columns: Any
-    own: Any
-    d: Any
-    c: Any
-    centre: Any
+    columns: cupy.ndarray
+    own: cupy.ndarray | None
+    d: cupy.ndarray
+    c: cupy.ndarray
+    centre: cupy.ndarray
     starts: np.ndarray
     width: int
 
@@ -66,13 +66,20 @@ def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
     )
 
 
-def _centred(x: Any, rows: Any, member: Any, means: Any, n: int, p: int) -> Any:
+def _centred(
+    x: cupy.ndarray,
+    rows: cupy.ndarray | np.uint64,
+    member: cupy.ndarray | np.uint64,
+    means: cupy.ndarray,
+    n: int,
+    p: int,
+) -> cupy.ndarray:
     z = cupy.empty((n, p), dtype=np.float32)
     _launch("lm_centre", (_blocks(n * p),), x, rows, member, means, np.int32(n), np.int32(p), z)
     return z
 
 
-def _tile_scores(scorer: Scorer, x: Any, first: int, stop: int) -> Any:
+def _tile_scores(scorer: Scorer, x: cupy.ndarray, first: int, stop: int) -> cupy.ndarray:
     (n, p), k = x.shape, stop - first
     z = _centred(x, _NOTHING, _NOTHING, scorer.centre, n, p)
     part = slice(first * scorer.width, stop * scorer.width)
@@ -92,7 +99,7 @@ def _tiles(scorer: Scorer, n: int, first: int, stop: int) -> range:
     return range(0, n, max(PRODUCTS // max((stop - first) * scorer.width, 1), 1))
 
 
-def all_scores(scorer: Scorer, x: Any, run: int, stop: int) -> np.ndarray:
+def all_scores(scorer: Scorer, x: Array, run: int, stop: int) -> np.ndarray:
     """See :func:`..reference.all_scores`; float32."""
     first, end = int(scorer.starts[run]), int(scorer.starts[stop])
     out = np.empty((len(x), end - first), dtype=np.float32)
@@ -102,7 +109,7 @@ def all_scores(scorer: Scorer, x: Any, run: int, stop: int) -> np.ndarray:
     return out
 
 
-def nearest(scorer: Scorer, x: Any, run: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+def nearest(scorer: Scorer, x: Array, run: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """See :func:`..reference.nearest`; float32."""
     first, end, runs = int(scorer.starts[run]), int(scorer.starts[stop]), stop - run
     best = np.full((len(x), runs), np.inf, dtype=np.float32)
@@ -119,7 +126,9 @@ def nearest(scorer: Scorer, x: Any, run: int, stop: int) -> tuple[np.ndarray, np
     return best, index
 
 
-def nearest_own(scorer: Scorer, x: Any, rows: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def nearest_own(
+    scorer: Scorer, x: Array, rows: np.ndarray, edges: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """See :func:`..reference.nearest_own`; float32."""
     x, best, index = _rows(x), np.empty(len(x), dtype=np.float32), np.empty(len(x), dtype=np.int32)
     for i, (first, stop) in enumerate(pairwise(edges)):
@@ -133,8 +142,8 @@ def nearest_own(scorer: Scorer, x: Any, rows: np.ndarray, edges: np.ndarray) -> 
 class Bank:
     """Means (K, p) and bases (K, q, p) on the device."""
 
-    means: Any
-    bases: Any
+    means: cupy.ndarray
+    bases: cupy.ndarray
     width: int
     per_feature: bool
 
@@ -148,7 +157,9 @@ def _members(groups: Groups) -> np.ndarray:
     return np.repeat(groups.first + np.arange(len(groups.starts) - 1), np.diff(groups.starts))
 
 
-def _sums(bank: Bank, z: Any, member: Any, groups: Groups, grams: bool) -> tuple[np.ndarray, np.ndarray]:
+def _sums(
+    bank: Bank, z: cupy.ndarray, member: cupy.ndarray, groups: Groups, grams: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Images, sums and squares (groups, q + 2, p) of residuals that lie in the order of the groups."""
     (n, p), q, count = z.shape, bank.width, len(groups.starts) - 1
     codes, shape = cupy.empty((n, q), dtype=np.float32), (np.int32(n), np.int32(p), np.int32(q))
@@ -164,14 +175,9 @@ def _sums(bank: Bank, z: Any, member: Any, groups: Groups, grams: bool) -> tuple
 
 
 def add_images(
-    bank: Bank,
-    x: Any,
-    groups: Groups,
-    total: np.ndarray,
-    square: np.ndarray,
-    image: np.ndarray,
+    bank: Bank, x: Array, groups: Groups, total: np.ndarray, square: np.ndarray, image: np.ndarray,
     gram: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """See :func:`..reference.add_images`."""
     n, p, q = len(groups.rows), x.shape[1], bank.width
     if not n:
@@ -187,7 +193,7 @@ def add_images(
         gram[part] += grams
 
 
-def add_moments(means: np.ndarray, x: Any, groups: Groups, total: np.ndarray, moment: np.ndarray) -> None:
+def add_moments(means: np.ndarray, x: Array, groups: Groups, total: np.ndarray, moment: np.ndarray) -> None:
     """See :func:`..reference.add_moments`: a product of cuBLAS a group."""
     n, p = len(groups.rows), means.shape[1]
     if not n:
@@ -204,12 +210,14 @@ def add_moments(means: np.ndarray, x: Any, groups: Groups, total: np.ndarray, mo
             total[groups.first + g] += cupy.asnumpy(weighted.sum(axis=0))
 
 
-def tangent_rows(x: Any, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
+def tangent_rows(x: Array, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
     """See :func:`..reference.tangent_rows`; float32."""
     return cupy.asnumpy(_tangents(_rows(x), shape, names, smoothing))
 
 
-def _tangents(x: Any, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> Any:
+def _tangents(
+    x: cupy.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float
+) -> cupy.ndarray:
     (n, p), kinds = x.shape, len(names)
     along = [cupy.matmul(x, _move(g.T)) for g in gradients(shape, smoothing)]
     fields = np.full((kinds, 2, p), np.nan, dtype=np.float32)
@@ -224,14 +232,9 @@ def _tangents(x: Any, shape: tuple[int, int], names: Sequence[str], smoothing: f
 
 
 def add_tangents(
-    bank: Bank,
-    x: Any,
-    groups: Groups,
-    frame: Frame,
-    factors: np.ndarray,
-    image: np.ndarray,
+    bank: Bank, x: Array, groups: Groups, frame: Frame, factors: np.ndarray, image: np.ndarray,
     trace: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """See :func:`..reference.add_tangents`."""
     kinds, p = len(frame.names), x.shape[1]
     if not len(groups.rows) or not kinds:
@@ -252,12 +255,12 @@ def add_tangents(
 class Planes:
     """Scores for tangent distance: columns W, b (K, width, p) on the device."""
 
-    columns: Any
+    columns: cupy.ndarray
     width: int
-    d: Any
+    d: cupy.ndarray
     own: bool
-    c: Any
-    centre: Any
+    c: cupy.ndarray
+    centre: cupy.ndarray
 
 
 def make_planes(scores: Scores) -> Planes:
@@ -269,7 +272,7 @@ def make_planes(scores: Scores) -> Planes:
 
 
 def tangent_distance(
-    planes: Planes, x: Any, tangents: Any, candidates: np.ndarray, gamma: float = GAMMA
+    planes: Planes, x: Array, tangents: Array, candidates: np.ndarray, gamma: float = GAMMA
 ) -> np.ndarray:
     """See :func:`..reference.tangent_distance`; float32."""
     out, some = np.empty(candidates.shape, dtype=np.float32), candidates.shape[1]

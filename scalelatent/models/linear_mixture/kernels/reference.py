@@ -212,14 +212,9 @@ def sorted_runs(codes: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def add_images(
-    bank: Bank,
-    x: np.ndarray,
-    groups: Groups,
-    total: np.ndarray,
-    square: np.ndarray,
-    image: np.ndarray,
+    bank: Bank, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray, image: np.ndarray,
     gram: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """Add sum r R, sum r |R|² (or r R∘R), the images sum r (B'R) R', (K, q, p), of R = x - mean, and unless
     it is empty ``gram``, sum r (B'R) (B'R)', (K, q, q).
     """
@@ -238,14 +233,9 @@ def add_images(
 
 
 def add_tangents(
-    bank: Bank,
-    x: np.ndarray,
-    groups: Groups,
-    frame: Frame,
-    factors: np.ndarray,
-    image: np.ndarray,
+    bank: Bank, x: np.ndarray, groups: Groups, frame: Frame, factors: np.ndarray, image: np.ndarray,
     trace: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """Add the images of tangents, each kind times its factor (K, tangents), and sum r |t|² (K, tangents);
     the bank's means are 0.
     """

@@ -47,7 +47,7 @@ def gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
 
 
 @entry(filled("f8", 3), types.float64, filled("f8", 2), filled("f8", 3))
-def _eigenvectors(matrices, small, values, turn):  # type: ignore[no-untyped-def]
+def _eigenvectors(matrices: np.ndarray, small: float, values: np.ndarray, turn: np.ndarray) -> None:
     q = matrices.shape[1]
     rows, order = np.empty((q, q)), np.empty(q, dtype=np.int64)
     for k in range(len(matrices)):
@@ -55,13 +55,15 @@ def _eigenvectors(matrices, small, values, turn):  # type: ignore[no-untyped-def
 
 
 @entry(filled("f8", 3), filled("f8", 3), filled("f8", 1))
-def _triangles(grams, inverse, least):  # type: ignore[no-untyped-def]
+def _triangles(grams: np.ndarray, inverse: np.ndarray, least: np.ndarray) -> None:
     for k in range(len(grams)):
         least[k] = _triangle(grams[k], inverse[k])
 
 
 @part
-def _eigen(m, small, rows, values, turn, order):  # type: ignore[no-untyped-def]
+def _eigen(
+    m: np.ndarray, small: float, rows: np.ndarray, values: np.ndarray, turn: np.ndarray, order: np.ndarray
+) -> None:
     """Eigenvalues, decreasing, and eigenvectors as columns of ``turn``, of a symmetric matrix, which is
     lost: Jacobi's rotations in cycles. ``rows`` (q, q) holds the eigenvectors as rows meanwhile.
     """
@@ -111,7 +113,7 @@ def _eigen(m, small, rows, values, turn, order):  # type: ignore[no-untyped-def]
 
 
 @part
-def _triangle(g, inverse):  # type: ignore[no-untyped-def]
+def _triangle(g: np.ndarray, inverse: np.ndarray) -> float:
     """Upper triangle that makes columns with the products g orthonormal in order, and the least share of its
     length that one of them keeps; 0 where it is not to be trusted.
     """
@@ -147,7 +149,7 @@ def _triangle(g, inverse):  # type: ignore[no-untyped-def]
 
 
 @entry(filled("f8", 3), given("f8", 3))
-def _gram_schmidt(columns, otherwise):  # type: ignore[no-untyped-def]
+def _gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
     p, q = columns.shape[1:]
     dots = np.empty(q)
     for k in range(len(columns)):
@@ -163,7 +165,7 @@ def _gram_schmidt(columns, otherwise):  # type: ignore[no-untyped-def]
 
 
 @part
-def _take(w, j, dots):  # type: ignore[no-untyped-def]
+def _take(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
     """Whether column j has something of its own, which is then of length 1."""
     scale = 0.0
     for f in range(len(w)):
@@ -184,7 +186,7 @@ def _take(w, j, dots):  # type: ignore[no-untyped-def]
 
 
 @part
-def _project(w, j, dots):  # type: ignore[no-untyped-def]
+def _project(w: np.ndarray, j: int, dots: np.ndarray) -> tuple[float, float]:
     """Take what column j has of the columns before it, which are orthonormal; its length before and after."""
     p, q = w.shape
     for i in range(q):

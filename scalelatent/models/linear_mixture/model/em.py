@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.idle import in_parts
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
+from scalelatent.models.linear_mixture.kernels import PackedBases, PackedScores
 from scalelatent.models.linear_mixture.kernels.reference import (
     Frame,
     Groups,
@@ -28,6 +28,7 @@ from scalelatent.models.linear_mixture.kernels.reference import (
     unpack,
 )
 from scalelatent.reductions.moments import NonFiniteError
+from scalelatent.typing import Array
 
 from .pancakes import Pancakes, directions_cut, image_bases, scores_of
 from .steps import TINY, centre_images, factor_step, leading, power_step, ppca_fit, ppca_step
@@ -218,11 +219,11 @@ def assigner(mixture: Mixture, state: MixtureState) -> Assigner:
 class PreparedMixture:
     """Parameters of a pass as the kernels want them."""
 
-    backend: Any
-    scorer: Any
-    tangent_scorer: Any
-    bank: Any
-    tangent_bank: Any
+    backend: Backend
+    scorer: PackedScores
+    tangent_scorer: PackedScores | None
+    bank: PackedBases | None
+    tangent_bank: PackedBases | None
     assigner: Assigner
     temperature: float
     tangent_weights: np.ndarray
@@ -298,7 +299,7 @@ class MixturePass:
         more = 2.0 * p * p if m.statistics == "moments" else 4.0 * p * self.width * (1 + m.n_tangents)
         return 2.0 * p * per_class * (self.width + 1) + more
 
-    def prepare(self, state: MixtureState, backend: Any) -> PreparedMixture:
+    def prepare(self, state: MixtureState, backend: Backend) -> PreparedMixture:
         """Pack scores and bases."""
         m, how = self.mixture, assigner(self.mixture, state)
         judge = state.now if state.held is None else state.held
@@ -349,7 +350,7 @@ class MixturePass:
         self._add(prepared, x, groups, stats)
 
     def _assign(
-        self, prepared: PreparedMixture, x: Any, weight: np.ndarray, order: np.ndarray, edges: np.ndarray
+        self, prepared: PreparedMixture, x: Array, weight: np.ndarray, order: np.ndarray, edges: np.ndarray
     ) -> tuple[Groups, np.ndarray, float]:
         """Groups of the rows, which ``order`` and ``edges`` name by class, their weighted scores, and the sum
         of the objective.
@@ -371,7 +372,7 @@ class MixturePass:
         return groups, scores[groups.rows], half * float(scores.sum())
 
     def _assign_softly(
-        self, prepared: PreparedMixture, x: Any, weight: np.ndarray, order: np.ndarray, edges: np.ndarray
+        self, prepared: PreparedMixture, x: Array, weight: np.ndarray, order: np.ndarray, edges: np.ndarray
     ) -> tuple[Groups, np.ndarray, float]:
         """As :meth:`_assign`: rows with all sub-classes of which they are to a part."""
         nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
@@ -395,7 +396,7 @@ class MixturePass:
             for a in range(first, stop, _SOFT_ROWS):
                 yield c, order[a : min(a + _SOFT_ROWS, stop)]
 
-    def _all_scores(self, prepared: PreparedMixture, x: Any, rows: np.ndarray, run: int) -> np.ndarray:
+    def _all_scores(self, prepared: PreparedMixture, x: Array, rows: np.ndarray, run: int) -> np.ndarray:
         """Scores of some rows of a class by its sub-classes, and where they count those of their tangents."""
         backend, starts = prepared.backend, self.mixture.starts
         part = x if len(rows) == len(x) else backend.take(x, rows, "class")
@@ -414,7 +415,7 @@ class MixturePass:
             scores += errors * prepared.assigning_weights[starts[run] : starts[run + 1], i]
         return scores
 
-    def _add(self, prepared: PreparedMixture, x: Any, groups: Groups, stats: Stats) -> None:
+    def _add(self, prepared: PreparedMixture, x: Array, groups: Groups, stats: Stats) -> None:
         m, backend = self.mixture, prepared.backend
         if m.statistics == "moments":
             add = backend.kernel("linear_mixture_add_moments")
@@ -485,7 +486,7 @@ class MixtureEM:
         """True after the last finishing pass."""
         return state.phase == DONE
 
-    def summary(self, state: MixtureState) -> dict[str, Any]:
+    def summary(self, state: MixtureState) -> dict[str, float | int | str]:
         """Scalars of the last pass."""
         return {
             "pass": state.iteration,

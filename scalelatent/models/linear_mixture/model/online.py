@@ -7,11 +7,10 @@ back from those under new ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
@@ -93,7 +92,7 @@ class StepwiseMixture:
         """As of a pass."""
         return self._work.flops_per_row()
 
-    def prepare(self, state: StepwiseState, backend: Any) -> PreparedMixture:
+    def prepare(self, state: StepwiseState, backend: Backend) -> PreparedMixture:
         """Pack scores and bases."""
         return self._work.prepare(state.now, backend)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
-from scalelatent.contract.learners import Block
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
+from scalelatent.models.linear_mixture.kernels import PackedPlanes, PackedScores
 from scalelatent.models.linear_mixture.kernels.reference import Frame, Scores
 from scalelatent.reductions.moments import NonFiniteError
+from scalelatent.typing import Array
 
 from .held_out import FittedRows
 
@@ -25,6 +27,14 @@ HELD_OUT_ROWS = 20_000
 REJECTED = (0.0, 0.01, 0.05, 0.1)
 # Temperatures among which that of probabilities is chosen, as multiples of the mean score.
 TEMPERATURES = np.geomspace(1e-4, 1e1, 101)
+
+
+class Recogniser(NamedTuple):
+    """Scores as the kernels want them, also those of tangent distance."""
+
+    backend: Backend
+    scorer: PackedScores
+    planes: PackedPlanes | None
 
 
 @dataclass(frozen=True)
@@ -47,34 +57,33 @@ class PancakeRows:
         """(shape of a row, dtype)."""
         return (len(self.starts) - 1,), "float32" if self.what == "scores" else "int32"
 
-    def prepare(self, backend: Any) -> Any:
-        """Packed scores; those of tangent distance too."""
+    def prepare(self, backend: Backend) -> Recogniser:
         scorer = backend.kernel("linear_mixture_make_scorer")(self.scores, self.starts)
         planes = None
         if self.frame is not None:
             planes = backend.kernel("linear_mixture_make_planes")(self.scores)
-        return backend, scorer, planes
+        return Recogniser(backend, scorer, planes)
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Recogniser, block: Block) -> np.ndarray:
         """Output rows of the block."""
         if place := find_too_large(block) or find_nonfinite(block):
             raise NonFiniteError(place)
-        best, index = self.recognise(prepared, prepared[0].asarray(block.x, np.float32, "x"))
+        best, index = self.recognise(prepared, prepared.backend.asarray(block.x, np.float32, "x"))
         return best.astype(np.float32, copy=False) if self.what == "scores" else index
 
-    def recognise(self, prepared: Any, x: Any) -> tuple[np.ndarray, np.ndarray]:
+    def recognise(self, prepared: Recogniser, x: Array) -> tuple[np.ndarray, np.ndarray]:
         """Score of each class and its best sub-class, (n, classes) each."""
-        backend, scorer, planes = prepared
         classes = len(self.starts) - 1
         if self.frame is None:
-            return backend.kernel("linear_mixture_nearest")(scorer, x, 0, classes)
+            return prepared.backend.kernel("linear_mixture_nearest")(prepared.scorer, x, 0, classes)
         best, index = np.empty((len(x), classes), "f4"), np.empty((len(x), classes), "i4")
         for a in range(0, len(x), _ROWS):
             part = slice(a, a + _ROWS)
-            best[part], index[part] = self._by_tangents(backend, scorer, planes, x[part])
+            best[part], index[part] = self._by_tangents(prepared, x[part])
         return best, index
 
-    def _by_tangents(self, backend: Any, scorer: Any, planes: Any, x: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _by_tangents(self, prepared: Recogniser, x: Array) -> tuple[np.ndarray, np.ndarray]:
+        backend, scorer, planes = prepared
         frame, starts = self.frame, self.starts
         assert frame is not None
         scores = backend.kernel("linear_mixture_all_scores")(scorer, x, 0, len(starts) - 1)
@@ -145,11 +154,11 @@ class TemperaturePass:
         k, p, h = self.rows.scores.w.shape
         return 2.0 * p * k * (h + 1)
 
-    def prepare(self, state: Any, backend: Any) -> Any:
+    def prepare(self, state: object, backend: Backend) -> Recogniser:
         """As for the scores."""
         return self.rows.prepare(backend)
 
-    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: Recogniser, block: Block, stats: Stats) -> None:
         """Add a block."""
         assert block.y is not None
         if place := find_too_large(block) or find_nonfinite(block):
@@ -161,7 +170,7 @@ class TemperaturePass:
             if not len(some):
                 return
             x, y, weight = x[some], y[some], weight[some]
-        x = prepared[0].asarray(x, np.float32, "x")
+        x = prepared.backend.asarray(x, np.float32, "x")
         scores, index = self.rows.recognise(prepared, x)
         scores = np.array(scores, dtype=np.float64)
         if self.fitted is not None:

@@ -13,13 +13,14 @@ CuPy's current stream.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cupy
 import numpy as np
+import numpy.typing as npt
 
 from scalelatent.kernels.cuda import Kernels
 from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.typing import Array
 
 from .cpu import lists as by_lists
 from .reference import score_terms, squared_lengths
@@ -35,10 +36,10 @@ SCORES = 2**26
 class DeviceBank:
     """Centroids of one clustering on the device; fields as in :class:`..cpu.dense.PackedBank`, not packed."""
 
-    w: Any
-    scale: Any
-    bias: Any
-    exact: Any
+    w: cupy.ndarray
+    scale: cupy.ndarray
+    bias: cupy.ndarray
+    exact: cupy.ndarray
     error: tuple[float, float]
 
 
@@ -47,21 +48,21 @@ class Postings:
     """Centroids of one clustering by columns, on the device."""
 
     # int32 (p + 1,): where the entries of each column begin
-    start: Any
+    start: cupy.ndarray
     # int32 (entries,)
-    centroid: Any
+    centroid: cupy.ndarray
     # float32 (entries,)
-    value: Any
+    value: cupy.ndarray
     # float64 (2, k): scale and bias of the scores
-    exact: Any
+    exact: cupy.ndarray
 
 
 @dataclass(frozen=True)
 class DeviceLists:
     """The lists of :class:`..cpu.lists.PackedLists` on the device, int32."""
 
-    start: Any
-    members: Any
+    start: cupy.ndarray
+    members: cupy.ndarray
     k: int
 
 
@@ -78,7 +79,7 @@ def make_bank(w: np.ndarray, metric: str) -> DeviceBank:
     return DeviceBank(cupy.asarray(w), scale, bias, cupy.asarray(exact), error)
 
 
-def nearest(x: Any, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
+def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
     """Index of each row's nearest centroid, see :func:`..reference.nearest`."""
     x = _device(x, np.uint8 if x.dtype == np.uint8 else np.float32)
     columns, (k, q) = _device(columns, np.int32), bank.w.shape
@@ -136,7 +137,7 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> tuple[DeviceLists, ...]:
     return tuple(DeviceLists(_device(m.start, np.int32), _device(m.members, np.int32), m.k) for m in made)
 
 
-def nearest_codes(x: Any, lists: tuple[DeviceLists, ...]) -> np.ndarray:
+def nearest_codes(x: Array, lists: tuple[DeviceLists, ...]) -> np.ndarray:
     """Of each clustering the index of the centroid that shares most units with each row, see
     :func:`..reference.nearest_codes`.
     """
@@ -148,7 +149,7 @@ def nearest_codes(x: Any, lists: tuple[DeviceLists, ...]) -> np.ndarray:
     return np.ascontiguousarray(codes.get().T)
 
 
-def multiply(x: Any, n: int, w: Any, out: Any) -> None:
+def multiply(x: cupy.ndarray, n: int, w: cupy.ndarray, out: cupy.ndarray) -> None:
     """out = x w^T over the first n rows, all C-contiguous float32, whatever CuPy is told of TF32: the bound
     on rounding is that of float32.
     """
@@ -164,7 +165,7 @@ def multiply(x: Any, n: int, w: Any, out: Any) -> None:
     cublas.gemmEx(handle, *shape, one.ctypes.data, *left, *right, zero.ctypes.data, *result, *how)
 
 
-def _device(a: Any, dtype: Any) -> Any:
+def _device(a: Array, dtype: npt.DTypeLike) -> cupy.ndarray:
     """A contiguous array on the device; itself where it is one already."""
     if isinstance(a, cupy.ndarray):
         return cupy.ascontiguousarray(a, dtype=dtype)

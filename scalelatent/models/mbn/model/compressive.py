@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
+from scalelatent.typing import Array
+
+
+class DeviceNetwork(NamedTuple):
+    """Weights and biases of the layers, where the backend computes."""
+
+    backend: Backend
+    layers: list[tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
@@ -26,15 +34,14 @@ class NetworkRows:
     def output(self) -> tuple[tuple[int, ...], str]:
         return (len(self.biases[-1]),), "float32"
 
-    def prepare(self, backend: Backend) -> Any:
-        """The layers where the backend computes."""
+    def prepare(self, backend: Backend) -> DeviceNetwork:
         layers = [
             (backend.asarray(w, np.float32), backend.asarray(b, np.float32))
             for w, b in zip(self.weights, self.biases, strict=True)
         ]
-        return backend, layers
+        return DeviceNetwork(backend, layers)
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: DeviceNetwork, block: Block) -> np.ndarray:
         """Outputs of a block, float32 (rows, outputs)."""
         backend, layers = prepared
         h = backend.asarray(block.x, np.float32, "x")

@@ -11,13 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from scalelatent.contract.learners import Backend
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.typing import Array, HostRows
 
 from .sampling import choose, choose_mask, draw_bits
 
@@ -68,15 +69,22 @@ def schedule(n: int, k1: int | None, decay: float, k_last: int | None, n_classes
     return ks
 
 
+class CentroidSets(Protocol):
+    """Centroids of a layer, wherever they lie."""
+
+    def read(self, which: int) -> HostRows:
+        """Those of a clustering."""
+
+
 @dataclass(frozen=True)
 class ArraySets:
     """Centroids of a layer in memory, read as :class:`~scalelatent.engine.rowsets.StoredSets` are."""
 
-    # (V k, columns), or CsrRows
-    rows: Any
+    # (V k, columns)
+    rows: HostRows
     k: int
 
-    def read(self, which: int) -> Any:
+    def read(self, which: int) -> HostRows:
         return self.rows[which * self.k : (which + 1) * self.k]
 
 
@@ -149,12 +157,10 @@ class Layer:
         """Numbers of the rows that are a clustering's centroids, in rising order."""
         return choose(draw_bits(self.seed, "rows", self.number, which), self.n_rows, self.k)
 
-    def take(self, which: int, x: Any, rows: np.ndarray) -> Any:
+    def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
         """Some rows of ``x`` as centroids are kept: on the columns of the clustering."""
-        if self.number > 1:
-            return x[rows]
         if not isinstance(x, CsrRows):
-            return np.take(x[rows], self.columns(which), axis=1)
+            return x[rows] if self.number > 1 else np.take(x[rows], self.columns(which), axis=1)
         taken, inside = x.take(rows), np.zeros(self.width, dtype=bool)
         inside[self.columns(which)] = True
         kept = inside[taken.indices]
@@ -182,7 +188,9 @@ class Layer:
             return 1
         return max(1, min(_TOGETHER, 2**_TOGETHER_BITS >> (self.k - 1).bit_length()))
 
-    def codes(self, backend: Backend, x: Any, centroids: Sequence[Any], first: int) -> np.ndarray:
+    def codes(
+        self, backend: Backend, x: Array | CsrRows, centroids: Sequence[HostRows], first: int
+    ) -> np.ndarray:
         """Codes of rows by the clusterings from ``first`` on, which have these centroids: (rows, sets)."""
         if self.number == 1:
             found = [self._nearest(backend, x, part, first + i) for i, part in enumerate(centroids)]
@@ -190,10 +198,10 @@ class Layer:
         units = np.empty((len(centroids), self.width, self.k_below), dtype=np.bool_)
         for i in range(len(centroids)):
             units[i] = self.units(first + i)
-        lists = backend.kernel("mbn_make_lists")(np.stack(centroids), units)
+        lists = backend.kernel("mbn_make_lists")(np.stack([np.asarray(part) for part in centroids]), units)
         return np.asarray(backend.kernel("mbn_nearest_codes")(x, lists))
 
-    def _nearest(self, backend: Backend, x: Any, centroids: Any, which: int) -> np.ndarray:
+    def _nearest(self, backend: Backend, x: Array | CsrRows, centroids: HostRows, which: int) -> np.ndarray:
         kernel, columns = backend.kernel, self.columns(which)
         if self.csr:
             bank = kernel("mbn_make_sparse_bank")(centroids, columns, self.metric)
@@ -201,7 +209,7 @@ class Layer:
         bank = kernel("mbn_make_bank")(centroids, self.metric)
         return np.asarray(kernel("mbn_nearest")(x, columns, bank))
 
-    def check(self, x: Any, start: int) -> None:
+    def check(self, x: HostRows, start: int) -> None:
         """Refuse rows that have no place: NaN, infinite or huge values, under the cosine rows of zeros."""
         if self.number > 1:
             return
@@ -223,7 +231,7 @@ class Layer:
                 )
 
 
-def _row_counts(x: Any) -> np.ndarray:
+def _row_counts(x: HostRows) -> np.ndarray:
     """Entries of each row that are not zero."""
     if not isinstance(x, CsrRows):
         return np.count_nonzero(x, axis=1)
@@ -236,7 +244,7 @@ def _largest_value(width: int) -> float:
     return float(10 ** math.floor(math.log10(FLOAT32_MAX / (4 * width)) / 2))
 
 
-def _tell_bad_value(x: Any, values: np.ndarray, start: int, limit: float) -> None:
+def _tell_bad_value(x: HostRows, values: np.ndarray, start: int, limit: float) -> None:
     bad = ~(np.abs(values, dtype=np.float64) <= limit)
     if isinstance(x, CsrRows):
         at = int(np.flatnonzero(bad)[0])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.typing import Array, HostRows
 
-from .layers import Layer
+from .layers import CentroidSets, Layer
+from .pca import CodeProjection, GatherSum
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class LayerCoder:
     """Rows -> codes of some clusterings of a layer, a :class:`~scalelatent.contract.learners.RowMap`."""
 
     layer: Layer
-    centroids: Any
+    centroids: CentroidSets
     # first, stop: Clusterings
     first: int
     stop: int
@@ -53,11 +56,11 @@ class LayerCoder:
         """What it costs to prepare a column."""
         return self.layer.set_flops()
 
-    def prepare(self, backend: Backend) -> Any:
+    def prepare(self, backend: Backend) -> Backend:
         """Centroids are prepared clustering by clustering."""
         return backend
 
-    def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
+    def fill(self, prepared: Backend, block: Block, out: np.ndarray) -> Iterator[None]:
         """Write the block's output rows; hands over after each few clusterings."""
         self.layer.check(block.x, block.start)
         x = ready_rows(self.layer, prepared, block.x)
@@ -67,7 +70,7 @@ class LayerCoder:
             out[:, first - self.first : stop - self.first] = self.layer.codes(prepared, x, centroids, first)
             yield
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """Codes of the block, (rows, clusterings)."""
         out = np.empty((len(block.x), self.stop - self.first), dtype=self.layer.code_dtype)
         for _ in self.fill(prepared, block, out):
@@ -75,7 +78,7 @@ class LayerCoder:
         return out
 
 
-def ready_rows(layer: Layer, backend: Backend, x: Any) -> Any:
+def ready_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows:
     """Rows where and as the kernels of a layer take them: converted once for all its clusterings."""
     on_host = backend.xp is np
     if layer.csr:
@@ -88,12 +91,13 @@ def ready_rows(layer: Layer, backend: Backend, x: Any) -> Any:
             backend.asarray(x.indptr, np.int64 if on_host else np.int32),
             x.shape,
         )
+    assert not isinstance(x, CsrRows)
     if layer.number > 1:
         return x if on_host else _moved(backend, x, np.int32)
     return _moved(backend, x, np.uint8 if x.dtype == np.uint8 else np.float32)
 
 
-def _moved(backend: Backend, x: np.ndarray, dtype: Any) -> Any:
+def _moved(backend: Backend, x: np.ndarray, dtype: npt.DTypeLike) -> Array:
     """A card converts what has been moved: few bytes travel."""
     return backend.asarray(backend.asarray(x, x.dtype), dtype)
 
@@ -105,17 +109,23 @@ def _sparse(x: np.ndarray) -> CsrRows:
     return CsrRows(x[row, column], column, pointers, (len(x), x.shape[1]))
 
 
+class PreparedNetwork(NamedTuple):
+    """The layers prepare themselves one after the other; of the projection it is the kernel."""
+
+    backend: Backend
+    gather: GatherSum | None
+
+
 @dataclass(frozen=True)
 class Network:
     """Rows -> codes of the last of some layers, or what :class:`.pca.CodeProjection` makes of them."""
 
     layers: tuple[Layer, ...]
-    centroids: tuple[Any, ...]
-    # CodeProjection or None
-    projection: Any = None
+    centroids: tuple[CentroidSets, ...]
+    projection: CodeProjection | None = None
 
     @property
-    def last(self) -> Any:
+    def last(self) -> CodeProjection | None:
         return self.projection
 
     def stages(self) -> tuple[LayerCoder, ...]:
@@ -146,21 +156,22 @@ class Network:
     def flops_per_row(self) -> float:
         return sum(layer.n_clusterings * layer.flops_per_row() for layer in self.layers)
 
-    def prepare(self, backend: Backend) -> Any:
-        return backend, None if self.projection is None else self.projection.prepare(backend)
+    def prepare(self, backend: Backend) -> PreparedNetwork:
+        return PreparedNetwork(backend, None if self.projection is None else self.projection.prepare(backend))
 
-    def fill(self, prepared: Any, block: Block, out: np.ndarray) -> Iterator[None]:
+    def fill(self, prepared: PreparedNetwork, block: Block, out: np.ndarray) -> Iterator[None]:
         """Write the block's output rows; hands over after each clustering."""
-        backend, projected = prepared
+        backend, gather = prepared
         for coder in self.stages():
             last = coder.layer is self.layers[-1] and self.projection is None
             codes = out if last else np.empty((len(block.x), coder.stop), dtype=coder.layer.code_dtype)
             yield from coder.fill(backend, block, codes)
             block = Block(codes, None, None, block.start)
         if self.projection is not None:
-            out[:] = self.projection.apply(projected, block)
+            assert gather is not None
+            out[:] = self.projection.apply(gather, block)
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: PreparedNetwork, block: Block) -> np.ndarray:
         (width,), dtype = self.output()
         out = np.empty((len(block.x), width), dtype=dtype)
         for _ in self.fill(prepared, block, out):

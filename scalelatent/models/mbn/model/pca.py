@@ -9,9 +9,9 @@ each component has settled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.reductions.eigen import ritz, signs
 
+# A kernel by its name, see `Backend.kernel`.
+FindKernel: TypeAlias = Callable[[str], Callable[..., np.ndarray]]
 # Components beyond those that are wanted: their number decides how fast the wanted ones settle.
 _SPARE = 8
 # From so many rows on, a few eigenvectors are found by Lanczos' method.
@@ -72,7 +74,7 @@ def mean_of(codes: np.ndarray, k: int) -> np.ndarray:
     return np.stack([np.bincount(column, minlength=k) for column in codes.T]) / len(codes)
 
 
-def kernel_components(codes: np.ndarray, k: int, kernel: Any) -> Components:
+def kernel_components(codes: np.ndarray, k: int, kernel: FindKernel) -> Components:
     """All components of few rows, by the matrix of their inner products."""
     n, mean = len(codes), mean_of(codes, k)
     values, u = _leading(codes, n, kernel)
@@ -86,7 +88,7 @@ def kernel_components(codes: np.ndarray, k: int, kernel: Any) -> Components:
     return make_components(vectors.reshape(-1, len(values)) / np.sqrt(values), values / n, mean)
 
 
-def kernel_coordinates(codes: np.ndarray, d: int, kernel: Any) -> np.ndarray:
+def kernel_coordinates(codes: np.ndarray, d: int, kernel: FindKernel) -> np.ndarray:
     """Few rows along their first principal components, for which no components are needed."""
     d_kept = min(d, len(codes))
     few = len(codes) < LANCZOS_ROWS or d_kept > len(codes) // 50
@@ -96,7 +98,7 @@ def kernel_coordinates(codes: np.ndarray, d: int, kernel: Any) -> np.ndarray:
     return found * signs(found)
 
 
-def _leading(codes: np.ndarray, count: int, kernel: Any) -> tuple[np.ndarray, np.ndarray]:
+def _leading(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.ndarray, np.ndarray]:
     """Largest eigenvalues of the centred matrix of inner products, and their vectors."""
     from scipy.linalg import eigh
 
@@ -106,7 +108,7 @@ def _leading(codes: np.ndarray, count: int, kernel: Any) -> tuple[np.ndarray, np
     return values[::-1], u[:, ::-1]
 
 
-def _leading_by_lanczos(codes: np.ndarray, count: int, kernel: Any) -> tuple[np.ndarray, np.ndarray]:
+def _leading_by_lanczos(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.ndarray, np.ndarray]:
     """The same for few of many: a hundred products with a vector, where `eigh` reduces the whole matrix."""
     from scipy.sparse.linalg import ArpackError, eigsh
 
@@ -119,7 +121,7 @@ def _leading_by_lanczos(codes: np.ndarray, count: int, kernel: Any) -> tuple[np.
     return values[::-1], u[:, ::-1]
 
 
-def _centred(codes: np.ndarray, kernel: Any) -> np.ndarray:
+def _centred(codes: np.ndarray, kernel: FindKernel) -> np.ndarray:
     matches = kernel("mbn_count_matches")(codes).astype(np.float64)
     matches -= matches.mean(axis=0)
     matches -= matches.mean(axis=1, keepdims=True)
@@ -141,7 +143,7 @@ class CodeCounts:
     def flops_per_row(self) -> float:
         return 50.0 * self.n_clusterings
 
-    def prepare(self, state: Any, backend: Backend) -> None:
+    def prepare(self, state: object, backend: Backend) -> None:
         """Nothing."""
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
@@ -202,7 +204,7 @@ class StreamedPca:
         empty = variance <= 1e-10 * max(variance[0], 1e-300)
         return make_components(np.where(empty, 0.0, vectors), np.where(empty, 0.0, variance), self.mean)
 
-    def reductions(self) -> dict[str, Any]:
+    def reductions(self) -> dict[str, CodeProducts]:
         return {"train": CodeProducts(self.mean, self.width)}
 
     def update(self, state: PcaState, stats: Mapping[str, Stats]) -> PcaState:
@@ -227,6 +229,14 @@ class StreamedPca:
         return state.residual <= self.tol or state.iteration >= self.max_iter
 
 
+class UnitBasis(NamedTuple):
+    """The basis by units, and its product with the mean row."""
+
+    kernel: FindKernel
+    table: np.ndarray
+    offset: np.ndarray
+
+
 @dataclass(frozen=True)
 class CodeProducts:
     """H' (H - mean) C and the sum of (H - mean) C over rows: the pass of :class:`StreamedPca`."""
@@ -242,16 +252,19 @@ class CodeProducts:
     def flops_per_row(self) -> float:
         return 30.0 * self.mean.shape[0] * self.width
 
-    def prepare(self, state: PcaState, backend: Backend) -> Any:
-        """The basis by units, and its product with the mean row."""
+    def prepare(self, state: PcaState, backend: Backend) -> UnitBasis:
         table = np.ascontiguousarray(state.basis).reshape(*self.mean.shape, self.width)
-        return backend.kernel, table, self.mean.reshape(-1) @ state.basis
+        return UnitBasis(backend.kernel, table, self.mean.reshape(-1) @ state.basis)
 
-    def accumulate(self, prepared: Any, block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: UnitBasis, block: Block, stats: Stats) -> None:
         kernel, table, offset = prepared
         y = kernel("mbn_gather_sum")(block.x, table) - offset
         kernel("mbn_scatter_add")(block.x, y, stats["image"])
         stats["total"][...] += y.sum(axis=0)
+
+
+GatherSum: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Codes and a table -> the sums of what the table has for them."""
 
 
 @dataclass(frozen=True)
@@ -272,9 +285,10 @@ class CodeProjection:
     def output(self) -> tuple[tuple[int, ...], str]:
         return (len(self.offset),), "float32"
 
-    def prepare(self, backend: Backend) -> Any:
+    def prepare(self, backend: Backend) -> GatherSum:
         return backend.kernel("mbn_gather_sum")
 
-    def apply(self, prepared: Any, block: Block) -> np.ndarray:
+    def apply(self, prepared: GatherSum, block: Block) -> np.ndarray:
         """Output rows of the block, float32 (rows, d)."""
-        return (prepared(block.x, self.table) - self.offset).astype(np.float32)
+        found: np.ndarray = prepared(block.x, self.table) - self.offset
+        return found.astype(np.float32)

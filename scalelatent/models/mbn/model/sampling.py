@@ -6,8 +6,6 @@ words of it, which no version of numpy changes: what was drawn is drawn again wh
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 # Below this share positions are drawn one by one, above it a mask of all is.
@@ -21,7 +19,7 @@ def draw_bits(seed: int, what: str, layer: int, clustering: int) -> np.random.Ph
     return np.random.Philox(key=key, counter=np.array([0, 0, clustering, layer], dtype=np.uint64))
 
 
-def choose(bits: Any, n: int, m: int) -> np.ndarray:
+def choose(bits: np.random.Philox, n: int, m: int) -> np.ndarray:
     """``m`` of ``n`` numbers, each set with the same probability."""
     if m >= n * _FEW:
         return np.flatnonzero(choose_mask(bits, n, m))
@@ -31,7 +29,7 @@ def choose(bits: Any, n: int, m: int) -> np.ndarray:
     return np.sort(found[:m])
 
 
-def choose_mask(bits: Any, n: int, m: int) -> np.ndarray:
+def choose_mask(bits: np.random.Philox, n: int, m: int) -> np.ndarray:
     """:func:`choose` as a mask."""
     words = np.asarray(bits.random_raw(-(-n // 8)), dtype="<u8")
     mask = words.view(np.uint8)[:n] < round(256 * m / n)
@@ -44,7 +42,7 @@ def choose_mask(bits: Any, n: int, m: int) -> np.ndarray:
     return mask
 
 
-def _below(bits: Any, n: int, count: int) -> np.ndarray:
+def _below(bits: np.random.Philox, n: int, count: int) -> np.ndarray:
     # The remainder of 64 bits: off a uniform number by n / 2^64 at most.
     return (np.asarray(bits.random_raw(count)) % np.uint64(n)).astype(np.int64)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
+from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.vectors import F32, I64, LANES, Vectors, instructions
@@ -17,16 +19,19 @@ HALF = ROWS // 2
 GATHERED = HALF if LANES == EDGES else 2
 
 
-def _make_gather(rows: int) -> Any:
+def _make_gather(rows: int) -> Callable[..., None]:
     @instructions(EDGES)
-    def gather(lanes, a, m, row_step, t, u, n, chunk, q, e):  # type: ignore[no-untyped-def]
+    def gather(
+        lanes: Vectors, a: ir.Value, m: ir.Value, row_step: ir.Value, t: ir.Value, u: ir.Value, n: ir.Value,
+        chunk: ir.Value, q: ir.Value, e: ir.Value,
+    ) -> None:  # fmt: skip
         """S into the place of the messages ``m``; of each row the product of all N / D as q times 2^e.
         Addresses, bytes of a row, bytes between exponents' splits.
         """
         b = lanes.b
         steps = [b.mul(row_step, I64(r)) for r in range(rows)]
 
-        def edges(i: Any, products: list[Any]) -> list[Any]:
+        def edges(i: ir.Value, products: list[ir.Value]) -> list[ir.Value]:
             tj, uj, out = lanes.load(t, i), lanes.load(u, i), []
             places = [b.add(i, step) for step in steps]
             # All loads come first: one after a store to the same place of another page waits for it.
@@ -40,7 +45,7 @@ def _make_gather(rows: int) -> Any:
                 ]
             return out
 
-        def chunks(i: Any, state: list[Any]) -> list[Any]:
+        def chunks(i: ir.Value, state: list[ir.Value]) -> list[ir.Value]:
             end = b.add(i, chunk)
             end = b.select(b.icmp_signed("<", end, n), end, n)
             products = lanes.loop(i, end, I64(LINE), state[: 2 * rows], edges)
@@ -63,17 +68,17 @@ def _make_gather(rows: int) -> Any:
 class _Edges(NamedTuple):
     """Edges of two visible units to sixteen hidden ones: their messages are ``over`` divided by ``under``."""
 
-    a: list[Any]
-    s: list[Any]
-    over: list[Any]
-    under: list[Any]
+    a: list[ir.Value]
+    s: list[ir.Value]
+    over: list[ir.Value]
+    under: list[ir.Value]
 
 
 # A message lies within e^(+-40), whatever s, which may be rounded to zero, says of the old one.
 _LEAST = math.exp(-MAX_WEIGHT)
 
 
-def _damped(lanes: Vectors, new: Any, s: Any, uh: Any, weight: Any) -> Any:
+def _damped(lanes: Vectors, new: ir.Value, s: ir.Value, uh: ir.Value, weight: ir.Value) -> ir.Value:
     """``weight`` of the log of a new message and the rest of that of the old one, s / u."""
     old = lanes.max(lanes.b.fdiv(s, uh), lanes.constant(_LEAST))
     zero, none = lanes.constant(0.0), lanes.integer(0)
@@ -82,16 +87,9 @@ def _damped(lanes: Vectors, new: Any, s: Any, uh: Any, weight: Any) -> Any:
 
 
 def _send(
-    lanes: Vectors,
-    a: Any,
-    m: Any,
-    places: list[Any],
-    th: Any,
-    tv: list[Any],
-    uv: list[Any],
-    product: Any,
-    damping: tuple[Any, Any] | None = None,
-) -> tuple[Any, _Edges]:
+    lanes: Vectors, a: ir.Value, m: ir.Value, places: list[ir.Value], th: ir.Value, tv: list[ir.Value],
+    uv: list[ir.Value], product: ir.Value, damping: tuple[ir.Value, ir.Value] | None = None,
+) -> tuple[ir.Value, _Edges]:  # fmt: skip
     """Messages of two visible units into ``m``, which holds s, at the two places; ``product`` times them.
     ``damping`` is (u of the hidden units, weight).
     """
@@ -112,9 +110,12 @@ def _send(
     return product, edges
 
 
-def _make_scatter(rows: int, split: bool) -> Any:
+def _make_scatter(rows: int, split: bool) -> Callable[..., None]:
     @instructions(EDGES)
-    def scatter(lanes, a, m, step, th, tv, uv, n, p, e, a2, m2):  # type: ignore[no-untyped-def]
+    def scatter(
+        lanes: Vectors, a: ir.Value, m: ir.Value, step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
+        n: ir.Value, p: ir.Value, e: ir.Value, a2: ir.Value, m2: ir.Value,
+    ) -> None:  # fmt: skip
         """Messages to the hidden units into ``m``, which holds s; the product of each column times them as
         p times 2^e, and with ``split`` p a mantissa. As many bytes of the next A and messages,
         ``a2`` and ``m2``, are fetched.
@@ -123,7 +124,7 @@ def _make_scatter(rows: int, split: bool) -> Any:
         steps = [b.mul(step, I64(r)) for r in range(rows)]
         t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(rows)] for x in (tv, uv))
 
-        def columns(i: Any, _: list[Any]) -> list[Any]:
+        def columns(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
             tj, product = lanes.load(th, i), lanes.load(p, i)
             for line in range(rows):
                 for following in (a2, m2):
@@ -140,7 +141,7 @@ def _make_scatter(rows: int, split: bool) -> Any:
     return scatter
 
 
-def _keep(lanes: Vectors, product: Any, p: Any, e: Any, i: Any, split: bool) -> None:
+def _keep(lanes: Vectors, product: ir.Value, p: ir.Value, e: ir.Value, i: ir.Value, split: bool) -> None:
     if split:
         product, exponent = lanes.split(product)
         lanes.store(lanes.b.add(lanes.load(e, i, exponent.type), exponent), e, i)
@@ -148,13 +149,14 @@ def _keep(lanes: Vectors, product: Any, p: Any, e: Any, i: Any, split: bool) -> 
 
 
 def _pair_edges(
-    lanes: Vectors, a: Any, m: Any, row_step: Any, th: Any, tv: Any, uv: Any, n: Any, p: Any, e: Any, c: Any,
-    z: Any, ez: Any, uh: Any = None, weight: Any = None,
+    lanes: Vectors, a: ir.Value, m: ir.Value, row_step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
+    n: ir.Value, p: ir.Value, e: ir.Value, c: ir.Value, z: ir.Value, ez: ir.Value, uh: ir.Value | None = None,
+    weight: ir.Value | None = None,
 ) -> None:  # fmt: skip
     b = lanes.b
     t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
 
-    def edges(i: Any, _: list[Any]) -> list[Any]:
+    def edges(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         tj, places = lanes.load(th, i), [i, b.add(i, row_step)]
         damping = None if uh is None else (lanes.load(uh, i), lanes.spread(weight))
         product, two = _send(lanes, a, m, places, tj, t, u, lanes.load(p, i), damping)
@@ -170,7 +172,10 @@ def _pair_edges(
 
 
 @instructions(EDGES)
-def scatter_pairs(lanes, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # type: ignore[no-untyped-def]
+def scatter_pairs(
+    lanes: Vectors, a: ir.Value, m: ir.Value, row_step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
+    n: ir.Value, p: ir.Value, e: ir.Value, c: ir.Value, z: ir.Value, ez: ir.Value,
+) -> None:  # fmt: skip
     """Scatter of two rows that also stores P(v_i = 1 | h_j = 1) into ``c``, which may be ``m``, and
     multiplies each column's (x + y) / N into z times 2^ez.
     """
@@ -178,13 +183,20 @@ def scatter_pairs(lanes, a, m, row_step, th, tv, uv, n, p, e, c, z, ez):  # type
 
 
 @instructions(EDGES, weight=types.float32)
-def damped_pairs(lanes, a, m, step, th, tv, uv, n, p, e, c, z, ez, uh, weight):  # type: ignore[no-untyped-def]
+def damped_pairs(
+    lanes: Vectors, a: ir.Value, m: ir.Value, step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
+    n: ir.Value, p: ir.Value, e: ir.Value, c: ir.Value, z: ir.Value, ez: ir.Value, uh: ir.Value,
+    weight: ir.Value,
+) -> None:  # fmt: skip
     """:func:`scatter_pairs` with damped messages, see :func:`damped_scatter`."""
     _pair_edges(lanes, a, m, step, th, tv, uv, n, p, e, c, z, ez, uh, weight)
 
 
 @instructions(EDGES, weight=types.float32)
-def damped_scatter(lanes, a, m, step, th, tv, uv, n, p, e, uh, weight):  # type: ignore[no-untyped-def]
+def damped_scatter(
+    lanes: Vectors, a: ir.Value, m: ir.Value, step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
+    n: ir.Value, p: ir.Value, e: ir.Value, uh: ir.Value, weight: ir.Value,
+) -> None:  # fmt: skip
     """Scatter of two rows whose messages have the ``weight``, the old ones the rest; ``uh`` are the beliefs
     of the hidden units to be 0.
     """
@@ -192,7 +204,7 @@ def damped_scatter(lanes, a, m, step, th, tv, uv, n, p, e, uh, weight):  # type:
     t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (tv, uv))
     weights = lanes.spread(weight)
 
-    def columns(i: Any, _: list[Any]) -> list[Any]:
+    def columns(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         tj, places, damping = lanes.load(th, i), [i, b.add(i, step)], (lanes.load(uh, i), weights)
         product, _edges = _send(lanes, a, m, places, tj, t, u, lanes.load(p, i), damping)
         _keep(lanes, product, p, e, i, True)

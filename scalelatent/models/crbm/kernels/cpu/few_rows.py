@@ -8,7 +8,7 @@ else: a step reads the old parameters and writes the new ones, nothing more.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numba
 import numpy as np
@@ -29,13 +29,13 @@ _SLAB = 32
 _VECS = 3
 
 
-def _halves(v: Vectors, a: Any, b: Any, lanes: int) -> Any:
+def _halves(v: Vectors, a: ir.Value, b: ir.Value, lanes: int) -> ir.Value:
     """Each group of so many lanes of a, then of b, with its second half added to its first."""
     low = [first + i for first in range(0, 2 * a.type.count, lanes) for i in range(lanes // 2)]
     return v.b.fadd(v.shuffle(a, b, low), v.shuffle(a, b, [i + lanes // 2 for i in low]))
 
 
-def _added_up(v: Vectors, four: list[tuple[Any, ...]]) -> Any:
+def _added_up(v: Vectors, four: list[tuple[ir.Value, ...]]) -> ir.Value:
     """The sums over the lanes of four sums, in one vector, half by half; of narrow vectors a sum is two."""
     if LANES < SIDE:
         eight = [v.b.fadd(low, high) for low, high in four]
@@ -48,18 +48,20 @@ def _added_up(v: Vectors, four: list[tuple[Any, ...]]) -> Any:
     return v.shuffle(one, one, range(4))
 
 
-def _lane_sums(v: Vectors, xs: list[Any], ws: list[Any], n: Any, lane: int, ahead: Any) -> list[Any]:
+def _lane_sums(
+    v: Vectors, xs: list[ir.Value], ws: list[ir.Value], n: ir.Value, lane: int, ahead: ir.Value
+) -> list[ir.Value]:
     """For each pair of rows and units the sums over k of ``LANES`` of the products side by side, from
     ``lane`` on.
     """
     b = v.b
     whole = b.mul(b.sdiv(n, I64(SIDE)), I64(BYTES * SIDE))
 
-    def at(k: Any, mask: Any = None) -> tuple[list[Any], list[Any]]:
+    def at(k: ir.Value, mask: ir.Value | None = None) -> tuple[list[ir.Value], list[ir.Value]]:
         here = b.add(k, I64(BYTES * lane))
         return [v.load(x, here, mask=mask) for x in xs], [v.load(w, here, mask=mask) for w in ws]
 
-    def operands(k: Any, _: list[Any]) -> tuple[list[Any], list[Any], tuple[()]]:
+    def operands(k: ir.Value, _: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], tuple[()]]:
         if not lane:
             for line in (0, 64):
                 v.fetch(ahead, b.add(b.mul(k, I64(2)), I64(line)))
@@ -71,9 +73,12 @@ def _lane_sums(v: Vectors, xs: list[Any], ws: list[Any], n: Any, lane: int, ahea
     return [total for row in add_products(v, sums, *rest) for total in row]
 
 
-def _make_dots(rows: int, units: int) -> Any:
+def _make_dots(rows: int, units: int) -> Callable[..., None]:
     @instructions()
-    def dots(v, x, x_step, w, w_step, n, bias, out, out_step, ahead):  # type: ignore[no-untyped-def]
+    def dots(
+        v: Vectors, x: ir.Value, x_step: ir.Value, w: ir.Value, w_step: ir.Value, n: ir.Value, bias: ir.Value,
+        out: ir.Value, out_step: ir.Value, ahead: ir.Value,
+    ) -> None:  # fmt: skip
         """out[r, u] = sum_k x[r, k] w[u, k] + bias[u] over n numbers. What lies at ``ahead`` is fetched, two
         lines a step.
         """
@@ -93,7 +98,7 @@ _dots, _dots_row, _dot = (_make_dots(*shape) for shape in ((_ROWS, _UNITS), (1, 
 
 
 @entry(given("f4", 2), given("f4", 2), given("f4", 1), filled("f4", 2))
-def products(x: Any, w: Any, bias: Any, out: Any) -> None:
+def products(x: np.ndarray, w: np.ndarray, bias: np.ndarray, out: np.ndarray) -> None:
     """out = x W^T + bias."""
     rows, n = x.shape
     units, row, line = len(w), BYTES * n, BYTES * len(w)
@@ -122,7 +127,7 @@ def products(x: Any, w: Any, bias: Any, out: Any) -> None:
             ahead, more = ahead + more, 0
 
 
-def _finish(end: str) -> Any:
+def _finish(end: str) -> Callable[..., None]:
     """What becomes of the sums of a tile of left^T X, which lies in matrices whose rows have ``row`` bytes:
 
     plus   out = base + sums
@@ -131,9 +136,10 @@ def _finish(end: str) -> Any:
     climb  out = base + rate (sums - less)
     """
 
-    def finish(  # type: ignore[no-untyped-def]
-        v, sums: Sums, row, less, rate, base, out, mask=None
-    ) -> None:
+    def finish(
+        v: Vectors, sums: Sums, row: ir.Value, less: ir.Value, rate: ir.Value, base: ir.Value, out: ir.Value,
+        mask: ir.Value | None = None,
+    ) -> None:  # fmt: skip
         b = v.b
         for i, value in enumerate(one for several in sums for one in several):
             u, k = divmod(i, len(sums[0]))
@@ -152,13 +158,15 @@ def _finish(end: str) -> Any:
     return finish
 
 
-def _make_outers(end: str) -> Any:
+def _make_outers(end: str) -> Callable[..., None]:
     finish = _finish(end)
     several = make_tile(TALL, _VECS, finish, rate=types.float32)
     one, single = (make_tile(units, 1, finish, masked=True, rate=types.float32) for units in (TALL, 1))
 
     @part
-    def outers(left, x, less, rate, base, out):  # type: ignore[no-untyped-def]
+    def outers(
+        left: np.ndarray, x: np.ndarray, less: np.ndarray, rate: np.float32, base: np.ndarray, out: np.ndarray
+    ) -> None:
         """Of left the columns that ``out`` has rows."""
         n, units, features = len(left), len(out), x.shape[1]
         row, size = BYTES * features, out.itemsize
@@ -195,33 +203,36 @@ _ONE = numba.float32(1.0)
 
 
 @entry(*[given("f4", 2)] * 3, filled("f4", 2))
-def plus_outer(left: Any, x: Any, base: Any, out: Any) -> None:
+def plus_outer(left: np.ndarray, x: np.ndarray, base: np.ndarray, out: np.ndarray) -> None:
     """out = base + left^T x; base may be out."""
     _plus(left, x, base, _ONE, base, out)
 
 
 @entry(*[given("f4", 2)] * 3, filled("f4", 2))
-def outer_less(left: Any, x: Any, less: Any, out: Any) -> None:
+def outer_less(left: np.ndarray, x: np.ndarray, less: np.ndarray, out: np.ndarray) -> None:
     """out = left^T x - less."""
     _less(left, x, less, _ONE, less, out)
 
 
 @entry(*[given("f4", 2)] * 3, filled("f8", 2))
-def add_outer_less(left: Any, x: Any, less: Any, out: Any) -> None:
+def add_outer_less(left: np.ndarray, x: np.ndarray, less: np.ndarray, out: np.ndarray) -> None:
     """out += left^T x - less, which is rounded to float32 before."""
     _add(left, x, less, _ONE, less, out)
 
 
 @entry(*[given("f4", 2)] * 3, numba.float32, given("f4", 2), filled("f4", 2))
-def climb_outer_less(left: Any, x: Any, less: Any, rate: Any, base: Any, out: Any) -> None:
+def climb_outer_less(
+    left: np.ndarray, x: np.ndarray, less: np.ndarray, rate: np.float32, base: np.ndarray, out: np.ndarray
+) -> None:
     """out = base + rate (left^T x - less); base may be out."""
     _climb(left, x, less, rate, base, out)
 
 
 @entry(*[given("f4", 2)] * 2, *[filled("f4", 2)] * 2, *[given("f4", 2)] * 2, *[numba.float32] * 2)
 def climb_outer(
-    theta: Any, velocity: Any, new_theta: Any, new_velocity: Any, left: Any, x: Any, decay: Any, momentum: Any
-) -> None:
+    theta: np.ndarray, velocity: np.ndarray, new_theta: np.ndarray, new_velocity: np.ndarray,
+    left: np.ndarray, x: np.ndarray, decay: np.float32, momentum: np.float32,
+) -> None:  # fmt: skip
     """new_velocity = momentum velocity - decay theta + left^T x; new_theta = theta + new_velocity. Velocities
     may be empty, and the new arrays be the old ones.
     """

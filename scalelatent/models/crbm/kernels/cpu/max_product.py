@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
@@ -29,21 +30,24 @@ from .units import (
 _HALF = ROWS // 2
 
 
-def _message(lanes: Vectors, w: Any, cavity: Any) -> Any:
+def _message(lanes: Vectors, w: ir.Value, cavity: ir.Value) -> ir.Value:
     zero = lanes.constant(0.0)
     return lanes.b.fsub(lanes.max(lanes.b.fadd(w, cavity), zero), lanes.max(cavity, zero))
 
 
-def _make_gather(keep: bool) -> Any:
+def _make_gather(keep: bool) -> Callable[..., None]:
     @instructions(UNITS)
-    def gather(lanes, w, m, row_step, lh, n, totals):  # type: ignore[no-untyped-def]
+    def gather(
+        lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lh: ir.Value, n: ir.Value,
+        totals: ir.Value,
+    ) -> None:  # fmt: skip
         """Sums of the messages of the hidden units to four visible ones, which take the place of those that
         they are made from; with ``keep`` these stay for :func:`_damped`, which makes the messages again.
         """
         b = lanes.b
         steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
 
-        def edges(i: Any, sums: list[Any]) -> list[Any]:
+        def edges(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             lj, out = lanes.load(lh, i), []
             for step, total in zip(steps, sums, strict=True):
                 at = b.add(i, step)
@@ -63,13 +67,15 @@ _gather, _sum = (_make_gather(keep) for keep in (False, True))
 
 
 @instructions(UNITS)
-def _scatter(lanes, w, m, row_step, lv, n, totals):  # type: ignore[no-untyped-def]
+def _scatter(
+    lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lv: ir.Value, n: ir.Value, totals: ir.Value
+) -> None:
     """Messages of four visible units back, in place; added to the sums of each column."""
     b = lanes.b
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
     own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
 
-    def edges(i: Any, _: list[Any]) -> list[Any]:
+    def edges(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         total = lanes.load(totals, i)
         for step, li in zip(steps, own, strict=True):
             at = b.add(i, step)
@@ -83,14 +89,17 @@ def _scatter(lanes, w, m, row_step, lv, n, totals):  # type: ignore[no-untyped-d
 
 
 @instructions(UNITS, weight=types.float32)
-def _damped(lanes, w, m, row_step, lv, lh, n, totals, weight):  # type: ignore[no-untyped-def]
+def _damped(
+    lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lv: ir.Value, lh: ir.Value, n: ir.Value,
+    totals: ir.Value, weight: ir.Value,
+) -> None:  # fmt: skip
     """:func:`_scatter` of messages that have the ``weight``, the old ones the rest."""
     b = lanes.b
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
     own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
     weights = lanes.spread(weight)
 
-    def edges(i: Any, _: list[Any]) -> list[Any]:
+    def edges(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         total, lj = lanes.load(totals, i), lanes.load(lh, i)
         for step, li in zip(steps, own, strict=True):
             at = b.add(i, step)
@@ -106,7 +115,14 @@ def _damped(lanes, w, m, row_step, lv, lh, n, totals, weight):  # type: ignore[n
 
 
 @part
-def _to_and_fro(w, m, v_units, h_units, small, damping):  # type: ignore[no-untyped-def]
+def _to_and_fro(
+    w: np.ndarray,
+    m: np.ndarray,
+    v_units: np.ndarray,
+    h_units: np.ndarray,
+    small: np.ndarray,
+    damping: np.float32 | None,
+) -> None:
     row, unit = 4 * w.shape[1], 4 * v_units.shape[1]
     w_at, m_at, v_at, h_at = w.ctypes.data, m.ctypes.data, v_units.ctypes.data, h_units.ctypes.data
     totals = small.ctypes.data
@@ -135,7 +151,11 @@ def _to_and_fro(w, m, v_units, h_units, small, damping):  # type: ignore[no-unty
         update_by_sum(h_at + j, row, columns + j, moved, limit)
 
 
-def _infer_all(w, damping, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, m, v_units, h_units, small):  # type: ignore[no-untyped-def]
+def _infer_all(
+    w: np.ndarray, damping: np.float32 | None, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float,
+    lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, m: np.ndarray,
+    v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
+) -> None:  # fmt: skip
     for n in range(len(bv)):
         start(v_units, bv[n], small)
         start(h_units, bh[n], small)
@@ -170,10 +190,10 @@ def max_product(
     damping: float = 1.0,
 ) -> Inference:
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol, damping)
-    found, w = unfilled(bv, bh), coupling.padded
+    results, w = unfilled(bv, bh), coupling.padded
     scratch = aligned(w.shape), aligned((UNIT_FIELDS, len(w))), aligned((UNIT_FIELDS + 1, w.shape[1]))
     small = small_of(coupling.limit)
-    damped, results = damping != 1, (found.lv, found.lh, found.sweeps, found.change)
+    damped = damping != 1
     weight = np.float32(damping) if damped else None
     _INFER[damped](w, weight, bv, bh, n_sweeps, limit, *results, *scratch, small)
-    return found
+    return Inference(*results)

@@ -29,7 +29,7 @@ from .units import (
 
 
 @part
-def _side(total, units, small, limit_moved):  # type: ignore[no-untyped-def]
+def _side(total: np.ndarray, units: np.ndarray, small: np.ndarray, limit_moved: np.float32) -> np.float32:
     """Units of one side of a graph from the products; the most that one of all its beliefs has moved."""
     n, step, at, scratch = len(total), 4 * units.shape[1], units.ctypes.data, small.ctypes.data
     for k in range(n):
@@ -43,8 +43,11 @@ def _side(total, units, small, limit_moved):  # type: ignore[no-untyped-def]
 
 @entry(*[given("f4", 1)] * 2, *INPUTS, *RESULTS, *[filled("f4", 3)] * 2, *[filled("f4", 2)] * 5)
 def _infer(
-    to_v, to_h, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, v_units, h_units, v_out, h_out, tv, th, small
-):  # type: ignore[no-untyped-def]
+    to_v: np.ndarray, to_h: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float,
+    lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, v_units: np.ndarray,
+    h_units: np.ndarray, v_out: np.ndarray, h_out: np.ndarray, tv: np.ndarray, th: np.ndarray,
+    small: np.ndarray,
+) -> None:  # fmt: skip
     """A strip of graphs side by side; one that has met its tolerance stays as it is."""
     rows, v, h = len(bv), bv.shape[1], bh.shape[1]
     moved = np.empty(rows, dtype=np.float32)
@@ -78,24 +81,23 @@ def mean_field(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
-    found, (v, h), strip = unfilled(bv, bh), coupling.w.shape, min(STRIP, len(bv))
+    results, (v, h), strip = unfilled(bv, bh), coupling.w.shape, min(STRIP, len(bv))
     fields = UNIT_FIELDS + 1
     units = aligned((strip, fields, rounded_up(v))), aligned((strip, fields, rounded_up(h)))
     products = aligned((padded(v), rounded_up(strip))), aligned((padded(h), rounded_up(strip)))
     beliefs, small = (aligned((strip, v)), aligned((strip, h))), small_of(coupling.limit)
     for first in range(0, len(bv), STRIP):
         part = slice(first, first + STRIP)
-        results = (a[part] for a in (found.lv, found.lh, found.sweeps, found.change))
         _infer(
             *coupling.packed,
             bv[part],
             bh[part],
             n_sweeps,
             limit,
-            *results,
+            *(a[part] for a in results),
             *units,
             *products,
             *beliefs,
             small,
         )
-    return found
+    return Inference(*results)

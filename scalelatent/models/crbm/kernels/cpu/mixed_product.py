@@ -8,13 +8,12 @@ unit receives is the sum of W over the units that are on.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.vectors import BIAS, I64, aligned, copy, instructions, largest
+from scalelatent.kernels.vectors import BIAS, I64, Vectors, aligned, copy, instructions, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import ROWS, UNITS, WIDE, Coupling
@@ -41,7 +40,10 @@ _HALF = ROWS // 2
 
 
 @instructions(UNITS)
-def _gather(lanes, a, row_step, x0, x1, x2, x3, swap, n, chunk, q, e):  # type: ignore[no-untyped-def]
+def _gather(
+    lanes: Vectors, a: ir.Value, row_step: ir.Value, x0: ir.Value, x1: ir.Value, x2: ir.Value, x3: ir.Value,
+    swap: ir.Value, n: ir.Value, chunk: ir.Value, q: ir.Value, e: ir.Value,
+) -> None:  # fmt: skip
     """Of each of four rows the product of A x + y as q times 2^e; y lies at ``swap`` - x. Addresses, bytes
     of a row, bytes between exponents' splits.
     """
@@ -49,13 +51,13 @@ def _gather(lanes, a, row_step, x0, x1, x2, x3, swap, n, chunk, q, e):  # type: 
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
     ys = [b.sub(swap, x) for x in xs]
 
-    def edges(i: Any, products: list[Any]) -> list[Any]:
+    def edges(i: ir.Value, products: list[ir.Value]) -> list[ir.Value]:
         return [
             b.fmul(product, lanes.fma(lanes.load(a, b.add(i, step)), lanes.load(x, i), lanes.load(y, i)))
             for product, step, x, y in zip(products, steps, xs, ys, strict=True)
         ]
 
-    def chunks(i: Any, state: list[Any]) -> list[Any]:
+    def chunks(i: ir.Value, state: list[ir.Value]) -> list[ir.Value]:
         end = b.add(i, chunk)
         end = b.select(b.icmp_signed("<", end, n), end, n)
         split = [lanes.split(p) for p in lanes.loop(i, end, I64(WIDE), state[:_HALF], edges)]
@@ -72,7 +74,10 @@ def _gather(lanes, a, row_step, x0, x1, x2, x3, swap, n, chunk, q, e):  # type: 
 
 
 @part
-def _to_and_fro(a, w, row_products, v_units, h_units, small, factors):  # type: ignore[no-untyped-def]
+def _to_and_fro(
+    a: np.ndarray, w: np.ndarray, row_products: np.ndarray, v_units: np.ndarray, h_units: np.ndarray,
+    small: np.ndarray, factors: int,
+) -> None:  # fmt: skip
     row, unit = 4 * a.shape[1], 4 * v_units.shape[1]
     a_at, v_at, h_at, q = a.ctypes.data, v_units.ctypes.data, h_units.ctypes.data, small.ctypes.data
     e, moved, limit = q + WIDE * EXPONENT, q + WIDE * MOVED, q + WIDE * LIMIT
@@ -118,8 +123,10 @@ def _to_and_fro(a, w, row_products, v_units, h_units, small, factors):  # type: 
 
 @entry(*[given("f4", 2)] * 3, types.int64, *INPUTS, *RESULTS, *[filled("f4", 2)] * 3)
 def _infer(
-    a, w, row_products, factors, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, v_units, h_units, small
-):  # type: ignore[no-untyped-def]
+    a: np.ndarray, w: np.ndarray, row_products: np.ndarray, factors: int, bv: np.ndarray, bh: np.ndarray,
+    n_sweeps: int, tol: float, lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray,
+    v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
+) -> None:  # fmt: skip
     for n in range(len(bv)):
         start(v_units, bv[n], small)
         start(h_units, bh[n], small)
@@ -138,9 +145,8 @@ def mixed_product(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
-    found, a = unfilled(bv, bh), coupling.a
+    results, a = unfilled(bv, bh), coupling.a
     units = aligned((UNIT_FIELDS + 1, len(a))), aligned((UNIT_FIELDS + 1, a.shape[1]))
     matrices = a, coupling.padded, coupling.row_products
-    results = found.lv, found.lh, found.sweeps, found.change
     _infer(*matrices, coupling.factors, bv, bh, n_sweeps, limit, *results, *units, small_of(coupling.limit))
-    return found
+    return Inference(*results)

@@ -25,7 +25,6 @@ hidden unit belongs to the cavity it was made from: Z_ij = (1 + c_ij) Z_j with c
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from numba import types
@@ -73,7 +72,10 @@ _GROUP, _GROUP_BYTES = 64, 2**17
 
 
 @part
-def _block(a, m, row, v_at, unit, h_at, small, factors, damping, c, next_a, next_m):  # type: ignore[no-untyped-def]
+def _block(
+    a: int, m: int, row: int, v_at: int, unit: int, h_at: int, small: int, factors: int,
+    damping: np.float32 | None, c: int, next_a: int, next_m: int,
+) -> None:  # fmt: skip
     """Eight visible units of one graph: messages to them, their beliefs, messages back. Addresses; the next
     block's A and messages are fetched. ``damping`` is None, or the weight of the messages back.
     """
@@ -109,7 +111,10 @@ def _block(a, m, row, v_at, unit, h_at, small, factors, damping, c, next_a, next
 
 
 @part
-def _to_and_fro(a, m, up, v_units, h_units, small, factors, damping, active, c):  # type: ignore[no-untyped-def]
+def _to_and_fro(
+    a: np.ndarray, m: np.ndarray, up: bool, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
+    factors: int, damping: np.float32 | None, active: np.ndarray, c: np.ndarray,
+) -> int:  # fmt: skip
     """One sweep of the active graphs of a group, ``up`` W or down; with matrices ``c`` it may be the last
     one. They share A: while a block of it is at hand all of them use it. Returns how often the columns'
     products were split.
@@ -155,7 +160,7 @@ def _to_and_fro(a, m, up, v_units, h_units, small, factors, damping, active, c):
 
 
 @part
-def _log_z(units, n):  # type: ignore[no-untyped-def]
+def _log_z(units: np.ndarray, n: int) -> float:
     """Sum of log(1 + e^l) over the first n units, from l and the two beliefs."""
     total, product = 0.0, 1.0
     for k in range(n):
@@ -167,9 +172,11 @@ def _log_z(units, n):  # type: ignore[no-untyped-def]
 
 
 @part
-def _infer(  # type: ignore[no-untyped-def]
-    a, factors, damping, bv, bh, n_sweeps, tol, lv, lh, sweeps, change, log_z, m, v_units, h_units, small
-):
+def _infer(
+    a: np.ndarray, factors: int, damping: np.float32 | None, bv: np.ndarray, bh: np.ndarray, n_sweeps: int,
+    tol: float, lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, log_z: np.ndarray,
+    m: np.ndarray, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
+) -> None:  # fmt: skip
     """A group of graphs. Where ``log_z`` is wanted P(v_i = 1 | h_j = 1) takes the place of the messages in
     the last sweep, which is one more for graphs that have met ``tol``.
     """
@@ -214,7 +221,7 @@ def _infer(  # type: ignore[no-untyped-def]
 
 
 @part
-def _add_pairs(c, h_units, pairs):  # type: ignore[no-untyped-def]
+def _add_pairs(c: np.ndarray, h_units: np.ndarray, pairs: np.ndarray) -> None:
     """Add the pair beliefs of a group's graphs, in their order."""
     for i in range(pairs.shape[0]):
         for n in range(len(c)):
@@ -222,25 +229,11 @@ def _add_pairs(c, h_units, pairs):  # type: ignore[no-untyped-def]
                 pairs[i, j] += h_units[n, ON, j] * c[n, i, j]
 
 
-def _infer_all(  # type: ignore[no-untyped-def]
-    a,
-    factors,
-    damping,
-    bv,
-    bh,
-    n_sweeps,
-    tol,
-    lv,
-    lh,
-    sweeps,
-    change,
-    log_z,
-    pairs,
-    m,
-    v_units,
-    h_units,
-    small,
-):
+def _infer_all(
+    a: np.ndarray, factors: int, damping: np.float32 | None, bv: np.ndarray, bh: np.ndarray, n_sweeps: int,
+    tol: float, lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, log_z: np.ndarray,
+    pairs: np.ndarray, m: np.ndarray, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
+) -> None:  # fmt: skip
     """Group after group; where there are ``log_z``, pair beliefs are added to ``pairs``."""
     for first in range(0, len(bv), len(m)):
         part = slice(first, min(first + len(m), len(bv)))
@@ -276,14 +269,9 @@ def sum_product(
 
 
 def sum_product_pairs(
-    coupling: Coupling,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float | None,
-    pairs: np.ndarray,
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None, pairs: np.ndarray,
     damping: float = 1.0,
-) -> Inference:
+) -> Inference:  # fmt: skip
     if pairs.shape != coupling.w.shape:
         raise ValueError(f"pairs of shape {pairs.shape} are wanted in the shape of W, {coupling.w.shape}")
     return _run(coupling, bv, bh, n_sweeps, tol, pairs, damping)
@@ -292,20 +280,17 @@ def sum_product_pairs(
 def bethe(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> np.ndarray:
-    return _run(coupling, bv, bh, n_sweeps, tol, np.zeros(coupling.w.shape, dtype=np.float32)).log_z
+    log_z = _run(coupling, bv, bh, n_sweeps, tol, np.zeros(coupling.w.shape, dtype=np.float32)).log_z
+    assert log_z is not None
+    return log_z
 
 
 def _run(
-    coupling: Coupling,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float | None,
-    pairs: np.ndarray | None,
-    damping: float = 1.0,
-) -> Inference:
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None,
+    pairs: np.ndarray | None, damping: float = 1.0,
+) -> Inference:  # fmt: skip
     bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol, damping)
-    found, a, rows = unfilled(bv, bh), coupling.a, len(bv)
+    results, a, rows = unfilled(bv, bh), coupling.a, len(bv)
     log_z = np.empty(0 if pairs is None else rows)
     group = max(1, min(_GROUP, rows, _GROUP_BYTES // a.nbytes))
     m = aligned((group, *a.shape))
@@ -314,7 +299,7 @@ def _run(
     damped = damping != 1
     _INFER[added.dtype.name, damped](
         *(a, coupling.factors, np.float32(damping) if damped else None, bv, bh, n_sweeps, limit),
-        *(found.lv, found.lh, found.sweeps, found.change, log_z, added),
+        *(*results, log_z, added),
         *(m, v_units, h_units, small_of(coupling.limit, group)),
     )
-    return found if pairs is None else replace(found, log_z=log_z)
+    return Inference(*results, None if pairs is None else log_z)

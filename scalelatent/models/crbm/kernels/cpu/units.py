@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.vectors import I32, I64, Vectors, aligned, copy, instructions
 from scalelatent.models.crbm.kernels.inference import (
     PRODUCT_UNITS,
-    Inference,
     check_biases,
     check_graphs,
 )
@@ -27,7 +26,9 @@ UNIT_FIELDS = 4
 PRODUCT, EXPONENT, MOVED, LIMIT = range(4)
 
 
-def _settle(lanes: Vectors, new: Any, units: Any, step: Any, moved: Any, limit: Any) -> None:
+def _settle(
+    lanes: Vectors, new: ir.Value, units: ir.Value, step: ir.Value, moved: ir.Value, limit: ir.Value
+) -> None:
     b = lanes.b
     log_odds, on, off = (b.add(units, b.mul(step, I64(k))) for k in (LOG_ODDS, ON, OFF))
     t, u = lanes.sigmoids(new, lanes.load(limit))
@@ -38,7 +39,10 @@ def _settle(lanes: Vectors, new: Any, units: Any, step: Any, moved: Any, limit: 
 
 
 @instructions(UNITS)
-def update(lanes, units, step, q, e, offset, moved, limit):  # type: ignore[no-untyped-def]
+def update(
+    lanes: Vectors, units: ir.Value, step: ir.Value, q: ir.Value, e: ir.Value, offset: ir.Value,
+    moved: ir.Value, limit: ir.Value,
+) -> None:  # fmt: skip
     """Log odds = bias + log(q 2^(e - offset)) of eight units, whose fields lie ``step`` bytes apart, and
     their beliefs; ``moved`` becomes the most that a belief of each lane has moved. Addresses; ``offset`` a
     number.
@@ -49,14 +53,16 @@ def update(lanes, units, step, q, e, offset, moved, limit):  # type: ignore[no-u
 
 
 @instructions(UNITS)
-def update_by_sum(lanes, units, step, total, moved, limit):  # type: ignore[no-untyped-def]
+def update_by_sum(
+    lanes: Vectors, units: ir.Value, step: ir.Value, total: ir.Value, moved: ir.Value, limit: ir.Value
+) -> None:
     """As :func:`update`: log odds = bias + ``total``."""
     new = lanes.b.fadd(lanes.load(units), lanes.load(total))
     _settle(lanes, new, units, step, moved, limit)
 
 
 @part
-def start(units, biases, small):  # type: ignore[no-untyped-def]
+def start(units: np.ndarray, biases: np.ndarray, small: np.ndarray) -> None:
     """Units of a graph before its first sweep: their biases alone; what is filled up has none."""
     units[BIASES] = np.float32(0.0)
     copy(biases, units[BIASES, : len(biases)])
@@ -88,15 +94,15 @@ def checked(
     return bv, bh, -1.0 if tol is None else float(tol)
 
 
-def unfilled(bv: np.ndarray, bh: np.ndarray) -> Inference:
-    """Arrays for the result of a batch."""
+def unfilled(bv: np.ndarray, bh: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Arrays for the result of a batch: log odds of both sides, sweeps, change."""
     rows = len(bv)
     sweeps, change = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.float32)
-    return Inference(np.empty_like(bv), np.empty_like(bh), sweeps, change)
+    return np.empty_like(bv), np.empty_like(bh), sweeps, change
 
 
 @entry(*[given("f4", 2)] * 3, filled("f4", 1))
-def log_loss(lv: Any, beliefs: Any, v: Any, out: Any) -> None:
+def log_loss(lv: np.ndarray, beliefs: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
     """See :func:`..model.nll_of_units`."""
     for n in range(len(lv)):
         total, product = 0.0, 1.0

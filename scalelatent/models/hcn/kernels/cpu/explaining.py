@@ -6,8 +6,6 @@ still have to say (nothing where they are lit) is one array: a pixel's best shif
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -20,7 +18,9 @@ _0, _1, _ABSENT = np.int32(0), np.int32(1), np.int32(ABSENT)
 
 
 @part
-def _best_shift(left: Any, prior: Any, steps: Any, p: Any, q: Any) -> tuple[Any, Any]:
+def _best_shift(
+    left: np.ndarray, prior: np.ndarray, steps: np.ndarray, p: int, q: int
+) -> tuple[np.int32, int]:
     """What a pixel gains by its best shift, and that shift."""
     gain, best = _ABSENT, 0
     for d in range(len(steps)):
@@ -32,7 +32,7 @@ def _best_shift(left: Any, prior: Any, steps: Any, p: Any, q: Any) -> tuple[Any,
 
 
 @part
-def _light(below: Any, left: Any, lit: Any, room: Any, p: Any, count: Any) -> None:
+def _light(below: np.ndarray, left: np.ndarray, lit: np.ndarray, room: int, p: int, count: int) -> None:
     """One more lies on a place, or one less."""
     lit[p - room] += count
     left[p] = _0 if lit[p - room] else below[p - room]
@@ -40,8 +40,8 @@ def _light(below: Any, left: Any, lit: Any, room: Any, p: Any, count: Any) -> No
 
 @part
 def _raise(
-    left: Any, prior: Any, steps: Any, drawn: Any, made: Any, room: Any, width: Any, top: Any, bottom: Any,
-    first: Any, last: Any,
+    left: np.ndarray, prior: np.ndarray, steps: np.ndarray, drawn: np.ndarray, made: np.ndarray, room: int,
+    width: int, top: int, bottom: int, first: int, last: int,
 ) -> None:  # fmt: skip
     """What pixels gain each by itself: of some rows and columns of all channels."""
     for a in range(0, len(made), len(prior)):
@@ -53,9 +53,9 @@ def _raise(
 
 @part
 def _gain(
-    below: Any, left: Any, lit: Any, drawn: Any, made: Any, prior: Any, steps: Any, room: Any, own: Any,
-    shift: Any, at: Any,
-) -> Any:  # fmt: skip
+    below: np.ndarray, left: np.ndarray, lit: np.ndarray, drawn: np.ndarray, made: np.ndarray,
+    prior: np.ndarray, steps: np.ndarray, room: int, own: np.ndarray, shift: np.ndarray, at: int,
+) -> np.int32:  # fmt: skip
     """What a feature would gain here; nothing is changed in the end."""
     total = _0
     for i in range(len(own)):
@@ -76,7 +76,7 @@ def _gain(
 
 
 @part
-def _fill(below: Any, lit: Any, left: Any, room: Any) -> None:
+def _fill(below: np.ndarray, lit: np.ndarray, left: np.ndarray, room: int) -> None:
     for p in range(len(below)):
         left[room + p] = _0 if lit[p] else below[p]
 
@@ -87,23 +87,51 @@ _FEATURES = given("i4", 2), given("i4", 2), given("i8", 1), given("i8", 2), give
 _ROOM = filled("i4", 1), filled("i4", 1), filled("i8", 1)  # left, made, shift
 
 
-@entry(*_FEATURES, filled("i4", 2), filled("i4", 2), *_ROOM, filled("i4", 4))
+@part
+def _see_others(
+    seen: np.ndarray, usual: np.ndarray, n_pixels: int, width: int, reach: int, see: np.ndarray
+) -> None:
+    """Which places see something else than usual."""
+    high, wide = see.shape
+    h, w = n_pixels // width - high + reach, width - wide + reach
+    see[:] = 0
+    for p in range(len(seen)):
+        if seen[p] != usual[p]:
+            y, x = p % n_pixels // width, p % width
+            for a in range(max(0, y - h), min(high, y + reach + 1)):
+                for b in range(max(0, x - w), min(wide, x + reach + 1)):
+                    see[a, b] = 1
+
+
+@entry(*_FEATURES, numba.int64, given("i4", 1), filled("i4", 2), filled("i4", 2), *_ROOM, filled("u1", 2),
+       filled("i4", 3), filled("i4", 4))  # fmt: skip
 def _place_values(
-    below: np.ndarray, prior: np.ndarray, steps: np.ndarray, at: np.ndarray, begins: np.ndarray, width: Any,
-    drawn: np.ndarray, lit: np.ndarray, left: np.ndarray, made: np.ndarray, shift: np.ndarray,
-    out: np.ndarray,
+    below: np.ndarray, prior: np.ndarray, steps: np.ndarray, at: np.ndarray, begins: np.ndarray, width: int,
+    reach: int, usual: np.ndarray, drawn: np.ndarray, lit: np.ndarray, left: np.ndarray, made: np.ndarray,
+    shift: np.ndarray, see: np.ndarray, says: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    room = (len(left) - below.shape[1]) // 2
-    for n in range(out.shape[0]):
-        _fill(below[n], lit[0], left, room)
-        _raise(left, prior, steps, drawn[0], made, room, width, 0, len(prior) // width, 0, width)
+    room, n_pixels = (len(left) - below.shape[1]) // 2, len(prior)
+    see[:] = 1
+    # Most of an image is empty, and says there what others do: that is computed once.
+    for n in range(-1, out.shape[0]):
+        seen = below[n] if n >= 0 else usual
+        if n >= 0:
+            _see_others(seen, usual, n_pixels, width, reach, see)
+        _fill(seen, lit[0], left, room)
+        _raise(left, prior, steps, drawn[0], made, room, width, 0, n_pixels // width, 0, width)
         for f in range(out.shape[1]):
             own = at[begins[f] : begins[f + 1]]
             for y in range(out.shape[2]):
                 for x in range(out.shape[3]):
-                    out[n, f, y, x] = _gain(
-                        below[n], left, lit[0], drawn[0], made, prior, steps, room, own, shift, y * width + x
-                    )
+                    gain = says[f, y, x]
+                    if see[y, x]:
+                        gain = _gain(
+                            seen, left, lit[0], drawn[0], made, prior, steps, room, own, shift, y * width + x
+                        )
+                    if n >= 0:
+                        out[n, f, y, x] = gain
+                    else:
+                        says[f, y, x] = gain
 
 
 @entry(
@@ -148,8 +176,8 @@ def _explain(
     filled("i4", 3), filled("i4", 4),
 )  # fmt: skip
 def _put_down(
-    below: np.ndarray, prior: np.ndarray, steps: np.ndarray, at: np.ndarray, begins: np.ndarray, width: Any,
-    reach: Any, price: np.ndarray, drawn: np.ndarray, lit: np.ndarray, taken: np.ndarray, left: np.ndarray,
+    below: np.ndarray, prior: np.ndarray, steps: np.ndarray, at: np.ndarray, begins: np.ndarray, width: int,
+    reach: int, price: np.ndarray, drawn: np.ndarray, lit: np.ndarray, taken: np.ndarray, left: np.ndarray,
     made: np.ndarray, shift: np.ndarray, gains: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
     _, n_features, high, wide = taken.shape
@@ -218,8 +246,18 @@ def place_values(
     out = np.empty((len(below), len(begins) - 1, *places), np.int32)
     drawn, lit, made = (np.zeros((1, flat.shape[1]), np.int32) for _ in range(3))
     shift, own = np.empty(int(np.diff(begins).max(initial=0)), np.int64), _weights(at, begins, height, width)
-    _place_values(flat, chances, steps, own, begins, width, drawn, lit, left, made[0], shift, out)
+    says, see = np.empty(out.shape[1:], np.int32), np.empty(places, np.uint8)
+    usual = flat.min(axis=0) if len(flat) else np.zeros(flat.shape[1], np.int32)
+    _place_values(
+        flat, chances, steps, own, begins, width, _reach(prior), usual, drawn, lit, left, made[0], shift, see,
+        says, out,
+    )  # fmt: skip
     return out
+
+
+def _reach(prior: np.ndarray) -> int:
+    """How far a pixel may be shifted."""
+    return round(len(prior) ** 0.5) // 2
 
 
 def explain(
@@ -235,21 +273,15 @@ def explain(
 
 
 def put_down(
-    below: np.ndarray,
-    prior: np.ndarray,
-    at: np.ndarray,
-    begins: np.ndarray,
-    price: np.ndarray,
-    drawn: np.ndarray,
-    lit: np.ndarray,
-    taken: np.ndarray,
-) -> np.ndarray:
+    below: np.ndarray, prior: np.ndarray, at: np.ndarray, begins: np.ndarray, price: np.ndarray,
+    drawn: np.ndarray, lit: np.ndarray, taken: np.ndarray,
+) -> np.ndarray:  # fmt: skip
     """Features put down one by one, that which gains most first."""
     flat, (height, width) = below.reshape(len(below), -1), below.shape[2:]
     chances, steps, left = _pools(prior, flat.shape[1])
     out, gains = np.zeros(taken.shape, np.int32), np.zeros(taken.shape[1:], np.int32)
     shift, own = np.empty(int(np.diff(begins).max(initial=0)), np.int64), _weights(at, begins, height, width)
-    made, reach = np.zeros(flat.shape[1], np.int32), round(len(prior) ** 0.5) // 2
+    made, reach = np.zeros(flat.shape[1], np.int32), _reach(prior)
     there = drawn.reshape(flat.shape), lit.reshape(flat.shape), taken.view(np.uint8)
     _put_down(flat, chances, steps, own, begins, width, reach, price, *there, left, made, shift, gains, out)
     return out

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -11,7 +9,7 @@ from scalelatent.kernels.jit import entry, filled, given
 
 
 @entry(given("u1", 3), given("i4", 3), numba.int32, filled("u1", 4))
-def oriented_edges(images: Any, weights: Any, least: Any, out: Any) -> None:
+def oriented_edges(images: np.ndarray, weights: np.ndarray, least: np.int32, out: np.ndarray) -> None:
     """1 where a filter answers strongest, and enough."""
     n, height, width = images.shape
     half, side = weights.shape[0], weights.shape[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -11,7 +9,7 @@ from scalelatent.kernels.jit import entry, filled, given, part
 
 
 @part
-def _add(layers: Any, w: Any, r: Any, c: Any, f: Any, count: Any) -> None:
+def _add(layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int) -> None:
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
         for i in range(h):
@@ -21,7 +19,9 @@ def _add(layers: Any, w: Any, r: Any, c: Any, f: Any, count: Any) -> None:
 
 
 @part
-def _alone(evidence: Any, layers: Any, w: Any, r: Any, c: Any, f: Any, count: Any) -> Any:
+def _alone(
+    evidence: np.ndarray, layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int
+) -> float:
     """Evidence of a feature's pixels under so many features."""
     n_channels, h, width, _ = w.shape
     total = 0.0
@@ -34,7 +34,7 @@ def _alone(evidence: Any, layers: Any, w: Any, r: Any, c: Any, f: Any, count: An
 
 
 @part
-def _spread(gains: Any, w: Any, a: Any, y: Any, x: Any, value: Any) -> None:
+def _spread(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: int) -> None:
     """Add a pixel's evidence to the gains of all that would lie over it."""
     _, h, width, n_features = w.shape
     high, wide, _ = gains.shape
@@ -46,7 +46,10 @@ def _spread(gains: Any, w: Any, a: Any, y: Any, x: Any, value: Any) -> None:
 
 
 @part
-def _toggle(evidence: Any, layers: Any, gains: Any, w: Any, r: Any, c: Any, f: Any, count: Any) -> None:
+def _toggle(
+    evidence: np.ndarray, layers: np.ndarray, gains: np.ndarray, w: np.ndarray, r: int, c: int, f: int,
+    count: int,
+) -> None:  # fmt: skip
     """Put a feature down, or take it away; gains of others follow."""
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
@@ -72,7 +75,7 @@ def _cover(s: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
 
 @entry(given("i4", 4), given("u1", 4), numba.float64, filled("u1", 4), filled("i4", 4), filled("f8", 3))
 def _improve(
-    evidence: np.ndarray, w: np.ndarray, cost: Any, s: np.ndarray, layers: np.ndarray, gains: np.ndarray
+    evidence: np.ndarray, w: np.ndarray, cost: float, s: np.ndarray, layers: np.ndarray, gains: np.ndarray
 ) -> None:
     rows, high, wide, n_features = s.shape
     for n in range(rows):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -19,12 +17,12 @@ _0, _ABSENT, _MOST, _ALL = np.int32(0), np.int32(ABSENT), np.int32(POOL_FLOOR), 
 
 
 @part
-def _clip(x: Any) -> Any:
+def _clip(x: np.int32) -> np.int32:
     return min(max(x, -_MOST), _MOST)
 
 
 @part
-def _side(n: Any) -> Any:
+def _side(n: int) -> int:
     """Of a pool with n shifts."""
     side = 1
     while side * side < n:
@@ -33,14 +31,16 @@ def _side(n: Any) -> Any:
 
 
 @part
-def _lands(d: Any, side: Any, y: Any, height: Any, width: Any) -> tuple[Any, Any, Any, Any]:
+def _lands(d: int, side: int, y: int, height: int, width: int) -> tuple[int, int, int, int]:
     """Of a shift that lands in a row: the row of its pools, the first of them, the first place, how many."""
     source, dx = y - (d // side - side // 2), d % side - side // 2
     return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0
 
 
 @part
-def _gather(down: Any, side: Any, y: Any, total: Any, first: Any, second: Any) -> None:
+def _gather(
+    down: np.ndarray, side: int, y: int, total: np.ndarray, first: np.ndarray, second: np.ndarray
+) -> None:
     """What the shifts say that land in a row: positive sum, largest, second largest."""
     total[:], first[:], second[:] = _0, _ABSENT, _ABSENT
     for d in range(down.shape[0]):
@@ -54,7 +54,7 @@ def _gather(down: Any, side: Any, y: Any, total: Any, first: Any, second: Any) -
 
 
 @part
-def _raise_ors(below: Any, down: Any, side: Any, up: Any, rows: Any) -> None:
+def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, rows: np.ndarray) -> None:
     """Of ORs to shifts, for one channel of an image."""
     total, first, second = rows[0], rows[1], rows[2]
     for y in range(down.shape[1]):
@@ -71,7 +71,7 @@ def _raise_ors(below: Any, down: Any, side: Any, up: Any, rows: Any) -> None:
 
 
 @part
-def _best_shifts(up: Any, prior: Any, y: Any, first: Any, second: Any) -> None:
+def _best_shifts(up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray) -> None:
     """Largest and second largest of a row's pools."""
     first[:], second[:] = _ABSENT, _ABSENT
     for d in range(up.shape[0]):
@@ -88,7 +88,7 @@ def _best_shifts(up: Any, prior: Any, y: Any, first: Any, second: Any) -> None:
     filled("i4", 2),
 )  # fmt: skip
 def _raise(
-    below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: Any,
+    below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: np.float32,
     up: np.ndarray, rows: np.ndarray,
 ) -> None:  # fmt: skip
     side = _side(down.shape[2])
@@ -108,7 +108,7 @@ def _raise(
     filled("i4", 2), filled("i4", 4),
 )  # fmt: skip
 def _lower(
-    below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: Any, up: np.ndarray,
+    below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int, up: np.ndarray,
     rows: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
     side, total, first, second = _side(down.shape[2]), rows[0], rows[1], rows[2]

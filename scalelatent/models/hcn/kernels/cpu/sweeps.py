@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numba
 import numpy as np
@@ -22,7 +22,7 @@ FAR, BEGINNING = 512, 1024
 
 
 @part
-def _bounds(first: Any, second: Any, b: Any) -> tuple[Any, Any]:
+def _bounds(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
     """g of all pairs but the largest, and of the largest; b > 0."""
     return min(b, max(_0, -first)), min(b, max(_0, -second))
 
@@ -58,15 +58,15 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
     _sweep(evidence, order, s, w, trees(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 
-def _sweeping(wide: bool) -> Any:
+def _sweeping(wide: bool) -> Callable[..., None]:
     """The body of a sweep whose messages are int16, or int32."""
     look_off, look_on, tell_off, tell_on = tree_of(2, wide)
     factor = 1 + wide
 
     @part
     def sweep(
-        evidence: Any, order: Any, s: Any, w: Any, to_s: Any, to_w: Any, held: Any, damping: Any, trees: Any,
-        moved: Any,
+        evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray,
+        to_w: np.ndarray, held: np.ndarray, damping: np.float32, trees: np.ndarray, moved: np.ndarray,
     ) -> None:  # fmt: skip
         n_channels, height, width = evidence.shape[2:]
         s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
@@ -110,7 +110,7 @@ _sweep_short, _sweep_wide = _sweeping(False), _sweeping(True)
 )  # fmt: skip
 def _sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
-    held: np.ndarray, damping: Any, trees: np.ndarray, moved: np.ndarray,
+    held: np.ndarray, damping: np.float32, trees: np.ndarray, moved: np.ndarray,
 ) -> None:  # fmt: skip
     _sweep_short(evidence, order, s, w, to_s, to_w, held, damping, trees, moved)
 
@@ -121,7 +121,7 @@ def _sweep_messages(
 )  # fmt: skip
 def _sweep_wide_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
-    held: np.ndarray, damping: Any, trees: np.ndarray, moved: np.ndarray,
+    held: np.ndarray, damping: np.float32, trees: np.ndarray, moved: np.ndarray,
 ) -> None:  # fmt: skip
     _sweep_wide(evidence, order, s, w, to_s, to_w, held, damping, trees, moved)
 
@@ -147,7 +147,7 @@ def sweep_messages(
     given("i8", 2), filled("i8", 1),
 )  # fmt: skip
 def _decode(
-    evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, n_sweeps: Any,
+    evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, n_sweeps: int,
     trees: np.ndarray, moved: np.ndarray,
 ) -> None:  # fmt: skip
     height, width = evidence.shape[2:]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llvmlite import ir
 from numba import types
@@ -27,55 +27,60 @@ from numba.extending import intrinsic
 
 from scalelatent.kernels.vectors import I8, I16, I32, I64, LANES, Vectors, instructions
 
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing.context import BaseContext as TypingContext
+    from numba.core.typing.templates import Signature
+
 _BITS = ir.IntType(LANES)  # a bit for each lane
 LEAST = -(2**29)  # a place or weight that does not exist; two of them can be added
 HELD, LIVE = 1, 2  # of a run: its weights have messages; it is not quiet
 
-Values = list[Any]
+Values = list[ir.Value]
 
 
 class _Code(Vectors):
     """What both passes ask of vectors of int32; messages that are kept are int16, or ``wide``."""
 
-    def __init__(self, builder: Any, wide: bool) -> None:
+    def __init__(self, builder: ir.IRBuilder, wide: bool) -> None:
         super().__init__(builder)
         self.wide, self.kept = wide, ir.VectorType(I32 if wide else I16, LANES)
         self.kept_bytes = 4 if wide else 2
 
-    def widen(self, raw: Any) -> Any:
+    def widen(self, raw: ir.Value) -> ir.Value:
         """Messages as they are kept, as int32."""
         return raw if self.wide else self.b.sext(raw, self.ints)
 
-    def narrow(self, messages: Any) -> Any:
+    def narrow(self, messages: ir.Value) -> ir.Value:
         """Messages as they are kept."""
         return messages if self.wide else self.b.trunc(messages, self.kept)
 
-    def max(self, x: Any, y: Any) -> Any:
+    def max(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """The larger of two, lane by lane."""
         return self.b.select(self.b.icmp_signed(">", x, y), x, y)
 
-    def min(self, x: Any, y: Any) -> Any:
+    def min(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """The smaller of two, lane by lane."""
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
-    def both(self, s: Any, w: Any) -> Any:
+    def both(self, s: ir.Value, w: ir.Value) -> ir.Value:
         """t of a pair."""
         return self.min(self.b.add(s, w), self.min(s, w))
 
-    def lanes_of(self, mask: Any) -> Any:
+    def lanes_of(self, mask: ir.Value) -> ir.Value:
         """A mask as bits."""
         return self.b.bitcast(mask, _BITS)
 
-    def any(self, bits: Any) -> Any:
+    def any(self, bits: ir.Value) -> ir.Value:
         """Whether a bit is set."""
         return self.b.icmp_signed("!=", bits, _BITS(0))
 
     def where(
         self,
-        condition: Any,
+        condition: ir.Value,
         body: Callable[[], Values],
         other: Callable[[], Values] | None = None,
-        before: Sequence[Any] = (),
+        before: Sequence[ir.Value] = (),
     ) -> Values:
         """body() if condition, else other(), or what was before."""
         b = self.b
@@ -100,15 +105,17 @@ class _Code(Vectors):
 class _Pairs:
     """A vector of pairs of a run: what they hold, and their new messages."""
 
-    def __init__(self, code: _Code, spots: Values, i: Any, mask: Any, damping: Any = None) -> None:
+    def __init__(
+        self, code: _Code, spots: Values, i: ir.Value, mask: ir.Value | None, damping: ir.Value | None = None
+    ) -> None:
         self.code, self.mask, self._damping = code, mask, damping
         sizes = [4, 4, *[code.kept_bytes] * 2]
         self._spots = [
             code.b.add(spot, code.b.mul(i, I64(size))) for spot, size in zip(spots, sizes, strict=False)
         ]
-        self._found: dict[int, Any] = {}
+        self._found: dict[int, ir.Value] = {}
 
-    def belief(self, which: int) -> Any:
+    def belief(self, which: int) -> ir.Value:
         """Of the places (0) or weights (1)."""
         if which not in self._found:
             code = self.code
@@ -120,23 +127,23 @@ class _Pairs:
             self._found[which] = found
         return self._found[which]
 
-    def old(self, which: int) -> Any:
+    def old(self, which: int) -> ir.Value | None:
         """Messages of the sweep before; None where none is kept."""
         if 2 + which >= len(self._spots):
             return None
         return self.code.widen(self._kept(which))
 
-    def _kept(self, which: int) -> Any:
+    def _kept(self, which: int) -> ir.Value:
         if 2 + which not in self._found:
             self._found[2 + which] = self.code.load(self._spots[2 + which], 0, self.code.kept)
         return self._found[2 + which]
 
-    def cavity(self, which: int) -> Any:
+    def cavity(self, which: int) -> ir.Value:
         """Beliefs without the messages of this tree."""
         belief, old = self.belief(which), self.old(which)
         return belief if old is None else self.code.b.sub(belief, old)
 
-    def send(self, new: dict[int, Any]) -> Values:
+    def send(self, new: dict[int, ir.Value]) -> Values:
         """Take in messages to places (0) and weights (1). As bits: which pairs have others than before, and
         which weights have one that is not 0.
         """
@@ -147,7 +154,7 @@ class _Pairs:
             return [_BITS(0), _BITS(0)]
         changes = {which: b.sub(message, self.old(which)) for which, message in new.items()}
 
-        def held() -> Any:
+        def held() -> ir.Value:
             return self._unlike_zero(self._kept(1)) if 1 in new else _BITS(0)
 
         def write() -> Values:
@@ -163,25 +170,25 @@ class _Pairs:
         bits = functools.reduce(b.or_, (self._unlike_zero(change) for change in changes.values()))
         return code.where(code.any(bits), write, before=[_BITS(0), held()])
 
-    def _unlike_zero(self, x: Any) -> Any:
+    def _unlike_zero(self, x: ir.Value) -> ir.Value:
         b, kind = self.code.b, x.type
         found = b.icmp_signed("!=", x, ir.Constant(kind, [0] * kind.count))
         return self.code.lanes_of(found if self.mask is None else b.and_(found, self.mask))
 
-    def _damped(self, change: Any) -> Any:
+    def _damped(self, change: ir.Value) -> ir.Value:
         if self._damping is None:
             return change
         code, b = self.code, self.code.b
         step = b.fmul(self._damping, b.sitofp(change, code.vec))
         return b.fptosi(code.call("rint", step), code.ints)
 
-    def _add(self, which: int, change: Any) -> None:
+    def _add(self, which: int, change: ir.Value) -> None:
         belief = self.code.b.add(self.belief(which), change)
         if self.mask is not None:
             belief = self.code.b.bitcast(belief, self.code.vec)
         self.code.store(belief, self._spots[which], mask=self.mask)
 
-    def _keep(self, which: int, change: Any) -> None:
+    def _keep(self, which: int, change: ir.Value) -> None:
         raw = self.code.b.add(self._kept(which), self.code.narrow(change))
         if self.mask is not None:
             raw = self.code.b.select(self.mask, raw, self._kept(which))
@@ -207,11 +214,11 @@ class _Tree:
             b.sub(self.n, left),
         )
 
-    def walk(self, start: Values, body: Callable[[Values, Any, Values], Values]) -> Values:
+    def walk(self, start: Values, body: Callable[[Values, ir.Value, Values], Values]) -> Values:
         """Over the runs, with values that are carried along: body(spots, the run's byte, values)."""
         code, b, n = self.code, self.code.b, len(self.spots)
 
-        def run(_: Any, values: Values) -> Values:
+        def run(_: ir.Value, values: Values) -> Values:
             spots, carried = values[:n], values[n:]
             found = body(spots[:-1], code.at(spots[-1], 0, I8), carried)
             return [*(b.add(spot, step) for spot, step in zip(spots, self.steps, strict=True)), *found]
@@ -219,12 +226,16 @@ class _Tree:
         return code.loop(I64(0), self.rows, I64(1), [*self.spots, *start], run, may_be_empty=True)[n:]
 
     def pairs(
-        self, spots: Values, start: Values, body: Callable[[_Pairs, Values], Values], damping: Any = None
+        self,
+        spots: Values,
+        start: Values,
+        body: Callable[[_Pairs, Values], Values],
+        damping: ir.Value | None = None,
     ) -> Values:
         """Over the vectors of a run, with values that are carried along."""
         code = self.code
 
-        def part(i: Any, mask: Any, carried: Values) -> Values:
+        def part(i: ir.Value, mask: ir.Value | None, carried: Values) -> Values:
             return body(_Pairs(code, spots, i, mask, damping), carried)
 
         found = code.loop(
@@ -233,9 +244,16 @@ class _Tree:
         return code.where(self.some, lambda: part(self.whole, self.last, found), before=found)
 
 
+CodeOf: TypeAlias = Callable[[_Code, _Tree, Values, ir.Value], "ir.Value | Values | None"]
+"""Instructions of a pass, and what it gives: a number, a few, or nothing."""
+Passes: TypeAlias = tuple[
+    Callable[..., int], Callable[..., tuple[int, int]], Callable[..., bool], Callable[..., bool]
+]
+
+
 def _inline(
-    n_kept: int, wide: bool, n_numbers: int, result: Any, code_of: Callable[[_Code, _Tree, Values, Any], Any]
-) -> Any:
+    n_kept: int, wide: bool, n_numbers: int, result: types.Type, code_of: CodeOf
+) -> Callable[..., Any]:
     """A function of a tree and some int32 numbers for numba's kernels; and a damping."""
     n_tree = 7 + n_kept
     arguments = (
@@ -244,7 +262,9 @@ def _inline(
         types.float32,
     )
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
+    ) -> ir.Value:
         tree, numbers = (
             [builder.extract_value(pack, i) for i in range(count)]
             for pack, count in zip(args[:2], (n_tree, n_numbers), strict=True)
@@ -255,18 +275,20 @@ def _inline(
             return context.make_tuple(builder, result, found)
         return context.get_dummy_value() if result is types.void else found
 
-    def typed(typingctx, tree, numbers, damping):  # type: ignore[no-untyped-def]
+    def typed(
+        typingctx: TypingContext, tree: types.Type, numbers: types.Type, damping: types.Type
+    ) -> tuple[Signature, Callable[..., ir.Value]]:
         return result(*arguments), codegen
 
     return intrinsic(typed)
 
 
-def _look(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
+def _look(on: bool, n_kept: int) -> CodeOf:
     """What the pairs add up to, each at most -b; or the largest and second largest t, equal where two are, of
     the runs that are not quiet.
     """
 
-    def code_of(code: _Code, tree: _Tree, numbers: Values, _: Any) -> Any:
+    def code_of(code: _Code, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
         b, zero, most = code.b, code.integer(0), code.spread(numbers[0])
         least = code.integer(2 * LEAST)
         limit = b.sub(zero, most) if on else zero
@@ -278,7 +300,7 @@ def _look(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
             first, second = carried
             return [code.max(first, t), code.max(second, code.min(first, t))]
 
-        def run(spots: Values, byte: Any, carried: Values) -> Values:
+        def run(spots: Values, byte: ir.Value, carried: Values) -> Values:
             top = tree.pairs(spots, [least], lambda pairs, now: [code.max(now[0], pairs.cavity(0))])[0]
             live = code.any(code.lanes_of(b.icmp_signed(">", top, limit)))
             found = code.where(live, lambda: tree.pairs(spots, carried, value), before=carried)
@@ -299,20 +321,20 @@ def _look(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
     return code_of
 
 
-def _tell(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
+def _tell(on: bool, n_kept: int) -> CodeOf:
     """Messages to the places and weights of all pairs; whether one of those that are kept has changed.
 
     Where one message is kept, it alone is sent: weights are fixed.
     """
 
-    def code_of(code: _Code, tree: _Tree, numbers: Values, damping: Any) -> Any:
+    def code_of(code: _Code, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
         # x for all but the largest (z), which get y; or x is -(b + sum), y is -b.
         most = x if on else code.max(x, zero)
         damping = code.spread(damping) if n_kept == 2 else None
 
-        def message(other: Any, size: Any) -> Any:
+        def message(other: ir.Value, size: ir.Value) -> ir.Value:
             """From |g|."""
             if on:
                 return code.min(code.max(b.add(other, size), zero), size)
@@ -334,7 +356,7 @@ def _tell(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
                 new[1] = message(s, size)
             return [b.or_(old, bits) for old, bits in zip(carried, pairs.send(new), strict=True)]
 
-        def run(spots: Values, byte: Any, carried: Values) -> Values:
+        def run(spots: Values, byte: ir.Value, carried: Values) -> Values:
             start = [*carried, _BITS(0)]
             asleep = b.icmp_signed("==", b.load(byte), I8(0))
             found = code.where(
@@ -353,17 +375,17 @@ def _tell(on: bool, n_kept: int) -> Callable[[_Code, _Tree, Values, Any], Any]:
 
 
 @instructions()
-def fetch(code: Any, address: Any, size: Any) -> None:
+def fetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
     """Begin to fetch some bytes."""
 
-    def line(i: Any, _: Any) -> Values:
+    def line(i: ir.Value, _: ir.Value) -> Values:
         code.fetch(address, i)
         return []
 
     code.loop(I64(0), size, I64(64), [], line, may_be_empty=True)
 
 
-def tree_of(n_kept: int, wide: bool = False) -> tuple[Any, ...]:
+def tree_of(n_kept: int, wide: bool = False) -> Passes:
     """Both first passes, off and on, and second ones; of trees that keep so many messages of a pair, int16 or
     ``wide``: int32.
     """

@@ -19,11 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, kernel, part
 from scalelatent.kernels.tiles import Sums, add, make_tile
-from scalelatent.kernels.vectors import BYTES, LANES
+from scalelatent.kernels.vectors import BYTES, LANES, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms, squared_lengths
 
 # Sums in three quarters of the registers, as many rows as leave no room for more loads than arithmetic.
@@ -85,7 +86,9 @@ def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedBank) -> np.ndarray:
     return out
 
 
-def _compete(v, sums: Sums, begun, scale, bias, base, state) -> None:  # type: ignore[no-untyped-def]
+def _compete(
+    v: Vectors, sums: Sums, begun: ir.Value, scale: ir.Value, bias: ir.Value, base: ir.Value, state: ir.Value
+) -> None:
     """Scores of a tile against the best of their lanes; ``begun`` has the sums over earlier columns."""
     scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
     indices = [v.counted(base, LANES * k) for k in range(VECS)]
@@ -105,7 +108,7 @@ _sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _compete)
 
 
 @kernel
-def _pack(w, packed):  # type: ignore[no-untyped-def]
+def _pack(w: np.ndarray, packed: np.ndarray) -> None:
     for j in range(len(w)):
         panel, lane = packed[j // PANEL], j % PANEL
         for c in range(w.shape[1]):
@@ -113,7 +116,7 @@ def _pack(w, packed):  # type: ignore[no-untyped-def]
 
 
 @part
-def _gather(x, rows, columns, strip):  # type: ignore[no-untyped-def]
+def _gather(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, strip: np.ndarray) -> np.ndarray:
     """The columns of some rows as float32, filled up with zero rows to whole tiles; returns lengths."""
     lengths = np.empty(len(rows))
     for i in range(len(rows)):
@@ -126,7 +129,7 @@ def _gather(x, rows, columns, strip):  # type: ignore[no-untyped-def]
 
 
 @part
-def length_at_most(square, n):  # type: ignore[no-untyped-def]
+def length_at_most(square: np.float32, n: int) -> float:
     """No less than the length of n numbers of float32, from the sum of their squares in float32: those of
     numbers below 1e-23 are lost.
     """
@@ -134,7 +137,7 @@ def length_at_most(square, n):  # type: ignore[no-untyped-def]
 
 
 @part
-def _square(x):  # type: ignore[no-untyped-def]
+def _square(x: np.ndarray) -> np.float32:
     """Sum of squares, in four sums: one alone would wait for each of its additions."""
     a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
     whole = len(x) // 4 * 4
@@ -149,7 +152,10 @@ def _square(x):  # type: ignore[no-untyped-def]
 
 
 @part
-def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyped-def]
+def _scan(
+    strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, begun: np.ndarray,
+    state: np.ndarray,
+) -> None:  # fmt: skip
     """Best, second and index of each row and lane; ``begun`` holds the sums of a panel's parts, or zeros."""
     q = strip.shape[1]
     row, wide = BYTES * q, BYTES * PANEL
@@ -193,7 +199,7 @@ def _scan(strip, n, packed, scale, bias, begun, state):  # type: ignore[no-untyp
 
 
 @part
-def _winner(state, words):  # type: ignore[no-untyped-def]
+def _winner(state: np.ndarray, words: np.ndarray) -> tuple[int, float, float]:
     """(index, score) of a row's best centroid, and the next best score."""
     score, index, lane = state[_BEST, 0], words[_INDEX, 0], 0
     for v in range(1, LANES):
@@ -208,7 +214,10 @@ def _winner(state, words):  # type: ignore[no-untyped-def]
 
 
 @part
-def _decide(strip, n, floor, packed, scale, bias, exact, codes):  # type: ignore[no-untyped-def]
+def _decide(
+    strip: np.ndarray, n: int, floor: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
+    exact: np.ndarray, codes: np.ndarray,
+) -> None:  # fmt: skip
     """Codes of rows whose scan left several centroids at or above ``floor``: by scores in float64."""
     q, k = strip.shape[1], exact.shape[1]
     row = BYTES * q
@@ -242,7 +251,10 @@ def _decide(strip, n, floor, packed, scale, bias, exact, codes):  # type: ignore
                             best[r], codes[r] = score, j
 
 
-def _nearest(x, columns, packed, scale, bias, exact, slope, floor, out):  # type: ignore[no-untyped-def]
+def _nearest(
+    x: np.ndarray, columns: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
+    exact: np.ndarray, slope: float, floor: float, out: np.ndarray,
+) -> None:  # fmt: skip
     n, q = len(x), len(columns)
     strip = np.empty((STRIP, q), dtype=np.float32)
     begun, state = (

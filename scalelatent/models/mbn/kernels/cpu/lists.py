@@ -11,7 +11,9 @@ tables stay in the caches nearest to the core; at the end the centroids that eac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llvmlite import ir
@@ -20,6 +22,10 @@ from numba.extending import intrinsic
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.vectors import I64, Vectors
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing.templates import Signature
 
 # Rows of a strip: the more, the more often a table is used while it is near; the lines that they write to
 # should stay near too.
@@ -80,7 +86,9 @@ def _turn(typingctx, source, down, target, across, like):  # type: ignore[no-unt
     """8 x 8 numbers of the type of the array ``like`` transposed; addresses and byte steps, all int64."""
     kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _LANES)
 
-    def append(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def append(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
+    ) -> ir.Value:
         source, down, target, across, _ = args
         v = Vectors(builder, _LANES)
         rows = [v.load(source, builder.mul(down, I64(i)), kind) for i in range(_LANES)]
@@ -101,7 +109,9 @@ def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
     """Sixteen numbers of the type of the array ``like``; addresses, int64."""
     kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _COPIED)
 
-    def append(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def append(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
+    ) -> ir.Value:
         v = Vectors(builder)
         v.store(v.load(args[1], 0, kind), args[0])
         return context.get_dummy_value()
@@ -110,7 +120,7 @@ def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
 
 
 @part
-def _transpose(x, first, last, begin, end, turned):  # type: ignore[no-untyped-def]
+def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, turned: np.ndarray) -> None:
     """Rows first to last of columns begin to end as (columns, rows)."""
     size = x.itemsize
     down, across = size * x.shape[1], size * turned.shape[1]
@@ -125,7 +135,7 @@ def _transpose(x, first, last, begin, end, turned):  # type: ignore[no-untyped-d
             turned[v - begin, i - first] = x[i, v]
 
 
-def _list(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
+def _list(codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, members: np.ndarray) -> None:
     sets, k, clusterings = codes.shape
     below = units.shape[2]
     flat = codes.reshape(sets * k, clusterings)
@@ -157,7 +167,10 @@ def _list(codes, units, shift, start, members):  # type: ignore[no-untyped-def]
 
 
 @part
-def _meet(codes, n, start, members, ends, base, row, room, over):  # type: ignore[no-untyped-def]
+def _meet(
+    codes: np.ndarray, n: int, start: np.ndarray, members: np.ndarray, ends: np.ndarray, base: int, row: int,
+    room: int, over: np.ndarray,
+) -> None:  # fmt: skip
     """n rows write the centroids of their codes' lists where those that they have met end."""
     size, lists, one = members.itemsize, members.ctypes.data, np.uint64(1)
     for i in range(np.uint64(n)):
@@ -176,7 +189,7 @@ def _meet(codes, n, start, members, ends, base, row, room, over):  # type: ignor
 
 
 @part
-def _most(met, length, k, shift, shared, out):  # type: ignore[no-untyped-def]
+def _most(met: np.ndarray, length: int, k: int, shift: int, shared: np.ndarray, out: np.ndarray) -> None:
     """Of each clustering the centroid met most often, the lowest of equals. ``shared`` is left as zeros."""
     one = shared.dtype.type(1)
     for m in range(np.uint64(length)):
@@ -203,7 +216,10 @@ def _most(met, length, k, shift, shared, out):  # type: ignore[no-untyped-def]
 
 
 @part
-def _most_of_all(codes, start, members, k, shift, shared, out):  # type: ignore[no-untyped-def]
+def _most_of_all(
+    codes: np.ndarray, start: np.ndarray, members: np.ndarray, k: int, shift: int, shared: np.ndarray,
+    out: np.ndarray,
+) -> None:  # fmt: skip
     for v in range(len(codes)):
         for m in range(start[v, codes[v]], start[v, codes[v] + 1]):
             shared[members[v, m]] += 1
@@ -215,7 +231,9 @@ def _most_of_all(codes, start, members, k, shift, shared, out):  # type: ignore[
     shared[:] = 0
 
 
-def _count(x, start, members, k, shift, out):  # type: ignore[no-untyped-def]
+def _count(
+    x: np.ndarray, start: np.ndarray, members: np.ndarray, k: int, shift: int, out: np.ndarray
+) -> None:
     n, clusterings = x.shape
     sets, below = out.shape[1], start.shape[1] - 1
     room = sets * min(2 * clusterings * k // below, _MAX_ROOM * clusterings) + 64

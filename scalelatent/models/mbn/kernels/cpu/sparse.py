@@ -13,8 +13,9 @@ the same data: whether they are counts tells it of the rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llvmlite import ir
@@ -28,6 +29,10 @@ from scalelatent.kernels.vectors import BYTES, F32, I16, I64, Vectors, aligned
 from scalelatent.models.mbn.kernels.reference import score_terms
 
 from .dense import length_at_most
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing.templates import Signature
 
 # The scan: sums with the centroids of a panel stay in eight registers, and of each lane the best score and
 # the second best are kept. Wider vectors gain nothing: loads are the limit.
@@ -152,7 +157,10 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
 
 
 @part
-def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights):  # type: ignore[no-untyped-def]
+def _sort_out(
+    data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
+    places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
+) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
     """Entries of row i of a strip: those of dense columns and those with postings; returns how many of each,
     and the length of the row on both; of counts -1 if not all of these are counts, or their sums may be
     beyond int16.
@@ -193,13 +201,15 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
     """
     whole = isinstance(kind.dtype, types.Integer)
 
-    def append(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def append(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
+    ) -> ir.Value:
         places, values, count, panel, sums, scale, bias, lanes, j, _ = args
         v = Vectors(builder, _LANES)
         scalar, size = (I16, 2) if whole else (F32, BYTES)
         vector = ir.VectorType(scalar, v.wide // size)
 
-        def operands(e: Any, _: list[Any]) -> tuple[list[Any], list[Any], tuple[()]]:
+        def operands(e: ir.Value, _: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], tuple[()]]:
             column = builder.add(panel, v.load(places, builder.mul(e, I64(8)), I64))
             value = v.load(values, builder.mul(e, I64(size)), scalar)
             parts = [v.load(column, v.wide * k, vector) for k in range(_VECS)]
@@ -223,14 +233,17 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
     return types.void(*[types.int64] * 9, kind), append
 
 
-def _as_floats(v: Vectors, total: Any) -> list[Any]:
+def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
     """A vector of int16 as two of float32."""
     parts = (v.shuffle(total, total, range(n, n + _LANES)) for n in (0, _LANES))
     return [v.b.sitofp(v.b.sext(part, v.ints), v.vec) for part in parts]
 
 
 @part
-def _scan(rows, places, values, dense, panels, sums, scale, bias, lanes):  # type: ignore[no-untyped-def]
+def _scan(
+    rows: int, places: np.ndarray, values: np.ndarray, dense: np.ndarray, panels: np.ndarray,
+    sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, lanes: np.ndarray,
+) -> None:  # fmt: skip
     """Sums of the first ``rows`` rows of a strip with all centroids, and the best of them by lanes."""
     full = len(scale)
     width = np.int64(_PANEL_BYTES // sums.itemsize)
@@ -253,7 +266,7 @@ def _scan(rows, places, values, dense, panels, sums, scale, bias, lanes):  # typ
 
 
 @part
-def _leader(lanes, slack):  # type: ignore[no-untyped-def]
+def _leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.float32]:
     """What the lanes of a row say: (how many scores are within ``slack`` of the best, of each lane two at
     most; the first of those that lead their lanes; the score that they reach).
     """
@@ -274,7 +287,10 @@ def _leader(lanes, slack):  # type: ignore[no-untyped-def]
 
 
 @part
-def _add_postings(thin, weights, count, start, centroid, value, i, sums):  # type: ignore[no-untyped-def]
+def _add_postings(
+    thin: np.ndarray, weights: np.ndarray, count: np.uint64, start: np.ndarray, centroid: np.ndarray,
+    value: np.ndarray, i: np.uint64, sums: np.ndarray,
+) -> None:  # fmt: skip
     for c in range(np.uint64(count)):
         weight, place = weights[c], np.uint64(thin[c])
         for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
@@ -282,7 +298,7 @@ def _add_postings(thin, weights, count, start, centroid, value, i, sums):  # typ
 
 
 @part
-def _product(data, indices, values, columns):  # type: ignore[no-untyped-def]
+def _product(data: np.ndarray, indices: np.ndarray, values: np.ndarray, columns: np.ndarray) -> float:
     """Of two sparse rows, in float64, from left to right."""
     total, a, b = 0.0, 0, 0
     while a < len(indices) and b < len(columns):
@@ -295,7 +311,10 @@ def _product(data, indices, values, columns):  # type: ignore[no-untyped-def]
 
 
 @part
-def _decide(data, indices, sums, scale, bias, least, exact, values, columns, pointers):  # type: ignore[no-untyped-def]
+def _decide(
+    data: np.ndarray, indices: np.ndarray, sums: np.ndarray, scale: np.ndarray, bias: np.ndarray,
+    least: np.float32, exact: np.ndarray, values: np.ndarray, columns: np.ndarray, pointers: np.ndarray,
+) -> int:  # fmt: skip
     """The centroid of the largest score in float64 among those that have at least ``least`` in float32."""
     best, code = -np.inf, 0
     for j in range(exact.shape[1]):
@@ -309,7 +328,10 @@ def _decide(data, indices, sums, scale, bias, least, exact, values, columns, poi
 
 
 @part
-def _decide_among_all(data, indices, slot, panels, start, centroid, value, exact, sums):  # type: ignore[no-untyped-def]
+def _decide_among_all(
+    data: np.ndarray, indices: np.ndarray, slot: np.ndarray, panels: np.ndarray, start: np.ndarray,
+    centroid: np.ndarray, value: np.ndarray, exact: np.ndarray, sums: np.ndarray,
+) -> int:  # fmt: skip
     """The centroid of the largest score in float64 among all, with the sums of :func:`_product`: columns are
     taken in the order of the row's entries. ``sums`` is room for those.
     """
@@ -336,26 +358,12 @@ def _decide_among_all(data, indices, slot, panels, start, centroid, value, exact
     return code
 
 
-def _nearest(  # type: ignore[no-untyped-def]
-    data,
-    indices,
-    indptr,
-    slot,
-    panels,
-    start,
-    centroid,
-    value,
-    most,
-    scale,
-    bias,
-    exact,
-    values_w,
-    columns_w,
-    pointers_w,
-    slope,
-    floor,
-    out,
-):
+def _nearest(
+    data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, slot: np.ndarray, panels: np.ndarray,
+    start: np.ndarray, centroid: np.ndarray, value: np.ndarray, most: np.ndarray, scale: np.ndarray,
+    bias: np.ndarray, exact: np.ndarray, values_w: np.ndarray, columns_w: np.ndarray, pointers_w: np.ndarray,
+    slope: float, floor: float, out: np.ndarray,
+) -> None:  # fmt: skip
     n, full = len(out), len(scale)
     strip = max(8, min(128, _SUM_BYTES // (panels.itemsize * full)))
     widest = 0
@@ -395,7 +403,7 @@ def _nearest(  # type: ignore[no-untyped-def]
             out[first + i] = code
 
 
-def _types(values: str) -> list[Any]:
+def _types(values: str) -> list[types.Type]:
     """Of the arguments of :func:`_nearest`, by the type of the centroids' values."""
     vectors = ("f4", "i4", "i8", "i4", values, "i8", "i4", values, "i4", "f4", "f4")
     rows = (given("f4", 1), given("i4", 1), given("i8", 1))
