@@ -171,6 +171,19 @@ def on_dask() -> Iterable[Iterable[Any]]:
         yield r["D"], r["spans"], f"{r['in_process_s']:.3f} s", f"{r['cluster_s']:.3f} s", *ms
 
 
+@shown("D|reading / computing|rows kept|read again|read again / kept|as a fit decides")
+def kept_rows() -> Iterable[Iterable[Any]]:
+    for r in read("streamed_pass")["kept"]:
+        times, again = (f"{r[key]:.3f} s" for key in ("kept_s", "read_again_s")), r["read_again / kept"]
+        yield (
+            f"{r['D']:.0f}",
+            f"{r['reading_over_computing']:.3f}",
+            *times,
+            f"{again:.2f}",
+            f"{r['default_s']:.3f} s",
+        )
+
+
 def _pair(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable[float] = ()) -> str:
     if found is None:
         return ""
