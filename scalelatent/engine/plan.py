@@ -28,6 +28,7 @@ from .passes import FLOP_RATE, Stage, choose_level, given_grid, make_stage, seco
 from .rates import (
     EIGEN_SIZE,
     GATHER_RATE,
+    READ_SHARE,
     RowShape,
     choose_cache,
     cpu_seconds,
@@ -229,7 +230,9 @@ class Forecast:
         return stage
 
     def _choose_cache(self, stage: Stage, once: bool = False) -> float:
-        return choose_cache(self._asked if self.measure else self._asked or SMALL_BYTES, stage, once=once)
+        asked = self._asked if self.measure else self._asked or SMALL_BYTES
+        # Another process may measure otherwise: rather too much memory is told than too little.
+        return choose_cache(asked, stage, once=once, read_share=READ_SHARE / 2)
 
     def one_pass(self, name: str, reduction: Reduction, held: int, remedy: str) -> None:
         """A pass over the training rows."""

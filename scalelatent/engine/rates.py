@@ -258,7 +258,9 @@ def read_seconds(dataset: AnyRows) -> float:
 READ_SHARE = 0.05
 
 
-def choose_cache(asked: float | None, stage: Stage, *, once: bool = False) -> float:
+def choose_cache(
+    asked: float | None, stage: Stage, *, once: bool = False, read_share: float = READ_SHARE
+) -> float:
     """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it.
 
     ``once``: training rows are read a single time, and keeping more of them than of small sets gains nothing.
@@ -271,7 +273,7 @@ def choose_cache(asked: float | None, stage: Stage, *, once: bool = False) -> fl
     if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES:
         for part, dataset in stored.items():
             computing = seconds_per_row(stage.reductions.get(part, stage.online))
-            if dataset.reads_at_once > 1 or read_seconds(dataset) > READ_SHARE * computing:
+            if dataset.reads_at_once > 1 or read_seconds(dataset) > read_share * computing:
                 return DEFAULT_SHARE
     return float(SMALL_BYTES)
 
