@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from scipy.sparse import csr_array
 
-    from .stream import RowReader
-
 
 _SCAN = 1 << 20
 _PARTS = ("indices", "indptr")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from dask.typing import Key
     from distributed import Client, Scheduler
 
-    from .board import Board
-
 PLUGIN = "scalelatent"
 DRIVER_PREFIX = "scalelatent-job-"
 KEYS_TOLD = 50
