@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 from .scheduler_listener import listener, pass_topic
 
 if TYPE_CHECKING:
-    from .scheduler_listener import Handler
-    from .window import Item
-
-    Shard = tuple[str, int, int]
     from .executor import DaskExecutor
     from .link import ClusterMember
-    from .window import Work
+    from .scheduler_listener import Handler
+    from .window import Item, Work
 
+Shard = tuple[str, int, int]  # file, first row, one past its last
 # All seconds below are bounds, on the side of patience. Between looks at what workers have of memory: two kB
 # a worker.
 MEMBERS_SECONDS = 5.0
