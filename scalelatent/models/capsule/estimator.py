@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.utils import Tags
@@ -32,6 +32,9 @@ from .partial_fit import (
     sorted_classes,
     stream_options,
 )
+
+if TYPE_CHECKING:
+    from scalelatent.typing import LabelsLike, RandomState, RowsLike, WeightsLike
 
 
 class CapsuleRegression(StreamedClassifier):
@@ -181,7 +184,7 @@ class CapsuleRegression(StreamedClassifier):
         ridge: float = 0,
         class_weight: Mapping[Any, float] | str | None = None,
         warm_start: bool = False,
-        random_state: Any = None,
+        random_state: RandomState = None,
         device: str = "auto",
         n_jobs: int | None = None,
     ) -> None:
@@ -260,7 +263,14 @@ class CapsuleRegression(StreamedClassifier):
 
     # -- a stream of rows ------------------------------------------------------------------------------------
 
-    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, *, sample_weight: Any = None) -> Self:
+    def partial_fit(
+        self,
+        X: RowsLike,
+        y: LabelsLike | None = None,
+        classes: Any = None,
+        *,
+        sample_weight: WeightsLike | None = None,
+    ) -> Self:
         """Learn from some more rows, at once and in this process.
 
         Goes on from a fit, from a loaded model or from earlier calls. A first call needs
@@ -319,7 +329,9 @@ class CapsuleRegression(StreamedClassifier):
             self._learn(rows, ds.read_y(a, b), weight, known)
         return self
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any, classes: np.ndarray) -> None:
+    def _learn(
+        self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, classes: np.ndarray
+    ) -> None:
         first = not hasattr(self, "W_")
         x, codes = checked_rows(self, X, y, classes, first)
         weight = row_weights(self.class_weight, sample_weight, codes, classes)

@@ -60,7 +60,7 @@ from .output import (
 from .parameters import PARAMETERS, batch_size
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
 OF_YOUR_OWN = f"{IN_PLACE}, or make a model of weights of your own: ConditionalRBM.from_weights"
 _FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
@@ -234,7 +234,7 @@ class ConditionalRBM(StreamedEstimator):
         conditional: bool = True,
         corruption: Mapping[str, Any] | None = None,
         warm_start: bool = False,
-        random_state: Any = None,
+        random_state: RandomState = None,
         device: str = "auto",
         n_jobs: int | None = None,
     ) -> None:
@@ -264,7 +264,7 @@ class ConditionalRBM(StreamedEstimator):
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def _pairs(self, X: Any, y: Any, *, reset: bool = False, what: str = "X") -> Dataset:
+    def _pairs(self, X: Any, y: LabelsLike | None, *, reset: bool = False, what: str = "X") -> Dataset:
         """Rows with their outputs, from whatever was given; with ``reset`` they say what is learned."""
         nothing = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
         if not self.conditional and not nothing:
@@ -313,7 +313,7 @@ class ConditionalRBM(StreamedEstimator):
             v.read_binary(0, len(v))
         return v
 
-    def _paired_rows(self, X: Any, y: Any, reset: bool, what: str) -> Dataset:
+    def _paired_rows(self, X: RowsLike, y: LabelsLike | None, reset: bool, what: str) -> Dataset:
         """Rows beside outputs."""
         ds = self._given_rows(X, what=what, reset=reset)
         if y is not None:
@@ -335,13 +335,15 @@ class ConditionalRBM(StreamedEstimator):
             self._n_outputs = int(ds.n_targets or 0)
         return ds
 
-    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+    def _training_rows(
+        self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
+    ) -> Dataset:
         return self._pairs(X, y, reset=reset)
 
-    def _held_rows(self, X: Any, y: Any) -> Dataset:
+    def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
         return self._pairs(X, y, what="validation")
 
-    def _validation_rows(self, validation: Any) -> Dataset | None:
+    def _validation_rows(self, validation: ValidationLike | None) -> Dataset | None:
         alone = self._source != "pairs" and not isinstance(validation, Dataset)
         if alone and getattr(validation, "ndim", 0) == 2:
             validation = None, validation
@@ -352,7 +354,7 @@ class ConditionalRBM(StreamedEstimator):
         check_batch(self, train)
         check_patience(self, held)
 
-    def _search_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+    def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         if sample_weight is not None:
             raise DataError("sample_weight: a conditional RBM takes each row alike: leave the weights out")
         return self._pairs(X, y, reset=True)
@@ -361,7 +363,7 @@ class ConditionalRBM(StreamedEstimator):
         plain = not rows.has_targets and self.corruption is None
         return self.fit(*((None, rows) if plain else (rows,)), **how)
 
-    def _scored_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+    def _scored_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         ds = self._pairs(X, y)
         return ds if sample_weight is None else ds.with_weight(sample_weight)
 
@@ -386,7 +388,7 @@ class ConditionalRBM(StreamedEstimator):
         self.n_sweeps_ = sweeps_in(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
         self._stream_state = None
 
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
+    def partial_fit(self, X: RowsLike, y: LabelsLike | None = None) -> Self:
         """Learn from some more rows, at once: a step for each ``batch_size`` of them, in their order.
 
         Goes on from a fit, from a loaded model or from earlier calls; velocity and persistent chains begin
@@ -514,11 +516,11 @@ class ConditionalRBM(StreamedEstimator):
 
     def predict(
         self,
-        X: Any = None,
+        X: RowsLike = None,
         *,
         n_sweeps: int | None = None,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -557,11 +559,11 @@ class ConditionalRBM(StreamedEstimator):
 
     def predict_marginals(
         self,
-        X: Any = None,
+        X: RowsLike = None,
         *,
         n_sweeps: int | None = None,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -589,7 +591,12 @@ class ConditionalRBM(StreamedEstimator):
         return self._output(X, "marginals", n_sweeps, out, client, overwrite, callbacks)
 
     def score(
-        self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: CallbackList = ()
+        self,
+        X: RowsLike,
+        y: LabelsLike | None = None,
+        sample_weight: WeightsLike | None = None,
+        *,
+        callbacks: CallbackList = (),
     ) -> float:
         """Share of outputs that are predicted right; streams over a Dataset.
 
@@ -624,7 +631,12 @@ class ConditionalRBM(StreamedEstimator):
         return 1.0 - self.errors(X, y, sample_weight, callbacks=callbacks)["all"]
 
     def errors(
-        self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: CallbackList = ()
+        self,
+        X: RowsLike,
+        y: LabelsLike | None = None,
+        sample_weight: WeightsLike | None = None,
+        *,
+        callbacks: CallbackList = (),
     ) -> dict[str, float]:
         """The paper's errors: of all outputs, and of those that x has otherwise than v.
 
@@ -663,7 +675,7 @@ class ConditionalRBM(StreamedEstimator):
 
     def infer(
         self,
-        X: Any = None,
+        X: RowsLike = None,
         *,
         inference: str | None = None,
         n_sweeps: int | None = None,
@@ -718,7 +730,7 @@ class ConditionalRBM(StreamedEstimator):
             self, rows, inference=inference, n_sweeps=n_sweeps, tol=tol, pairs=pairs, log_z=log_z
         )
 
-    def free_energy(self, X: Any, y: Any = None) -> np.ndarray:
+    def free_energy(self, X: RowsLike, y: LabelsLike | None = None) -> np.ndarray:
         """F(v, x): minus the log of the sum over h of exp(-E(v, h, x)).
 
         Together with :meth:`infer`'s ``log_z`` it gives log p(v | x) = -F - log Z.
@@ -755,11 +767,11 @@ class ConditionalRBM(StreamedEstimator):
 
     def _output(
         self,
-        X: Any,
+        X: RowsLike,
         what: str,
         n_sweeps: int | None,
         out: str | Path | None,
-        client: Client | None,
+        client: ClientLike | None,
         overwrite: bool,
         callbacks: CallbackList,
     ) -> Any:
@@ -791,7 +803,7 @@ class ConditionalRBM(StreamedEstimator):
         watched.warn(told)
         return found
 
-    def _nothing(self, X: Any) -> np.ndarray:
+    def _nothing(self, X: RowsLike) -> np.ndarray:
         """Rows of a plain RBM: None is one."""
         x = np.empty((1, 0), dtype=np.float32) if X is None else np.asarray(X)
         if x.ndim != 2 or x.shape[1]:
@@ -842,7 +854,7 @@ def _check_counts(n_rows: int, y: Any) -> None:
         raise DataError(f"X has {n_rows} rows, but y has {found}: give one output row a row")
 
 
-def _target_rows(y: Any, n_rows: int) -> Dataset:
+def _target_rows(y: LabelsLike | None, n_rows: int) -> Dataset:
     """Outputs that are arrays, as a dataset."""
     y = opened(y, "y")
     if is_plain(y) and not hasattr(y, "tocsr"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 from sklearn.base import clone
@@ -64,7 +64,11 @@ from .several import SeveralLayers, as_read, known_classes, make_several, severa
 from .single import OneLayer
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from collections.abc import Sized
+
+    import dask.array as da
+
+    from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
 # Of the pixels of rows bits that say which are known, and classes of rows; None where nothing is said.
 Given: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
@@ -261,7 +265,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         image_shape: Sequence[int] | None = None,
         patience: int | None = None,
         warm_start: bool = False,
-        random_state: Any = None,
+        random_state: RandomState = None,
         device: str = "auto",
         n_jobs: int | None = None,
     ) -> None:
@@ -302,9 +306,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _given_rows(
         self,
-        X: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        X: RowsLike,
+        y: LabelsLike | None = None,
+        sample_weight: WeightsLike | None = None,
         *,
         what: str = "X",
         reset: bool = False,
@@ -321,7 +325,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             self._check_image(ds.feature_shape, ds.url or "X")
         return ds
 
-    def _plain_images(self, X: Any, y: Any, what: str, reset: bool) -> Any:
+    def _plain_images(self, X: Any, y: LabelsLike | None, what: str, reset: bool) -> Any:
         """Rows in memory whose shape is that of images; refuses one image alone, and images of images."""
         if (n := getattr(X, "ndim", 0)) > 4:
             raise DataError(f"{what} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
@@ -339,18 +343,20 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             raise DataError(f"{what} is one image, {own[1]} x {own[2]}: give {what}[None], which is a row")
         return X
 
-    def _checked_values(self, X: Any, what: str) -> Any:
+    def _checked_values(self, X: RowsLike, what: str) -> Any:
         X = self._lazy_values(X)
         check_finite(X, what)
         return X
 
-    def _lazy_values(self, X: Any) -> Any:
+    def _lazy_values(self, X: RowsLike) -> Any:
         """NaN becomes a number where it means unknown: datasets hold finite rows."""
         if self.missing is None or self.missing == self.missing:
             return X
         return known_or_not(X)
 
-    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+    def _training_rows(
+        self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
+    ) -> Dataset:
         ds = self._given_rows(X, y, sample_weight, reset=reset)
         if not is_several(self) and (y is not None or ds.has_y):
             where = f"{ds.url}: " if ds.url else ""
@@ -366,12 +372,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if image_of(shape) != own:
             raise DataError(f"{where}: images are {shape}, but {type(self).__name__} was fitted on {own}")
 
-    def _map_dask(self, X: Any, what: Any) -> Any:
+    def _map_dask(self, X: da.Array, what: Any) -> Any:
         if X.ndim > 2:
             self._check_image(X.shape[1:], "X")
         return super()._map_dask(X, what)
 
-    def _validation_rows(self, validation: Any) -> Dataset | None:
+    def _validation_rows(self, validation: ValidationLike | None) -> Dataset | None:
         if validation is not None and not isinstance(validation, (Dataset, tuple)):
             validation = validation, None
         return super()._validation_rows(validation)
@@ -400,7 +406,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             found["p_weight"] = list(priors) if is_several(self) else priors[0]
         return super()._what_decides() | found
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, validation: Any, call: FitCall) -> Self:
+    def _fit(
+        self,
+        X: RowsLike,
+        y: LabelsLike | None,
+        sample_weight: WeightsLike | None,
+        validation: ValidationLike | None,
+        call: FitCall,
+    ) -> Self:
         watched = [*Callbacks(call.callbacks).callbacks, WeightsWatched(self)]
         return super()._fit(X, y, sample_weight, validation, replace(call, callbacks=watched))
 
@@ -445,7 +458,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         net = replace(network.net, layers=layers, n_candidates=int(self.n_candidates))
         return replace(network, net=net)
 
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
+    def partial_fit(self, X: RowsLike, y: LabelsLike | None = None) -> Self:
         """Learn from some more images, at once: a step for each ``batch_size`` of them, in their order.
 
         Goes on from a fit, from a loaded model or from earlier calls. ``template_passes`` are of fits alone:
@@ -525,10 +538,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     @available_if(is_several)
     def decision_function(
         self,
-        X: Any,
+        X: RowsLike,
         *,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -551,10 +564,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     @available_if(is_several)
     def predict(
         self,
-        X: Any,
+        X: RowsLike,
         *,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -577,10 +590,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def reconstruct(
         self,
-        X: Any,
+        X: RowsLike,
         *,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -600,12 +613,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def inpaint(
         self,
-        X: Any,
+        X: RowsLike,
         known: Any = None,
-        y: Any = None,
+        y: LabelsLike | None = None,
         *,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -635,10 +648,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             raise DataError("inpaint fills in pixels, and filters leave edges of them alone: see reconstruct")
         if known is None and self._layer.missing is None:
             raise DataError("inpaint: which pixels are unknown? Give known, or set missing before fit")
-        bits = None if known is None else packed(known, len(X), self._layer)
+        n_rows = len(cast("Sized", X))
+        bits = None if known is None else packed(known, n_rows, self._layer)
         codes = None
         if isinstance(self._network, SeveralLayers):
-            codes = self._network.codes(y, len(X))
+            codes = self._network.codes(y, n_rows)
         elif y is not None:
             raise DataError("inpaint: y is given, but without templates there are no classes: leave it out")
         what: Any = "filled", (bits, codes)  # more than other models ask for
@@ -714,7 +728,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         check_is_fitted(self)
         return SeveralObjects.of(self._reading, self._stream.beliefs, image_shape, n_objects, self.device)
 
-    def infer(self, X: Any) -> PlaceBeliefs | TemplateBeliefs:
+    def infer(self, X: RowsLike) -> PlaceBeliefs | TemplateBeliefs:
         """Beliefs of S, and how far they came to rest, or of the templates; held in memory.
 
         Parameters
@@ -732,7 +746,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return PlaceBeliefs(places, found[:, -1], found[:, -1] == 1)
 
     def sample(
-        self, n_samples: int = 1, y: Any = None, *, noise: bool = True, random_state: Any = None
+        self,
+        n_samples: int = 1,
+        y: LabelsLike | None = None,
+        *,
+        noise: bool = True,
+        random_state: RandomState = None,
     ) -> np.ndarray:
         """Images drawn from the model.
 
@@ -765,7 +784,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             return sample(self._decoder(), seed, 0, int(n_samples), make_backend(self.device), noise)
 
     def score(
-        self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: CallbackList = ()
+        self,
+        X: RowsLike,
+        y: LabelsLike | None = None,
+        sample_weight: WeightsLike | None = None,
+        *,
+        callbacks: CallbackList = (),
     ) -> float:
         """Share of images whose class is told right; without templates 1 - compression, the share of their
         bits that features save.

@@ -37,7 +37,7 @@ from .output import DENSE, Fitted, MixtureRows, density_of
 from .parameters import DENSITY_PARAMETERS, PARAMETERS
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, WeightsLike
 
 # Rows whose hidden features are filled in at a time.
 COMPLETED_ROWS = 4096
@@ -142,7 +142,7 @@ class _LinearMixtures(StreamedEstimator):
         new._fitted = other_bases(new, self._fitted)
         return new
 
-    def encode(self, X: Any, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    def encode(self, X: RowsLike, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Codes of rows under their best sub-classes.
 
         Parameters
@@ -164,7 +164,7 @@ class _LinearMixtures(StreamedEstimator):
         found = self._mapped_rows(X, ("codes", self._class_number(label)))
         return found[:, 1:], found[:, 0].astype(np.int64)
 
-    def _learn_rows(self, X: Any, y: Any) -> Self:
+    def _learn_rows(self, X: RowsLike, y: LabelsLike | None) -> Self:
         if self._fitted.likelihood == "factor-analysis":
             raise ValueError(
                 "likelihood='factor-analysis' has no step for some rows: fit again, or choose 'ppca'"
@@ -192,7 +192,7 @@ class _LinearMixtures(StreamedEstimator):
         self._fitted = replace(fitted, kept=None)  # all rows, or none
         return self
 
-    def _mapped_rows(self, X: Any, what: What) -> np.ndarray:
+    def _mapped_rows(self, X: RowsLike, what: What) -> np.ndarray:
         check_is_fitted(self)
         found = self._map(X, what)
         return np.asarray(found)
@@ -429,7 +429,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         recognition: str = "error",
         n_candidates: int = 10,
         warm_start: bool = False,
-        random_state: Any = None,
+        random_state: RandomState = None,
         device: str = "auto",
         n_jobs: int | None = None,
     ) -> None:
@@ -479,7 +479,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     def _plan(self, told: Forecast) -> dict[str, Any]:
         return plan(self, told, told.train.classes)
 
-    def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:
+    def partial_fit(self, X: RowsLike, y: LabelsLike | None = None, classes: Any = None) -> Self:
         """Learn from some more rows, at once and in this process.
 
         The first call of a model that was not fitted is :meth:`fit`. Later rows go to the nearest sub-class
@@ -529,10 +529,10 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
 
     def decision_function(
         self,
-        X: Any,
+        X: RowsLike,
         *,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -555,7 +555,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         found = self._map(X, "decisions", out, client, overwrite, callbacks)
         return found[:, 0] if out is None and len(self.classes_) == 2 else found
 
-    def confidence(self, X: Any) -> np.ndarray:
+    def confidence(self, X: RowsLike) -> np.ndarray:
         """How sure the class of each row is.
 
         Parameters
@@ -585,7 +585,9 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         two = np.sort(shares, axis=1)[:, -2:]
         return np.asarray(1.0 - two[:, 0] / two[:, 1])
 
-    def reject_curve(self, X: Any, y: Any = None, *, by: str = "ratio") -> tuple[np.ndarray, np.ndarray]:
+    def reject_curve(
+        self, X: RowsLike, y: LabelsLike | None = None, *, by: str = "ratio"
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Error rate of the rows that are left when the least certain are rejected.
 
         Parameters
@@ -628,7 +630,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
             wrong.append(self.classes_[scores.argmin(axis=1)] != truth)
         return reject_curve(np.concatenate(certain), np.concatenate(wrong))
 
-    def reconstruct(self, X: Any, label: Any = None) -> np.ndarray:
+    def reconstruct(self, X: RowsLike, label: Any = None) -> np.ndarray:
         """Rows as their best sub-class gives them.
 
         Parameters
@@ -786,7 +788,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         t0: float = 2.0,
         image_shape: tuple[int, int] | None = None,
         warm_start: bool = False,
-        random_state: Any = None,
+        random_state: RandomState = None,
         device: str = "auto",
         n_jobs: int | None = None,
     ) -> None:
@@ -826,11 +828,13 @@ class LinearMixture(DensityMixin, _LinearMixtures):
     def _plan(self, told: Forecast) -> dict[str, Any]:
         return plan(self, told, None)
 
-    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+    def _training_rows(
+        self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
+    ) -> Dataset:
         # Labels are not looked at.
         return self._given_rows(X, None, sample_weight, reset=reset)
 
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
+    def partial_fit(self, X: RowsLike, y: LabelsLike | None = None) -> Self:
         """Learn from some more rows, at once and in this process.
 
         The first call of a model that was not fitted is :meth:`fit`. Later rows go to the nearest component,
@@ -863,10 +867,10 @@ class LinearMixture(DensityMixin, _LinearMixtures):
 
     def predict(
         self,
-        X: Any,
+        X: RowsLike,
         *,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
@@ -888,7 +892,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         found = self._map(X, "components", out, client, overwrite, callbacks)
         return found if out is not None else found[:, 0]
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: RowsLike) -> np.ndarray:
         """Posterior of each component.
 
         Parameters
@@ -905,7 +909,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         """
         return self._mapped_rows(X, "shares")
 
-    def score_samples(self, X: Any) -> np.ndarray:
+    def score_samples(self, X: RowsLike) -> np.ndarray:
         """Log-likelihood of each row, in nats.
 
         Parameters
@@ -923,7 +927,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         """
         return self._mapped_rows(X, "log-likelihood")[:, 0]
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: RowsLike, y: LabelsLike | None = None) -> float:
         """Mean log-likelihood of rows, in nats; weights of a Dataset count.
 
         Parameters
@@ -949,7 +953,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
             rows += float(len(found) if weight is None else weight.sum())
         return total / rows
 
-    def sample(self, n_samples: int = 1, random_state: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, n_samples: int = 1, random_state: RandomState = None) -> tuple[np.ndarray, np.ndarray]:
         """New rows, drawn from the mixture.
 
         Parameters
@@ -977,7 +981,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         rows, index = density.sample(f.pancakes, density_of(f.likelihood), int(n_samples), rng)
         return f.to_features(rows).astype(np.float32), index
 
-    def reconstruct(self, X: Any, observed: Any = None) -> np.ndarray:
+    def reconstruct(self, X: RowsLike, observed: Any = None) -> np.ndarray:
         """Rows as their best component gives them, or with what is hidden filled in.
 
         Parameters

@@ -36,9 +36,8 @@ from .output import in_memory, network_state, open_network, write_centroids
 from .parameters import PARAMETERS
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, WeightsLike
 
-    from scalelatent.typing import ClientLike
 
 # Networks up to this size live in memory where no run folder was asked for.
 MEMORY_BYTES = 2**27
@@ -161,7 +160,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         n_classes: int | None = None,
         output: str = "pca",
         keep_codes: bool = False,
-        random_state: Any = None,
+        random_state: RandomState = None,
         device: str = "auto",
         n_jobs: int | None = None,
     ) -> None:
@@ -181,22 +180,24 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True) -> Dataset:
+    def _training_rows(
+        self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
+    ) -> Dataset:
         # Labels and weights that are given are not looked at.
         return self._given_rows(X, reset=reset, least_rows=2 if reset else 1)
 
-    def _held_rows(self, X: Any, y: Any) -> Dataset:
+    def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
         return self._labelled_rows(X, y, reset=False)
 
-    def _search_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+    def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         if sample_weight is not None:
             raise DataError("sample_weight: a bootstrap network takes each row alike: leave the weights out")
         return self._labelled_rows(X, y, reset=True)
 
-    def _scored_rows(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+    def _scored_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         return self._labelled_rows(X, y, reset=False)
 
-    def _labelled_rows(self, X: Any, y: Any, *, reset: bool) -> Dataset:
+    def _labelled_rows(self, X: RowsLike, y: LabelsLike | None, *, reset: bool) -> Dataset:
         """Rows with the labels, if there are any, that an output is scored by."""
         rows = self._training_rows(X, None, None, reset=reset)
         if y is None:
@@ -284,7 +285,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             explained_variance_ratio_=components.variance / max(components.total_variance, 1e-300),
         )
 
-    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+    def fit_transform(self, X: RowsLike, y: LabelsLike | None = None, **fit_params: Any) -> Any:
         """Fit, and give the output of the training rows, whose codes are at hand.
 
         Parameters
@@ -342,7 +343,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     def transform(
         self,
-        X: Any,
+        X: RowsLike,
         *,
         layer: int | None = None,
         out: str | Path | None = None,
@@ -392,11 +393,11 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     def codes(
         self,
-        X: Any = None,
+        X: RowsLike = None,
         *,
         layer: int = -1,
         out: str | Path | None = None,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
