@@ -15,6 +15,8 @@ ten_million  infinite digits (--rows): stepwise capsules, a layer of bootstrap n
 ``--quickest`` measures capsules and mixtures at a million rows and below, the others at 100,000 and below;
 else capsules and mixtures go up to ten million, the others to four. Needs SCALELATENT_DATA.
 
+Batch learners keep rows between passes (`[engine] cache = 0.3`), as plans of them say.
+
 The model. Two passes of a kind by one worker, over the first two of its sizes, give its constants: seconds of
 a row, and of a pass beside its rows. The spans of a pass over n rows by W workers are those that the engine
 cuts (its own functions are asked). Then
@@ -100,6 +102,11 @@ class Case:
     make: Callable[[], Any]
     passes: int
     why: str
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Rows that are read in many passes are kept, as plans say."""
+        return {"cache": 0.3} if self.loop == "batch" else {}
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -281,7 +288,7 @@ def fit_seen(case: Case, ds: Dataset, workers: int) -> dict[str, Any]:
     begin, others = time.perf_counter(), busy()
     with tempfile.TemporaryDirectory() as run:
         with suppress(Over):
-            case.make().fit(ds, callbacks=seen, run_dir=run, engine={"checkpoint_passes": 1})
+            case.make().fit(ds, callbacks=seen, run_dir=run, engine={"checkpoint_passes": 1, **case.engine})
         counted = shape(case, ds, Path(run), workers)
     return {
         "kind": next(name for name, known in CASES.items() if known is case),

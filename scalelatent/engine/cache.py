@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import HostRows
 
-# Bytes of a cache where reading costs little beside computing, and the share of a process's memory elsewhere.
+# Bytes of a cache where rows are read ahead in time, and the share of a process's memory where they are not.
 SMALL_BYTES, DEFAULT_SHARE = 2**27, 0.3
 CACHE_VARIABLE = "SCALELATENT_CACHE_BYTES"
 

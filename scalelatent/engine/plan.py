@@ -16,7 +16,7 @@ from scalelatent.data.layout import choose_layout
 from scalelatent.errors import PlanError
 
 from .backend import make_backend
-from .cache import SMALL_BYTES, limit_of, memory_limit, parse_cache
+from .cache import DEFAULT_SHARE, SMALL_BYTES, limit_of, memory_limit, parse_cache
 from .checkpoints import KEEP_STATES
 from .executor import KEEP_REPLICAS
 from .feeding import AHEAD as SLABS_AHEAD
@@ -36,6 +36,7 @@ from .rates import (
     noise,
     rates,
     read_seconds,
+    reading_shares,
     scratch_rates,
 )
 from .reading import AHEAD
@@ -226,13 +227,23 @@ class Forecast:
         memory = stage_memory(stage, self.resources, self.train, held)
         self._add_stage(name, describe_stage(stage, self.resources), memory, remedy)
         nbytes = sum(ds.nbytes for ds in stage.datasets.values() if ds.is_stored)
-        self.caches(nbytes, self._choose_cache(stage))
+        allowed = self._choose_cache(stage)
+        self.caches(nbytes, allowed)
+        if self.measure and self._asked is None and allowed == SMALL_BYTES:
+            self._tell_what_keeping_saves(stage, nbytes)
         return stage
 
+    def _tell_what_keeping_saves(self, stage: Stage, nbytes: int) -> None:
+        """Where it is more than a little, and all rows would fit."""
+        share = max((share for _, share in reading_shares(stage)), default=0.0)
+        if share > READ_SHARE and nbytes <= DEFAULT_SHARE * self.resources.memory * self.resources.workers:
+            self.out["keeping_rows"] = (
+                f"a thread reads for {100 * share:.0f} % of the time that it computes, in each pass; cache = "
+                f"{DEFAULT_SHARE} keeps all rows from pass to pass ({nbytes / 2**30:.1f} GiB of memory)"
+            )
+
     def _choose_cache(self, stage: Stage, once: bool = False) -> float:
-        asked = self._asked if self.measure else self._asked or SMALL_BYTES
-        # Another process may measure otherwise: rather too much memory is told than too little.
-        return choose_cache(asked, stage, once=once, read_share=READ_SHARE / 2)
+        return choose_cache(self._asked if self.measure else self._asked or SMALL_BYTES, stage, once=once)
 
     def one_pass(self, name: str, reduction: Reduction, held: int, remedy: str) -> None:
         """A pass over the training rows."""

@@ -253,14 +253,11 @@ def read_seconds(dataset: AnyRows) -> float:
 
 
 # Reading ahead hides what it takes from a single thread, not from processors that all compute: where it takes
-# more than this share of computing, as many rows are kept as may be (streamed_pass.py, part kept). Models of
-# much memory compute for longer on each row.
+# more than this share of computing, plans say what keeping rows would save (streamed_pass.py, part kept).
 READ_SHARE = 0.05
 
 
-def choose_cache(
-    asked: float | None, stage: Stage, *, once: bool = False, read_share: float = READ_SHARE
-) -> float:
+def choose_cache(asked: float | None, stage: Stage, *, once: bool = False) -> float:
     """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it.
 
     ``once``: training rows are read a single time, and keeping more of them than of small sets gains nothing.
@@ -269,13 +266,19 @@ def choose_cache(
         return asked
     if once and len(stage.datasets) == 1:
         return float(SMALL_BYTES)
+    waits = any(ds.reads_at_once > 1 or share > 1 for ds, share in reading_shares(stage))
+    return DEFAULT_SHARE if waits else float(SMALL_BYTES)
+
+
+def reading_shares(stage: Stage) -> list[tuple[Dataset, float]]:
+    """Stored rows of a stage, and how long a thread reads one beside computing; none where they are few."""
     stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}
-    if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES:
-        for part, dataset in stored.items():
-            computing = seconds_per_row(stage.reductions.get(part, stage.online))
-            if dataset.reads_at_once > 1 or read_seconds(dataset) > read_share * computing:
-                return DEFAULT_SHARE
-    return float(SMALL_BYTES)
+    if sum(ds.nbytes for ds in stored.values()) <= SMALL_BYTES:
+        return []
+    return [
+        (ds, read_seconds(ds) / seconds_per_row(stage.reductions.get(part, stage.online)))
+        for part, ds in stored.items()
+    ]
 
 
 def map_cache(asked: float | None, task: OutputTask) -> float:

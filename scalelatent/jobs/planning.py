@@ -127,8 +127,12 @@ def _devices(job: Job, client: Client) -> dict[str, Any]:
 
 
 def plan_lines(needs: Mapping[str, Any]) -> list[str]:
-    """A plan in a line, and in another one what would shorten a fit of over an hour."""
+    """A plan in a line, and in others what would shorten a fit."""
     if "summary" not in needs:
         return []
-    text = long_fit(needs)
-    return [f"plan: {needs['summary']}", *([f"warning: {text}"] if text else [])]
+    lines = [f"plan: {needs['summary']}"]
+    if text := long_fit(needs):
+        lines.append(f"warning: {text}")
+    if "keeping_rows" in needs:
+        lines.append(f"[engine] {needs['keeping_rows']}")
+    return lines

@@ -185,11 +185,10 @@ def test_what_a_process_keeps_does_not_grow_with_the_rows(
     assert few.nbytes < small < many.nbytes / 4
 
 
-@pytest.mark.parametrize(("share", "many"), [(1.0, True), (0.1, True), (0.01, False)])
-def test_where_reading_costs_more_rows_are_kept(
+@pytest.mark.parametrize(("share", "many"), [(1.1, True), (0.9, False)])
+def test_where_passes_would_wait_for_rows_more_are_kept(
     stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None, share: float, many: bool
 ) -> None:
-    """Of what computing takes; where all processors compute, reading ahead takes their time."""
     monkeypatch.setattr(rates, "SMALL_BYTES", 2**20)
     monkeypatch.setattr(rates, "seconds_per_row", lambda work: 1.0)
     monkeypatch.setattr(rates, "read_seconds", lambda dataset: share)

@@ -10,8 +10,10 @@ from dask.system import CPU_COUNT
 from distributed.system import MEMORY_LIMIT
 from typer.testing import CliRunner
 
-from scalelatent import Dataset
+from scalelatent import CapsuleRegression, Dataset
 from scalelatent.cli import app
+from scalelatent.engine import plan as engine_plan
+from scalelatent.engine import rates as engine_rates
 from scalelatent.engine.rates import Rates, rates
 from scalelatent.errors import JobError, PlanError
 from scalelatent.jobs import planning
@@ -132,6 +134,23 @@ def test_fit_refuses_what_plan_refuses_and_leaves_no_folder(small_job):
     assert not (small_job.parent / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("reading", "cache", "said"), [(0.5, None, True), (0.5, 0.2, False), (0.01, None, False)]
+)
+def test_what_keeping_rows_would_save_is_told(tmp_path, monkeypatch, reading, cache, said):
+    """Where reading takes a share of computing, all rows fit, and nothing was asked for."""
+    for module in (engine_rates, engine_plan):
+        monkeypatch.setattr(module, "SMALL_BYTES", 2**10)
+        monkeypatch.setattr(module, "read_seconds", lambda dataset: reading)
+    monkeypatch.setattr(engine_rates, "seconds_per_row", lambda work: 1.0)
+    x = np.random.default_rng(0).normal(size=(500, 10)).astype(np.float32)
+    ds = Dataset.from_arrays(x, np.arange(500) % 3).save(tmp_path / "d.zarr")
+    told = CapsuleRegression(capsule_dim=2).plan(ds, engine={} if cache is None else {"cache": cache})
+    assert ("keeping_rows" in told) is said
+    if said:
+        assert told["keeping_rows"].startswith("a thread reads for 50 % of the time that it computes")
+
+
 def test_what_is_said_of_a_long_fit():
     needs = {"summary": "about 3 h", "expected_seconds": 3 * 3600.0, "shorter": "lower k1"}
     assert plan_lines(needs) == [
@@ -139,6 +158,7 @@ def test_what_is_said_of_a_long_fit():
         "warning: this fit would take about 3.0 h: to shorten it, lower k1",
     ]
     assert plan_lines({**needs, "expected_seconds": 60.0}) == ["plan: about 3 h"]
+    assert plan_lines({**needs, "keeping_rows": "cache = 0.3"})[2] == "[engine] cache = 0.3"
     assert plan_lines({}) == []  # a model of another package
 
 
