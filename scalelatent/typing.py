@@ -1,4 +1,4 @@
-"""Types for annotations: what users hand in, and the arrays that kernels see.
+"""Types for annotations of what users hand in.
 
 Importing it costs nothing: the libraries that it names are a type checker's alone. An alias is as wide as
 what is accepted; where a library of it is not installed, a type checker takes anything.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    import cupy
     import dask.array
     import numpy as np
     import numpy.typing as npt
@@ -18,19 +17,14 @@ if TYPE_CHECKING:
     import xarray
     import zarr
     from distributed import Client
-    from scipy.sparse import csr_array
 
-    from .data import Dataset
+    from .data.dataset import Dataset
     from .deploy.clusters import HasScheduler
-    from .kernels.sparse_rows import CsrRows
 
 __all__ = [
-    "Array",
     "ArrowFrame",
     "ClientLike",
-    "DenseOrCsr",
     "FrameLike",
-    "HostRows",
     "LabelsLike",
     "RandomState",
     "RowsLike",
@@ -94,12 +88,3 @@ RandomState: TypeAlias = "int | np.integer | np.random.Generator | np.random.Ran
 
 ClientLike: TypeAlias = "Client | HasScheduler"
 """A cluster to compute on: a client, or an object of Dask's (LocalCluster, KubeCluster, SLURMCluster)."""
-
-Array: TypeAlias = "np.ndarray | cupy.ndarray"
-"""An array of numpy, or of CuPy where a card computes."""
-
-HostRows: TypeAlias = "np.ndarray | CsrRows"
-"""Rows in memory as a work takes them: dense, or CSR where it wants that."""
-
-DenseOrCsr: TypeAlias = "np.ndarray | csr_array"
-"""Rows as a dataset reads them."""

@@ -8,19 +8,24 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scalelatent.errors import JobError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from scalelatent.estimators.base import StreamedEstimator
-
     from .parameters import Parameters
 
 GROUP = "scalelatent.models"
 OWN = "scalelatent.models:KINDS"
+
+
+class HasKind(Protocol):
+    """An estimator: what the contract has to know of it."""
+
+    @property
+    def _kind(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,8 @@ class Kind:
     report_rows: int | None = None
     scoring_seconds: float = 0.0
 
-    def estimator_class(self) -> type[StreamedEstimator]:
-        found: type[StreamedEstimator] = load(self.estimator)
-        return found
+    def estimator_class(self) -> Any:
+        return load(self.estimator)
 
     def table(self) -> Parameters:
         table: Parameters = load(self.parameters)
@@ -118,7 +122,7 @@ def job_kind(name: str) -> Kind:
     return kind
 
 
-def kind_of(model: StreamedEstimator) -> Kind:
+def kind_of(model: HasKind) -> Kind:
     """The kind of an estimator."""
     return find_kind(model._kind)
 

@@ -34,7 +34,7 @@ from .wants import Wants
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from scalelatent.typing import Array, HostRows
+    from scalelatent.kernels.arrays import Array, HostRows
 
 # What the engine hands on without looking inside: a learner's state, what it prepares of one for the blocks
 # of a span, what it keeps of a leaf. A protocol without brackets is that of a learner of any state.

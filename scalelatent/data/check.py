@@ -20,7 +20,7 @@ from .schema import DatasetAttrs
 from .write.batches import MAX_THREADS, in_order
 
 if TYPE_CHECKING:
-    from scalelatent.typing import DenseOrCsr
+    from scalelatent.kernels.arrays import DenseOrCsr
 
     from .read.sources import StoredColumn
 

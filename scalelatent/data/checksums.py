@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import zarr
 
     from scalelatent.data.schema import CrcTable, Label
+    from scalelatent.kernels.arrays import DenseOrCsr
     from scalelatent.storage.disk import Location
-    from scalelatent.typing import DenseOrCsr
 
     from .read.sources import StoredColumn
     from .schema import DatasetAttrs

@@ -17,8 +17,9 @@ from .read.sources import ArrayRows, CsrSource, RowSource, as_source, is_dask, i
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+    from scalelatent.kernels.arrays import DenseOrCsr
     from scalelatent.storage.location import Location
-    from scalelatent.typing import DenseOrCsr, LabelsLike
+    from scalelatent.typing import LabelsLike
 
     from .dataset import Dataset
 

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from zarr.storage import StorePath
 
     from scalelatent.data.schema import LayoutOptions
+    from scalelatent.kernels.arrays import DenseOrCsr
     from scalelatent.storage.access import Access
     from scalelatent.storage.location import Location
-    from scalelatent.typing import DenseOrCsr, FrameLike, LabelsLike, RowsLike, WeightsLike
+    from scalelatent.typing import FrameLike, LabelsLike, RowsLike, WeightsLike
 
     from .torch_rows import TorchRows
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import cupy
     import numpy.typing as npt
 
-    from scalelatent.typing import Array
+    from scalelatent.kernels.arrays import Array
 
 
 class DeviceMemoryError(RunError):

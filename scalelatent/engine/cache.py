@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     import numpy as np
 
-    from scalelatent.typing import HostRows
+    from scalelatent.kernels.arrays import HostRows
 
 # Bytes of a cache where rows are read ahead in time, and the share of a process's memory where they are not.
 SMALL_BYTES, DEFAULT_SHARE = 2**27, 0.3

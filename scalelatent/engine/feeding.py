@@ -17,7 +17,7 @@ from .order import Permutations, RowOrder
 from .reading import Reader, Stopped
 
 if TYPE_CHECKING:
-    from scalelatent.typing import HostRows
+    from scalelatent.kernels.arrays import HostRows
 
     from .cache import Piece
 

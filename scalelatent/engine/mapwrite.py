@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.data.schema import DatasetSpec, LayoutOptions, OutputOptions
     from scalelatent.data.write.writer import DatasetWriter
-    from scalelatent.typing import DenseOrCsr
+    from scalelatent.kernels.arrays import DenseOrCsr
 
     from .executor import Executor, OnRows
 

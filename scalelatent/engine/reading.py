@@ -30,7 +30,7 @@ PlacedPiece: TypeAlias = "tuple[tuple[int, int], Piece]"
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
-    from scalelatent.typing import DenseOrCsr, HostRows
+    from scalelatent.kernels.arrays import DenseOrCsr, HostRows
 
 # A piece of rows with outputs is cut where these would be more: outputs may be far wider than rows.
 TARGET_BYTES = 2**24

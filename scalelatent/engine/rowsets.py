@@ -23,7 +23,7 @@ from .reading import Meter, Reader, StopEvent, Stopped, as_rows, naming
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
-    from scalelatent.typing import DenseOrCsr, HostRows
+    from scalelatent.kernels.arrays import DenseOrCsr, HostRows
 
 
 # Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are

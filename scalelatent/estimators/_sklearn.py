@@ -12,7 +12,8 @@ from scalelatent.errors import DataError
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
 
-    from scalelatent.typing import DenseOrCsr, RowsLike, WeightsLike
+    from scalelatent.kernels.arrays import DenseOrCsr
+    from scalelatent.typing import RowsLike, WeightsLike
 
 try:
     from sklearn.utils._set_output import _wrap_data_with_container as _wrap

@@ -51,15 +51,8 @@ from .steps import Rows, Steps, first_step
 if TYPE_CHECKING:
     import dask.array as da
 
-    from scalelatent.typing import (
-        ClientLike,
-        DenseOrCsr,
-        LabelsLike,
-        RandomState,
-        RowsLike,
-        ValidationLike,
-        WeightsLike,
-    )
+    from scalelatent.kernels.arrays import DenseOrCsr
+    from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
 OUTPUT_SHARE = 0.3
 logger = logging.getLogger("scalelatent")

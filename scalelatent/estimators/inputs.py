@@ -19,7 +19,8 @@ from scalelatent.errors import DataError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from scalelatent.typing import DenseOrCsr, LabelsLike, RowsLike, SlicedArray, ValidationLike, WeightsLike
+    from scalelatent.kernels.arrays import DenseOrCsr
+    from scalelatent.typing import LabelsLike, RowsLike, SlicedArray, ValidationLike, WeightsLike
 
 FLOAT32_MAX = np.finfo(np.float32).max
 CHECKS: dict[str, Any] = {

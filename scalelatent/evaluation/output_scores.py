@@ -16,7 +16,8 @@ from .retrieval import retrieval_accuracy
 
 if TYPE_CHECKING:
     from scalelatent.estimators.base import StreamedEstimator
-    from scalelatent.typing import DenseOrCsr, RandomState
+    from scalelatent.kernels.arrays import DenseOrCsr
+    from scalelatent.typing import RandomState
 
 METRICS = ("nmi", "accuracy", "retrieval")
 """Names of the metrics of an output: NMI and accuracy of its k-means clusters, retrieval accuracy."""

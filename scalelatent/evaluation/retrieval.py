@@ -22,7 +22,8 @@ from scalelatent.kernels.streams import resolve_seed, stream
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-    from scalelatent.typing import DenseOrCsr, LabelsLike, RandomState, RowsLike
+    from scalelatent.kernels.arrays import DenseOrCsr
+    from scalelatent.typing import LabelsLike, RandomState, RowsLike
 
 RETRIEVAL_METRICS = ("cosine", "euclidean", "overlap")
 """What `retrieval_accuracy` ranks by: the last counts codes that two rows share."""

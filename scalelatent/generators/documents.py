@@ -23,7 +23,7 @@ from .make import Progress, RowsFrom, generator_of, make_rows
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-    from scalelatent.typing import DenseOrCsr
+    from scalelatent.kernels.arrays import DenseOrCsr
 
 STAGE = "documents"
 _PROBED = 1024  # rows made to size row groups

@@ -19,7 +19,7 @@ from scalelatent.storage.disk import locate
 from . import GENERATORS
 
 if TYPE_CHECKING:
-    from scalelatent.typing import DenseOrCsr
+    from scalelatent.kernels.arrays import DenseOrCsr
 
 
 class Generator(Protocol):

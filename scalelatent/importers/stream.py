@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from scalelatent.data.schema import LayoutOptions, OutputOptions
-    from scalelatent.typing import DenseOrCsr
+    from scalelatent.kernels.arrays import DenseOrCsr
 
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30

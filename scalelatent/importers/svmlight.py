@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
     from scalelatent.data.schema import LayoutOptions
-    from scalelatent.typing import DenseOrCsr
+    from scalelatent.kernels.arrays import DenseOrCsr
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 28

@@ -13,7 +13,7 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
 if TYPE_CHECKING:
-    from scalelatent.typing import Array
+    from scalelatent.kernels.arrays import Array
 
 
 class NonFiniteError(ValueError):

@@ -25,7 +25,7 @@ from .sources import RowSource, WrappedRows
 if TYPE_CHECKING:
     from scalelatent.data.layout import ChunkLayout
     from scalelatent.data.schema import DatasetAttrs, Label, Segment
-    from scalelatent.typing import DenseOrCsr
+    from scalelatent.kernels.arrays import DenseOrCsr
 
 
 class JoinedRows(RowSource):

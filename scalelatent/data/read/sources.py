@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
     from scalelatent.data.layout import ChunkLayout
-    from scalelatent.typing import DenseOrCsr, LabelsLike, RowsLike, SlicedArray, SparseLike
+    from scalelatent.kernels.arrays import DenseOrCsr
+    from scalelatent.typing import LabelsLike, RowsLike, SlicedArray, SparseLike
 
 
 class RowSource(ABC):

@@ -15,7 +15,7 @@ from .sources import ArrayRows, RowSource
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from scalelatent.typing import DenseOrCsr
+    from scalelatent.kernels.arrays import DenseOrCsr
 
 # Rows of the whole that are read at a time, for the few of them that are wanted.
 READ_ROWS = 8192

@@ -17,7 +17,7 @@ from scalelatent.data import csr
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
-    from scalelatent.typing import DenseOrCsr
+    from scalelatent.kernels.arrays import DenseOrCsr
 
     from .shards import ShardWriter
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from scalelatent.data.layout import ChunkLayout
     from scalelatent.data.schema import LayoutOptions
-    from scalelatent.typing import DenseOrCsr
+    from scalelatent.kernels.arrays import DenseOrCsr
 
 _REFERENCES = (".json", ".parq", ".parquet")
 """Names of files, or folders, of references to parts of other files."""

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
     from scalelatent.data.schema import CrcTable, Label
-    from scalelatent.typing import DenseOrCsr, LabelsLike, RowsLike, WeightsLike
+    from scalelatent.kernels.arrays import DenseOrCsr
+    from scalelatent.typing import LabelsLike, RowsLike, WeightsLike
 
 
 _MARKERS_AT_ONCE = 512

@@ -18,6 +18,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import Meter, Reader, as_rows, naming
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import warn_user
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import CONVERGED, Inference
 from scalelatent.models.crbm.model.beliefs import INFERENCES, couple, infer
@@ -31,7 +32,6 @@ from scalelatent.models.crbm.model.energy import (
 )
 from scalelatent.models.crbm.model.gibbs import Uniforms, gibbs_marginals
 from scalelatent.models.crbm.model.predict import CrbmOutput, PreparedOutput
-from scalelatent.typing import Array
 
 from .fit import REMEDY
 

@@ -13,6 +13,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.grid import spaced
 from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.evaluation.output_scores import joined
+from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.models.crbm.kernels.inference import CONVERGED
 from scalelatent.report.explained import how_to_use, validation_rows, why_errors_differ
 from scalelatent.report.figures import plot_learning
@@ -21,7 +22,6 @@ from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.sampled import check_width
 from scalelatent.report.style import percent
-from scalelatent.typing import DenseOrCsr
 
 from .report_figures import plot_convergence, plot_occlusion, plot_restored
 

@@ -10,6 +10,7 @@ import numpy as np
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import PackedScores
 from scalelatent.models.linear_mixture.kernels.reference import Frame, all_scores, make_scorer
 from scalelatent.models.linear_mixture.model import density
@@ -18,7 +19,6 @@ from scalelatent.models.linear_mixture.model.online import add_rows
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes, few_scores, scores_of
 from scalelatent.models.linear_mixture.model.recognise import PancakeRows, Recogniser, probabilities
 from scalelatent.reductions.moments import NonFiniteError
-from scalelatent.typing import Array
 
 DENSE = ("ppca", "factor-analysis")
 # Outputs that come from the scores of classes; that are those of one sub-class.

@@ -33,9 +33,9 @@ from scalelatent.estimators.companions import FitCall, accompanied
 from scalelatent.estimators.inputs import check_finite, is_plain, rows_and_labels
 from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList, FitSession, rows_as_begun
+from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.compressive import NetworkRows, first_weights, unscaled
-from scalelatent.typing import DenseOrCsr
 
 from .parameters import COMPRESSIVE
 

@@ -16,11 +16,11 @@ from scalelatent.engine.inprocess import run_threads
 from scalelatent.engine.reading import StopEvent, as_rows
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
+from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.model.layers import Layer, make_layers, schedule, share
 from scalelatent.models.mbn.model.network import ready_rows
 from scalelatent.models.mbn.model.sampling import choose, choose_mask, draw_bits
-from scalelatent.typing import HostRows
 
 if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork

@@ -36,6 +36,7 @@ from scalelatent.estimators.steps import (
     Step,
     Steps,
 )
+from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.layers import (
     SHORT_CODES,
@@ -53,7 +54,6 @@ from scalelatent.models.mbn.model.pca import (
     kernel_components,
 )
 from scalelatent.storage.disk import locate
-from scalelatent.typing import HostRows
 
 from .decay import GRID, SAMPLE_ROWS, choose_decay
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scalelatent.contract.learners import Backend
-from scalelatent.typing import Array
+from scalelatent.kernels.arrays import Array
 
 from .squash import SquashTable
 

@@ -20,8 +20,8 @@ from functools import lru_cache
 import cupy
 import numpy as np
 
+from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.cuda import Kernels
-from scalelatent.typing import Array
 
 from .squash import SquashTable, squash_table
 

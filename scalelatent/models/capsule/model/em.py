@@ -25,10 +25,10 @@ from scalelatent.contract.finite import diverged, find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import SquashTable, squash_table
 from scalelatent.reductions.eigen import inverse_on_rows
 from scalelatent.reductions.moments import NonFiniteError
-from scalelatent.typing import Array
 
 from .members import Members
 from .predict import class_scores

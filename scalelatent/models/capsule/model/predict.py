@@ -10,9 +10,9 @@ import numpy as np
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.reductions.moments import NonFiniteError
-from scalelatent.typing import Array
 
 from .members import Members
 

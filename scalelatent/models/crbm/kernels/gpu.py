@@ -16,8 +16,8 @@ from functools import cache
 import cupy
 import numpy as np
 
+from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.cuda import Kernels
-from scalelatent.typing import Array
 
 from .inference import BLOCKS, MESSAGE_BYTES, Inference, check_graphs, limits_of
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.jit import entry, given
-from scalelatent.typing import Array
 
 # Beyond this a message, e^|W|, times a belief leaves the range of float32.
 MAX_WEIGHT = 40.0

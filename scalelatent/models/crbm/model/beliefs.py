@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from scalelatent.contract.learners import Backend
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import CONVERGED, Inference
-from scalelatent.typing import Array
 
 # Inference -> kernel; "independent" is that of a model without hidden units.
 INFERENCES = {

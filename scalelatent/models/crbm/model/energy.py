@@ -20,11 +20,11 @@ import numpy as np
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout
+from scalelatent.kernels.arrays import Array, HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.cpu.units import log_loss
 from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, WeightError
 from scalelatent.models.crbm.kernels.products import affine, few
-from scalelatent.typing import Array, HostRows
 
 # CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
 DENSE_SHARE = 0.5

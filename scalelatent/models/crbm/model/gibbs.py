@@ -8,7 +8,7 @@ from types import ModuleType
 
 import numpy as np
 
-from scalelatent.typing import Array
+from scalelatent.kernels.arrays import Array
 
 from .energy import Params, hidden_logits, negative_free_energy, sigmoid
 

@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 
 from scalelatent.contract.learners import Backend
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.crbm.kernels.products import (
     add_outer_less,
     climb_outer,
@@ -15,7 +16,6 @@ from scalelatent.models.crbm.kernels.products import (
     outer_less,
 )
 from scalelatent.models.crbm.kernels.update import StepRates, Way, add_to, climb
-from scalelatent.typing import Array
 
 from .energy import CrbmShape, Observed
 from .negative_phases import Phase

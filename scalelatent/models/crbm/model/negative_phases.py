@@ -33,9 +33,9 @@ from types import ModuleType
 import numpy as np
 
 from scalelatent.contract.learners import Backend
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import Inference
-from scalelatent.typing import Array
 
 from .beliefs import infer
 from .energy import Params, hidden_logits, negative_free_energy, nll_of_units, sigmoid

@@ -11,10 +11,10 @@ import numpy as np
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Targets, Wants
+from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import Inference
-from scalelatent.typing import Array
 
 from .beliefs import couple, infer
 from .energy import CrbmShape, Observed, block_biases, observe, sigmoid

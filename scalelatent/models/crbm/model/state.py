@@ -8,8 +8,8 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend
 from scalelatent.errors import DivergenceError
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, magnitude
-from scalelatent.typing import Array
 
 from .beliefs import count_converged
 from .energy import CrbmShape

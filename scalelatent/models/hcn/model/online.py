@@ -31,8 +31,8 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID
-from scalelatent.typing import Array
 
 from .compression import DescriptionLength, compression
 from .decode import Decoder

@@ -12,8 +12,8 @@ from itertools import pairwise
 import cupy
 import numpy as np
 
+from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.cuda import Kernels
-from scalelatent.typing import Array
 
 from .reference import GAMMA, PIVOT, Frame, Groups, Scores, gradients, velocity
 from .reference import few_best as few_best  # of scores that are on the host

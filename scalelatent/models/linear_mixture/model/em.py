@@ -17,6 +17,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import PackedBases, PackedScores
 from scalelatent.models.linear_mixture.kernels.reference import (
     Frame,
@@ -28,7 +29,6 @@ from scalelatent.models.linear_mixture.kernels.reference import (
     unpack,
 )
 from scalelatent.reductions.moments import NonFiniteError
-from scalelatent.typing import Array
 
 from .pancakes import Pancakes, directions_cut, image_bases, scores_of
 from .steps import TINY, centre_images, factor_step, leading, power_step, ppca_fit, ppca_step

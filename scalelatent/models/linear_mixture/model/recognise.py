@@ -12,10 +12,10 @@ from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
+from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import PackedPlanes, PackedScores
 from scalelatent.models.linear_mixture.kernels.reference import Frame, Scores
 from scalelatent.reductions.moments import NonFiniteError
-from scalelatent.typing import Array
 
 from .held_out import FittedRows
 

@@ -18,9 +18,9 @@ import cupy
 import numpy as np
 import numpy.typing as npt
 
+from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.cuda import Kernels
 from scalelatent.kernels.sparse_rows import CsrRows
-from scalelatent.typing import Array
 
 from .cpu import lists as by_lists
 from .reference import score_terms, squared_lengths

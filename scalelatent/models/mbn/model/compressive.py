@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
-from scalelatent.typing import Array
+from scalelatent.kernels.arrays import Array
 
 
 class DeviceNetwork(NamedTuple):

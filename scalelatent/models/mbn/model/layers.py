@@ -17,8 +17,8 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend
 from scalelatent.contract.wants import Wants
+from scalelatent.kernels.arrays import Array, HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
-from scalelatent.typing import Array, HostRows
 
 from .sampling import choose, choose_mask, draw_bits
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
+from scalelatent.kernels.arrays import Array, HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
-from scalelatent.typing import Array, HostRows
 
 from .layers import CentroidSets, Layer
 from .pca import CodeProjection, GatherSum
