@@ -108,5 +108,6 @@ def test_a_resume_in_mid_pass(client: Any, some: Dataset, alone: Any, tmp_path: 
     assert 4 <= stop.passes < alone.n_iter_
     m = classifier().fit(some, resume=True, callbacks=told, **how)
     same(m, alone)
-    assert told.of("pass_end")[0]["pass"] == stop.passes + 1
+    # The pass that was stopped may have come to its end on the workers.
+    assert told.of("pass_end")[0]["pass"] - stop.passes in (1, 2)
     assert not list((tmp_path / "engine" / "sets").glob("*"))

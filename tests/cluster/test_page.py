@@ -97,4 +97,4 @@ def test_workers_tell_the_shards_of_outputs(client: Any, job: Any, tmp_path: Pat
     )
     assert told["name"] == "mbn without a run folder"
     jobs = json.loads(ask(client, "/scalelatent.json"))["jobs"]
-    assert {job["state"] for job in jobs} <= {"done", "failed"}
+    assert {job["state"] for job in jobs if job["model"] == "mbn"} == {"done"}
