@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent import Callback, ConditionalRBM, MultilayerBootstrapNetwork
+from scalelatent import Callback, ConditionalRBM, MultilayerBootstrapNetwork, monitor
 from scalelatent.engine.dask.online_steps import DaskSteps
 
 X = np.random.default_rng(0).integers(0, 2, (3000, 16)).astype(np.uint8)
@@ -26,6 +26,11 @@ def ask(client: Any, path: str) -> str:
         return str(answer.read().decode())
 
 
+def jobs_of(client: Any) -> list[dict[str, Any]]:
+    """Those that the page shows, of other tests too."""
+    return list(json.loads(ask(client, "/scalelatent.json"))["jobs"])
+
+
 @pytest.fixture
 def job(client: Any) -> Callable[..., dict[str, Any]]:
     """The newest job of a model, once a condition on it holds."""
@@ -33,7 +38,7 @@ def job(client: Any) -> Callable[..., dict[str, Any]]:
     def wait(model: str, until: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         deadline = time.monotonic() + 20
         while True:
-            found = [j for j in json.loads(ask(client, "/scalelatent.json"))["jobs"] if j["model"] == model]
+            found = [j for j in jobs_of(client) if j["model"] == model]
             if found:
                 newest = max(found, key=lambda j: str(j["began"]))
                 told = json.loads(ask(client, f"/scalelatent.json?job={newest['id']}"))["job"]
@@ -87,6 +92,8 @@ def test_workers_tell_the_rows_of_steps(
 def test_workers_tell_the_shards_of_outputs(client: Any, job: Any, tmp_path: Path) -> None:
     m = MultilayerBootstrapNetwork(n_clusterings=10, k1=20, n_components=2, decay=0.5, random_state=0)
     m.fit(X)
+    assert monitor.install(client) == ""
+    before = {job["id"] for job in jobs_of(client)}
     m.transform(X, out=tmp_path / "out.zarr", client=client)
     told = job("mbn", lambda told: told["state"] == "done" and rows_of(told) == len(X))
     assert {worker["last_span"] for worker in told["worker_rows"]} == {"mbn_transform, shard 0"}
@@ -96,5 +103,4 @@ def test_workers_tell_the_shards_of_outputs(client: Any, job: Any, tmp_path: Pat
         "mbn", lambda told: told["state"] == "done" and told["stage"] != "mbn_transform" and rows_of(told)
     )
     assert told["name"] == "mbn without a run folder"
-    jobs = json.loads(ask(client, "/scalelatent.json"))["jobs"]
-    assert {job["state"] for job in jobs if job["model"] == "mbn"} == {"done"}
+    assert {job["state"] for job in jobs_of(client) if job["id"] not in before} == {"done"}
