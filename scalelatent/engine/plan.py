@@ -36,7 +36,7 @@ from .rates import (
     noise,
     rates,
     read_seconds,
-    reading_shares,
+    reading_share,
     scratch_rates,
 )
 from .reading import AHEAD
@@ -235,7 +235,7 @@ class Forecast:
 
     def _tell_what_keeping_saves(self, stage: Stage, nbytes: int) -> None:
         """Where it is more than a little, and all rows would fit."""
-        share = max((share for _, share in reading_shares(stage)), default=0.0)
+        share = reading_share(stage)
         if share > READ_SHARE and nbytes <= DEFAULT_SHARE * self.resources.memory * self.resources.workers:
             self.out["keeping_rows"] = (
                 f"a thread reads for {100 * share:.0f} % of the time that it computes, in each pass; cache = "

@@ -266,19 +266,26 @@ def choose_cache(asked: float | None, stage: Stage, *, once: bool = False) -> fl
         return asked
     if once and len(stage.datasets) == 1:
         return float(SMALL_BYTES)
-    waits = any(ds.reads_at_once > 1 or share > 1 for ds, share in reading_shares(stage))
-    return DEFAULT_SHARE if waits else float(SMALL_BYTES)
+    if any(ds.reads_at_once > 1 for ds in _many_rows(stage).values()):
+        return DEFAULT_SHARE  # rows of an object store are not read to find out
+    return DEFAULT_SHARE if reading_share(stage) > 1 else float(SMALL_BYTES)
 
 
-def reading_shares(stage: Stage) -> list[tuple[Dataset, float]]:
-    """Stored rows of a stage, and how long a thread reads one beside computing; none where they are few."""
+def reading_share(stage: Stage) -> float:
+    """How long a thread reads a row of a stage beside computing on it, at most; 0 where rows are few."""
+    return max(
+        (
+            read_seconds(ds) / seconds_per_row(stage.reductions.get(part, stage.online))
+            for part, ds in _many_rows(stage).items()
+        ),
+        default=0.0,
+    )
+
+
+def _many_rows(stage: Stage) -> dict[str, Dataset]:
+    """The stored rows of a stage; none where they are few."""
     stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}
-    if sum(ds.nbytes for ds in stored.values()) <= SMALL_BYTES:
-        return []
-    return [
-        (ds, read_seconds(ds) / seconds_per_row(stage.reductions.get(part, stage.online)))
-        for part, ds in stored.items()
-    ]
+    return stored if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES else {}
 
 
 def map_cache(asked: float | None, task: OutputTask) -> float:

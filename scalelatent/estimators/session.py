@@ -153,7 +153,7 @@ class FitSession:
         elif self.client is not None:
             self.store = EngineStore(self._temporary())
         if self.client is not None and self.store is not None:
-            self._show(self.client, self.store.place.url.removesuffix("/engine"))
+            self._show(self.client, self.store.place.url)
         return self
 
     def __exit__(
@@ -163,15 +163,16 @@ class FitSession:
             self.finish()
         self._exit.__exit__(kind, error, trace)
 
-    def _show(self, client: Client, run: str) -> None:
+    def _show(self, client: Client, folder: str) -> None:
         """Show a fit that has no recorder on the page of the cluster's dashboard."""
         if self.callbacks.keeps_run_folder or self.callbacks.tells_cluster:
             return
+        from scalelatent.engine.dask.worker_side import run_of
         from scalelatent.monitor import ClusterLog, install
 
         install(client)
         job, name = f"{self.kind}-{uuid.uuid4().hex[:8]}", f"{self.kind} without a run folder"
-        log = ClusterLog(client, run, job=job, model=self.kind, name=name)
+        log = ClusterLog(client, run_of(folder), job=job, model=self.kind, name=name)
         self.callbacks = Callbacks([*self.callbacks.callbacks, self._exit.enter_context(log)])
 
     def _temporary(self) -> str:
