@@ -164,7 +164,7 @@ def fill_rows(
     stop_event: StopEvent,
 ) -> None:
     """Output rows of a block."""
-    on_card = backend.memory_errors
+    on_card = backend.card_errors
     if not isinstance(row_map, PartedMap):
         apply = partial(apply_block, backend, name, row_map) if on_card else row_map.apply
         out[...] = apply(prepared, block)
@@ -277,7 +277,7 @@ def map_to_array(
     done = 0
 
     def compute(slot: int, stop: StopEvent) -> Callable[[int], int]:
-        backend = make_backend(device)
+        backend = make_backend(device, slot)
         prepared = row_map.prepare(backend)
 
         def work(first: int) -> int:
@@ -345,7 +345,7 @@ def _map_by_columns(
 def _columns_worker(
     part: PartedMap, block: Block, found: np.ndarray, device: str, slot: int, stop: StopEvent
 ) -> Callable[[tuple[int, int]], None]:
-    backend = make_backend(device)
+    backend = make_backend(device, slot)
 
     def work(cut: tuple[int, int]) -> None:
         own = part.of_columns(*cut)

@@ -284,7 +284,7 @@ class PassContext:
                 vector = tree.zeros()
                 stats = Stats(layout, vector[: layout.size])
                 blocks = islice(rows, len(leaf))
-                if self.backend.memory_errors:  # a card, whose memory may end
+                if self.backend.card_errors:  # a card, whose memory may end
                     again = partial(iter_blocks, self._readers[span.part], leaf, stop_event)
                     accumulate_leaf(self.backend, what, reduction, prepared, blocks, again, stats)
                 else:

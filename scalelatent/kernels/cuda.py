@@ -5,11 +5,15 @@ CuPy is imported by that launch: this module, and the text, can be had without i
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, finalize
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import cupy
 
 _OPTIONS = ("--std=c++17",)
@@ -44,6 +48,29 @@ class Kernels:
             _give_room(function)
             self._roomy.add(name)
         function(grid, (self.threads,), arguments, shared_mem=shared_bytes)
+
+
+_handles: WeakKeyDictionary[cupy.cuda.Stream, int] = WeakKeyDictionary()
+
+
+def cublas_handle() -> int:
+    """Return the cuBLAS handle of the current stream, which is made at its first use and ends with it.
+
+    CuPy keeps one for each thread, and the engine's threads end with each pass.
+    """
+    import cupy
+    from cupy_backends.cuda.libs import cublas
+
+    stream = cupy.cuda.get_current_stream()
+    if stream not in _handles:
+        _handles[stream] = cublas.create()
+        finalize(stream, _destroy, cublas, _handles[stream])
+    return _handles[stream]
+
+
+def _destroy(cublas: ModuleType, handle: int) -> None:
+    with suppress(cublas.CUBLASError):  # after a crash of the card
+        cublas.destroy(handle)
 
 
 def _give_room(function: cupy.RawKernel) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalelatent.kernels.arrays import Array
-from scalelatent.kernels.cuda import Kernels
+from scalelatent.kernels.cuda import Kernels, cublas_handle
 from scalelatent.kernels.sparse_rows import CsrRows
 
 from .cpu import lists as by_lists
@@ -161,8 +161,7 @@ def multiply(x: cupy.ndarray, n: int, w: cupy.ndarray, out: cupy.ndarray) -> Non
     # Column-major: the transpose of out is w times the transpose of x, and w lies transposed.
     shape, result = (1, 0, k, n, q), (out.data.ptr, kind, k)
     how = (cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT)
-    handle = cupy.cuda.device.get_cublas_handle()
-    cublas.gemmEx(handle, *shape, one.ctypes.data, *left, *right, zero.ctypes.data, *result, *how)
+    cublas.gemmEx(cublas_handle(), *shape, one.ctypes.data, *left, *right, zero.ctypes.data, *result, *how)
 
 
 def _device(a: Array, dtype: npt.DTypeLike) -> cupy.ndarray:
