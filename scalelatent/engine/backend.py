@@ -121,6 +121,11 @@ def resolve_device(device: str) -> str:
     return device
 
 
+def computes_on_card(device: str) -> bool:
+    """Whether a backend of this process for ``device`` computes on a card."""
+    return device not in ("cpu", "reference") and resolve_device(device) == "gpu"
+
+
 def make_backend(device: str, slot: int = 0) -> Backend:
     """Return a new backend for ``"cpu"``, ``"gpu"`` or ``"reference"``; each thread needs its own.
 

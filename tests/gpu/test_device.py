@@ -478,3 +478,49 @@ def test_a_full_card_computes_a_pass_in_halves(fake, room):
     np.testing.assert_allclose(got[:-1], want[:-1], rtol=0, atol=TOLERANCE * np.abs(want[:-1]).max())
     assert got[-2] == want[-2] == 20_000
     np.testing.assert_array_equal(sums(small)[:-1], got[:-1])
+
+
+# -- blocks that suit a card ---------------------------------------------------------------------------------
+
+
+def _grid(device: str, run_dir=None, resume=False) -> tuple[int, dict]:
+    """Rows of a block of a session's pass over 200,000 rows of 784 bytes."""
+    from scalelatent.estimators.session import FitSession
+    from scalelatent.reductions.moments import SecondMoments
+
+    rows = sl.Dataset.from_arrays(np.broadcast_to(np.uint8(0), (200_000, 784)))
+    with FitSession("toy", device=device, n_jobs=1, run_dir=run_dir, resume=resume) as session:
+        session.begin(0, {}, {})
+        grid = session.stage("pass", {"train": SecondMoments(784, 0)}, {"train": rows}).grids["train"]
+        return grid.block_rows, session.grid
+
+
+def test_blocks_of_passes_suit_cards_by_default(fake):
+    assert _grid("gpu")[0] == _grid("auto")[0] == 32_768
+    assert _grid("cpu")[0] == 2048
+    fake.Device.count = 0
+    assert _grid("auto")[0] == 2048
+
+
+def test_a_resumed_run_keeps_its_blocks_on_another_device(fake, tmp_path):
+    """Half a pass may be stored by its leaves."""
+    for begun, resumed in (("gpu", "cpu"), ("auto", "cpu"), ("cpu", "gpu")):
+        folder = tmp_path / f"{begun}-{resumed}"
+        assert _grid(begun, folder) == _grid(resumed, folder, resume=True)
+
+
+@pytest.mark.parametrize("out", [False, True])
+@pytest.mark.parametrize("device", ["auto", "gpu", "cpu"])
+def test_blocks_of_maps_suit_the_device(fake, monkeypatch, tmp_path, out, device):
+    from scalelatent.models.capsule.model.predict import CapsuleRows
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(9000, 600)).astype(np.float32)
+    model = sl.CapsuleRegression(device="cpu", capsule_dim=2, max_iter=1, projection=None, random_state=0)
+    model.fit(x[:500], np.arange(500) % 2).set_params(device=device, n_jobs=1)
+    seen, apply = [], CapsuleRows.apply
+    monkeypatch.setattr(
+        CapsuleRows, "apply", lambda self, p, block: (seen.append(len(block.x)), apply(self, p, block))[1]
+    )
+    model.predict_proba(x, **({"out": tmp_path / "p.zarr"} if out else {}))
+    assert max(seen) == (1747 if device == "cpu" else 9000)
