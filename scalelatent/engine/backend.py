@@ -126,6 +126,21 @@ def computes_on_card(device: str) -> bool:
     return device not in ("cpu", "reference") and resolve_device(device) == "gpu"
 
 
+def check_card(device_id: int = 0) -> str:
+    """Return why a card cannot multiply two matrices, or compile and run a kernel; empty if it can."""
+    try:
+        backend = CupyBackend(device_id=device_id)
+        a = backend.asarray(np.array([[1, 2], [3, 4]]), np.float32)
+        found = backend.to_host(backend.xp.maximum(backend.matmul(a, a, "product"), 8))
+    except Exception as error:  # noqa: BLE001  whatever a library or driver raises is the answer
+        return f"{type(error).__name__}: {error}" if not isinstance(error, RunError) else str(error)
+    return (
+        ""
+        if found.tolist() == [[8, 10], [15, 22]]
+        else f"GPU {backend.device}: a product is {found.tolist()}"
+    )
+
+
 def make_backend(device: str, slot: int = 0) -> Backend:
     """Return a new backend for ``"cpu"``, ``"gpu"`` or ``"reference"``; each thread needs its own.
 

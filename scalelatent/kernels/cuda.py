@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _OPTIONS = ("--std=c++17",)
 
 
+def has_cuda(package: str) -> bool:
+    """Whether a package has a ``gpu.cu``."""
+    return (files(package) / "gpu.cu").is_file()
+
+
 class Kernels:
     """The kernels of ``gpu.cu`` in a package."""
 
@@ -38,6 +43,10 @@ class Kernels:
 
         # Compiled once a process and device; CuPy keeps the binary on disk for the next process.
         return cupy.RawModule(code=self.text, options=_OPTIONS)
+
+    def compile(self) -> None:
+        """Compile the text for the current device, unless CuPy's folder of compiled kernels has it."""
+        self._module.compile()
 
     def launch(self, name: str, grid: tuple[int, ...], *arguments: object, shared_bytes: int = 0) -> None:
         """Start a kernel on CuPy's current stream, in blocks of ``threads`` threads."""

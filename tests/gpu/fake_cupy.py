@@ -26,6 +26,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 _local = threading.local()
+COMPILED: list[str] = []  # texts
 LAUNCHED: list[tuple[str, int]] = []  # (kernel or product, pointer of its stream)
 
 
@@ -399,7 +400,11 @@ class RawModule:
 
     def __init__(self, code: str | None = None, *, options: tuple[str, ...] = ()) -> None:
         assert isinstance(code, str)
+        self.code = code
         assert isinstance(options, tuple)
+
+    def compile(self, log_stream: Any = None) -> None:
+        COMPILED.append(self.code)
 
     def get_function(self, name: str) -> Any:
         return RawKernel(name)

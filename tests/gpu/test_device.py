@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -524,3 +525,39 @@ def test_blocks_of_maps_suit_the_device(fake, monkeypatch, tmp_path, out, device
     )
     model.predict_proba(x, **({"out": tmp_path / "p.zarr"} if out else {}))
     assert max(seen) == (1747 if device == "cpu" else 9000)
+
+
+# -- doctor and warm -----------------------------------------------------------------------------------------
+
+
+def test_doctor_multiplies_and_compiles_on_every_card(fake, monkeypatch):
+    from scalelatent.deploy import checks, probes
+
+    def find():
+        (check,) = [check for check in checks.CHECKS if (check.where, check.name) == ("here", "gpu")]
+        (finding,) = check.findings(".")
+        return finding
+
+    wheel = SimpleNamespace(metadata={"Name": "cupy-cuda13x"}, version="14.2")
+    monkeypatch.setattr(probes.metadata, "distributions", lambda: [wheel])
+    fake.Device.count = 2
+    fake.LAUNCHED.clear()
+    assert find().status == "ok"
+    assert "each compiles and multiplies" in find().found
+    assert [name for name, _ in fake.LAUNCHED].count("gemm") == 4
+    monkeypatch.setattr(fake.cublas, "create", _raises(ImportError("libcublasLt.so.13 is missing")))
+    assert find().status == "fail"
+    assert "libcublasLt.so.13 is missing" in find().found
+    assert "scalelatent[cuda12]" in find().fix
+
+
+def test_warm_compiles_the_cuda_texts(fake, monkeypatch):
+    from scalelatent.deploy import warm
+
+    monkeypatch.setattr(warm, "_missing", lambda kinds: (3, []))
+    fake.COMPILED.clear()
+    assert sorted(warm.warm()["cuda"]) == ["capsule", "crbm", "hcn", "linear_mixture", "mbn"]
+    assert len(set(fake.COMPILED)) == 5
+    assert warm.warm(["mbn"])["cuda"] == ["mbn"]
+    fake.Device.count = 0
+    assert warm.warm(["mbn"])["cuda"] == []
