@@ -4,8 +4,8 @@
     python benchmarks/gpu_emulated.py -m pytest -m gpu tests/gpu
 
 The stand-in is that of the tests, tests/gpu/fake_cupy.py. It needs a C++ compiler and Linux. Results are
-those of the CUDA text; times mean nothing. The environment variable GPU_EMULATED_FOLDER names a folder in which
-compiled kernels stay, so that several programs share them.
+those of the CUDA text; times mean nothing. The environment variable GPU_EMULATED_FOLDER names a folder in
+which compiled kernels stay, so that several programs share them.
 """
 
 from __future__ import annotations
