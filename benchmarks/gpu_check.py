@@ -35,10 +35,10 @@ def check(parts: Parts, folder: Path) -> int:
     lines = ["--lines", str(parts.lines)]
     quick = ["--quick"] if parts.emulate else []
     environment = ["--env", str(parts.out / "env.json")]
-    if not parts.run("preflight", parts.python(CASES, "preflight", *lines, *environment), 75):
-        if "no GPU:" in parts.log.read_text(encoding="utf-8"):
-            print("there is no GPU: nothing was checked", file=sys.stderr)
-            return 3
+    ready = parts.run("preflight", parts.python(CASES, "preflight", *lines, *environment), 75)
+    if not ready and "no GPU:" in parts.log.read_text(encoding="utf-8"):
+        print("there is no GPU: nothing was checked", file=sys.stderr)
+        return 3
     parts.run("small cases of all kernels", parts.python(CASES, "cases", *lines), 40)
     run_tests(parts)
     parts.run("streams", parts.python(CASES, "streams", *lines, *quick), 45)
@@ -52,7 +52,8 @@ def check(parts: Parts, folder: Path) -> int:
 
 def run_tests(parts: Parts) -> None:
     """Run the tests that need a GPU; every test runs, also after a failure."""
-    options = ["-m", "gpu", "-n", "0", "--timeout", "90", "-q", "-p", "no:cacheprovider"]
+    limit = str(90 * parts.patience)
+    options = ["-m", "gpu", "-n", "0", "--timeout", limit, "-q", "-p", "no:cacheprovider"]
     options += [f"--junitxml={parts.out / 'junit.xml'}", "tests/gpu"]
     if parts.emulate:
         options += ["-k", EMULATED_TESTS]
@@ -91,7 +92,8 @@ def check_script(parts: Parts, model: str, folder: Path) -> None:
     """Run the checks of a script; its lines become lines of this run."""
     out = folder / f"gpu_{model}.json"
     limit = 60.0
-    options = ["--checks-only", "--out", str(out), "--seconds", str(max(min(limit, parts.left) - 8, 1))]
+    most = max(min(limit * parts.patience, parts.left) - 8, 1)
+    options = ["--checks-only", "--out", str(out), "--seconds", str(round(most))]
     options += ["--quick"] if parts.emulate else []
     parts.run(f"gpu_{model}.py", parts.python(str(HERE / f"gpu_{model}.py"), *options), limit)
     if out.exists():

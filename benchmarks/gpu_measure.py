@@ -43,7 +43,7 @@ def main() -> int:
             out = parts.out / f"gpu_{model}.json"
             out.unlink(missing_ok=True)
             command = [str(HERE / f"gpu_{model}.py"), "--rates-only", "--out", str(out), *options, *quick]
-            command += ["--seconds", str(seconds)]
+            command += ["--seconds", str(seconds * parts.patience)]
             parts.run(f"gpu_{model}.py", parts.python(*command), seconds + MARGIN)
             if out.exists():
                 for line in shares(model, json.loads(out.read_text(encoding="utf-8"))):

@@ -20,6 +20,8 @@ ROOT = HERE.parent
 MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
 # Lines of a failed part's output that its result quotes.
 QUOTED_LINES = 15
+# A rehearsal may share a busy processor: its time limits are this many times as long.
+EMULATED_PATIENCE = 10
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
@@ -45,7 +47,8 @@ class Parts:
     """
 
     def __init__(self, out: Path, name: str, seconds: float, emulate: bool) -> None:
-        self.out, self.seconds, self.emulate = out, seconds, emulate
+        self.patience = EMULATED_PATIENCE if emulate else 1
+        self.out, self.seconds, self.emulate = out, seconds * self.patience, emulate
         self.lines, self.log = out / f"{name}.jsonl", out / f"{name}.log"
         out.mkdir(parents=True, exist_ok=True)
         for path in (self.lines, self.log):
@@ -73,7 +76,7 @@ class Parts:
 
     def run(self, part: str, command: list[str], seconds: float, prefix: Iterable[str] = ()) -> bool:
         """Run a part for at most ``seconds`` and record how it ended; return whether it passed."""
-        limit = min(seconds, self.left)
+        limit = min(seconds * self.patience, self.left)
         if limit < 5:
             self.add(part, skipped="the time of the whole run is used up")
             return False
@@ -130,7 +133,9 @@ def parse(doc: str, seconds: float) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
     default = os.environ.get("OUT") or HERE / "results" / "gpu"
     parser.add_argument("--out", type=Path, default=Path(default), help="folder of the results")
-    parser.add_argument("--seconds", type=float, default=seconds, help="total time")
+    parser.add_argument(
+        "--seconds", type=float, default=seconds, help="total time; ten times as long with --emulate"
+    )
     parser.add_argument(
         "--emulate", action="store_true", help="tiny sizes, with the stand-in for CuPy on a processor"
     )
