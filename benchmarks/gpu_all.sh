@@ -11,7 +11,7 @@
 #
 # Options of check and measure:
 #   --out FOLDER   where results go; $OUT by default, otherwise benchmarks/results/gpu
-#   --seconds N    start no further part after N seconds
+#   --seconds N    end after N seconds: parts that have not begun are skipped, a part that runs is ended
 #   --emulate      rehearse on a machine without a GPU: tiny sizes, and the CUDA text runs on the processor
 #
 # Results are JSON lines (check.jsonl, measure.jsonl) that are written one at a time, so that a run which is cut off

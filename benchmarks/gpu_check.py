@@ -18,7 +18,7 @@ from gpu_parts import HERE, MODELS, Parts, append_line, parse, temporary_caches
 # Tests that the stand-in for CuPy runs in half a minute: no large sizes, and no worker that looks for a card.
 EMULATED_TESTS = (
     "not mbn_on_gpu and not residuals and not 2000 and not 784 and not 3000 and not 1000"
-    " and not mixed_pool and not max_product"
+    " and not mixed_pool and not max_product and not whole_fits"
 )
 TOOLS = ("memcheck", "racecheck", "synccheck")
 CASES = str(HERE / "gpu_cases.py")

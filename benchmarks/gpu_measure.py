@@ -49,7 +49,9 @@ def main() -> int:
                 for line in shares(model, json.loads(out.read_text(encoding="utf-8"))):
                     parts.add(**line)
         for model in MODELS:
-            for device in DEVICES if not args.emulate else ("auto", "cpu"):
+            # A rehearsal needs a processor's fit only once: its path is the same for all models.
+            devices = DEVICES if not args.emulate else ("auto", "cpu") if model == "capsule" else ("auto",)
+            for device in devices:
                 fit(parts, model, device, folder)
             shutil.rmtree(folder / "stores", ignore_errors=True)
     return parts.finish()
