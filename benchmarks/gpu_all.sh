@@ -6,8 +6,8 @@
 #
 # The machine needs Linux, Python 3.12, CuPy for its CUDA, numpy, scipy, numba and pytest; no network. Install the
 # wheels there, then call this script with the folder on PYTHONPATH:
-#   python3 -m pip install --no-index --no-deps --target /tmp/site .whl/*.whl
-#   PYTHONPATH=/tmp/site benchmarks/gpu_all.sh check
+#   python3 -m pip install --no-index --no-deps --target site .whl/*.whl
+#   PYTHONPATH=$PWD/site benchmarks/gpu_all.sh check
 #
 # Options of check and measure:
 #   --out FOLDER   where results go; $OUT by default, otherwise benchmarks/results/gpu

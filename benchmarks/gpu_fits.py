@@ -254,7 +254,6 @@ class Tracer:
             def __init__(self, array: Any) -> None:
                 self.array, self.size, self.nbytes = array, array.size, array.nbytes
                 self.data, self.set = self, tracer.timed_on_card("copying", array.set)
-                self.copying = 0.0
 
             def copy_from_host_async(self, *args: Any) -> None:
                 tracer.timed_on_card("copying", self.array.data.copy_from_host_async)(*args)
