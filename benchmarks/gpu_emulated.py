@@ -59,6 +59,10 @@ class EmulatedKernels:
                 self._compiled[model] = self._emulation.Emulated(text, place)
             return self._compiled[model]
 
+    def check(self, name: str, *arguments: Any) -> None:
+        """Check a launch."""
+        self.compile(MODELS[name.partition("_")[0]]).check(name, *arguments)
+
     def launch(self, name: str, *arguments: Any) -> None:
         """Run a kernel."""
         self.compile(MODELS[name.partition("_")[0]]).launch(name, *arguments)

@@ -275,8 +275,7 @@ class ndarray:
         assert isinstance(arr, np.ndarray)
         assert arr.shape == self.shape
         assert arr.dtype == self.dtype
-        sent = arr.copy()  # pageable memory may be used again when the call returns
-        _later(lambda: np.copyto(self._a, sent), self)
+        _send(self, arr)
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
         _note("get")
@@ -373,6 +372,11 @@ def _later(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = (
             operand._memory.write()
 
 
+def _send(target: ndarray, source: np.ndarray) -> None:
+    sent = source.copy()  # pageable memory may be used again when the call returns
+    _later(lambda: np.copyto(target._a, sent), target)
+
+
 class Event:
     """cupy.cuda.Event."""
 
@@ -454,7 +458,7 @@ def asarray(a: Any, dtype: Any = None) -> ndarray:
     if isinstance(a, ndarray):
         return ascontiguousarray(a, dtype) if dtype is not None and a.dtype != dtype else a
     out = ndarray(_new(np.shape(a), dtype or np.asarray(a).dtype))
-    out.set(np.array(a, dtype=out.dtype))
+    _send(out, np.asarray(a, dtype=out.dtype))
     return out
 
 

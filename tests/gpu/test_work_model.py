@@ -28,8 +28,10 @@ def model():
 class NoKernels:
     """Stands for the emulator where only calls are counted: kernels leave their results as they are."""
 
-    def launch(self, *arguments) -> None:
+    def check(self, *arguments) -> None:
         pass
+
+    launch = check
 
 
 @pytest.fixture
