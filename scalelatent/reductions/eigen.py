@@ -54,5 +54,9 @@ def inverse_on_rows(
     values, vectors = np.linalg.eigh((moment + ridge * np.eye(len(moment))) * unit * unit[:, None])
     added = 0.0 if ridge > 0 else relative_jitter * max(values.mean(), 0.0)
     kept = values > least * max(values[-1], np.finfo(float).tiny)
-    vectors = vectors[:, kept] * unit[:, None]
-    return np.asarray((vectors / (values[kept] + added)) @ vectors.T)
+    scaled = vectors[:, kept] * unit[:, None]
+    inverse = (scaled / (values[kept] + added)) @ scaled.T
+    if not kept.all():  # back into the directions of the rows, which the scales have tilted
+        span = np.linalg.qr(vectors[:, kept] / unit[:, None])[0]
+        inverse = span @ (span.T @ inverse @ span) @ span.T
+    return np.asarray(inverse)
