@@ -27,6 +27,9 @@ except ImportError:
 
 __all__ = ["check_weights", "wrap_output"]
 
+# Weights between 1 / this and this leave room for sums of a billion rows in float64.
+LARGEST_WEIGHT = 1e30
+
 
 def wrap_output(estimator: BaseEstimator, found: Any, X: RowsLike) -> Any:
     """The array of a transform in the container that ``set_output`` asks for; anything else as it is."""
@@ -47,7 +50,18 @@ def wrap_output(estimator: BaseEstimator, found: Any, X: RowsLike) -> Any:
 
 
 def check_weights(sample_weight: WeightsLike, X: DenseOrCsr) -> np.ndarray:
-    """Sample weights (n), float64, finite and not negative."""
+    """Return sample weights (n), float64, finite and not negative; refuse all too large or too small ones."""
+    weights = _finite_weights(sample_weight, X)
+    largest = float(weights.max(initial=0.0))
+    if largest and not 1 / LARGEST_WEIGHT <= largest <= LARGEST_WEIGHT:
+        raise ValueError(
+            f"the largest sample_weight is {largest:g}, outside of {1 / LARGEST_WEIGHT:g} to "
+            f"{LARGEST_WEIGHT:g}: divide sample_weight by its mean"
+        )
+    return weights
+
+
+def _finite_weights(sample_weight: WeightsLike, X: DenseOrCsr) -> np.ndarray:
     if _check_sample_weight is not None:
         return np.asarray(_check_sample_weight(sample_weight, X, ensure_non_negative=True))
     if np.asarray(sample_weight).ndim == 0:

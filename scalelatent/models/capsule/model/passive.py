@@ -78,7 +78,9 @@ class CapsulePassiveAggressive(OnlineCapsule[OnlineState]):
         walk, w, live, nu, table = prepared
         assert block.y is not None
         members, (inverses, which) = self.em.members, self.metrics
-        weight = np.ones(len(block.y)) if block.weight is None else block.weight
+        # As in counts of rows, weights below 1 on average are scaled to a mean of 1.
+        scale = max(1.0, self.count.sum() / self.weight.sum())
+        weight = np.ones(len(block.y)) if block.weight is None else block.weight * scale
         if self.em.class_weight is not None:
             weight = weight * self.em.class_weight[block.y]
         with np.errstate(over="ignore"):  # what is beyond float32 is told below, by row and feature

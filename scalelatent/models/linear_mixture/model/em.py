@@ -342,7 +342,7 @@ class MixturePass:
         groups, score, total = self._assign(prepared, x, weight, order, edges)
         if not np.isfinite(total):
             raise NonFiniteError(find_nonfinite(block) or f"scores of rows {block.start} and on overflow")
-        stats["sums"][...] += total, len(x), weight.sum()
+        stats["sums"][...] += total, (weight > 0).sum(), weight.sum()
         filled = np.diff(groups.starts) > 0
         for name, shares in (("count", groups.weights), ("error", score)):
             sums = np.add.reduceat(np.append(shares, 0.0), groups.starts[:-1])
@@ -523,7 +523,8 @@ class MixtureEM:
         state = replace(
             state,
             now=now,
-            counts=count,
+            # Weights below 1 on average, such as weights that sum to 1, are scaled to count rows.
+            counts=count * max(1.0, float(train["sums"][1]) / rows),
             errors=train["error"] / np.maximum(count, TINY),
             previous=state.objective,
             objective=objective,

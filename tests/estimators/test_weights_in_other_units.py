@@ -1,0 +1,40 @@
+"""Weights that differ by a factor give one model, or are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+
+RNG = np.random.default_rng(0)
+Y = np.repeat(np.arange(3), 100)
+X = (RNG.normal(size=(3, 6))[Y] * 3 + RNG.normal(size=(300, 6))).astype(np.float32)
+MODELS: dict[str, Callable[[], Any]] = {
+    "em": lambda: sl.CapsuleRegression(capsule_dim=2, max_iter=5, random_state=0),
+    "stepwise": lambda: sl.CapsuleRegression(capsule_dim=2, algorithm="stepwise", random_state=0),
+    "passive_aggressive": lambda: sl.CapsuleRegression(
+        capsule_dim=2, algorithm="passive_aggressive", random_state=0
+    ),
+    "mixture": lambda: sl.LinearMixtureClassifier(n_components=2, n_dims=2, max_iter=3, random_state=0),
+}
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1 / 300, 1e9])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_factor_of_all_weights_does_not_matter(name: str, factor: float) -> None:
+    plain = MODELS[name]().fit(X, Y)
+    if name in ("passive_aggressive", "mixture") and factor > 1:
+        pytest.skip("a row of weight a counts as a rows here")
+    scaled = MODELS[name]().fit(X, Y, sample_weight=np.full(300, factor))
+    np.testing.assert_allclose(scaled.predict_proba(X), plain.predict_proba(X), atol=2e-3)
+
+
+@pytest.mark.parametrize("factor", [1e-300, 1e300])
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_that_sums_cannot_hold_are_refused_by_name(name: str, factor: float) -> None:
+    with pytest.raises(ValueError, match=r"the largest sample_weight is 1e[+-]300.*divide sample_weight"):
+        MODELS[name]().fit(X, Y, sample_weight=np.full(300, factor))
