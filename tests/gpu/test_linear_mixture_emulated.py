@@ -97,22 +97,32 @@ def test_statistics(gpu, emulated, n, per_feature):
 
 
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize(("n", "h"), [(0, 2), (1, 0), (7, 5)])
-def test_tangent_distance(gpu, emulated, monkeypatch, n, h, own):
+@pytest.mark.parametrize(("n", "h", "t"), [(0, 2, 7), (1, 0, 7), (7, 5, 7), (3, 2, 1), (3, 2, 4), (2, 1, 0)])
+def test_tangent_distance(gpu, emulated, monkeypatch, n, h, t, own):
     monkeypatch.setattr(gpu, "PAIRS", 9)
     scores, rng = make_scores(6, h, own), np.random.default_rng(2)
     x, candidates = rng.normal(size=(n, P)).astype("f4"), rng.integers(0, 6, (n, 3)).astype("i4")
-    tangents = gpu.tangent_rows(x, SHAPE, reference.TANGENTS, 0.6)
-    wanted = reference.tangent_rows(x, SHAPE, reference.TANGENTS, 0.6)
+    names = reference.TANGENTS[:t]
+    tangents = gpu.tangent_rows(x, SHAPE, names, 0.6)
+    wanted = reference.tangent_rows(x, SHAPE, names, 0.6)
     np.testing.assert_allclose(tangents, wanted, rtol=1e-4, atol=1e-5)
     found = gpu.tangent_distance(gpu.make_planes(scores), x, tangents, candidates)
     expected = reference.tangent_distance(reference.make_planes(scores), x, wanted, candidates)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
 
 
-def test_the_text_has_these_kernels(gpu, emulated):
+def test_more_tangents_than_there_are_kinds_are_refused(gpu):
+    x, tangents = np.zeros((1, P), dtype="f4"), np.zeros((1, 8, P), dtype="f4")
+    with pytest.raises(ValueError, match="tangents has 8 tangents a row; at most 7"):
+        gpu.tangent_distance(
+            gpu.make_planes(make_scores(1, 1, False)), x, tangents, np.zeros((1, 1), dtype="i4")
+        )
+
+
+def test_the_text_has_these_kernels_and_constants(gpu, emulated):
     assert set(emulated.names) == KERNELS
     assert f"constexpr int THREADS = {gpu.THREADS};" in gpu._kernels.text
+    assert f"constexpr int MOST_TANGENTS = {len(reference.TANGENTS)};" in gpu._kernels.text
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@
 // tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler.
 
 constexpr int THREADS = 128;  // of a thread block; gpu.py launches with the same number
-constexpr int MOST_TANGENTS = 16;
+constexpr int MOST_TANGENTS = 7;  // of a row: reference.TANGENTS
 constexpr float INFINITE = 3.402823466e+38f;
 
 __device__ __forceinline__ long long thread_number() {
@@ -152,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     products[pair * each + at] = total;
 }
 
-// The score of each pair of row and candidate less b' G^-1 b, by Cholesky; a thread a pair.
+// The score of each pair of row and candidate less b' G^-1 b, by Cholesky; a thread a pair. All loops over
+// tangents have a constant length, so that the compiler unrolls them and keeps G and b in registers.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_distances(const float* products, const int* candidates, const float* c, int pairs, int t, int width,
                  double gamma, double least, float* out) {
@@ -160,31 +161,35 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (pair >= pairs) return;
     const int line = width + t + 1, h = width - 1;
     const float* a = products + pair * (t + 1) * line;
+    const auto product = [&](int j, int k) {
+        double s = a[j * line + width + k];
+        for (int m = 0; m < h; ++m) s -= static_cast<double>(a[j * line + m]) * a[k * line + m];
+        return s;
+    };
     double g[MOST_TANGENTS][MOST_TANGENTS], b[MOST_TANGENTS], top = 0.0;
-    for (int j = 0; j <= t; ++j) {
-        for (int k = 0; k <= j; ++k) {
-            double s = a[j * line + width + k];
-            for (int m = 0; m < h; ++m) s -= static_cast<double>(a[j * line + m]) * a[k * line + m];
-            if (j < t)
-                g[j][k] = s + (j == k ? gamma * a[j * line + width + j] : 0.0);
-            else if (k < t)
-                b[k] = s + 0.5 * a[k * line + h];
-            else
-                b[t] = s + a[t * line + h] + c[candidates[pair]];
-        }
-        if (j < t && g[j][j] > top) top = g[j][j];
+#pragma unroll
+    for (int j = 0; j < MOST_TANGENTS; ++j) {
+#pragma unroll
+        for (int k = 0; k <= j; ++k) g[j][k] = j < t ? product(j, k) : 0.0;
+        b[j] = j < t ? product(t, j) + 0.5 * a[j * line + h] : 0.0;
+        if (j < t) g[j][j] += gamma * a[j * line + width + j];
+        if (g[j][j] > top) top = g[j][j];
     }
-    double score = b[t];
-    for (int i = 0; i < t; ++i) {
+    double score = product(t, t) + a[t * line + h] + c[candidates[pair]];
+#pragma unroll
+    for (int i = 0; i < MOST_TANGENTS; ++i) {
         double pivot = g[i][i], y = b[i];
+#pragma unroll
         for (int k = 0; k < i; ++k) {
             pivot -= g[i][k] * g[i][k];
             y -= g[i][k] * b[k];
         }
         const bool none = pivot <= least * top;
         const double root = none ? 1.0 : sqrt(pivot);
-        for (int j = i + 1; j < t; ++j) {
+#pragma unroll
+        for (int j = i + 1; j < MOST_TANGENTS; ++j) {
             double s = g[j][i];
+#pragma unroll
             for (int k = 0; k < i; ++k) s -= g[j][k] * g[i][k];
             g[j][i] = none ? 0.0 : s / root;
         }

@@ -15,7 +15,7 @@ import numpy as np
 from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.cuda import Kernels
 
-from .reference import GAMMA, PIVOT, Frame, Groups, Scores, gradients, velocity
+from .reference import GAMMA, PIVOT, TANGENTS, Frame, Groups, Scores, gradients, velocity
 from .reference import few_best as few_best  # of scores that are on the host
 
 _kernels = Kernels(__package__)
@@ -275,6 +275,10 @@ def tangent_distance(
     planes: Planes, x: Array, tangents: Array, candidates: np.ndarray, gamma: float = GAMMA
 ) -> np.ndarray:
     """See :func:`..reference.tangent_distance`; float32."""
+    if tangents.shape[1] > len(TANGENTS):
+        raise ValueError(
+            f"tangents has {tangents.shape[1]} tangents a row; at most {len(TANGENTS)} are possible"
+        )
     out, some = np.empty(candidates.shape, dtype=np.float32), candidates.shape[1]
     for a in range(0, len(out) if some else 0, max(PAIRS // max(some, 1), 1)):
         part = slice(a, a + max(PAIRS // some, 1))
