@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalelatent.kernels import cuda
-from scalelatent.models.linear_mixture.kernels import reference
+from scalelatent.models.linear_mixture.kernels import cpu, reference
 from scalelatent.models.linear_mixture.kernels.reference import Frame, group_rows, sorted_runs
 
 KERNELS = {
@@ -146,10 +146,19 @@ def test_the_text_has_these_kernels_and_constants(gpu, emulated):
     assert f"constexpr int MOST_TANGENTS = {len(reference.TANGENTS)};" in gpu._kernels.text
 
 
-@pytest.mark.gpu
+@pytest.fixture(params=["numba", pytest.param("cupy", marks=pytest.mark.gpu)])
+def full_size(request):
+    """The kernels of a device (marked ``gpu``), and in their place those of a processor."""
+    if request.param == "numba":
+        return cpu
+    request.getfixturevalue("real")
+    return importlib.import_module("scalelatent.models.linear_mixture.kernels.gpu")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "shape", "k", "h"), [(5, (3, 3), 2, 0), (3000, (28, 28), 60, 12)])
-def test_on_a_device(real, n, shape, k, h):
-    device = importlib.import_module("scalelatent.models.linear_mixture.kernels.gpu")
+def test_full_sizes(full_size, n, shape, k, h):
+    device = full_size
     rng, p = np.random.default_rng(n), shape[0] * shape[1]
     means, bases = rng.normal(size=(k, p)), np.linalg.qr(rng.normal(size=(k, p, h or 1)))[0]
     scores = reference.error_scores(means, bases[:, :, :h], means.mean(axis=0))
