@@ -123,6 +123,7 @@ def test_tangent_distance(gpu, emulated, monkeypatch, n, h, t, own):
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_more_groups_than_a_grid_has_rows(gpu):
     n, k = cuda.MAX_GRID_Y + 2, cuda.MAX_GRID_Y + 2
     x, groups = np.arange(n, dtype="f4")[:, None] % 7, group_rows(np.arange(n), 0, k)
