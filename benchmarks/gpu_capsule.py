@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_capsule.py --out gpu_capsule.json
 
-On the machine: CuPy, numpy, scipy, numba and this package on PYTHONPATH; nothing is downloaded, no setting of
-the card is touched. Exit code 0: all checks passed; 1: the checks named in the result failed; 3: no GPU here,
-and no result is written.
+Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
+imports; `benchmarks/gpu_all.sh wheels` downloads those for a machine without a network. The script downloads
+nothing and changes no setting of the card. Exit code 0: all checks passed; 1: a check failed or a part raised
+an error (see the result); 3: there is no GPU, and no result is written.
 
 Rates are medians over repeats, after a first run that compiles; inputs are random and larger than the card's
 caches. A pass is the model's own ``accumulate`` over all blocks, parameters moved and sums brought back as in
@@ -28,10 +29,12 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np
 from gpu_common import (
     CLASSES,
+    Part,
     TimedBackend,
     device_seconds,
     for_bytes,
     host_seconds,
+    make_card,
     make_rows,
     run_pass,
     run_script,
@@ -65,28 +68,29 @@ def main() -> int:
     return run_script(args, Card, checks, measures)
 
 
-def checks(card: Card, args: argparse.Namespace) -> list[dict[str, Any]]:
-    return [*check_kernels(card, args), *check_passes(card, args), *check_fits(card, args)]
+def checks(card: Card, args: argparse.Namespace) -> Iterator[Part]:
+    yield from check_kernels(card, args)
+    yield from check_passes(card, args)
+    yield from check_fits(card, args)
 
 
-def measures(card: Card, args: argparse.Namespace) -> dict[str, Any]:
-    limits = ceilings(card, args)
+def measures(card: Card, args: argparse.Namespace) -> Iterator[Part]:
+    yield "ceilings", "ceilings", partial(ceilings, card, args)
     data = make_rows(args.rows, args.features, args.seed)
     resident = card.float32.asarray(data["float32"], np.float32)
-    lines = []
     for capsule_dim in CAPSULE_DIMS[: 1 if args.quick else None]:
-        for line in measure_dimension(card, data, resident, capsule_dim, args):
-            lines.append(line)
-            print_line(line)
-    return {"ceilings": limits, "passes": lines}
+        for nu in (0.0, 0.8):
+            call = partial(measure_dimension, card, data, resident, capsule_dim, nu, args)
+            yield "passes", f"passes, d = {capsule_dim}, nu = {nu}", call
 
 
 class Card:
     """The backends of the run, made once: memory of a stream stays with it."""
 
     def __init__(self) -> None:
-        self.float32, self.tf32, self.timed = CupyBackend(), CupyBackend(tf32=True), TimedBackend()
-        self.threads = [CupyBackend() for _ in range(4)]
+        self.float32, self.tf32 = make_card(), make_card(tf32=True)
+        if isinstance(self.float32, CupyBackend):
+            self.timed, self.threads = TimedBackend(), [CupyBackend() for _ in range(4)]
         self.xp = self.float32.xp
 
 
@@ -103,9 +107,8 @@ def largest(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.abs(got - want).max(initial=0.0) / max(np.abs(want).max(initial=0.0), 1e-30))
 
 
-def check_kernels(card: Card, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Residuals and probabilities against the reference: ensembles, types, thresholds, numbers of rows."""
-    rng, out = np.random.default_rng(args.seed), []
+def check_kernels(card: Card, args: argparse.Namespace) -> Iterator[Part]:
+    """Compare residuals and probabilities with the reference: ensembles, types, thresholds, rows."""
     ensembles: list[tuple[str, int, Any]] = [("multiclass", 2, 1), ("multiclass", CLASSES, 2)]
     ensembles += [("multiclass", CLASSES, 32), ("multiclass", 4, [1, 9, 2, 5]), ("one_vs_all", CLASSES, 4)]
     sizes = (0, 1, 31, 128, 129, 1000, 20_011)[: 5 if args.quick else None]
@@ -113,10 +116,16 @@ def check_kernels(card: Card, args: argparse.Namespace) -> list[dict[str, Any]]:
         ensembles[: 2 if args.quick else None], ("float32", "float64"), (0.0, 0.8)
     ):
         members = build_members(architecture, classes, dim)
-        errors = [compare_kernels(card.float32, members, dtype, nu, rows, rng) for rows in sizes]
+        if dtype == "float64" and isinstance(card.float32, HostBackend):
+            continue  # the processor's kernels take float32 alone
         name = f"kernels {architecture} {classes} classes d={dim} {dtype} nu={nu}"
-        out.append(check(name, max(errors, key=lambda e: np.inf if np.isnan(e) else e), LIMITS[dtype]))
-    return out
+
+        def call(name: str = name, members: Members = members, dtype: str = dtype, nu: float = nu) -> Any:
+            rng = np.random.default_rng(args.seed)
+            errors = [compare_kernels(card.float32, members, dtype, nu, rows, rng) for rows in sizes]
+            return check(name, max(errors, key=lambda e: np.inf if np.isnan(e) else e), LIMITS[dtype])
+
+        yield "checks", name, call
 
 
 def compare_kernels(
@@ -132,10 +141,10 @@ def compare_kernels(
     want_active, want_sums = reference.residuals(want, *arguments)
     runs = []
     for _ in range(2):
-        device = backend.xp.asarray(h)
+        device = backend.xp.asarray(h.copy())
         active, sums = backend.kernel("capsule_residuals")(device, *arguments, table)
-        host = np.arange(rows) if active is None else active.get()
-        runs.append((device.get()[:, : len(host)], sums, host))
+        host = np.arange(rows) if active is None else backend.to_host(active)
+        runs.append((backend.to_host(device)[:, : len(host)], sums, host))
     got, sums, active = runs[0]
     if any(one.tobytes() != two.tobytes() for one, two in zip(*runs, strict=True)):
         return np.inf
@@ -146,7 +155,9 @@ def compare_kernels(
     if np.abs(sums[:, 1] - want_sums[:, 1]).max() > EDGE_ROWS * weight.max(initial=0.0):
         return np.inf
     first = h[: members.dims[0].sum()]
-    p = backend.kernel("capsule_probabilities")(backend.xp.asarray(first), members.dims[0], table).get()
+    p = backend.to_host(
+        backend.kernel("capsule_probabilities")(backend.xp.asarray(first.copy()), members.dims[0], table)
+    )
     return max(
         largest(got[:, at], want[:, want_at]),
         largest(sums[:, 0], want_sums[:, 0]),
@@ -154,36 +165,51 @@ def compare_kernels(
     )
 
 
-def check_passes(card: Card, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Delta of a whole pass against the same pass in float64 on the host: ensembles, stored types, TF32."""
-    out = []
+def check_passes(card: Card, args: argparse.Namespace) -> Iterator[Part]:
+    """Compare Delta of a whole pass with a pass in float64 on the host: ensembles, stored types, TF32."""
     data = make_rows(min(args.rows, 20_000), args.features, args.seed + 1)
     for architecture in ("multiclass", "all_vs_all", "one_vs_all")[: 2 if args.quick else None]:
         members = build_members(architecture, CLASSES, 4)
         fitted = start(members, data, 3, HostBackend())
         for nu, stored in product((0.0, 0.8), ("float32", "uint8")):
-            state = fitted if stored == "float32" else for_bytes(fitted)
-            reduction = CapsulePass(members, args.features, np.array([nu]), None, train=True)
-            rows = data[stored], data["y"]
-            want = run_pass(reduction, state, HostBackend("reference"), split(*rows, SMALL_BLOCK))
-            for kind, backend in (("float32", card.float32), ("tf32", card.tf32)):
-                got = run_pass(reduction, state, backend, split(*rows, args.block_rows))
-                limit = max(LIMITS[kind], LIMITS["edge"] if nu else 0.0)
-                name = f"pass {architecture} {stored} nu={nu} products in {kind}"
-                out.append(check(name, largest(got["delta"], want["delta"]), limit))
-    return out
+            call = partial(compare_pass, card, members, fitted, data, stored, nu, args)
+            yield "checks", f"pass {architecture} {stored} nu={nu}", call
 
 
-def check_fits(card: Card, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Ten passes of EM on the card and on the host: weights and log-loss."""
-    out = []
+def compare_pass(
+    card: Card,
+    members: Members,
+    fitted: Any,
+    data: dict[str, np.ndarray],
+    stored: str,
+    nu: float,
+    args: argparse.Namespace,
+) -> Iterator[dict[str, Any]]:
+    """Compare a pass with products in float32, and one with TF32, with a pass in float64."""
+    state = fitted if stored == "float32" else for_bytes(fitted)
+    reduction = CapsulePass(members, args.features, np.array([nu]), None, train=True)
+    rows = data[stored], data["y"]
+    want = run_pass(reduction, state, HostBackend("reference"), split(*rows, SMALL_BLOCK))
+    for kind, backend in (("float32", card.float32), ("tf32", card.tf32)):
+        got = run_pass(reduction, state, backend, split(*rows, args.block_rows))
+        limit = max(LIMITS[kind], LIMITS["edge"] if nu else 0.0)
+        name = f"pass {members.architecture} {stored} nu={nu} products in {kind}"
+        yield check(name, largest(got["delta"], want["delta"]), limit)
+
+
+def check_fits(card: Card, args: argparse.Namespace) -> Iterator[Part]:
+    """Compare ten passes of EM on the card with the same passes on the host: weights and log-loss."""
     data = make_rows(min(args.rows, 20_000), args.features, args.seed + 2)
     for architecture in ("multiclass", "one_vs_all", "all_vs_all")[: 1 if args.quick else None]:
         members = build_members(architecture, CLASSES, 2)
-        host, gpu = (start(members, data, 3 if args.quick else 10, b) for b in (HostBackend(), card.float32))
-        out.append(check(f"fit {architecture}: weights", largest(gpu.w, host.w), 1e-3))
-        out.append(check(f"fit {architecture}: log-loss", largest(gpu.objective, host.objective), 1e-4))
-    return out
+
+        def call(architecture: str = architecture, members: Members = members) -> Iterator[dict[str, Any]]:
+            passes = 3 if args.quick else 10
+            host, gpu = (start(members, data, passes, b) for b in (HostBackend(), card.float32))
+            yield check(f"fit {architecture}: weights", largest(gpu.w, host.w), 1e-3)
+            yield check(f"fit {architecture}: log-loss", largest(gpu.objective, host.objective), 1e-4)
+
+        yield "checks", f"fit {architecture}", call
 
 
 # -- rates ------------------------------------------------------------------------------------------------
@@ -216,9 +242,14 @@ def ceilings(card: Card, args: argparse.Namespace) -> dict[str, float]:
 
 
 def measure_dimension(
-    card: Card, data: dict[str, np.ndarray], resident: Any, capsule_dim: int, args: argparse.Namespace
+    card: Card,
+    data: dict[str, np.ndarray],
+    resident: Any,
+    capsule_dim: int,
+    nu: float,
+    args: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
-    """Passes of one capsule dimension: threshold, place of the rows, block size; beside them the products."""
+    """Measure passes by the place of the rows and the block size, and the two products alone."""
     members = build_members("multiclass", CLASSES, capsule_dim)
     few = {key: a[: min(len(a), 20_000)] for key, a in data.items()}
     state = start(members, few, 10, card.float32)
@@ -229,29 +260,29 @@ def measure_dimension(
     }
     sizes = sorted({min(SMALL_BLOCK, args.block_rows), args.block_rows})
     alone = {size: products(card, resident, state.w, size, args.repeats) for size in sizes}
-    for nu in (0.0, 0.8):
-        reduction = CapsulePass(members, args.features, np.array([nu]), None, train=True)
-        blocks = split(few["float32"], few["y"], SMALL_BLOCK)
-        host = HostBackend()
-        one_thread = host_seconds(lambda b=blocks, r=reduction, h=host: run_pass(r, state, h, b), 3)
-        for (source, (x, weights)), size in product(sources.items(), sizes):
-            blocks = split(x, data["y"], size)
-            call = partial(run_pass, reduction, weights, card.float32, blocks)
-            seconds = host_seconds(call, args.repeats)
-            run_pass(reduction, weights, card.timed, blocks)
-            card.timed.forget()
-            stats = run_pass(reduction, weights, card.timed, blocks)
-            line: dict[str, Any] = {"D": members.total_dim, "nu": nu, "rows": source, "block_rows": size}
-            line |= {"seconds": seconds, "rows_per_s": len(x) / seconds, "device_split": card.timed.split()}
-            line["active"] = float(stats["sums"][0, 2]) / len(x)
-            line |= alone[size]
-            for kind in ("sgemm", "tf32"):
-                line[f"pass_over_{kind}"] = seconds * alone[size][f"{kind}_rows_per_s"] / len(x)
-            if source.startswith("host"):
-                call = partial(threaded_pass, reduction, weights, card.threads, blocks)
-                line["rows_per_s_4_threads"] = len(x) / host_seconds(call, args.repeats)
-            line["processor_rows_per_s_one_thread"] = len(few["y"]) / one_thread
-            yield line
+    reduction = CapsulePass(members, args.features, np.array([nu]), None, train=True)
+    blocks = split(few["float32"], few["y"], SMALL_BLOCK)
+    host = HostBackend()
+    one_thread = host_seconds(lambda b=blocks, r=reduction, h=host: run_pass(r, state, h, b), 3)
+    for (source, (x, weights)), size in product(sources.items(), sizes):
+        blocks = split(x, data["y"], size)
+        call = partial(run_pass, reduction, weights, card.float32, blocks)
+        seconds = host_seconds(call, args.repeats)
+        run_pass(reduction, weights, card.timed, blocks)
+        card.timed.forget()
+        stats = run_pass(reduction, weights, card.timed, blocks)
+        line: dict[str, Any] = {"D": members.total_dim, "nu": nu, "rows": source, "block_rows": size}
+        line |= {"seconds": seconds, "rows_per_s": len(x) / seconds, "device_split": card.timed.split()}
+        line["active"] = float(stats["sums"][0, 2]) / len(x)
+        line |= alone[size]
+        for kind in ("sgemm", "tf32"):
+            line[f"pass_over_{kind}"] = seconds * alone[size][f"{kind}_rows_per_s"] / len(x)
+        if source.startswith("host"):
+            call = partial(threaded_pass, reduction, weights, card.threads, blocks)
+            line["rows_per_s_4_threads"] = len(x) / host_seconds(call, args.repeats)
+        line["processor_rows_per_s_one_thread"] = len(few["y"]) / one_thread
+        print_line(line)
+        yield line
 
 
 def products(card: Card, x: Any, w: np.ndarray, block_rows: int, repeats: int) -> dict[str, float]:

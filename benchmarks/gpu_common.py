@@ -1,16 +1,22 @@
-"""What the gpu_*.py scripts share: their course, timers, rows, passes without the engine, the machine."""
+"""Code that the gpu_*.py scripts share: options, result files, timers, rows, passes without the engine.
+
+A result is one JSON file. It is replaced after each check and each measurement, so that a run which is killed
+or which fails leaves everything that it found until then.
+"""
 
 from __future__ import annotations
 
 import argparse
 import datetime
 import json
+import os
 import platform
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +25,8 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
-from scalelatent.engine.backend import CupyBackend
+from scalelatent.engine.backend import CupyBackend, HostBackend
+from scalelatent.engine.backend import find_kernel as find_body
 from scalelatent.errors import RunError
 from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
 from scalelatent.models.capsule.model.members import Members
@@ -30,59 +37,188 @@ CLASSES = 10
 
 
 def script_parser(doc: str) -> argparse.ArgumentParser:
-    """The options of all scripts."""
+    """Return a parser with the options of all scripts."""
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--out", type=Path, required=True, help="the result file (JSON)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing"
+        "--quick", action="store_true", help="use tiny sizes: shows that the script runs; rates mean nothing"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="start no further part after this many seconds; name the parts left out"
+    )
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--checks-only", action="store_true", help="check results, measure nothing")
+    only.add_argument("--rates-only", action="store_true", help="measure, check nothing")
+    parser.add_argument(
+        "--bodies",
+        choices=("cupy", "numba"),
+        default="cupy",
+        help="numba: run the checks with the processor's kernels in place of the GPU's, to test the checks",
     )
     return parser
 
 
-def card_stream() -> CupyBackend:
-    """A backend whose stream is this thread's."""
-    backend = CupyBackend()
-    backend.stream.use()
+_bodies = "cupy"
+
+
+def find_kernel(name: str, backend: str) -> Callable[..., Any]:
+    """Return the body of a kernel; with ``--bodies numba``, the processor's body in place of the GPU's."""
+    return find_body(name, _bodies if backend == "cupy" else backend)
+
+
+def card_device() -> str:
+    """Return the ``device`` of fits that are to use the GPU; with ``--bodies numba``, the processor."""
+    return "gpu" if _bodies == "cupy" else "cpu"
+
+
+def make_card(**options: Any) -> Any:
+    """Return a backend of the GPU; with ``--bodies numba``, one of the processor."""
+    return CupyBackend(**options) if _bodies == "cupy" else HostBackend()
+
+
+def card_stream() -> Any:
+    """Return a backend of the GPU whose stream is the current one of this thread."""
+    backend = make_card()
+    if isinstance(backend, CupyBackend):
+        backend.stream.use()
     return backend
+
+
+class Report:
+    """A result that is on disk at all times: each change replaces the file in one step."""
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        self.path, self.content, self._begin = path, content, time.perf_counter()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.write()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the report was made."""
+        return time.perf_counter() - self._begin
+
+    def append(self, key: str, line: Any) -> None:
+        """Add a line to a list of the result."""
+        self.content.setdefault(key, []).append(line)
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file; a reader sees the old content or the new, never a part."""
+        self.content["seconds"] = self.seconds
+        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        partial.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
+        partial.replace(self.path)
+
+
+# A part of a script: the list of the result that its lines go to, its name, and a function that makes them.
+# The function returns one line or an iterable of lines, each a dictionary.
+Part = tuple[str, str, Callable[[], Any]]
 
 
 def run_script(
     args: argparse.Namespace,
     make: Callable[[], Any],
-    check: Callable[[Any, argparse.Namespace], list[dict[str, Any]]],
-    measure: Callable[[Any, argparse.Namespace], dict[str, Any]],
+    checks: Callable[[Any, argparse.Namespace], Iterable[Part]],
+    measures: Callable[[Any, argparse.Namespace], Iterable[Part]],
 ) -> int:
-    """Checks, then measurements, then the file; the exit status: 1 where a check fails, 3 without a GPU."""
+    """Run the checks, then the measurements; return the exit status.
+
+    The status is 0 if all went well, 1 if a check failed or a part raised an exception, 3 without a GPU. A
+    part that raises does not end the script: its error is recorded and the next part begins. No part begins
+    after ``args.seconds``; the result names the parts that did not run.
+    """
+    global _bodies
+    _bodies = args.bodies
     try:
         card = make()
     except RunError as error:
         print(f"no GPU checks were made: {error}", file=sys.stderr)
         return 3
-    begin = time.perf_counter()
-    result: dict[str, Any] = {"machine": machine(card.xp)}
-    result["settings"] = {key: value for key, value in vars(args).items() if key != "out"}
-    result["checks"] = check(card, args)
-    failed = [check["name"] for check in result["checks"] if not check["passed"]]
-    print(f"{len(result['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
-    result |= measure(card, args)
-    result["seconds"] = time.perf_counter() - begin
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"{args.out}: {result['seconds']:.0f} s")
-    return 1 if failed else 0
+    settings = {key: value for key, value in vars(args).items() if key != "out"}
+    where = machine(card.xp) if _bodies == "cupy" else versions()
+    report = Report(
+        args.out,
+        {
+            "machine": where,
+            "settings": settings,
+            "finished": False,
+            "checks": [],
+            "errors": [],
+            "not_run": [],
+        },
+    )
+    if not args.rates_only:
+        run_parts(report, checks(card, args), args.seconds)
+        failed = [check["name"] for check in report.content["checks"] if not check["passed"]]
+        print(f"{len(report.content['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
+    if not args.checks_only and _bodies == "cupy":
+        run_parts(report, measures(card, args), args.seconds)
+    if report.content["not_run"]:
+        print(f"{args.seconds:g} s are over; not run: {', '.join(report.content['not_run'])}", flush=True)
+    report.content["finished"] = not report.content["not_run"]
+    report.write()
+    print(f"{args.out}: {report.seconds:.0f} s", flush=True)
+    failed = [check for check in report.content["checks"] if not check["passed"]]
+    return 1 if failed or report.content["errors"] else 0
 
 
-def machine(cupy: Any) -> dict[str, Any]:
-    """What it ran on; no host name."""
-    number = cupy.cuda.runtime.getDevice()
-    card = cupy.cuda.runtime.getDeviceProperties(number)
+def run_parts(report: Report, parts: Iterable[Part], seconds: float | None) -> None:
+    """Run parts one after another and record each of their lines at once."""
+    try:
+        for key, name, call in parts:
+            if seconds is not None and report.seconds > seconds:
+                report.content["not_run"].append(name)
+            else:
+                run_part(report, key, name, call)
+    except Exception as error:  # noqa: BLE001  what parts share could not be prepared
+        report.append("errors", {"part": "preparation", "error": last_line(error)})
+    report.write()
+
+
+def run_part(report: Report, key: str, name: str, call: Callable[[], Any]) -> None:
+    """Run one part; an exception is recorded as its failure."""
+    try:
+        lines = call()
+        for line in [lines] if isinstance(lines, dict) else lines:
+            report.append(key, line)
+    except Exception as error:  # noqa: BLE001  recorded as a failure; the other parts go on
+        what = last_line(error)
+        if key == "checks":
+            report.append("checks", {"name": name, "passed": False, "error": what})
+        else:
+            report.append("errors", {"part": name, "error": what})
+
+
+def last_line(error: Exception) -> str:
+    """Print the traceback of an exception, and return its last line."""
+    traceback.print_exception(error)
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions of the packages that matter, without CuPy."""
     import numba
     import scipy
 
     import scalelatent
 
+    return {
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "numba": numba.__version__,
+        "scalelatent": scalelatent.__version__,
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def machine(cupy: Any) -> dict[str, Any]:
+    """Return the card and the versions of the software; no host name."""
+    number = cupy.cuda.runtime.getDevice()
+    card = cupy.cuda.runtime.getDeviceProperties(number)
     return {
         "device": card["name"].decode() if isinstance(card["name"], bytes) else card["name"],
         "compute_capability": f"{card['major']}.{card['minor']}",
@@ -92,13 +228,7 @@ def machine(cupy: Any) -> dict[str, Any]:
         "cuda_driver": cupy.cuda.runtime.driverGetVersion(),
         "cuda_runtime": cupy.cuda.runtime.runtimeGetVersion(),
         "cupy": cupy.__version__,
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-        "numba": numba.__version__,
-        "scalelatent": scalelatent.__version__,
-        "python": platform.python_version(),
-        "processor": platform.machine(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        **versions(),
     }
 
 

@@ -3,9 +3,10 @@ processor, then rates of inference and of learning.
 
     python benchmarks/gpu_crbm.py --out gpu_crbm.json
 
-On the machine: CuPy, numpy, scipy, numba and this package on PYTHONPATH; nothing is downloaded, no setting of
-the card is touched. Exit code 0: all checks passed; 1: the checks named in the result failed; 3: no GPU here,
-and no result is written.
+Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
+imports; `benchmarks/gpu_all.sh wheels` downloads those for a machine without a network. The script downloads
+nothing and changes no setting of the card. Exit code 0: all checks passed; 1: a check failed or a part raised
+an error (see the result); 3: there is no GPU, and no result is written.
 
 Rates of inference are medians with the biases on the card. Beside each: the bytes that its sweeps move
 between the multiprocessors and the second-level cache or memory, as bytes a second (16 an edge, 4 where
@@ -20,13 +21,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
-from gpu_common import card_stream, device_seconds, run_script, script_parser
+from gpu_common import (
+    Part,
+    card_device,
+    card_stream,
+    device_seconds,
+    find_kernel,
+    run_script,
+    script_parser,
+)
 
 import scalelatent as sl
-from scalelatent.engine.backend import CupyBackend, find_kernel
+from scalelatent.engine.backend import CupyBackend
 from scalelatent.models.crbm.kernels import reference
 from scalelatent.models.crbm.kernels.reference import sigmoid
 
@@ -40,18 +51,24 @@ def main() -> int:
     return run_script(script_parser(__doc__).parse_args(), card_stream, checks, measures)
 
 
-def checks(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
-    return [*check_all(backend, args), check_fit(args)]
+def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+    shapes = [(1, 1, 1.0), (7, 3, 3.0), (40, 70, 0.3)]
+    for shape in shapes if args.quick else [*shapes, (784, 256, 0.1), (33, 2000, 0.05)]:
+        yield "checks", f"graphs of {shape[0]} x {shape[1]}", partial(check_all, backend, [shape], args)
+    yield "checks", "a fit beside that of a processor", partial(check_fit, args)
 
 
-def measures(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
+def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
     shapes = (
         [(20, 10, 5)]
         if args.quick
         else [(784, 256, 20), (784, 256, 160), (784, 256, 1280), (10_000, 2000, 4)]
     )
-    rates = [rate(backend, *shape, pairs, args) for shape in shapes for pairs in (False, True)]
-    return {"rates": rates, "steps": [steps(*((20, 10, 2) if args.quick else (784, 256, 64)), args)]}
+    for shape in shapes:
+        for pairs in (False, True):
+            name = f"inference, {shape[0]} x {shape[1]}, {shape[2]} rows{', with pairs' if pairs else ''}"
+            yield "rates", name, partial(rate, backend, *shape, pairs, args)
+    yield "steps", "steps of learning", partial(steps, *((20, 10, 2) if args.quick else (784, 256, 64)), args)
 
 
 def draw(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
@@ -61,12 +78,11 @@ def draw(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray
     return tuple(part.astype(np.float32) for part in parts)
 
 
-def check_all(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
+def check_all(
+    backend: CupyBackend, shapes: list[tuple[int, int, float]], args: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Beliefs, pairs and log Z of the card against the reference, and the same bits twice and in parts."""
     out = []
-    shapes = [(1, 1, 1.0), (7, 3, 3.0), (40, 70, 0.3)] + (
-        [] if args.quick else [(784, 256, 0.1), (33, 2000, 0.05)]
-    )
     for v, h, scale in shapes:
         w, bv, bh = draw(v, h, 6, scale, args.seed)
         device = tuple(backend.asarray(b, np.float32) for b in (bv, bh))
@@ -121,7 +137,7 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
     """Parameters of a short fit on the card beside those of a processor."""
     sizes = (20, 10, 60) if args.quick else (196, 128, 400)
     x, clean = images(sizes[0], sizes[2], args.seed)
-    fits = [model_of(device, sizes[1], 3, 4, args.seed).fit(x, clean) for device in ("cpu", "gpu")]
+    fits = [model_of(device, sizes[1], 3, 4, args.seed).fit(x, clean) for device in ("cpu", card_device())]
     worst = max(float(np.abs(getattr(fits[0], k) - getattr(fits[1], k)).max()) for k in ("W_", "Wvx_", "bv_"))
     return line("a fit beside that of a processor", worst, 1e-4)
 

@@ -3,9 +3,10 @@ by side, and what many chains learn.
 
     python benchmarks/gpu_hcn.py --out gpu_hcn.json
 
-On the machine: CuPy, numpy, scipy, numba and this package on PYTHONPATH; nothing is downloaded, no setting of
-the card is touched. Exit code 0: all checks passed; 1: the checks named in the result failed; 3: no GPU here,
-and no result is written.
+Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
+imports; `benchmarks/gpu_all.sh wheels` downloads those for a machine without a network. The script downloads
+nothing and changes no setting of the card. Exit code 0: all checks passed; 1: a check failed or a part raised
+an error (see the result); 3: there is no GPU, and no result is written.
 
 Rates are pairs a second (a pair is a place and a weight that meet in a pixel) with all arrays on the card, a
 thread block a chain of five letter images of 24 x 24, 32 features of 8 x 6, beside one core of this machine
@@ -20,10 +21,20 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
-from gpu_common import card_stream, device_seconds, host_seconds, run_script, script_parser
+from gpu_common import (
+    Part,
+    card_device,
+    card_stream,
+    device_seconds,
+    host_seconds,
+    run_script,
+    script_parser,
+)
 from hcn_common import n_found
 
 import scalelatent as sl
@@ -47,8 +58,10 @@ def main() -> int:
     return run_script(parser.parse_args(), card_stream, check_all, measures)
 
 
-def measures(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
-    return {"rates": rates(backend, args), "learned": learned(args)}
+def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+    yield "rates", "sweeps by the number of chains", partial(rates, backend, args)
+    yield "rates", "a step of many chains", partial(many_chains, backend, args)
+    yield "learned", "a fit", partial(learned, args)
 
 
 # -- checks -----------------------------------------------------------------------------------------------
@@ -76,42 +89,69 @@ def draw(
     }
 
 
-def check_all(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Bits of the card beside those of a processor."""
-    host, out = make_backend("cpu"), []
+def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+    """Compare bits of the card with those of a processor."""
+    host = make_backend("cpu")
     for shape in SHAPES if args.quick else [*SHAPES, LARGE]:
         for name, damping in (("sweep", None), ("sweep_messages", 1.0), ("sweep_messages", 0.8)):
-            given = draw(*shape, args.seed)
-            names = list(given)[: 4 if damping is None else 7]
-            both = []
-            for place in (host, backend):
-                arrays = [place.xp.asarray(given[key].copy()) for key in names]
-                moved = []
-                for _ in range(2):
-                    more = () if damping is None else (damping,)
-                    moved.append(place.kernel(f"hcn_{name}")(*arrays, *more))
-                both.append([*(place.to_host(a) for a in arrays), *(m for m in moved if m is not None)])
-            out.append(same(f"{name} {damping or ''} of {shape}", *both))
-        given = draw(*shape, args.seed)
-        rows = np.arange(shape[1])
-        found = []
-        for place in (host, backend):
-            s = place.xp.asarray(given["s"][0].copy())
-            pixels = given["evidence"][0]
-            order = shuffled(args.seed, "benchmark", 0, rows, pixels[0].size)
-            moved = place.kernel("hcn_decode")(
-                place.xp.asarray(pixels), place.xp.asarray(order), s, given["w"][0] > 0, 3
-            )
-            found.append([place.to_host(s), moved])
-        out.append(same(f"decode of {shape}", *found))
+            call = partial(check_sweep, host, backend, shape, name, damping, args)
+            yield "checks", f"{name} {damping or ''} of {shape}", call
+        yield "checks", f"decode of {shape}", partial(check_decode, host, backend, shape, args)
+    yield "checks", "orders", partial(check_orders, host, backend, args)
+    yield "checks", "a step of chains", partial(check_step, host, backend, args)
+    yield "checks", "a fit", partial(check_fit, args)
+
+
+def check_sweep(
+    host: Any, backend: Any, shape: Any, name: str, damping: float | None, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Compare two sweeps."""
+    given = draw(*shape, args.seed)
+    names = list(given)[: 4 if damping is None else 7]
+    both = []
+    for place in (host, backend):
+        arrays = [place.xp.asarray(given[key].copy()) for key in names]
+        moved = []
+        for _ in range(2):
+            more = () if damping is None else (damping,)
+            moved.append(place.kernel(f"hcn_{name}")(*arrays, *more))
+        both.append([*(place.to_host(a) for a in arrays), *(m for m in moved if m is not None)])
+    return same(f"{name} {damping or ''} of {shape}", *both)
+
+
+def check_decode(host: Any, backend: Any, shape: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Compare three sweeps of decoding."""
+    given, rows, found = draw(*shape, args.seed), np.arange(shape[1]), []
+    for place in (host, backend):
+        s = place.xp.asarray(given["s"][0].copy())
+        pixels = given["evidence"][0]
+        order = shuffled(args.seed, "benchmark", 0, rows, pixels[0].size)
+        moved = place.kernel("hcn_decode")(
+            place.xp.asarray(pixels), place.xp.asarray(order), s, given["w"][0] > 0, 3
+        )
+        found.append([place.to_host(s), moved])
+    return same(f"decode of {shape}", *found)
+
+
+def check_orders(host: Any, backend: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Compare random orders."""
     numbers = args.seed, "hcn sweep", 3, np.array([0, 7, 2**40]), 40 if args.quick else 2880
-    orders = [[p.to_host(p.kernel("hcn_shuffled")(*numbers))] for p in (host, backend)]
-    out.append(same("orders", *orders))
+    return same("orders", *([p.to_host(p.kernel("hcn_shuffled")(*numbers))] for p in (host, backend)))
+
+
+def check_step(host: Any, backend: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Compare a step of three chains."""
     learner, state, blocks = job(3, 2 if args.quick else BATCHES, args)
-    out.append(same("a step of chains", *([step(learner, state, blocks, p)] for p in (host, backend))))
-    fits = [[model_of(device, 2, args).fit(letters(60, args)).beliefs_[0]] for device in ("cpu", "gpu")]
-    out.append(same("a fit", *fits))
-    return out
+    return same("a step of chains", *([step(learner, state, blocks, p)] for p in (host, backend)))
+
+
+def check_fit(args: argparse.Namespace) -> dict[str, Any]:
+    """Compare whole fits."""
+    fits = [
+        [model_of(device, 2, args).fit(letters(60 if args.quick else 200, args)).beliefs_[0]]
+        for device in ("cpu", card_device())
+    ]
+    return same("a fit", *fits)
 
 
 def same(name: str, want: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Any]:
@@ -169,9 +209,9 @@ def model_of(device: str, chains: int, args: argparse.Namespace) -> sl.Hierarchi
 # -- rates ------------------------------------------------------------------------------------------------
 
 
-def rates(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Pairs a second by the number of chains, beside one core."""
-    out, host, layer = [], make_backend("cpu"), layer_of(args)
+def rates(backend: CupyBackend, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure pairs a second by the number of chains, and on one core."""
+    host, layer = make_backend("cpu"), layer_of(args)
     learner, state, blocks = job(2 if args.quick else 264, 1, args)
     pairs = layer.pairs * len(blocks[0].x)
     one: dict[str, float] = {}
@@ -198,8 +238,13 @@ def rates(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]
             lambda c=chains: step(learner, state, blocks[:c], backend), max(1, args.repeats // 2)
         )
         found["a step of one minibatch"] = chains * pairs / seconds
-        out.append(found)
         print(json.dumps(found), flush=True)
+        yield found
+
+
+def many_chains(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure a step of many chains of minibatches on the card and on one core."""
+    host, layer = make_backend("cpu"), layer_of(args)
     learner, state, blocks = job(2 if args.quick else 128, 2 if args.quick else BATCHES, args)
     n = sum(len(block.x) for block in blocks)
     both = [host_seconds(lambda p=p: step(learner, state, blocks, p), 1) for p in (host, backend)]
@@ -207,7 +252,7 @@ def rates(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]
     found = {"a step of minibatches": len(blocks), **{k: n * layer.pairs / v for k, v in seconds_of.items()}}
     found["times one core"] = both[0] / both[1]
     print(json.dumps(found), flush=True)
-    return [*out, found]
+    return found
 
 
 def cores(host: Any, evidence: Any, order: Any, s: Any, w: Any, kept: Any, args: argparse.Namespace) -> Any:

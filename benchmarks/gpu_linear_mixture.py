@@ -3,9 +3,10 @@ that of a processor, then rates of the scan, of images and of whole passes.
 
     python benchmarks/gpu_linear_mixture.py --out gpu_linear_mixture.json
 
-On the machine: CuPy, numpy, scipy, numba and this package on PYTHONPATH; nothing is downloaded, no setting of
-the card is touched. Exit code 0: all checks passed; 1: the checks named in the result failed; 3: no GPU here,
-and no result is written.
+Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
+imports; `benchmarks/gpu_all.sh wheels` downloads those for a machine without a network. The script downloads
+nothing and changes no setting of the card. Exit code 0: all checks passed; 1: a check failed or a part raised
+an error (see the result); 3: there is no GPU, and no result is written.
 
 Rates are medians with the rows on the card. Beside the scan: the card's sgemm of the same rows and columns,
 without TF32. Images are those of 16 directions, their products and sums in one launch each, beside the bytes
@@ -18,15 +19,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
-from gpu_common import card_stream, device_seconds, host_seconds, run_script, script_parser
+from gpu_common import (
+    Part,
+    card_device,
+    card_stream,
+    device_seconds,
+    find_kernel,
+    host_seconds,
+    run_script,
+    script_parser,
+)
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
-from scalelatent.engine.backend import CupyBackend, find_kernel
+from scalelatent.engine.backend import CupyBackend
 from scalelatent.models.linear_mixture.kernels import reference
 from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame, group_rows
 from scalelatent.models.linear_mixture.model.em import MAIN, Mixture, MixtureEM, initial_state
@@ -39,14 +51,20 @@ def main() -> int:
     return run_script(script_parser(__doc__).parse_args(), card_stream, checks, measures)
 
 
-def checks(_: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
-    return [*check_all(args), check_fit(args)]
+def checks(_: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+    shapes = [(1, (3, 3), 1, 0), (40, (5, 6), 7, 3)] + ([] if args.quick else [(3000, (28, 28), 60, 12)])
+    for shape in shapes:
+        yield "checks", f"kernels, {shape[0]} rows", partial(check_kernels, *shape, args)
+    yield "checks", "a fit beside that of a processor", partial(check_fit, args)
 
 
-def measures(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
+def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
     sizes = [(60, 16, 20)] if args.quick else [(65_536, p, k) for p in (256, 784) for k in (100, 500, 1000)]
     parts = {"scan": scan, "images": images, "passes": passes}
-    return {name: [measure(backend, *size, args) for size in sizes] for name, measure in parts.items()}
+    for name, measure in parts.items():
+        for size in sizes:
+            call = partial(measure, backend, *size, args)
+            yield name, f"{name}, {size[0]} rows, p = {size[1]}, K = {size[2]}", call
 
 
 def kernel(name: str) -> Any:
@@ -71,47 +89,41 @@ def apart(found: Any, wanted: Any) -> float:
     return float(np.abs(found - wanted).max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-12))
 
 
-def check_all(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each kernel against the reference."""
-    out = []
-    shapes = [(1, (3, 3), 1, 0), (40, (5, 6), 7, 3)] + ([] if args.quick else [(3000, (28, 28), 60, 12)])
-    for n, shape, k, h in shapes:
-        p, name = shape[0] * shape[1], f"{n} rows, {shape[0]} x {shape[1]}, K = {k}, h = {h}"
-        rng = np.random.default_rng(args.seed)
-        x, (means, bases) = rng.random((n, p), dtype=np.float32), made(k, p, h, args.seed)
-        scores = reference.error_scores(means, bases, means.mean(axis=0))
-        starts = np.array([0, k // 2, k])
-        ours, theirs = kernel("make_scorer")(scores, starts), reference.make_scorer(scores, starts)
-        wanted = reference.all_scores(theirs, x, 0, 2)
-        out.append(line(f"scores, {name}", apart(kernel("all_scores")(ours, x, 0, 2), wanted), 1e-5))
-        best, index = kernel("nearest")(ours, x, 1, 2)
-        chosen = wanted[np.arange(n), index[:, 0]] - wanted[:, k // 2 :].min(axis=1)
-        worst = float(chosen.max(initial=0.0)) / float(np.abs(wanted).max())
-        out.append(
-            line(
-                f"best of a run, {name}", max(worst, apart(best[:, 0], wanted[:, k // 2 :].min(axis=1))), 1e-5
-            )
-        )
-        groups = group_rows(rng.integers(0, k, n), 0, k, rng.random(n))
-        wide, frame = np.linalg.qr(rng.normal(size=(k, p, min(8, p))))[0], Frame(TANGENTS, shape, 0.6)
-        q, factors, sums = wide.shape[2], rng.random((k, len(TANGENTS))), []
-        for body in (kernel, lambda name: getattr(reference, name)):
-            total, square, image = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p))
-            gram, tangent = np.zeros((k, q, q)), np.zeros((k, q, p))
-            trace, moment = np.zeros((k, len(TANGENTS))), np.zeros((k, p * (p + 1) // 2))
-            bank = body("make_bank")(means, wide, False)
-            body("add_images")(bank, x, groups, total, square, image, gram)
-            still = body("make_bank")(np.zeros((k, p)), wide, False)
-            body("add_tangents")(still, x, groups, frame, factors, tangent, trace)
-            body("add_moments")(means, x, groups, np.zeros((k, p)), moment)
-            planes, tangents = body("make_planes")(scores), body("tangent_rows")(x, shape, TANGENTS[:6], 0.6)
-            candidates = np.tile(np.arange(min(k, 3), dtype=np.int32), (n, 1))
-            far = body("tangent_distance")(planes, x, tangents, candidates)
-            sums.append([total, square, image, gram, tangent, trace, moment, tangents, far])
-        names = "sums, squares, images, grams, images of tangents, their squares, moments, tangents"
-        for what, found, want in zip([*names.split(", "), "tangent distances"], *sums, strict=True):
-            out.append(line(f"{what}, {name}", apart(found, want), 1e-4))
-    return out
+def check_kernels(
+    n: int, shape: tuple[int, int], k: int, h: int, args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Compare each kernel with the reference."""
+    p, name = shape[0] * shape[1], f"{n} rows, {shape[0]} x {shape[1]}, K = {k}, h = {h}"
+    rng = np.random.default_rng(args.seed)
+    x, (means, bases) = rng.random((n, p), dtype=np.float32), made(k, p, h, args.seed)
+    scores = reference.error_scores(means, bases, means.mean(axis=0))
+    starts = np.array([0, k // 2, k])
+    ours, theirs = kernel("make_scorer")(scores, starts), reference.make_scorer(scores, starts)
+    wanted = reference.all_scores(theirs, x, 0, 2)
+    yield line(f"scores, {name}", apart(kernel("all_scores")(ours, x, 0, 2), wanted), 1e-5)
+    best, index = kernel("nearest")(ours, x, 1, 2)
+    chosen = wanted[np.arange(n), index[:, 0]] - wanted[:, k // 2 :].min(axis=1)
+    worst = float(chosen.max(initial=0.0)) / float(np.abs(wanted).max())
+    yield line(f"best of a run, {name}", max(worst, apart(best[:, 0], wanted[:, k // 2 :].min(axis=1))), 1e-5)
+    groups = group_rows(rng.integers(0, k, n), 0, k, rng.random(n))
+    wide, frame = np.linalg.qr(rng.normal(size=(k, p, min(8, p))))[0], Frame(TANGENTS, shape, 0.6)
+    q, factors, sums = wide.shape[2], rng.random((k, len(TANGENTS))), []
+    for body in (kernel, lambda name: getattr(reference, name)):
+        total, square, image = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p))
+        gram, tangent = np.zeros((k, q, q)), np.zeros((k, q, p))
+        trace, moment = np.zeros((k, len(TANGENTS))), np.zeros((k, p * (p + 1) // 2))
+        bank = body("make_bank")(means, wide, False)
+        body("add_images")(bank, x, groups, total, square, image, gram)
+        still = body("make_bank")(np.zeros((k, p)), wide, False)
+        body("add_tangents")(still, x, groups, frame, factors, tangent, trace)
+        body("add_moments")(means, x, groups, np.zeros((k, p)), moment)
+        planes, tangents = body("make_planes")(scores), body("tangent_rows")(x, shape, TANGENTS[:6], 0.6)
+        candidates = np.tile(np.arange(min(k, 3), dtype=np.int32), (n, 1))
+        far = body("tangent_distance")(planes, x, tangents, candidates)
+        sums.append([total, square, image, gram, tangent, trace, moment, tangents, far])
+    names = "sums, squares, images, grams, images of tangents, their squares, moments, tangents"
+    for what, found, want in zip([*names.split(", "), "tangent distances"], *sums, strict=True):
+        yield line(f"{what}, {name}", apart(found, want), 1e-4)
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
@@ -123,7 +135,7 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "max_iter": 3, "statistics": "images"}
     told = [
         sl.LinearMixtureClassifier(device=device, n_jobs=1, random_state=0, **options).fit(x, y).history_
-        for device in ("cpu", "gpu")
+        for device in ("cpu", card_device())
     ]
     return line(
         "a fit beside that of a processor", apart(told[1][-1]["objective"], told[0][-1]["objective"]), 1e-3

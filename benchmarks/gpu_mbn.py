@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_mbn.py --out gpu_mbn.json
 
-On the machine: CuPy, numpy, scipy, numba and this package on PYTHONPATH; nothing is downloaded, no setting of
-the card is touched. Exit code 0: all checks passed; 1: the checks named in the result failed; 3: no GPU here,
-and no result is written.
+Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
+imports; `benchmarks/gpu_all.sh wheels` downloads those for a machine without a network. The script downloads
+nothing and changes no setting of the card. Exit code 0: all checks passed; 1: a check failed or a part raised
+an error (see the result); 3: there is no GPU, and no result is written.
 
 Rates are medians over repeats with the rows on the card and the codes brought back. The yardstick of dense
 rows is the matrix product alone: same shapes, same tiles, same run.
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 # Codes to compare with are computed by one thread; the BLAS reads these when numpy loads it.
@@ -22,9 +25,17 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 import numpy as np
-from gpu_common import device_seconds, host_seconds, run_script, script_parser
+from gpu_common import (
+    Part,
+    device_seconds,
+    find_kernel,
+    host_seconds,
+    make_card,
+    run_script,
+    script_parser,
+)
 
-from scalelatent.engine.backend import CupyBackend, find_kernel
+from scalelatent.engine.backend import CupyBackend
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.kernels.reference import METRICS
 
@@ -38,44 +49,47 @@ def main() -> int:
     args = parser.parse_args()
     if args.quick:
         args.rows, args.clusterings, args.repeats = 60, 20, 1
-    return run_script(args, CupyBackend, check_all, measures)
+    return run_script(args, make_card, check_all, measures)
 
 
-def measures(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
+def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
     sizes = (30, 12) if args.quick else (500, 2000, 8000)
     layers = (16, 8) if args.quick else (8000, 4000, 2000, 1000, 500, 250, 125, 62)
-    return {
-        "dense": [dense_rate(backend, k, args) for k in sizes],
-        "codes": [code_rate(backend, below, args) for below in layers],
-        "sparse": [sparse_rate(backend, k, args) for k in sizes[:2]],
-    }
+    for k in sizes:
+        yield "dense", f"dense rows, k = {k}", partial(dense_rate, backend, k, args)
+    for below in layers:
+        yield "codes", f"rows of codes below {below}", partial(code_rate, backend, below, args)
+    for k in sizes[:2]:
+        yield "sparse", f"sparse rows, k = {k}", partial(sparse_rate, backend, k, args)
 
 
 # -- checks -----------------------------------------------------------------------------------------------
 
 
-def check_all(backend: CupyBackend, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Codes of the card against those of the processor: none may differ."""
+def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+    """Compare codes of the card with those of the processor: none may differ."""
     rng, n = np.random.default_rng(args.seed), min(args.rows, 5000)
-    out = []
+
+    def part(name: str, *given: Any) -> Part:
+        return "checks", name, partial(compare, name, backend, *given)
+
     for metric in METRICS:
         for stored in ("uint8", "float32"):
             for k, p in ((1, 3), (40, 30), *(() if args.quick else ((1000, FEATURES), (9000, 200)))):
                 x, w = pixels(rng, n, p, stored), pixels(rng, k, p, stored)
                 x[: n // 2] = w[rng.integers(0, k, n // 2)]
-                out.append(compare(f"dense {metric} {stored} k={k}", backend, "nearest", x, w, metric))
+                yield part(f"dense {metric} {stored} k={k}", "nearest", x, w, metric)
     base = rng.normal(size=200) * 100
     x, w = ((base + rng.normal(size=(m, 200)) * 1e-2).astype("f4") for m in (n, min(n, 2000)))
-    out.append(compare("dense, in doubt everywhere", backend, "nearest", x, w, "euclidean"))
+    yield part("dense, in doubt everywhere", "nearest", x, w, "euclidean")
     for metric in METRICS:
         for k in (7, 60) if args.quick else (7, 500, 9000):
             x, w = documents(rng, n, 300), documents(rng, k, 300)
-            out.append(compare(f"sparse {metric} k={k}", backend, "nearest_sparse", x, w, metric))
+            yield part(f"sparse {metric} k={k}", "nearest_sparse", x, w, metric)
     for below, k in ((9, 4), (60, 30)) if args.quick else ((9, 4), (8000, 4000), (20_000, 10_000)):
         x, w = (rng.integers(0, below, (*m, args.clusterings)).astype("u2") for m in ((n,), (2, k)))
         units = rng.random((2, args.clusterings, below)) < 0.5
-        out.append(compare(f"codes k={k} of {below}", backend, "nearest_codes", x, w, units))
-    return out
+        yield part(f"codes k={k} of {below}", "nearest_codes", x, w, units)
 
 
 def compare(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: Any) -> dict[str, Any]:

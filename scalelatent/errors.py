@@ -89,6 +89,14 @@ class RunError(ScalelatentError, RuntimeError):
     """Work that had begun could not go on; what was done is kept, and the message says how to go on."""
 
 
+class DeviceMemoryError(RunError):
+    """A card has too little free memory; the message names the card, the request and what to set."""
+
+
+class DeviceLostError(RunError):
+    """A card refuses all further work of this process, as after a crashed kernel or an Xid error."""
+
+
 class DivergenceError(RunError, FloatingPointError):
     """Learning has diverged: its settings are to blame, not the rows."""
 

@@ -219,7 +219,8 @@ def warm(
             if many
             else "all kernels are compiled"
         )
-        typer.echo(f"{f'{host}: ' if host else ''}{text} ({done['folder']})")
+        card = f"; for the GPU: {', '.join(done['cuda'])}" if done["cuda"] else ""
+        typer.echo(f"{f'{host}: ' if host else ''}{text} ({done['folder']}){card}")
 
 
 @with_scheduler

@@ -77,9 +77,12 @@ class Backend(Protocol):
 
     name: str
     device: str
-    xp: ModuleType  # numpy or CuPy
     row_limits: dict[str, int]
-    memory_errors: tuple[type[Exception], ...]
+    card_errors: tuple[type[Exception], ...]
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array library, numpy or CuPy; CuPy's operators then run on this backend's stream."""
 
     def kernel(self, name: str) -> Callable[..., Any]:
         """The body of a kernel."""
@@ -105,8 +108,8 @@ class Backend(Protocol):
     def release_memory(self) -> None:
         """Let go of scratch, and of what a pool keeps for later."""
 
-    def memory_error(self, error: Exception) -> Exception:
-        """In our words: memory that ended."""
+    def name_error(self, error: Exception) -> Exception:
+        """Return the error that names the card, for one of ``card_errors``."""
 
 
 class Reduction(Protocol[StateIn, Prepared]):

@@ -37,6 +37,10 @@ ANSWER_SECONDS = 60.0
 SKEW_SECONDS = 1.0
 SHOWN = 3
 PINNED = "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1"
+CUDA_EXTRA = (
+    "python -m pip install 'scalelatent[cuda12]' (or cuda13, as the driver allows) in that environment: it "
+    "brings the CUDA libraries and the compiler's headers"
+)
 SHARED = "put it on storage that this machine and all workers share: a shared file system, or s3://…"
 LOCAL_CACHE = "export NUMBA_CACHE_DIR=/a/folder/on/a/local/disk"
 
@@ -209,6 +213,8 @@ def _zarr(folder: str) -> Iterator[Finding]:
 
 
 def _gpu(folder: str) -> Iterator[Finding]:
+    from scalelatent.engine.backend import check_card
+
     wheels = [wheel.split()[0] for wheel in cupy_wheels()]
     cards = list(Path("/proc/driver/nvidia/gpus").glob("*"))
     if len(wheels) > 1:
@@ -228,7 +234,11 @@ def _gpu(folder: str) -> Iterator[Finding]:
             text, fix = f"{wheels[0]} does not find a device: {error}", "check the driver with nvidia-smi"
             yield warn(text, fix)
             return
-        yield ok(f"{wheels[0]} {cupy.__version__}: {', '.join(names)}")
+        trouble = [text for text in map(check_card, range(count)) if text]
+        if trouble:
+            yield fail(_list(trouble), CUDA_EXTRA)
+        else:
+            yield ok(f"{wheels[0]} {cupy.__version__}: {', '.join(names)}; each compiles and multiplies")
 
 
 def _dashboard(folder: str) -> Iterator[Finding]:
@@ -462,6 +472,9 @@ def _gpus(view: ClusterView) -> Iterator[Finding]:
             else "check nvidia-smi and CUDA_VISIBLE_DEVICES there"
         )
         yield fail(f"a GPU is offered by {_some(blind)}, but {why}", fix)
+    broken = {a: told["card_trouble"] for a, told in offer.items() if told["gpus"] and told["card_trouble"]}
+    if broken:
+        yield fail(f"{_some(broken)} cannot compute on the GPU: {_list(broken.values())}", CUDA_EXTRA)
     if wide:
         text = f"a GPU is offered by {_some(wide)} with several threads, which wait for each other"
         yield warn(text, "one process and one thread for each device: --nthreads 1 --resources GPU=1")
@@ -470,8 +483,10 @@ def _gpus(view: ClusterView) -> Iterator[Finding]:
     if idle:
         fix = "start a worker for it with --nthreads 1 --resources GPU=1, or hide it: CUDA_VISIBLE_DEVICES=-1"
         yield warn(f"a device is seen by {_some(idle)} and not offered: jobs leave it idle", fix)
-    if not (blind or wide or twice or idle):
-        yield ok(f"{len(offer)} workers offer a device and find it" if offer else "no worker offers one")
+    if not (blind or broken or wide or twice or idle):
+        yield ok(
+            f"{len(offer)} workers offer a device and compute on it" if offer else "no worker offers one"
+        )
 
 
 def _caches(view: ClusterView) -> Iterator[Finding]:
@@ -593,7 +608,7 @@ CHECKS = (
     Check("memory", "cluster", _limits, ("host", "machine_bytes")),
     Check("malloc", "cluster", _trim, ("glibc", "trim")),
     Check("clock", "cluster", _clock, ("skew",)),
-    Check("gpu", "cluster", _gpus, ("cupy", "gpus")),
+    Check("gpu", "cluster", _gpus, ("cupy", "gpus", "card_trouble")),
     Check("numba cache", "cluster", _caches, ("cache_trouble",)),
     Check("folder", "cluster", _shared_folder, ("folder_trouble",)),
     Check("device", "cluster", _device),

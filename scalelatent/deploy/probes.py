@@ -99,6 +99,13 @@ def _gpus() -> int:
     return gpu_count()
 
 
+def _card_trouble() -> str:
+    """Return why the card of this process cannot be used; empty if it can, or if there is none."""
+    from scalelatent.engine.backend import check_card
+
+    return check_card() if _gpus() else ""
+
+
 def peak_bytes() -> int:
     """Peak resident memory of this process; ru_maxrss, which outlives exec, only where nothing else tells."""
     try:
@@ -139,6 +146,7 @@ PROBES: dict[str, Callable[[Wanted], object]] = {
     "glibc": lambda wanted: platform.libc_ver()[0] == "glibc",
     "cupy": lambda wanted: cupy_wheels(),
     "gpus": lambda wanted: _gpus(),
+    "card_trouble": lambda wanted: _card_trouble(),
     "cache_trouble": lambda wanted: cache_trouble(),
     "folder_trouble": lambda wanted: folder_trouble(wanted.folder, wanted.mark) if wanted.folder else "",
     "datasets": _datasets,
@@ -154,7 +162,10 @@ async def look(asked: Iterable[str], wanted: Wanted, dask_worker: Worker) -> dic
     from scalelatent.engine.dask.hooks import worker_settings
 
     # In a thread: a file system that hangs, or an import of seconds, must not silence the worker.
-    return worker_settings(dask_worker) | await asyncio.to_thread(_probe, list(asked), wanted)
+    settings = worker_settings(dask_worker)
+    # Workers that do not offer a card must not take memory on it.
+    probes = [name for name in asked if name != "card_trouble" or settings["offers_gpu"]]
+    return settings | await asyncio.to_thread(_probe, probes, wanted)
 
 
 def _probe(asked: list[str], wanted: Wanted) -> dict[str, Any]:

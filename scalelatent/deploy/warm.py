@@ -13,11 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import known_kinds
 from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import JobError
+from scalelatent.kernels.cuda import Kernels, has_cuda
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -143,17 +146,37 @@ def warm(
         raise
     if failed:
         raise JobError(f"kernel {failed[0]} does not compile here: its process ended; see the lines above")
+    cuda = _warm_card(_chosen(kinds))
     seconds = round(time.monotonic() - begin, 1)
-    return {"kernels": count, "compiled": [name for *_, name in missing], "seconds": seconds, "folder": CACHE}
+    compiled = [name for *_, name in missing]
+    return {"kernels": count, "compiled": compiled, "cuda": cuda, "seconds": seconds, "folder": CACHE}
+
+
+def _warm_card(kinds: Iterable[str]) -> list[str]:
+    """Compile the CUDA texts of these families for the card of this process, all at once; their names."""
+    from scalelatent.engine.backend import gpu_count
+
+    if not gpu_count():
+        return []
+    packages = {kind: f"{families()[kind]}.kernels" for kind in kinds}
+    there = {kind: name for kind, name in packages.items() if find_spec(name) and has_cuda(name)}
+    with ThreadPoolExecutor(max(len(there), 1), "scalelatent-nvrtc") as pool:
+        for _ in pool.map(lambda package: Kernels(package).compile(), there.values()):
+            pass
+    return list(there)
 
 
 def warm_cluster(client: Client, kinds: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """Do as `warm` on every host of a cluster, by one of its workers; host -> what `warm` returns there."""
+    """Run `warm` on one worker of every host of a cluster; return what it returned by host.
+
+    A worker that offers a card compiles for it too, and is chosen before others.
+    """
     chosen = _chosen(kinds)
     workers = client.scheduler_info(n_workers=-1)["workers"]
     if not workers:
         raise JobError("the cluster has no workers: start some, then warm them")
-    of_host = {info["host"]: address for address, info in sorted(workers.items(), reverse=True)}
+    ranked = sorted(workers, key=lambda a: (not workers[a].get("resources", {}).get("GPU"), a), reverse=True)
+    of_host = {workers[address]["host"]: address for address in ranked}
     found = client.run(_warm_here, chosen, workers=sorted(of_host.values()), on_error="return")
     for host, address in of_host.items():
         if isinstance(found.get(address), BaseException) or address not in found:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -14,7 +16,7 @@ import numpy as np
 from scalelatent.contract.kinds import find_kernels, kernel_names, load
 from scalelatent.contract.learners import Backend, Table
 from scalelatent.contract.parameters import DEVICES
-from scalelatent.errors import RunError
+from scalelatent.errors import DeviceLostError, DeviceMemoryError, RunError
 from scalelatent.kernels.cuda import multiply
 from scalelatent.kernels.vectors import aligned
 
@@ -26,9 +28,7 @@ if TYPE_CHECKING:
 
     from scalelatent.kernels.arrays import Array
 
-
-class DeviceMemoryError(RunError):
-    """The memory of a card has ended: naming the card, what was wanted, and what to set."""
+_log = logging.getLogger(__name__)
 
 
 @cache
@@ -48,8 +48,8 @@ class HostBackend:
     # them. So an instance belongs to one thread.
 
     xp: ModuleType = np
-    # What means that a card's memory has ended, see :mod:`.halving`: nothing does here.
-    memory_errors: tuple[type[Exception], ...] = ()
+    # Errors that a card may raise in a model's expressions: none here.
+    card_errors: tuple[type[Exception], ...] = ()
     device = "cpu"
 
     def __init__(self, name: str = "numba") -> None:
@@ -93,7 +93,7 @@ class HostBackend:
     def release_memory(self) -> None:
         """Nothing: there is enough."""
 
-    def memory_error(self, error: Exception) -> Exception:
+    def name_error(self, error: Exception) -> Exception:
         return error
 
 
@@ -121,17 +121,55 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def make_backend(device: str) -> Backend:
-    """A backend of this process for ``"cpu"``, ``"gpu"`` or ``"reference"``; one for each thread."""
+def computes_on_card(device: str) -> bool:
+    """Whether a backend of this process for ``device`` computes on a card."""
+    return device not in ("cpu", "reference") and resolve_device(device) == "gpu"
+
+
+def check_card(device_id: int = 0) -> str:
+    """Return why a card cannot multiply two matrices, or compile and run a kernel; empty if it can."""
+    try:
+        backend = CupyBackend(device_id=device_id)
+        a = backend.asarray(np.array([[1, 2], [3, 4]]), np.float32)
+        found = backend.to_host(backend.xp.maximum(backend.matmul(a, a, "product"), 8))
+    except Exception as error:  # noqa: BLE001  whatever a library or driver raises is the answer
+        return f"{type(error).__name__}: {error}" if not isinstance(error, RunError) else str(error)
+    return (
+        ""
+        if found.tolist() == [[8, 10], [15, 22]]
+        else f"GPU {backend.device}: a product is {found.tolist()}"
+    )
+
+
+def make_backend(device: str, slot: int = 0) -> Backend:
+    """Return a new backend for ``"cpu"``, ``"gpu"`` or ``"reference"``; each thread needs its own.
+
+    ``slot`` numbers the threads of a process, which share its cards in turn.
+    """
     if device == "reference":
         return HostBackend("reference")
     if resolve_device(device) == "gpu":
-        return CupyBackend()
+        return CupyBackend(device_id=slot % gpu_count())
     return HostBackend()
 
 
+@contextmanager
+def keep_current_device() -> Iterator[None]:
+    """Give the calling thread the CUDA device and stream back that were its current ones."""
+    before = sys.modules.get("cupy")
+    kept = (before.cuda.Device(), before.cuda.get_current_stream()) if before and gpu_count() else None
+    try:
+        yield
+    finally:
+        if kept is not None:
+            for current in kept:
+                current.use()
+
+
 STAGED_BYTES = 2**16  # smaller copies are not worth page-locked memory
-_NO_MEMORY = 2  # cudaErrorMemoryAllocation: the card goes on, only this did not fit
+# cudaErrorMemoryAllocation; cublasCreate on a full card reports one of the two others (not initialized,
+# allocation failed). The card can still be used after these errors.
+_NO_MEMORY, _CUBLAS_NO_MEMORY = 2, (1, 3)
 POOL_SHARE, POOL_SPARE = 0.9, 512 * 2**20
 _NATIVE = "?bhilqBHILQefd"
 
@@ -139,28 +177,36 @@ _NATIVE = "?bhilqBHILQefd"
 class CupyBackend:
     """CuPy arrays and CUDA kernels; the methods of :class:`~.backend.HostBackend`."""
 
-    # Everything runs on the instance's own non-blocking stream, the calling thread's current one from its
-    # first method on; to_host waits for it. cuBLAS keeps a handle a thread, so one thread's products give the
-    # same bits whatever the others do. The pool of the process is limited to 90 % of the memory that was free
-    # less 512 MiB, unless CUPY_GPU_MEMORY_LIMIT or the caller has set a limit.
+    # All work runs on the backend's own device and non-blocking stream: each method, and each use of `xp`,
+    # makes them the current ones of the calling thread; to_host waits for the stream. The stream has
+    # its own cuBLAS handle, so products have the same bits whatever other threads do. CuPy's pool is limited
+    # to 90 % of the memory that was free less 512 MiB, unless CUPY_GPU_MEMORY_LIMIT or the caller has set a
+    # limit.
 
     name = "cupy"
 
-    def __init__(self, tf32: bool = False) -> None:
-        self.xp = _import_cupy()
+    def __init__(self, tf32: bool = False, device_id: int = 0) -> None:
+        self._cupy, self._cublas = _import_cupy()
         self.tf32 = tf32
-        self.stream = self.xp.cuda.Stream(non_blocking=True)
-        self.device = _device_name(self.xp)  # asked now: after an error the card may not answer
+        self._device = self._cupy.cuda.Device(device_id)
+        self._device.use()
+        self.stream = self._cupy.cuda.Stream(non_blocking=True)
+        self.device = _device_name(self._cupy)  # asked now: after an error the card may not answer
         self._buffers: dict[str, cupy.ndarray] = {}
         self._staging: dict[str, tuple[np.ndarray, cupy.cuda.Event]] = {}
         self._tables: dict[int, tuple[Any, Any]] = {}
         self._rows = 0
         self.row_limits: dict[str, int] = {}
-        self.memory_errors: tuple[type[Exception], ...] = (
-            DeviceMemoryError,
-            self.xp.cuda.memory.OutOfMemoryError,
-        )
-        _limit_pool(self.xp)
+        # RMM, as CuPy's allocator, raises a plain MemoryError.
+        runtime, driver = self._cupy.cuda.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError
+        self.card_errors: tuple[type[Exception], ...] = (DeviceMemoryError, MemoryError, runtime, driver)
+        _limit_pool(self._cupy)
+
+    @property
+    def xp(self) -> ModuleType:
+        """CuPy, after this backend's device and stream were made the thread's current ones."""
+        self._make_current()
+        return self._cupy
 
     # -- what the models call
     # -------------------------------------------------------------------------------------------
@@ -182,16 +228,16 @@ class CupyBackend:
             with self._work(f"the buffer {name!r} of {size * np.dtype(dtype).itemsize / 2**20:.1f} MiB"):
                 self._buffers.pop(name, None)
                 del kept  # its memory may serve the new one
-                kept = self._buffers[name] = self.xp.empty(size, dtype=dtype)
+                kept = self._buffers[name] = self._cupy.empty(size, dtype=dtype)
         return kept[:size].reshape(shape)
 
     def asarray(self, a: Array, dtype: npt.DTypeLike, name: str | None = None) -> cupy.ndarray:
         dtype = np.dtype(dtype)
         with self._work("moving an array to the card"):
-            if isinstance(a, self.xp.ndarray):
+            if isinstance(a, self._cupy.ndarray):
                 return self._convert(a, dtype, name)
             if name is None:
-                return self.xp.asarray(np.ascontiguousarray(a, dtype=dtype))
+                return self._cupy.asarray(np.ascontiguousarray(a, dtype=dtype))
             self._rows = len(a)
             moved = (
                 a.dtype
@@ -208,7 +254,7 @@ class CupyBackend:
         out = self.buffer(name, (len(rows), *a.shape[1:]), a.dtype)
         if out.size:
             with self._work("gathering rows"):
-                self.xp.take(a, self.xp.asarray(rows), axis=0, out=out)
+                self._cupy.take(a, self._cupy.asarray(rows), axis=0, out=out)
         return out
 
     def matmul(self, a: cupy.ndarray, b: cupy.ndarray, name: str) -> cupy.ndarray:
@@ -226,7 +272,7 @@ class CupyBackend:
                 self._tables.clear()
             arrays = {f.name: getattr(table, f.name) for f in fields(table)} if is_dataclass(table) else {}
             with self._work("moving a table to the card"):
-                moved = {key: self.xp.asarray(a) for key, a in arrays.items() if isinstance(a, np.ndarray)}
+                moved = {key: self._cupy.asarray(a) for key, a in arrays.items() if isinstance(a, np.ndarray)}
             # The table itself is kept too: its id stays taken.
             kept = self._tables[id(table)] = table, replace(cast(Any, table), **moved) if moved else table
         found: Table = kept[1]
@@ -241,17 +287,14 @@ class CupyBackend:
         return host
 
     def release_memory(self) -> None:
+        self._make_current()
         self._buffers.clear()
         self.stream.synchronize()
-        self.xp.get_default_memory_pool().free_all_blocks()
+        self._cupy.get_default_memory_pool().free_all_blocks()
 
-    def memory_error(self, error: Exception) -> Exception:
-        """In our words: memory that ended in an expression of a model's own."""
-        return (
-            error
-            if isinstance(error, DeviceMemoryError)
-            else DeviceMemoryError(self._memory_message("a block"))
-        )
+    def name_error(self, error: Exception) -> Exception:
+        """Return an error that names the card, for one raised by an expression in a model."""
+        return self._named(error, "a block")
 
     # -- how -------------------------------------------------------------------------------------------------
 
@@ -259,7 +302,7 @@ class CupyBackend:
         if a.dtype == dtype and a.flags.c_contiguous:
             return a
         if name is None:
-            return self.xp.ascontiguousarray(a.astype(dtype))
+            return self._cupy.ascontiguousarray(a.astype(dtype))
         out = self.buffer(name, a.shape, dtype)
         out[...] = a
         return out
@@ -271,7 +314,15 @@ class CupyBackend:
         if out.nbytes < STAGED_BYTES:
             out.set(np.ascontiguousarray(a, dtype=dtype))
             return out
-        pinned, done = self._pinned(name, out.nbytes)
+        try:
+            pinned, done = self._pinned(name, out.nbytes)
+        except (self._cupy.cuda.runtime.CUDARuntimeError, MemoryError) as error:
+            if not isinstance(self._named(error, "page-locked memory"), DeviceMemoryError):
+                raise
+            # The host, not the card, is short of memory that can be page-locked. Pageable memory is slower.
+            _warn_pageable(self.device)
+            out.set(np.ascontiguousarray(a, dtype=dtype))
+            return out
         view = pinned[: out.nbytes].view(dtype).reshape(a.shape)
         np.copyto(view, a, casting="unsafe")
         out.data.copy_from_host_async(view.ctypes.data, out.nbytes, self.stream)
@@ -284,37 +335,71 @@ class CupyBackend:
         if kept is not None:
             kept[1].synchronize()
         if kept is None or kept[0].nbytes < nbytes:
-            memory = self.xp.cuda.alloc_pinned_memory(nbytes)
-            event = self.xp.cuda.Event(disable_timing=True)
+            self._staging.pop(name, None)
+            del kept  # its memory may serve the new buffer
+            memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
+            event = self._cupy.cuda.Event(disable_timing=True)
             kept = self._staging[name] = np.ndarray((nbytes,), np.uint8, buffer=memory), event
         return kept
 
+    def _make_current(self) -> None:
+        self._device.use()  # first: CuPy refuses the stream of another device
+        self.stream.use()
+
     @contextmanager
     def _work(self, what: str) -> Iterator[None]:
-        """The stream is the thread's current one; errors of the card are named."""
-        cuda = self.xp.cuda
-        self.stream.use()
+        """Run a part of this backend on its stream, and name the card in its errors."""
+        self._make_current()
         try:
             yield
-        except cuda.memory.OutOfMemoryError as error:
-            raise DeviceMemoryError(self._memory_message(what)) from error
-        except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
-            if getattr(error, "status", None) == _NO_MEMORY:
-                raise DeviceMemoryError(self._memory_message(what)) from error
-            raise RunError(
-                f"GPU {self.device}: {what} failed: {error}. After such an error the card's state in this "
-                "process is lost: start the worker again and resume; if it comes back, use device='cpu' and "
-                "report it"
-            ) from error
-        except cuda.compiler.CompileException as error:
-            raise RunError(
-                f"GPU {self.device}: the CUDA text of {what} does not compile here: {error}. Install a CuPy "
-                "whose CUDA knows this card (extras cuda12, cuda13), or use device='cpu'"
-            ) from error
+        except Exception as error:
+            named = self._named(error, what)
+            if named is error:
+                raise
+            raise named from error
+
+    def _named(self, error: Exception, what: str) -> Exception:
+        """Return the error that a user reads in place of one of CuPy's; other errors as they are."""
+        cuda = self._cupy.cuda
+        no_memory: tuple[int, ...] = ()
+        if isinstance(error, (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError)):
+            no_memory = (_NO_MEMORY,)
+        elif isinstance(error, self._cublas.CUBLASError):
+            no_memory = _CUBLAS_NO_MEMORY
+        elif type(error) in (MemoryError, cuda.memory.OutOfMemoryError):  # numpy's own is a subclass
+            return DeviceMemoryError(self._memory_message(what))
+        elif isinstance(error, (cuda.compiler.CompileException, ImportError)):
+            return RunError(
+                f"GPU {self.device}: the CUDA text of {what} does not compile here: {error}. Install the "
+                "extra scalelatent[cuda12] or [cuda13] that fits the driver, which brings the compiler too, "
+                "or use device='cpu'"
+            )
+        else:
+            return error
+        if self._is_lost():
+            return DeviceLostError(
+                f"GPU {self.device}: {what} failed: {error}. The card refuses all further work of this "
+                "process: restart the process (a worker with a nanny is restarted) and resume the run. If it "
+                "happens again, look for Xid in the kernel log (dmesg), or use device='cpu' and report it"
+            )
+        if error.status in no_memory:
+            return DeviceMemoryError(self._memory_message(what))
+        return RunError(
+            f"GPU {self.device}: {what} failed: {error}. Use device='cpu' and report it, with the output of "
+            "`scalelatent doctor`"
+        )
+
+    def _is_lost(self) -> bool:
+        # CUDA repeats an error that has destroyed a process's context in every later call.
+        try:
+            self._cupy.cuda.runtime.deviceSynchronize()
+        except self._cupy.cuda.runtime.CUDARuntimeError:
+            return True
+        return False
 
     def _memory_message(self, what: str) -> str:
-        pool = self.xp.get_default_memory_pool()
-        free, total = self.xp.cuda.runtime.memGetInfo()
+        pool = self._cupy.get_default_memory_pool()
+        free, total = self._cupy.cuda.runtime.memGetInfo()
         gib = 2.0**30
         now = (
             f"GPU {self.device}: no memory for {what}: this process holds {pool.used_bytes() / gib:.2f} GiB "
@@ -337,15 +422,18 @@ class CupyBackend:
         )
 
 
-def _import_cupy() -> ModuleType:
+def _import_cupy() -> tuple[ModuleType, ModuleType]:
+    """Return CuPy and its cuBLAS, whose library is loaded here; raise RunError without them or a device."""
     try:
         import cupy
 
         count = cupy.cuda.runtime.getDeviceCount()
+        from cupy_backends.cuda.libs import cublas
     except ImportError as error:
         raise RunError(
-            f"the GPU backend needs CuPy, which cannot be imported here ({error}): install the extra "
-            "scalelatent[cuda12] or [cuda13] that fits the driver, or use device='cpu'"
+            f"the GPU backend needs CuPy and the CUDA libraries, and one of them is missing ({error}): "
+            "install the extra scalelatent[cuda12] or [cuda13] that fits the driver, which brings them all, "
+            "or use device='cpu'"
         ) from error
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise RunError(
@@ -356,7 +444,17 @@ def _import_cupy() -> ModuleType:
         raise RunError(
             "CuPy finds no CUDA device here: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use device='cpu'"
         )
-    return cupy
+    return cupy, cublas
+
+
+@cache
+def _warn_pageable(device: str) -> None:
+    """Warn once for each card of a process."""
+    _log.warning(
+        "GPU %s: no page-locked host memory for the rows; they are copied more slowly from pageable memory. "
+        "Give this process more memory, or raise the limit of locked memory (ulimit -l)",
+        device,
+    )
 
 
 def _limit_pool(cupy: ModuleType) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend, Block, OnlineLearner, SideBySide, State, StepLearner
 from scalelatent.contract.stats import Stats
+from scalelatent.errors import DeviceMemoryError
 
-from .backend import CupyBackend, make_backend
+from .backend import CupyBackend, keep_current_device, make_backend
 from .cache import PieceCache
 from .callbacks import Callback
 from .executor import Advance, Place
@@ -79,7 +80,10 @@ def run_chains(
         stats = Stats.zeros(layout, 0 if block is None else len(block.x))
         if block is not None:
             check()
-            learner.run_chain(prepared, block, stats)
+            try:
+                learner.run_chain(prepared, block, stats)
+            except backend.card_errors as error:
+                raise backend.name_error(error) from error
         sums.add(0, chain, stats.vector)
     return sums
 
@@ -99,9 +103,10 @@ def _side_by_side(
         check()
         try:
             learner.run_chains(prepared, [blocks[k] for k in which], [stats[k] for k in which])
-        except backend.memory_errors as error:
-            if len(which) < 2:
-                raise backend.memory_error(error) from error
+        except backend.card_errors as error:
+            named = backend.name_error(error)
+            if len(which) < 2 or not isinstance(named, DeviceMemoryError):
+                raise named from error
             backend.release_memory()
             half = which[len(which) // 2]
             parts = blocks[:half], blocks[half:]
@@ -190,7 +195,8 @@ class ChainRunner:
         if self._pool is not None:
             others = [self._pool.submit(run, *share, go_on) for share in self._shares[1:]]
         try:
-            out = run(*self._shares[0], check)
+            with keep_current_device():
+                out = run(*self._shares[0], check)
             while wait(others, timeout=CHECK_SECONDS).not_done:
                 check()
         except BaseException:

@@ -10,6 +10,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend, Block, PartedMap, Prepared, Reduction, RowMap
 from scalelatent.contract.stats import Stats
+from scalelatent.errors import DeviceMemoryError
 
 LEAST_ROWS = 64
 """Blocks this short are not cut: what does not fit then is the model."""
@@ -49,7 +50,7 @@ def accumulate_leaf(
                 largest = max(largest, len(block.x))
                 for piece in pieces(block, backend.row_limits.get(what)):
                     reduction.accumulate(prepared, piece, stats)
-        except backend.memory_errors as error:
+        except backend.card_errors as error:
             _halve(backend, what, largest, error)
         else:
             break
@@ -72,7 +73,7 @@ def apply_block(
             parts = pieces(block, backend.row_limits.get(what))
             out = [row_map.apply(prepared, piece) for piece in parts]
             return out[0] if len(out) == 1 else np.concatenate(out)
-        except backend.memory_errors as error:
+        except backend.card_errors as error:
             _halve(backend, what, len(block.x), error)
         backend.release_memory()
 
@@ -95,7 +96,7 @@ def fill_block(
                 yield from row_map.fill(prepared, piece, out[done : done + tried])
                 done += tried
             return
-        except backend.memory_errors as error:
+        except backend.card_errors as error:
             _halve(backend, what, tried, error)
         backend.release_memory()
 
@@ -120,8 +121,9 @@ def cut_event(what: str, rows: int, device: str, worker: str | None = None) -> d
 
 
 def _halve(backend: Backend, what: str, rows: int, error: Exception) -> None:
-    """Half the rows of what was tried last."""
+    """Allow half the rows of what was tried last; raise where memory is not the fault, or rows are few."""
+    named = backend.name_error(error)
     tried = min(rows, backend.row_limits.get(what, rows))
-    if tried < 2 * LEAST_ROWS:
-        raise backend.memory_error(error) from None
+    if tried < 2 * LEAST_ROWS or not isinstance(named, DeviceMemoryError):
+        raise named from error
     backend.row_limits[what] = -(-tried // 2)

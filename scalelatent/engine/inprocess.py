@@ -17,7 +17,7 @@ from scalelatent.contract.learners import Backend
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import ShardError
 
-from .backend import make_backend, resolve_device
+from .backend import keep_current_device, make_backend, resolve_device
 from .cache import PieceCache, shared_cache
 from .callbacks import Callback
 from .chains import ChainRunner, InProcessSteps
@@ -182,7 +182,7 @@ class InProcessExecutor:
         name = device if device == "reference" else resolve_device(device)
         key = (name, slot)
         if key not in self._backends:
-            self._backends[key] = make_backend(name)
+            self._backends[key] = make_backend(name, slot)
         return self._backends[key]
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
@@ -268,21 +268,22 @@ def run_threads(
     for thread in threads:
         thread.start()
     try:
-        attention = CallerStop(stop, on_wait)
-        run, left = make(0, attention), len(items)
-        while left:
-            item, value, error = _received(results)
-            if item is _END and (item := take()) is not _END:
-                try:
-                    value = run(item)
-                except Stopped:  # another thread has failed: its error is the next result
-                    continue
-            elif item is _END:
-                item, value, error = _awaited(results, threads, attention)
-            if error is not None:
-                raise error
-            finish(item, value)
-            left -= 1
+        with keep_current_device():
+            attention = CallerStop(stop, on_wait)
+            run, left = make(0, attention), len(items)
+            while left:
+                item, value, error = _received(results)
+                if item is _END and (item := take()) is not _END:
+                    try:
+                        value = run(item)
+                    except Stopped:  # another thread has failed: its error is the next result
+                        continue
+                elif item is _END:
+                    item, value, error = _awaited(results, threads, attention)
+                if error is not None:
+                    raise error
+                finish(item, value)
+                left -= 1
     finally:
         stop.set()
         for thread in threads:

@@ -13,10 +13,10 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend, Block, LabelMap, PartedMap, Prepared, RowMap
 
-from .backend import make_backend
+from .backend import computes_on_card, make_backend
 from .cache import shared_cache
 from .halving import apply_block, fill_block
-from .passes import BLOCK_BYTES, BLOCK_ROWS
+from .passes import BLOCK_BYTES, BLOCK_ROWS, card_block
 from .quarantine import Ranges
 from .reading import Meter, Reader, StopEvent, Stopped, iter_blocks, naming
 from .threads import resolve_jobs, single_threaded
@@ -118,7 +118,11 @@ class MapTask(OutputTask):
         shape, dtype = row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
         prepared = row_map.prepare(backend)
-        step = stop - start if isinstance(row_map, PartedMap) else map_block(row_map, self.dataset)
+        step = (
+            stop - start
+            if isinstance(row_map, PartedMap)
+            else map_block(row_map, self.dataset, bool(backend.card_errors))
+        )
         blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
         with naming(self.dataset):
             for block in iter_blocks(reader, blocks, stop_event):
@@ -164,7 +168,7 @@ def fill_rows(
     stop_event: StopEvent,
 ) -> None:
     """Output rows of a block."""
-    on_card = backend.memory_errors
+    on_card = backend.card_errors
     if not isinstance(row_map, PartedMap):
         apply = partial(apply_block, backend, name, row_map) if on_card else row_map.apply
         out[...] = apply(prepared, block)
@@ -176,15 +180,16 @@ def fill_rows(
         stop_event.moved()
 
 
-def map_block(row_map: RowMap, dataset: Dataset) -> int:
-    """Rows of a block of a map: what it wishes for, or by their width."""
-    return row_map.wants.block_rows or block_rows(dataset.n_features)
+def map_block(row_map: RowMap, dataset: Dataset, on_card: bool) -> int:
+    """Return the rows of a block of a map: what the map wishes for, or by their width and the device."""
+    return row_map.wants.block_rows or block_rows(dataset.n_features, on_card)
 
 
-def block_rows(n_features: int) -> int:
-    """Rows of a block of a map: as in a pass, and wide rows made dense below 32 MiB."""
-    wanted = max(256, min(BLOCK_ROWS, BLOCK_BYTES // (4 * n_features)))
-    return max(1, min(wanted, 2**25 // (4 * n_features)))
+def block_rows(n_features: int, on_card: bool = False) -> int:
+    """Return the rows of a block of a map: as in a pass, but 32 MiB (a card: 256) as dense rows at most."""
+    usual = max(256, min(BLOCK_ROWS, BLOCK_BYTES // (4 * n_features)))
+    wanted, most = (card_block(n_features), 2**28) if on_card else (usual, 2**25)
+    return max(1, min(wanted, most // (4 * n_features)))
 
 
 def parted_rows(row_bytes: int, row_map: PartedMap) -> int:
@@ -272,12 +277,12 @@ def map_to_array(
     if isinstance(row_map, PartedMap):
         _map_by_columns(row_map, dataset, out, device, n_jobs, progress)
         return out
-    step, jobs = map_block(row_map, dataset), resolve_jobs(n_jobs)
+    step, jobs = map_block(row_map, dataset, computes_on_card(device)), resolve_jobs(n_jobs)
     run = step * max(1, min(16, len(dataset) // (4 * jobs * step)))
     done = 0
 
     def compute(slot: int, stop: StopEvent) -> Callable[[int], int]:
-        backend = make_backend(device)
+        backend = make_backend(device, slot)
         prepared = row_map.prepare(backend)
 
         def work(first: int) -> int:
@@ -345,7 +350,7 @@ def _map_by_columns(
 def _columns_worker(
     part: PartedMap, block: Block, found: np.ndarray, device: str, slot: int, stop: StopEvent
 ) -> Callable[[tuple[int, int]], None]:
-    backend = make_backend(device)
+    backend = make_backend(device, slot)
 
     def work(cut: tuple[int, int]) -> None:
         own = part.of_columns(*cut)

@@ -110,23 +110,31 @@ def make_stage(
     *,
     block_rows: int | None = None,
     leaf_rows: int | None = None,
+    card_blocks: bool = False,
 ) -> Stage:
-    """A stage with grids chosen for its reductions."""
+    """Return a stage with grids chosen for its reductions.
+
+    ``card_blocks`` makes blocks as large as a card wants them; a mixed cluster shares smaller ones.
+    """
     reductions = dict(_reductions(work))
     online = not isinstance(work, (Mapping, BatchLearner))
     if online and "validation" not in datasets:
         reductions.clear()
-    if device == "gpu" and block_rows is None and leaf_rows is None:
-        # A card wants few, large launches; "auto" keeps the processor's blocks, which a mixed cluster shares.
+    if card_blocks and block_rows is None and leaf_rows is None:
         width = max(dataset.n_features for dataset in datasets.values())
         wished = max((reduction.wants.block_rows or 0 for reduction in reductions.values()), default=0)
-        block_rows = max(_power_of_two(GPU_BLOCK_BYTES / (4 * width), 2048, 65536), wished)
+        block_rows = max(card_block(width), wished)
     grids = {
         part: choose_grid(datasets[part], reduction, block_rows, leaf_rows)
         for part, reduction in reductions.items()
     }
     parts = (["train"] if online else []) + list(grids)
     return Stage(name, work, {part: datasets[part] for part in parts}, grids, device, classes)
+
+
+def card_block(n_features: int) -> int:
+    """Return the rows of a block that is worth a launch on a card."""
+    return _power_of_two(GPU_BLOCK_BYTES / (4 * max(n_features, 1)), 2048, 65536)
 
 
 def given_grid(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,7 +292,7 @@ class PassContext:
                 vector = tree.zeros()
                 stats = Stats(layout, vector[: layout.size])
                 blocks = islice(rows, len(leaf))
-                if self.backend.memory_errors:  # a card, whose memory may end
+                if self.backend.card_errors:  # a card, whose memory may end
                     again = partial(iter_blocks, self._readers[span.part], leaf, stop_event)
                     accumulate_leaf(self.backend, what, reduction, prepared, blocks, again, stats)
                 else:

@@ -23,6 +23,7 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.earlier import earlier_rows
 from scalelatent.deploy.clusters import client_of, current_job
+from scalelatent.engine.backend import computes_on_card
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callback, Callbacks, telling_of_kernels
@@ -142,6 +143,7 @@ class FitSession:
         self._exit = ExitStack()
         self._leftovers: list[Location] = []
         self._mapped: dict[tuple[int | str, ...], Dataset] = {}
+        self._card_blocks = False  # whether blocks are as large as a card wants them
 
     def __enter__(self) -> FitSession:
         self.client = self._exit.enter_context(self._connection)
@@ -193,6 +195,7 @@ class FitSession:
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
             quarantine = Quarantine(self.on_bad_shard)
+            self._card_blocks = self._all_cards()
             self.executor: Executor = InProcessExecutor(
                 self.n_jobs, cache=self._cache, callbacks=self.callbacks, quarantine=quarantine
             )
@@ -203,6 +206,9 @@ class FitSession:
         grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
         # Left out where they are not given: folders of batch fits keep the identity they had.
         grid |= {k: self.options[k] for k in ONLINE_GRID if self.options.get(k)}
+        # A resumed run keeps its blocks, on whatever it is resumed: half a pass may be stored by them.
+        self._card_blocks = bool(kept.get("card_blocks")) if kept else self._all_cards()
+        grid |= {"card_blocks": True} if self._card_blocks else {}
         identity = {"kind": self.kind, "seed": seed, **grid}
         identity["params"] = same_form(params, kept.get("params"))
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
@@ -222,6 +228,14 @@ class FitSession:
             self._cluster.compute_on(self.device)
             self.executor = self._cluster
         return seed
+
+    def _all_cards(self) -> bool:
+        """Whether the fit computes on cards alone, as far as its workers are known now."""
+        if self.client is None:
+            return computes_on_card(self.device)
+        from scalelatent.engine.dask.pools import all_offer_gpu
+
+        return self.device == "gpu" or (self.device == "auto" and all_offer_gpu(self.client))
 
     def check_skipping(self, all_rows: str) -> None:
         """Before :meth:`begin`: refuse to leave rows out where none may be."""
@@ -364,8 +378,12 @@ class FitSession:
         self, name: str, work: Work, datasets: Mapping[str, Dataset], classes: np.ndarray | None = None
     ) -> Stage:
         """A stage with the fit's grids and device."""
-        grid = given_grid(self.options)
-        return make_stage(f"{self.kind}_{name}", work, datasets, self.device, classes, **grid)
+        return make_stage(f"{self.kind}_{name}", work, datasets, self.device, classes, **self.grid)
+
+    @property
+    def grid(self) -> dict[str, Any]:
+        """The arguments of ``make_stage`` about blocks and leaves."""
+        return {**given_grid(self.options), "card_blocks": self._card_blocks}
 
     def collect(
         self, name: str, reduction: Reduction, rows: Rows | Dataset, classes: np.ndarray | None = None

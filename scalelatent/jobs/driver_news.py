@@ -98,7 +98,7 @@ class DevicesSeen(Callback):
     def on_event(self, info: dict[str, Any]) -> None:
         if info.get("event") == "devices":
             self.told = {"devices": info["devices"]}
-        if info.get("event") in ("devices", "blocks_cut") and "message" in info:
+        if info.get("event") in ("devices", "blocks_cut", "card_lost") and "message" in info:
             self._tell(info["message"])
 
 

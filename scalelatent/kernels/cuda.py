@@ -5,18 +5,27 @@ This module imports CuPy only inside its functions, so that it can be imported o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import cupy
 
 _OPTIONS = ("--std=c++17",)
 # CUDA's upper bound of a grid's second size; kernels that use blockIdx.y go on in steps of gridDim.y.
 MAX_GRID_Y = 65_535
+
+
+def has_cuda(package: str) -> bool:
+    """Whether a package has a ``gpu.cu``."""
+    return (files(package) / "gpu.cu").is_file()
 
 
 class Kernels:
@@ -41,6 +50,10 @@ class Kernels:
         # Compiled once a process and device; CuPy keeps the binary on disk for the next process.
         return cupy.RawModule(code=self.text, options=_OPTIONS)
 
+    def compile(self) -> None:
+        """Compile the text for the current device, unless CuPy's folder of compiled kernels has it."""
+        self._module.compile()
+
     def launch(self, name: str, grid: tuple[int, ...], *arguments: object, shared_bytes: int = 0) -> None:
         """Start a kernel on CuPy's current stream, in blocks of ``threads`` threads."""
         function = self._functions.get(name)
@@ -58,6 +71,29 @@ def current_device() -> int:
     import cupy
 
     return int(cupy.cuda.runtime.getDevice())
+
+
+_handles: WeakKeyDictionary[cupy.cuda.Stream, int] = WeakKeyDictionary()
+
+
+def cublas_handle() -> int:
+    """Return the cuBLAS handle of the current stream, which is made at its first use and ends with it.
+
+    CuPy keeps one for each thread, and the engine's threads end with each pass.
+    """
+    import cupy
+    from cupy_backends.cuda.libs import cublas
+
+    stream = cupy.cuda.get_current_stream()
+    if stream not in _handles:
+        _handles[stream] = cublas.create()
+        finalize(stream, _destroy, cublas, _handles[stream])
+    return _handles[stream]
+
+
+def _destroy(cublas: ModuleType, handle: int) -> None:
+    with suppress(cublas.CUBLASError):  # after a crash of the card
+        cublas.destroy(handle)
 
 
 def _give_room(function: cupy.RawKernel) -> None:
@@ -91,10 +127,9 @@ def multiply(a: cupy.ndarray, b: cupy.ndarray, out: cupy.ndarray, tf32: bool = F
     single = cublas.CUBLAS_COMPUTE_32F_FAST_TF32 if tf32 else cublas.CUBLAS_COMPUTE_32F
     compute = cublas.CUBLAS_COMPUTE_64F if double else single
     one, zero = np.ones((), out.dtype), np.zeros((), out.dtype)
-    handle = cupy.cuda.device.get_cublas_handle()
     left, right = (b.data.ptr, kind, call[5]), (a.data.ptr, kind, call[6])
     result = (out.data.ptr, kind, call[7], compute, cublas.CUBLAS_GEMM_DEFAULT)
-    cublas.gemmEx(handle, *call[:5], one.ctypes.data, *left, *right, zero.ctypes.data, *result)
+    cublas.gemmEx(cublas_handle(), *call[:5], one.ctypes.data, *left, *right, zero.ctypes.data, *result)
 
 
 def matrix_layout(shape: tuple[int, int], strides: tuple[int, int], itemsize: int) -> tuple[bool, int] | None:

@@ -36,15 +36,23 @@ def ritz(bases: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return values[..., ::-1], turn[..., ::-1]
 
 
+def unit_scale(moment: np.ndarray) -> np.ndarray:
+    """Return the factors (p,) that bring features to unit mean square; 1 for a feature without values."""
+    squares = np.diagonal(moment)
+    return 1 / np.sqrt(np.where(squares > 0, squares, 1.0))
+
+
 def inverse_on_rows(
     moment: np.ndarray, least: float, ridge: float = 0.0, relative_jitter: float = 0.0
 ) -> np.ndarray:
-    """(S + ridge I)^-1 of second moments; without a ridge a share of the mean eigenvalue is added.
+    """Return (S + ridge I)^-1 of second moments, (p, p); without a ridge a small share of S is added instead.
 
-    Directions that no row has (eigenvalues at ``least`` of the largest) are left out: there rounding would
-    turn into weights.
+    Features have unit mean square meanwhile, so that their units do not decide. Directions that no row has
+    (eigenvalues at ``least`` of the largest) are left out: there rounding would turn into weights.
     """
-    values, vectors = np.linalg.eigh(moment)
-    added = ridge if ridge > 0 else relative_jitter * max(values.mean(), 0.0)
+    unit = unit_scale(moment)
+    values, vectors = np.linalg.eigh((moment + ridge * np.eye(len(moment))) * unit * unit[:, None])
+    added = 0.0 if ridge > 0 else relative_jitter * max(values.mean(), 0.0)
     kept = values > least * max(values[-1], np.finfo(float).tiny)
-    return np.asarray((vectors[:, kept] / (values[kept] + added)) @ vectors[:, kept].T)
+    vectors = vectors[:, kept] * unit[:, None]
+    return np.asarray((vectors / (values[kept] + added)) @ vectors.T)

@@ -210,7 +210,7 @@ def _grids(
     work: Any,
     rows: Mapping[str, Part],
     device: str,
-    grid: Mapping[str, int | None],
+    grid: Mapping[str, Any],
 ) -> dict[str, RowGrid]:
     """The grids that a member would have alone. Rows seen inside a run are cut as the rows around them."""
     made = make_stage(name, work, {p: part.dataset for p, part in rows.items()}, device, None, **grid).grids

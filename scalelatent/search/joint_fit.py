@@ -10,7 +10,6 @@ import numpy as np
 
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.batch_loop import LoopResult, Progress
-from scalelatent.engine.passes import given_grid
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
 from scalelatent.engine.rowsets import ChosenRows, SomeOfSet
 from scalelatent.estimators.session import FitSession
@@ -74,7 +73,7 @@ class SharedFit:
         self.session, self.resources = session, resources
         self.scorer, self.rungs, self.memo = scorer, list(rungs), memo
         self.n_passes = 0
-        self._grid = given_grid(session.options)
+        self._grid = session.grid
         self._names: dict[Hashable, tuple[str, Reduction | RowMap]] = {}
         self._learned = self._gathered = 0
 

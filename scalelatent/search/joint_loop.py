@@ -54,7 +54,7 @@ def fit_joint(
     first: int = 0,
     until: int = 0,
     store: EngineStore | None = None,
-    grid: Mapping[str, int | None] | None = None,
+    grid: Mapping[str, Any] | None = None,
     **checkpoint: Any,
 ) -> dict[str, Outcome]:
     """Run batch learners jointly, each to its own end."""

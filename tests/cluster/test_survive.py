@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed import WorkerPlugin
 
 from scalelatent import Callback
 from scalelatent.engine.dask import watch
@@ -205,3 +207,44 @@ def test_a_closed_client_is_told_as_such(fit: Any, starter: Any, tmp_path: Path)
         with pytest.raises(RunError, match=r"client of the scheduler .* was closed|scheduler .* was lost"):
             fit(client, run_dir=tmp_path / "run", callbacks=log)
     assert np.isfinite(fit(None, run_dir=tmp_path / "run", resume=True).W_).all()
+
+
+# -- a card that refuses all work ----------------------------------------------------------------------------
+
+
+def _lose_card() -> None:
+    from scalelatent.engine.passes import PassContext
+    from scalelatent.errors import DeviceLostError
+
+    def fail(*_: object) -> None:
+        raise DeviceLostError("GPU 0 (stand-in): the kernel capsule failed: cudaErrorIllegalAddress")
+
+    PassContext.run_span = fail
+
+
+class LostCards(WorkerPlugin):
+    """Workers that are started again have no luck either."""
+
+    def setup(self, worker: Any) -> None:
+        _lose_card()
+
+
+@pytest.mark.slow
+def test_a_worker_whose_card_is_lost_is_restarted(mortal: Any, fit: Any, alone: Any, same: Any) -> None:
+    log, victim = Log(), min(mortal.nthreads())
+    mortal.run(_lose_card, workers=[victim])
+    same(fit(mortal, callbacks=log), alone())
+    (event,) = log.of("card_lost")
+    assert event["worker"] == victim
+    assert re.search(
+        "is restarted, and its tasks go to other workers. GPU 0 .*IllegalAddress", event["message"]
+    )
+    mortal.wait_for_workers(2, timeout=60)
+    assert victim not in mortal.nthreads()
+
+
+@pytest.mark.slow
+def test_a_fit_that_costs_one_card_after_the_other_ends_with_its_error(mortal: Any, fit: Any) -> None:
+    mortal.register_plugin(LostCards())
+    with pytest.raises(RunError, match=r"GPU 0 .*cudaErrorIllegalAddress.*Use device='cpu' for this fit"):
+        fit(mortal)

@@ -93,15 +93,16 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
 
 
 class _Client:
-    """Two hosts, one of which has two workers."""
+    """Two hosts with two workers each, one of which has a card."""
 
     def __init__(self, answer: Any) -> None:
         self.asked: list[str] = []
         self.answer = answer
 
     def scheduler_info(self, n_workers: int) -> dict[str, Any]:
-        hosts = {"tcp://a:1": "a", "tcp://a:2": "a", "tcp://b:1": "b"}
-        return {"workers": {address: {"host": host} for address, host in hosts.items()}}
+        hosts = {"tcp://a:1": "a", "tcp://a:2": "a", "tcp://b:1": "b", "tcp://b:2": "b"}
+        cards = {"tcp://b:2": {"GPU": 1.0}}
+        return {"workers": {a: {"host": host, "resources": cards.get(a, {})} for a, host in hosts.items()}}
 
     def run(self, function: Any, kinds: list[str], *, workers: list[str], on_error: str) -> dict[str, Any]:
         assert function is warming._warm_here
@@ -112,11 +113,11 @@ class _Client:
 def test_one_worker_of_each_host_compiles() -> None:
     client = _Client({"kernels": 3, "compiled": []})
     assert sorted(warming.warm_cluster(client, ["mbn"])) == ["a", "b"]
-    assert client.asked == ["tcp://a:1", "tcp://b:1"]
+    assert client.asked == ["tcp://a:1", "tcp://b:2"]  # the one that compiles for its card too
 
 
 def test_a_host_that_fails_is_named() -> None:
-    with pytest.raises(JobError, match="not compiled on [ab]: OSError.*worker tcp://[ab]:1"):
+    with pytest.raises(JobError, match="not compiled on [ab]: OSError.*worker tcp://[ab]:[12]"):
         warming.warm_cluster(_Client(OSError("disk full")), [])
     with pytest.raises(JobError, match="no workers"):
         warming.warm_cluster(SimpleNamespace(scheduler_info=lambda n_workers: {"workers": {}}), [])

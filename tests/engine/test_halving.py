@@ -31,7 +31,7 @@ class Card(HostBackend):
     expressions raise it.
     """
 
-    memory_errors = (DeviceMemoryError, MemoryError)
+    card_errors = (DeviceMemoryError, MemoryError)
     device = "0 (stand-in)"
 
     def __init__(self, room: int) -> None:
@@ -41,7 +41,7 @@ class Card(HostBackend):
     def release_memory(self) -> None:
         self.released += 1
 
-    def memory_error(self, error: Exception) -> Exception:
+    def name_error(self, error: Exception) -> Exception:
         return DeviceMemoryError(f"no memory for a block: {error}")
 
 
@@ -69,7 +69,7 @@ def run(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(room: int | None, rows: int = 3000, block: int = 512, threads: int = 1) -> Any:
         work, log, cards = Needy(toy.stage(toy.rows(8)).reductions["train"]), Log(), list[Any]()
 
-        def make(device: str) -> Any:
+        def make(device: str, slot: int = 0) -> Any:
             cards.append(HostBackend() if room is None else Card(room))
             return cards[-1]
 
@@ -122,7 +122,7 @@ def test_blocks_that_are_short_already_end_the_pass_in_words(run: Any) -> None:
 
 
 def test_memory_of_the_host_is_not_cut(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Card, "memory_errors", ())
+    monkeypatch.setattr(Card, "card_errors", ())
     with pytest.raises(RunError, match="out of memory on rows of the given arrays: 512 rows"):
         run(100)
 
@@ -166,7 +166,7 @@ def test_a_map_is_cut_too(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch)
                 raise DeviceMemoryError("full")
             return 2.0 * block.x
 
-    monkeypatch.setattr(mapwrite, "make_backend", lambda device: card)
+    monkeypatch.setattr(mapwrite, "make_backend", lambda device, slot=0: card)
     rows = toy.rows(700)
     np.testing.assert_array_equal(map_to_array(Doubled(), rows, "cpu", 1), 2.0 * rows.read_x(0, 700))
     assert max(card.row_limits.values()) <= 100
@@ -220,12 +220,12 @@ def test_a_map_in_parts_is_cut_too(
     rows = toy.rows(700)
     want = rows.read_x(0, 700)[:, :1] * np.arange(3)
     card = Card(100)
-    monkeypatch.setattr(mapwrite, "make_backend", lambda device: card)
+    monkeypatch.setattr(mapwrite, "make_backend", lambda device, slot=0: card)
     np.testing.assert_array_equal(map_to_array(Coder(3), rows, "cpu", 1), want)
     assert card.row_limits == {"map": 88}
     assert card.released == 3
     # To a dataset, with the event; and what is done before memory ends is done once.
-    monkeypatch.setattr(inprocess, "make_backend", lambda device: Card(200))
+    monkeypatch.setattr(inprocess, "make_backend", lambda device, slot=0: Card(200))
     log, coder = Log(), Coder(3)
     executor = InProcessExecutor(1, cache=PieceCache(0), callbacks=log)
     task = mapwrite.start_map("toy_codes", rows, coder, tmp_path / "out", "cpu", shard_rows=350)

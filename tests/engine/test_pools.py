@@ -16,6 +16,7 @@ from scalelatent.engine.dask.pools import (
     Pace,
     Pools,
     Speeds,
+    all_offer_gpu,
     costs,
     devices_event,
 )
@@ -324,3 +325,13 @@ def test_a_mixed_pool_is_told_with_its_tolerance_and_once() -> None:
     assert event["devices"] == "cpu 1 worker, gpu 1 worker"
     assert "within 1e-05" in event["message"]
     assert "message" not in devices_event({"gpu": 4})
+
+
+@pytest.mark.parametrize(
+    ("workers", "all_cards"), [([], False), ([{"GPU": 1.0}], True), ([{"GPU": 1.0}, {}], False)]
+)
+def test_only_a_cluster_of_cards_is_one(workers: list[dict[str, float]], all_cards: bool) -> None:
+    """Blocks as large as a card wants them would leave processors beside it idle."""
+    known = {str(i): {"resources": offered} for i, offered in enumerate(workers)}
+    client: Any = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": known})
+    assert all_offer_gpu(client) is all_cards

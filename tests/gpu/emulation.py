@@ -109,6 +109,19 @@ class Emulated:
         function.restype = ctypes.c_char_p
         return function().decode().split()
 
+    def check(
+        self, name: str, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]
+    ) -> list[Any]:
+        """Check a launch: its sizes, and each argument against the kernel's signature; the C arguments."""
+        wanted = self.signature(name)
+        assert len(arguments) == len(wanted), f"{name} takes {len(wanted)} arguments, not {len(arguments)}"
+        assert len(block) == 1
+        assert all(0 < size <= limit for size, limit in zip(grid, (2**31 - 1, 65535), strict=False)), grid
+        values: list[Any] = []
+        for place, (argument, letter) in enumerate(zip(arguments, wanted, strict=True)):
+            values.append(_as_c(argument, letter, f"{name}, argument {place}"))
+        return values
+
     def launch(
         self,
         name: str,
@@ -118,13 +131,7 @@ class Emulated:
         shared: int = 0,
     ) -> None:
         """Run a kernel; arguments are numpy arrays (pointers), numpy scalars, np.uint64(0) for no pointer."""
-        wanted = self.signature(name)
-        assert len(arguments) == len(wanted), f"{name} takes {len(wanted)} arguments, not {len(arguments)}"
-        assert len(block) == 1
-        assert all(0 < size <= limit for size, limit in zip(grid, (2**31 - 1, 65535), strict=False)), grid
-        values: list[Any] = []
-        for place, (argument, letter) in enumerate(zip(arguments, wanted, strict=True)):
-            values.append(_as_c(argument, letter, f"{name}, argument {place}"))
+        values = self.check(name, grid, block, arguments)
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         sizes = [*grid, 1][:2]
         with self._one_at_a_time:  # the emulator's threads and shared memory are static

@@ -1,8 +1,13 @@
 """As much of CuPy as the package uses, over numpy, with kernels run by :class:`emulation.Emulated`.
 
 Strict where CuPy is: host and device arrays do not mix, nothing becomes a numpy array by itself, kernels
-take numpy scalars. New memory is filled with garbage, so that an uninitialised number is seen. Where
-CuPy is installed, a test holds these names against it.
+take numpy scalars. New memory is filled with garbage, so that an uninitialised number is seen.
+
+Streams run late: copies and launches wait in their stream's queue until the host waits for that stream, or
+another operation on it needs a value. Memory knows which stream wrote it last; work on another stream that
+was not ordered after that write is an error, as it would be a race on a card. Devices are separate too.
+
+Where CuPy is installed, a test compares these names with its names.
 """
 
 from __future__ import annotations
@@ -10,13 +15,18 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 _local = threading.local()
+COMPILED: list[str] = []  # texts
 LAUNCHED: list[tuple[str, int]] = []  # (kernel or product, pointer of its stream)
 
 
@@ -24,16 +34,112 @@ class OutOfMemoryError(MemoryError):
     """cupy.cuda.memory.OutOfMemoryError."""
 
 
+_STATUS = {
+    1: "cudaErrorInvalidValue: invalid argument",
+    2: "cudaErrorMemoryAllocation: out of memory",
+    35: "cudaErrorInsufficientDriver",
+    700: "cudaErrorIllegalAddress: an illegal memory access was encountered",
+}
+
+
 class CUDARuntimeError(RuntimeError):
     """cupy.cuda.runtime.CUDARuntimeError."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(_STATUS[status])
+        self.status = status
 
 
 class CompileException(Exception):
     """cupy.cuda.compiler.CompileException."""
 
 
-class CUDADriverError(RuntimeError):
+class CUDADriverError(CUDARuntimeError):
     """cupy.cuda.driver.CUDADriverError."""
+
+
+class CUBLASError(RuntimeError):
+    """cupy_backends.cuda.libs.cublas.CUBLASError."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+class Device:
+    """cupy.cuda.Device."""
+
+    count = 1
+
+    def __init__(self, device: int | None = None) -> None:
+        self.id = runtime.getDevice() if device is None else device
+
+    def use(self) -> Device:
+        assert self.id < Device.count, f"there is no device {self.id}"
+        _local.device = self.id
+        return self
+
+
+class Stream:
+    """cupy.cuda.Stream."""
+
+    _number = 0
+    _all: ClassVar[weakref.WeakSet[Stream]] = weakref.WeakSet()
+
+    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+        Stream._number += 0 if null else 1
+        self.ptr = 0 if null else Stream._number
+        self.device_id = -1 if null else runtime.getDevice()
+        self._issued = self._waited_for = 0
+        self._pending: deque[tuple[int, Callable[[], None]]] = deque()
+        self._lock = threading.RLock()
+        Stream._all.add(self)
+
+    def use(self) -> Stream:
+        assert self.device_id in (-1, runtime.getDevice()), "CuPy refuses a stream of another device"
+        _streams()[runtime.getDevice()] = self
+        return self
+
+    def synchronize(self) -> None:
+        self._wait(self._issued)
+
+    def _issue(self, work: Callable[[], None] | None = None) -> int:
+        """Add work to the queue, or note what was done at once; its number."""
+        with self._lock:
+            self._issued += 1
+            if work is not None:
+                self._pending.append((self._issued, work))
+            return self._issued
+
+    def _run(self, last: int) -> None:
+        """Run what waits, up to a number."""
+        with self._lock:
+            while self._pending and self._pending[0][0] <= last:
+                self._pending.popleft()[1]()
+
+    def _wait(self, last: int) -> None:
+        """What the host sees after it has waited."""
+        self._run(last)
+        self._waited_for = max(self._waited_for, last)
+
+
+class _Memory:
+    """One allocation: its device, and the last work that wrote to it."""
+
+    def __init__(self) -> None:
+        self.device, self.stream, self.number = runtime.getDevice(), get_current_stream(), 0
+        self.write()
+
+    def check(self) -> None:
+        """Refuse work on the current stream that is not ordered after the last write."""
+        assert self.device == runtime.getDevice(), "memory of another device"
+        stream = get_current_stream()
+        ordered = self.stream is stream or self.stream._waited_for >= self.number
+        assert ordered, f"race: stream {stream.ptr} uses what stream {self.stream.ptr} writes"
+
+    def write(self) -> None:
+        self.stream = get_current_stream()
+        self.number = self.stream._issue()
 
 
 class _Pool:
@@ -70,14 +176,19 @@ def _new(shape: Any, dtype: Any) -> np.ndarray:
 class MemoryPointer:
     """cupy.cuda.MemoryPointer."""
 
-    def __init__(self, a: np.ndarray) -> None:
-        self.ptr, self._a = a.ctypes.data, a
+    def __init__(self, a: ndarray) -> None:
+        self.ptr, self._array = a._a.ctypes.data, a
 
     def copy_from_host_async(self, mem: int, size: int, stream: Stream | None = None) -> None:
-        assert size == self._a.nbytes
-        assert stream is not None
-        source = (np.ctypeslib.ctypes.c_char * size).from_address(mem)
-        np.copyto(self._a.reshape(-1).view(np.uint8), np.frombuffer(source, np.uint8))
+        assert size == self._array.nbytes
+        assert stream is get_current_stream()
+        target = self._array._a.reshape(-1).view(np.uint8)
+
+        def work() -> None:  # the page-locked bytes are read only now
+            source = (np.ctypeslib.ctypes.c_char * size).from_address(mem)
+            np.copyto(target, np.frombuffer(source, np.uint8))
+
+        _later(work, self._array)
 
 
 class ndarray:
@@ -85,8 +196,11 @@ class ndarray:
 
     __array_ufunc__ = None  # numpy operators refuse it, as they refuse CuPy's arrays
 
-    def __init__(self, a: np.ndarray) -> None:
-        self._a = a
+    def __init__(self, a: np.ndarray, memory: _Memory | None = None) -> None:
+        self._a, self._memory = a, memory or _Memory()
+
+    def _view(self, a: np.ndarray) -> ndarray:
+        return ndarray(a, self._memory if np.may_share_memory(a, self._a) else None)
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
@@ -99,65 +213,79 @@ class ndarray:
     itemsize = property(lambda self: self._a.itemsize)
     nbytes = property(lambda self: self._a.nbytes)
     flags = property(lambda self: self._a.flags)
-    T = property(lambda self: ndarray(self._a.T))
-    data = property(lambda self: MemoryPointer(self._a))
+    T = property(lambda self: self._view(self._a.T))
+    data = property(lambda self: MemoryPointer(self))
 
     def __len__(self) -> int:
         return len(self._a)
 
     def __getitem__(self, key: Any) -> ndarray:
-        keys = tuple(
-            k._a if isinstance(k, ndarray) else k for k in (key if isinstance(key, tuple) else (key,))
-        )
-        return ndarray(np.asarray(self._a[keys]))
+        keys = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(k, (ndarray, np.ndarray, list)) for k in keys):
+            _now(self, *keys)
+        keys = tuple(k._a if isinstance(k, ndarray) else k for k in keys)
+        return self._view(np.asarray(self._a[keys]))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         assert isinstance(value, (ndarray, int, float)), "CuPy refuses host arrays here"
+        _now(value, writes=(self,))
         self._a[key] = value._a.astype(self.dtype) if isinstance(value, ndarray) else value
 
     def __matmul__(self, other: Any) -> ndarray:
         _note("matmul")
+        _now(self, other)
         return ndarray(self._a @ _plain(other))
 
+    def _value(self) -> np.ndarray:
+        """What the host reads: it waits for the current stream."""
+        _now(self)
+        get_current_stream().synchronize()
+        return self._a
+
     def __float__(self) -> float:
-        return float(self._a)
+        return float(self._value())
 
     def __int__(self) -> int:
-        return int(self._a)
+        return int(self._value())
 
     def reshape(self, *shape: Any) -> ndarray:
-        return ndarray(self._a.reshape(*shape))
+        _now(self)
+        return self._view(self._a.reshape(*shape))
 
     def ravel(self) -> ndarray:
-        return ndarray(self._a.ravel())
+        _now(self)
+        return self._view(self._a.ravel())
 
     def astype(self, dtype: Any, copy: bool = True) -> ndarray:
-        return ndarray(self._a.astype(dtype, copy=copy))
+        _now(self)
+        return self._view(self._a.astype(dtype, copy=copy))
 
     def copy(self) -> ndarray:
+        _now(self)
         return ndarray(self._a.copy())
 
     def take(self, indices: Any, axis: int | None = None) -> ndarray:
+        _now(self, indices)
         return ndarray(self._a.take(indices, axis=axis))
 
     def fill(self, value: Any) -> None:
-        self._a.fill(value)
+        _later(lambda: self._a.fill(value), self)
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
         assert isinstance(arr, np.ndarray)
         assert arr.shape == self.shape
         assert arr.dtype == self.dtype
-        self._a[...] = arr
+        _send(self, arr)
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
         _note("get")
-        return self._a.copy()
+        return self._value().copy()
 
     def __bool__(self) -> bool:
-        return bool(self._a)
+        return bool(self._value())
 
     def tolist(self) -> list:
-        return self._a.tolist()
+        return self._value().tolist()
 
 
 def _plain(a: Any) -> Any:
@@ -171,6 +299,7 @@ def _plain(a: Any) -> Any:
 
 def _operator(name: str) -> Any:
     def call(self: ndarray, *others: Any) -> Any:
+        _now(self, *others)
         return ndarray(np.asarray(getattr(self._a, name)(*map(_plain, others))))
 
     return call
@@ -178,6 +307,7 @@ def _operator(name: str) -> Any:
 
 def _in_place(name: str) -> Any:
     def call(self: ndarray, other: Any) -> ndarray:
+        _now(other, writes=(self,))
         getattr(self._a, name)(_plain(other))
         return self
 
@@ -187,6 +317,7 @@ def _in_place(name: str) -> Any:
 def _reduction(name: str) -> Any:
     def call(self: ndarray, axis: int | None = None, dtype: Any = None) -> ndarray:
         more = {} if dtype is None else {"dtype": dtype}
+        _now(self)
         return ndarray(np.asarray(getattr(self._a, name)(axis=axis, **more)))
 
     return call
@@ -204,42 +335,61 @@ for _name in ("sum", "max", "min", "prod", "any", "all"):
 ndarray.__hash__ = None  # type: ignore[assignment]
 
 
-class Stream:
-    """cupy.cuda.Stream."""
-
-    _next = 0
-
-    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
-        Stream._next += 0 if null else 1
-        self.ptr = 0 if null else Stream._next
-
-    def use(self) -> Stream:
-        _local.stream = self
-        return self
-
-    def synchronize(self) -> None:
-        pass
+_NULL = Stream.__new__(Stream)
 
 
-_NULL = Stream(null=True)
+def _streams() -> dict[int, Stream]:
+    """The current streams of this thread by device."""
+    if not hasattr(_local, "streams"):
+        _local.streams = {}
+    return _local.streams
 
 
 def get_current_stream(device_id: int = -1) -> Stream:
     """cupy.cuda.get_current_stream."""
-    return getattr(_local, "stream", _NULL)
+    return _streams().get(runtime.getDevice() if device_id == -1 else device_id, _NULL)
+
+
+def _now(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
+    """Before an operation that is computed at once: its stream must have come so far."""
+    stream = get_current_stream()
+    for operand in (*operands, *writes):
+        if isinstance(operand, ndarray):
+            operand._memory.check()
+    stream._run(stream._issued)
+    for operand in writes:
+        operand._memory.write()
+
+
+def _later(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = ()) -> None:
+    """Put an operation into the queue of the current stream."""
+    for operand in (writes, *reads):
+        if isinstance(operand, ndarray):
+            operand._memory.check()
+    get_current_stream()._issue(work)
+    for operand in (writes, *reads):  # what a kernel writes is not known
+        if isinstance(operand, ndarray):
+            operand._memory.write()
+
+
+def _send(target: ndarray, source: np.ndarray) -> None:
+    sent = source.copy()  # pageable memory may be used again when the call returns
+    _later(lambda: np.copyto(target._a, sent), target)
 
 
 class Event:
     """cupy.cuda.Event."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
-        self.time = 0.0
+        self.time, self._mark = 0.0, (_NULL, 0)
 
     def record(self, stream: Stream | None = None) -> None:
         self.time = time.perf_counter()
+        stream = get_current_stream() if stream is None else stream
+        self._mark = stream, stream._issued
 
     def synchronize(self) -> None:
-        pass
+        self._mark[0]._wait(self._mark[1])
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
@@ -254,7 +404,11 @@ class RawModule:
 
     def __init__(self, code: str | None = None, *, options: tuple[str, ...] = ()) -> None:
         assert isinstance(code, str)
+        self.code = code
         assert isinstance(options, tuple)
+
+    def compile(self, log_stream: Any = None) -> None:
+        COMPILED.append(self.code)
 
     def get_function(self, name: str) -> Any:
         return RawKernel(name)
@@ -279,7 +433,10 @@ class RawKernel:
         most = runtime.getDeviceProperties(0)["sharedMemPerBlockOptin"]
         assert self.max_dynamic_shared_size_bytes + self.shared_size_bytes <= most
         plain = tuple(a._a if isinstance(a, ndarray) else a for a in args)
-        RawModule.library.launch(self.name, grid, block, plain, shared_mem)
+        library = RawModule.library
+        library.check(self.name, grid, block, plain)
+        work = partial(library.launch, self.name, grid, block, plain, shared_mem)
+        _later(work, args[0], args[1:])
 
 
 def _note(what: str) -> None:
@@ -299,16 +456,16 @@ def zeros(shape: Any, dtype: Any = float) -> ndarray:
 def asarray(a: Any, dtype: Any = None) -> ndarray:
     """cupy.asarray."""
     if isinstance(a, ndarray):
-        return ndarray(np.asarray(a._a, dtype=dtype))
-    out = np.array(a, dtype=dtype)  # a copy: the device has its own memory
-    fresh = _new(out.shape, out.dtype)
-    fresh[...] = out
-    return ndarray(fresh)
+        return ascontiguousarray(a, dtype) if dtype is not None and a.dtype != dtype else a
+    out = ndarray(_new(np.shape(a), dtype or np.asarray(a).dtype))
+    _send(out, np.asarray(a, dtype=out.dtype))
+    return out
 
 
 def ascontiguousarray(a: ndarray, dtype: Any = None) -> ndarray:
     """cupy.ascontiguousarray."""
-    return ndarray(np.ascontiguousarray(a._a, dtype=dtype))
+    _now(a)
+    return a._view(np.ascontiguousarray(a._a, dtype=dtype))
 
 
 def asnumpy(a: Any) -> np.ndarray:
@@ -321,40 +478,46 @@ def take(a: ndarray, indices: ndarray, axis: int | None = None, out: ndarray | N
     assert out is not None
     assert out.dtype == a.dtype
     _note("take")
+    _now(a, indices, writes=(out,))
     np.take(a._a, indices._a, axis=axis, out=out._a, mode="wrap")
     return out
 
 
 def isfinite(a: ndarray) -> ndarray:
     """cupy.isfinite."""
+    _now(a)
     return ndarray(np.isfinite(a._a))
 
 
 def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
     """cupy.matmul."""
     _note("matmul")
+    _now(a, b, writes=() if out is None else (out,))
     found = np.matmul(a._a, b._a, out=None if out is None else out._a)
     return ndarray(found) if out is None else out
 
 
 def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
     """cupy.subtract."""
+    _now(a, b, writes=() if out is None else (out,))
     found = np.subtract(_plain(a), _plain(b), out=None if out is None else out._a)
     return ndarray(found) if out is None else out
 
 
 def concatenate(parts: list[ndarray]) -> ndarray:
     """cupy.concatenate."""
+    _now(*parts)
     return ndarray(np.concatenate([part._a for part in parts]))
 
 
 def nonzero(a: ndarray) -> tuple[ndarray, ...]:
     """cupy.nonzero."""
-    return tuple(ndarray(found) for found in np.nonzero(a._a))
+    return tuple(ndarray(found) for found in np.nonzero(a._value()))
 
 
 def _elementwise(name: str) -> Any:
     def call(*args: Any) -> ndarray:
+        _now(*args)
         return ndarray(np.asarray(getattr(np, name)(*map(_plain, args))))
 
     return call
@@ -368,7 +531,10 @@ for _name in ELEMENTWISE:
 def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
     """cublasGemmEx on host memory, column-major as there."""
     m, n, k, _alpha, a, a_type, lda, b, b_type, ldb, _beta, c, c_type, ldc, compute, _algo = numbers
+    assert HANDLES.get(handle) == runtime.getDevice(), "no cuBLAS handle of this device"
     _note("gemm")
+    stream = get_current_stream()
+    stream._run(stream._issued)
     kind = np.dtype(np.float64 if c_type == 1 else np.float32)
     assert a_type == b_type == c_type
     assert {1: 70}.get(c_type, 68) == compute or (c_type == 0 and compute == 77)
@@ -387,6 +553,19 @@ def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
     matrix(c, m, n, ldc)[...] = left @ right
 
 
+HANDLES: dict[int, int] = {}  # cuBLAS handle -> its device
+
+
+def _create() -> int:
+    HANDLES[len(HANDLES) + 1] = runtime.getDevice()
+    return len(HANDLES)
+
+
+def _synchronize() -> None:
+    for stream in list(Stream._all):
+        stream.synchronize()
+
+
 def _properties(device: int) -> dict[str, Any]:
     return {
         "name": b"emulated",
@@ -402,15 +581,16 @@ def _properties(device: int) -> dict[str, Any]:
 
 runtime = SimpleNamespace(
     CUDARuntimeError=CUDARuntimeError,
-    getDeviceCount=lambda: 1,
-    getDevice=lambda: 0,
+    getDeviceCount=lambda: Device.count,
+    getDevice=lambda: getattr(_local, "device", 0),
     getDeviceProperties=_properties,
     memGetInfo=lambda: (8 * 2**30, 8 * 2**30),
     runtimeGetVersion=lambda: 0,
     driverGetVersion=lambda: 0,
-    deviceSynchronize=lambda: None,
+    deviceSynchronize=_synchronize,
 )
 cuda = SimpleNamespace(
+    Device=Device,
     Stream=Stream,
     Event=Event,
     MemoryPointer=MemoryPointer,
@@ -421,15 +601,18 @@ cuda = SimpleNamespace(
     memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     driver=SimpleNamespace(CUDADriverError=CUDADriverError),
     compiler=SimpleNamespace(CompileException=CompileException),
-    device=SimpleNamespace(get_cublas_handle=lambda: 1),
 )
 cublas = SimpleNamespace(
     gemmEx=gemm_ex,
+    create=_create,
+    destroy=lambda handle: None,
+    CUBLASError=CUBLASError,
     CUBLAS_COMPUTE_32F=68,
     CUBLAS_COMPUTE_64F=70,
     CUBLAS_COMPUTE_32F_FAST_TF32=77,
     CUBLAS_GEMM_DEFAULT=-1,
 )
+_NULL.__init__(null=True)
 # What stands for CuPy: module -> names. A test compares them with the real one.
 NAMES = {
     "cupy": [
@@ -455,7 +638,6 @@ NAMES = {
     "cupy.cuda.memory": list(vars(cuda.memory)),
     "cupy.cuda.driver": list(vars(cuda.driver)),
     "cupy.cuda.compiler": list(vars(cuda.compiler)),
-    "cupy.cuda.device": list(vars(cuda.device)),
     "cupy_backends.cuda.libs.cublas": list(vars(cublas)),
 }
 
@@ -470,7 +652,8 @@ def install(library: Any) -> dict[str, ModuleType | None]:
     RawModule.library = library
     POOL.limit = 0
     LAUNCHED.clear()
-    _local.stream = _NULL
+    Device.count, _local.device = 1, 0
+    _streams().clear()
     me = sys.modules[__name__]
     chain: dict[str, Any] = {
         "cupy": me,

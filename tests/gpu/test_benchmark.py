@@ -1,61 +1,92 @@
-"""benchmarks/gpu_capsule.py: what it may import, what it does without a GPU, that it runs to its end."""
+"""benchmarks/gpu_*.py: their imports, runs without a GPU, and results of runs that do not end well."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import textwrap
+import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "benchmarks" / "gpu_capsule.py"
-CUDA_FILE = ROOT / "scalelatent" / "models" / "capsule" / "kernels" / "gpu.cu"
-# A bare GPU machine has numpy, scipy, numba and CuPy; anything else that is asked for fails there, and here.
-ABSENT = (
-    "zarr dask distributed sklearn pydantic typer rich bokeh fsspec psutil threadpoolctl matplotlib jinja2"
-)
-BARE = f"""
+BENCHMARKS = ROOT / "benchmarks"
+MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
+# A bare GPU machine has these; everything else that the package imports comes with the wheels of gpu_all.sh.
+BARE = {"numpy", "scipy", "numba", "llvmlite", "pytest", "packaging"}
+# Modules of packages that do not have their package's name.
+MODULES = {"pillow": "PIL"}
+
+
+def absent() -> set[str]:
+    """Modules of this package's requirements that a bare GPU machine has not, even with the wheels."""
+    text = (BENCHMARKS / "gpu_all.sh").read_text(encoding="utf-8")
+    wheels = set(re.search(r"^names=\((.*?)\)", text, re.MULTILINE | re.DOTALL)[1].split())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = {re.match(r"[\w-]+", requirement)[0] for requirement in project["dependencies"]}
+    assert {"dask", "zarr", "scikit-learn"} <= wheels & required
+    missing = required - wheels - BARE
+    assert "matplotlib" in missing
+    return {MODULES.get(name, name.replace("-", "_")) for name in missing}
+
+
+PRELUDE = """
 import runpy
 import sys
-from pathlib import Path
+
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.split('.')[0] in {ABSENT!r}.split():
+        if name.partition('.')[0] in {absent!r}:
             raise ModuleNotFoundError(f'no {{name}} on a bare GPU machine', name=name)
 
+
 sys.meta_path.insert(0, Absent())
-sys.path[:0] = [{str(SCRIPT.parent)!r}, {str(Path(__file__).parent)!r}]
+sys.path.insert(0, {benchmarks!r})
 """
 NO_CUPY = "sys.modules['cupy'] = None\n"
-STAND_IN = f"""
-import emulation
-import fake_cupy
-text = Path({str(CUDA_FILE)!r}).read_text(encoding='utf-8')
-fake_cupy.install(emulation.Emulated(text, Path(sys.argv[-1])))
-del sys.argv[-1]
+START = """
+script = f"{benchmarks}/gpu_{{sys.argv.pop(1)}}.py"
+sys.argv[0] = script
+runpy.run_path(script, run_name='__main__')
 """
-START = f"sys.argv[0] = 'gpu_capsule.py'\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+STAND_IN = """
+import gpu_emulated
+from pathlib import Path
+
+gpu_emulated.install(Path(sys.argv.pop()))
+"""
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess:
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
-    command = [sys.executable, "-c", code, *arguments]
+    program = PRELUDE.format(absent=absent(), benchmarks=str(BENCHMARKS)) + code
+    program += START.format(benchmarks=BENCHMARKS)
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=environment)
 
 
 @pytest.fixture(autouse=True)
 def _checkout():
-    if not SCRIPT.exists():
+    if not BENCHMARKS.exists():
         pytest.skip("benchmarks/ is not part of this copy")
+
+
+@pytest.fixture
+def emulates(load_helper):
+    if load_helper("emulation").compiler() is None or not sys.platform.startswith("linux"):
+        pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
 
 
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
     out = tmp_path / "result.json"
-    done = run(BARE + NO_CUPY + START, "--out", str(out))
+    done = run(NO_CUPY, "capsule", "--out", str(out))
     assert done.returncode == 3, done.stderr
     assert "no GPU checks were made" in done.stderr
     assert "CuPy" in done.stderr
@@ -63,14 +94,248 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_runs_on_what_a_bare_gpu_machine_has(emulated, tmp_path):
+def test_capsule_runs_on_a_bare_gpu_machine(emulates, tmp_path):
     out = tmp_path / "sub" / "result.json"
-    done = run(BARE + STAND_IN + START, "--out", str(out), "--quick", str(tmp_path))
+    done = run(STAND_IN, "capsule", "--out", str(out), "--quick", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text(encoding="utf-8"))
-    assert {"machine", "settings", "checks", "ceilings", "passes", "seconds"} == set(result)
+    assert {"machine", "settings", "checks", "ceilings", "passes", "seconds"} <= set(result)
     assert all(check["passed"] for check in result["checks"])
     assert {line["rows"] for line in result["passes"]} == {"device float32", "host float32", "host uint8"}
     assert {line["nu"] for line in result["passes"]} == {0.0, 0.8}
     assert all(line["device_split"] for line in result["passes"])
     assert {"device", "cupy", "date", "scalelatent"} <= set(result["machine"])
+    assert result["finished"]
+    assert not result["errors"]
+    assert not result["not_run"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS[1:])
+def test_checks_run_on_a_bare_gpu_machine(emulates, model, tmp_path):
+    """The rates are those of test_model_benchmarks.py."""
+    out = tmp_path / "result.json"
+    done = run(STAND_IN, model, "--out", str(out), "--quick", "--checks-only", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert all(check["passed"] for check in result["checks"])
+    assert len(result["checks"]) >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_checks_hold_at_full_size_for_the_kernels_of_a_processor(model, tmp_path):
+    """A check that the processor's own float32 kernels fail says nothing about a card."""
+    out = tmp_path / "result.json"
+    done = run("", model, "--out", str(out), "--bodies", "numba")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert all(check["passed"] for check in result["checks"])
+
+
+# -- runs that do not end well ----------------------------------------------------------------------------
+
+SCRIPT = """
+import json, sys, time
+sys.path.insert(0, {benchmarks!r})
+import gpu_common
+
+
+def check(name):
+    if name == "second":
+        raise ValueError("the second check is broken")
+    if name == "wait":
+        print("waiting", flush=True)
+        time.sleep(60)
+    if name == "slow":
+        time.sleep(0.3)
+    return {{"name": name, "passed": True}}
+
+
+def checks(card, args):
+    for name in names:
+        yield "checks", name, lambda name=name: check(name)
+
+
+def measures(card, args):
+    def two():
+        yield {{"rate": 1}}
+        yield {{"rate": 1 / 0}}
+
+    yield "rates", "two rates", two
+    yield "rates", "another rate", lambda: {{"rate": 3}}
+
+
+class Card:
+    xp = None
+
+
+names = sys.argv.pop(1).split(",")
+gpu_common.machine = lambda cupy: {{"device": "none"}}
+args = gpu_common.script_parser("A test.").parse_args()
+sys.exit(gpu_common.run_script(args, Card, checks, measures))
+"""
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    code = textwrap.dedent(SCRIPT.format(benchmarks=str(BENCHMARKS)))
+    command = [sys.executable, "-c", code, *arguments]
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def test_a_part_that_raises_does_not_lose_the_others(tmp_path):
+    out = tmp_path / "result.json"
+    process = start("first,second,third", "--out", str(out))
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    result = json.loads(out.read_text(encoding="utf-8"))
+    error = "ValueError: the second check is broken"
+    assert result["checks"] == [
+        {"name": "first", "passed": True},
+        {"name": "second", "passed": False, "error": error},
+        {"name": "third", "passed": True},
+    ]
+    assert result["rates"] == [{"rate": 1}, {"rate": 3}]
+    assert result["errors"] == [{"part": "two rates", "error": "ZeroDivisionError: division by zero"}]
+    assert "3 checks, 1 failed ['second']" in output
+    assert "Traceback" in errors
+
+
+def test_a_run_that_is_killed_leaves_what_it_found(tmp_path):
+    out = tmp_path / "result.json"
+    process = start("first,wait", "--out", str(out))
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert result["checks"] == [{"name": "first", "passed": True}]
+    assert not result["finished"]
+
+
+def test_a_budget_of_seconds_names_what_did_not_run(tmp_path):
+    out = tmp_path / "result.json"
+    process = start("slow,first,third", "--out", str(out), "--seconds", "0.2")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert result["checks"] == [{"name": "slow", "passed": True}]
+    assert result["not_run"] == ["first", "third", "two rates", "another rate"]
+    assert not result["finished"]
+    assert "0.2 s are over; not run: first, third, two rates, another rate" in output
+
+
+def test_checks_only_and_rates_only(tmp_path):
+    out = tmp_path / "result.json"
+    process = start("first", "--out", str(out), "--checks-only")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "rates" not in json.loads(out.read_text(encoding="utf-8"))
+    process = start("first", "--out", str(out), "--rates-only")
+    process.communicate(timeout=60)
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert not result["checks"]
+    assert result["rates"]
+
+
+# -- gpu_all.sh -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts():
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import gpu_parts
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return gpu_parts
+
+
+def test_parts_end_in_time_and_are_recorded_at_once(parts, tmp_path, capsys):
+    run = parts.Parts(tmp_path, "check", 60.0, emulate=False)
+    assert run.run("good", [sys.executable, "-c", "print('fine')"], 30)
+    assert not run.run("bad", [sys.executable, "-c", "import sys; print('broken'); sys.exit(4)"], 30)
+    begin = time.perf_counter()
+    # The part starts a process of its own, which has to end with it.
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(50)'])"
+    assert not run.run("slow", [sys.executable, "-c", child], 5)
+    assert time.perf_counter() - begin < 20
+    run.seconds = 0.0
+    assert not run.run("late", [sys.executable, "-c", "pass"], 30)
+    assert run.finish() == 1
+    good, bad, slow, late, last = parts.read_lines(tmp_path / "check.jsonl")
+    assert good["passed"]
+    assert bad["error"] == "exit status 4"
+    assert bad["output"] == ["broken"]
+    assert slow["error"] == "ended after its time limit of 5 s"
+    assert late["skipped"] == "the time of the whole run is used up"
+    assert last["failed"] == ["bad", "slow"]
+    assert last["skipped_parts"] == ["late"]
+    assert "fine" in (tmp_path / "check.log").read_text(encoding="utf-8")
+    assert "FAILED  bad" in capsys.readouterr().out
+
+
+def test_an_unfinished_line_is_ignored(parts, tmp_path):
+    path = tmp_path / "lines.jsonl"
+    parts.append_line(path, {"part": "first"})
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"part": "sec')
+    assert parts.read_lines(path) == [{"part": "first"}]
+
+
+def test_intervals_that_overlap_count_once():
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        from gpu_fits import covered
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    assert covered([]) == 0
+    assert covered([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (0.6, 0.7)]) == 3.0
+
+
+def test_the_driver_explains_its_use():
+    done = subprocess.run(
+        ["bash", str(BENCHMARKS / "gpu_all.sh")], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert "benchmarks/gpu_all.sh wheels" in done.stderr
+    assert "set -euo" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "measure"])
+def test_the_driver_without_a_gpu(command, tmp_path):
+    (tmp_path / "cupy.py").write_text("raise ImportError('there is no CuPy here')", encoding="utf-8")
+    environment = dict(os.environ, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", PYTHON=sys.executable)
+    command = ["bash", str(BENCHMARKS / "gpu_all.sh"), command, "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "no GPU" in done.stderr
+
+
+@pytest.mark.slow
+def test_small_cases_launch_every_kernel(emulates, tmp_path):
+    code = """
+    import sys, tempfile
+    from pathlib import Path
+    sys.path.insert(0, sys.argv.pop(1))
+    import gpu_emulated
+    kernels = gpu_emulated.install(Path(sys.argv.pop()))
+    import fake_cupy, gpu_cases
+    sys.argv += ["cases", "--few"]
+    status = gpu_cases.main()
+    launched = {name for name, _ in fake_cupy.LAUNCHED}
+    missing = [name for model in gpu_emulated.MODELS.values() for name in kernels.compile(model).names
+               if name not in launched]
+    sys.exit(f"not launched: {missing}" if missing else status)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(BENCHMARKS), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

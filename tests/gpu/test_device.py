@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from scalelatent.models.capsule.kernels.squash import squash_table
 def backend(fake):
     from scalelatent.engine.backend import CupyBackend
 
-    return CupyBackend()
+    made = CupyBackend()
+    made.stream.use()  # arrays that the tests make for it are made on its stream
+    return made
 
 
 def test_it_has_every_method_of_the_host_backend(backend):
@@ -185,15 +189,145 @@ def test_memory_at_its_end_says_which_block_size_to_set(backend, fake):
         backend.kernel("capsule_probabilities")(fake.zeros((40, 2048), np.float32), np.full(40, 1))
 
 
-def test_an_error_of_the_card_is_named(backend, fake, monkeypatch):
+def _raises(error):
     def fail(*_args, **_kwargs):
-        raise fake.CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+        raise error
 
-    monkeypatch.setattr(fake.ndarray, "get", fail)
-    with pytest.raises(
-        RunError, match=r"GPU 0 \(emulated\).*cudaErrorIllegalAddress.*start the worker again and resume"
-    ):
+    return fail
+
+
+def test_a_lost_card_and_a_failed_call_are_told_apart(backend, fake, monkeypatch):
+    from scalelatent.engine.backend import DeviceLostError
+
+    monkeypatch.setattr(fake.ndarray, "get", _raises(fake.CUDARuntimeError(1)))
+    with pytest.raises(RunError, match=r"GPU 0 \(emulated\).*cudaErrorInvalidValue.*report it") as caught:
         backend.to_host(fake.zeros(3))
+    assert not isinstance(caught.value, DeviceLostError)
+    monkeypatch.setattr(fake.runtime, "deviceSynchronize", _raises(fake.CUDARuntimeError(700)))
+    with pytest.raises(DeviceLostError, match=r"GPU 0 \(emulated\).*restart the process.*Xid"):
+        backend.to_host(fake.zeros(3))
+
+
+def test_an_error_in_a_models_expression_is_named(fake, monkeypatch):
+    from scalelatent.engine.backend import DeviceLostError
+    from scalelatent.engine.inprocess import InProcessExecutor
+    from scalelatent.engine.passes import make_stage
+    from scalelatent.reductions.moments import SecondMoments
+
+    monkeypatch.setattr(SecondMoments, "accumulate", _raises(fake.CUDARuntimeError(700)))
+    monkeypatch.setattr(fake.runtime, "deviceSynchronize", _raises(fake.CUDARuntimeError(700)))
+    data = sl.Dataset.from_arrays(np.ones((9, 3)))
+    stage = make_stage("moments", {"train": SecondMoments(3, 0)}, {"train": data}, "gpu")
+    with pytest.raises(DeviceLostError, match=r"GPU 0 \(emulated\).*cudaErrorIllegalAddress"):
+        InProcessExecutor(1).collect(stage, lambda done, rows: None)
+
+
+@pytest.mark.parametrize("status", [1, 3])
+def test_memory_that_cublas_lacks_is_memory_of_the_card(backend, fake, monkeypatch, status):
+    from scalelatent.engine.backend import DeviceMemoryError
+
+    monkeypatch.setattr(fake.cublas, "create", _raises(fake.CUBLASError(status)))
+    with pytest.raises(DeviceMemoryError, match="no memory for a matrix product"):
+        backend.matmul(fake.zeros((2, 2)), fake.zeros((2, 2)), "out")
+    monkeypatch.setattr(fake.cublas, "create", _raises(fake.CUBLASError(13)))
+    with pytest.raises(RunError, match=r"a matrix product failed: status 13.*device='cpu'") as caught:
+        backend.matmul(fake.zeros((2, 2)), fake.zeros((2, 2)), "out")
+    assert not isinstance(caught.value, DeviceMemoryError)
+
+
+def test_memory_that_another_allocator_lacks_is_memory_of_the_card(backend, fake, monkeypatch):
+    """RMM raises a plain MemoryError; numpy's is of the host."""
+    from scalelatent.engine.backend import DeviceMemoryError
+
+    monkeypatch.setattr(fake, "_new", _raises(MemoryError("std::bad_alloc: out_of_memory: CUDA error")))
+    with pytest.raises(DeviceMemoryError, match="no memory for the buffer 'h'"):
+        backend.buffer("h", (4, 4), np.float32)
+    assert isinstance(backend.name_error(MemoryError("std::bad_alloc")), DeviceMemoryError)
+    with pytest.raises(MemoryError) as caught:
+        np.empty(2**58)
+    assert backend.name_error(caught.value) is caught.value
+
+
+@pytest.mark.parametrize("error", ["runtime", "python"])
+def test_rows_go_by_pageable_memory_where_none_can_be_locked(backend, fake, monkeypatch, caplog, error):
+    from scalelatent.engine.backend import _warn_pageable
+
+    _warn_pageable.cache_clear()
+    raised = fake.CUDARuntimeError(2) if error == "runtime" else MemoryError()
+    monkeypatch.setattr(fake.cuda, "alloc_pinned_memory", _raises(raised))
+    x = np.arange(200_000, dtype=np.float32).reshape(1000, 200)
+    for _ in range(2):
+        np.testing.assert_array_equal(backend.to_host(backend.asarray(x, np.float32, "x")), x)
+    assert [record.message[:45] for record in caplog.records] == [
+        "GPU 0 (emulated): no page-locked host memory "
+    ]
+
+
+def test_a_missing_library_is_named_with_what_brings_it(backend, fake, monkeypatch):
+    from scalelatent.engine.backend import CupyBackend
+
+    missing = ImportError("libcublasLt.so.13: cannot open shared object file")
+    monkeypatch.setattr(fake.RawModule, "get_function", _raises(missing))
+    with pytest.raises(RunError, match=r"libcublasLt.*scalelatent\[cuda12\] or \[cuda13\].*device='cpu'"):
+        backend.kernel("capsule_probabilities")(fake.zeros((2, 3), np.float32), np.array([1, 1]))
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", None)
+    monkeypatch.delitem(sys.modules, "cupy_backends.cuda.libs.cublas")
+    with pytest.raises(RunError, match=r"CUDA libraries.*scalelatent\[cuda12\] or \[cuda13\].*device='cpu'"):
+        CupyBackend()
+
+
+def test_operators_between_two_backends_run_on_the_streams_of_their_own(fake):
+    """The array library of a backend makes its stream current, in whatever thread, whatever came before."""
+    from scalelatent.engine.backend import CupyBackend
+
+    one, two = CupyBackend(), CupyBackend()
+    a = one.asarray(np.ones((300, 300)), np.float64, "a")
+    b = two.asarray(np.ones((300, 300)), np.float64, "b")
+    with pytest.raises(AssertionError, match="race"):
+        _ = a + a  # two's stream is the current one
+    found = []
+
+    def work() -> None:
+        xp = one.xp
+        found.append(one.to_host(xp.maximum(a, 2) + xp.asarray(np.full((300, 300), 3.0))))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    np.testing.assert_array_equal(found[0], np.full((300, 300), 5.0))
+    np.testing.assert_array_equal(two.to_host(b), np.ones((300, 300)))
+
+
+def test_threads_take_all_devices_in_turn(fake, monkeypatch):
+    """Eight threads, four cards: the sums are those of one card, and each card had work."""
+    from scalelatent.engine.inprocess import InProcessExecutor
+    from scalelatent.engine.passes import make_stage
+    from scalelatent.reductions.moments import SecondMoments
+
+    rng = np.random.default_rng(4)
+    data = sl.Dataset.from_arrays(rng.normal(size=(4000, 6)).astype("f4"))
+    sums, used = {}, {}
+    for count in (1, 4):
+        monkeypatch.setattr(fake.Device, "count", count)
+        fake.LAUNCHED.clear()
+        stage = make_stage("moments", {"train": SecondMoments(6, 0)}, {"train": data}, "gpu", block_rows=64,
+                           leaf_rows=64)  # fmt: skip
+        executor = InProcessExecutor(8)
+        sums[count] = executor.collect(stage, lambda done, rows: None)["train"].vector
+        used[count] = {backend._device.id for backend in executor._backends.values()}
+    assert used == {1: {0}, 4: {0, 1, 2, 3}}
+    np.testing.assert_array_equal(sums[4], sums[1])
+
+
+def test_the_callers_device_and_stream_are_given_back(fake, monkeypatch):
+    monkeypatch.setattr(fake.Device, "count", 2)
+    fake.Device(1).use()
+    mine = fake.Stream(non_blocking=True).use()
+    x = np.random.default_rng(0).normal(size=(300, 5))
+    model = sl.CapsuleRegression(device="gpu", capsule_dim=2, max_iter=2, n_jobs=2, random_state=0)
+    model.fit(x, np.arange(300) % 2).predict(x)
+    assert fake.runtime.getDevice() == 1
+    assert fake.get_current_stream() is mine
 
 
 def test_a_compiler_that_does_not_know_the_text_is_named(backend, fake, monkeypatch):
@@ -225,7 +359,7 @@ def test_without_cupy_or_device_it_says_what_to_do(fake, monkeypatch):
         CupyBackend()
 
     def no_driver():
-        raise fake.CUDARuntimeError("cudaErrorInsufficientDriver")
+        raise fake.CUDARuntimeError(35)
 
     monkeypatch.setattr(fake.runtime, "getDeviceCount", no_driver)
     with pytest.raises(RunError, match="cudaErrorInsufficientDriver.*device='cpu'"):
@@ -345,3 +479,85 @@ def test_a_full_card_computes_a_pass_in_halves(fake, room):
     np.testing.assert_allclose(got[:-1], want[:-1], rtol=0, atol=TOLERANCE * np.abs(want[:-1]).max())
     assert got[-2] == want[-2] == 20_000
     np.testing.assert_array_equal(sums(small)[:-1], got[:-1])
+
+
+# -- blocks that suit a card ---------------------------------------------------------------------------------
+
+
+def _grid(device: str, run_dir=None, resume=False) -> tuple[int, dict]:
+    """Rows of a block of a session's pass over 200,000 rows of 784 bytes."""
+    from scalelatent.estimators.session import FitSession
+    from scalelatent.reductions.moments import SecondMoments
+
+    rows = sl.Dataset.from_arrays(np.broadcast_to(np.uint8(0), (200_000, 784)))
+    with FitSession("toy", device=device, n_jobs=1, run_dir=run_dir, resume=resume) as session:
+        session.begin(0, {}, {})
+        grid = session.stage("pass", {"train": SecondMoments(784, 0)}, {"train": rows}).grids["train"]
+        return grid.block_rows, session.grid
+
+
+def test_blocks_of_passes_suit_cards_by_default(fake):
+    assert _grid("gpu")[0] == _grid("auto")[0] == 32_768
+    assert _grid("cpu")[0] == 2048
+    fake.Device.count = 0
+    assert _grid("auto")[0] == 2048
+
+
+def test_a_resumed_run_keeps_its_blocks_on_another_device(fake, tmp_path):
+    """Half a pass may be stored by its leaves."""
+    for begun, resumed in (("gpu", "cpu"), ("auto", "cpu"), ("cpu", "gpu")):
+        folder = tmp_path / f"{begun}-{resumed}"
+        assert _grid(begun, folder) == _grid(resumed, folder, resume=True)
+
+
+@pytest.mark.parametrize("out", [False, True])
+@pytest.mark.parametrize("device", ["auto", "gpu", "cpu"])
+def test_blocks_of_maps_suit_the_device(fake, monkeypatch, tmp_path, out, device):
+    from scalelatent.models.capsule.model.predict import CapsuleRows
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(9000, 600)).astype(np.float32)
+    model = sl.CapsuleRegression(device="cpu", capsule_dim=2, max_iter=1, projection=None, random_state=0)
+    model.fit(x[:500], np.arange(500) % 2).set_params(device=device, n_jobs=1)
+    seen, apply = [], CapsuleRows.apply
+    monkeypatch.setattr(
+        CapsuleRows, "apply", lambda self, p, block: (seen.append(len(block.x)), apply(self, p, block))[1]
+    )
+    model.predict_proba(x, **({"out": tmp_path / "p.zarr"} if out else {}))
+    assert max(seen) == (1747 if device == "cpu" else 9000)
+
+
+# -- doctor and warm -----------------------------------------------------------------------------------------
+
+
+def test_doctor_multiplies_and_compiles_on_every_card(fake, monkeypatch):
+    from scalelatent.deploy import checks, probes
+
+    def find():
+        (check,) = [check for check in checks.CHECKS if (check.where, check.name) == ("here", "gpu")]
+        (finding,) = check.findings(".")
+        return finding
+
+    wheel = SimpleNamespace(metadata={"Name": "cupy-cuda13x"}, version="14.2")
+    monkeypatch.setattr(probes.metadata, "distributions", lambda: [wheel])
+    fake.Device.count = 2
+    fake.LAUNCHED.clear()
+    assert find().status == "ok"
+    assert "each compiles and multiplies" in find().found
+    assert [name for name, _ in fake.LAUNCHED].count("gemm") == 4
+    monkeypatch.setattr(fake.cublas, "create", _raises(ImportError("libcublasLt.so.13 is missing")))
+    assert find().status == "fail"
+    assert "libcublasLt.so.13 is missing" in find().found
+    assert "scalelatent[cuda12]" in find().fix
+
+
+def test_warm_compiles_the_cuda_texts(fake, monkeypatch):
+    from scalelatent.deploy import warm
+
+    monkeypatch.setattr(warm, "_missing", lambda kinds: (3, []))
+    fake.COMPILED.clear()
+    assert sorted(warm.warm()["cuda"]) == ["capsule", "crbm", "hcn", "linear_mixture", "mbn"]
+    assert len(set(fake.COMPILED)) == 5
+    assert warm.warm(["mbn"])["cuda"] == ["mbn"]
+    fake.Device.count = 0
+    assert warm.warm(["mbn"])["cuda"] == []

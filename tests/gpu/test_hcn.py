@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.chains import advance, run_chains
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.model.batch import start_leaf, visit
+from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.layer import FeatureLayer
 from scalelatent.models.hcn.model.online import EvidenceLearner
 from tests.models.hcn.cases import draw_sweep, no_messages
@@ -139,6 +142,39 @@ def test_chains_that_do_not_fit_go_by_halves(emulated_gpu, monkeypatch) -> None:
     monkeypatch.setattr(EvidenceLearner, "run_chains", small)
     check_chains("gpu")
     assert sizes[-5:] == [3, 1, 2, 1, 1]
+
+
+def check_new_threads(count: int) -> None:
+    """A pass begins in threads whose current stream is not the backend's; bits are those of the host."""
+    rng = np.random.default_rng(5)
+    layer = FeatureLayer((1, 9, 8), 3, (3, 3), 0.1, 0.1, 0.3, 0.2)
+    decoder = Decoder(layer, rng.random((1, 3, 3, 3)) < 0.4, 0, 4)
+    rows, evidence = np.arange(3), rng.integers(-900, 900, (3, 1, 9, 8)).astype(np.int32)
+    beliefs = rng.integers(-900, 900, (1, 3, 3, 3)).astype(np.int32)
+    leaf, found, card = start_leaf(layer, 3), [], make_backend("gpu")
+
+    def compute(backend) -> list[np.ndarray]:
+        visited, change = visit(layer, leaf, evidence, beliefs, 0, 7, 3, 0.8, backend)
+        return [*decoder.beliefs(evidence, rows, backend), visited.s, visited.to_w, change]
+
+    for _ in range(count):
+        thread = threading.Thread(target=lambda: found.append(compute(card)))
+        thread.start()
+        thread.join(60)
+    want = compute(make_backend("cpu"))
+    assert len(found) == count
+    for arrays in found:
+        for a, b in zip(arrays, want, strict=True):
+            assert_array_equal(a, b)
+
+
+def test_new_threads_emulated(emulated_gpu) -> None:
+    check_new_threads(2)
+
+
+@pytest.mark.gpu
+def test_new_threads_on_a_device(real_gpu) -> None:
+    check_new_threads(100)
 
 
 @pytest.mark.gpu

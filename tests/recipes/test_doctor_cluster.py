@@ -20,7 +20,8 @@ SCHEDULER = {
 WORKER = {
     "name": "w", "threads": 1, "memory_limit": 4 * GIB, "nanny": True, "offers_gpu": False, "host": "a",
     "cores": 4, "machine_bytes": 16 * GIB, "pools": {"BLAS": 1, "numba": 1, "Blosc": 4, "zarr": 0},
-    "trim": "65536", "glibc": True, "cupy": [], "gpus": 0, "cache_trouble": "", "folder_trouble": "",
+    "trim": "65536", "glibc": True, "cupy": [], "gpus": 0, "card_trouble": "",
+    "cache_trouble": "", "folder_trouble": "",
     "local_directory": "/tmp",
 }  # fmt: skip
 
@@ -125,6 +126,16 @@ def test_clock():
         ({"offers_gpu": True}, "fail", "is offered by worker tls://10.0.0.1:40000, but no CuPy"),
         ({"offers_gpu": True, "cupy": ["cupy 13"]}, "fail", "but CuPy finds no device"),
         ({"offers_gpu": True, "cupy": ["cupy 13"], "gpus": 1, "threads": 4}, "warn", "several threads"),
+        (
+            {
+                "offers_gpu": True,
+                "cupy": ["cupy 14"],
+                "gpus": 1,
+                "card_trouble": "no libcublasLt.so.13",
+            },
+            "fail",
+            "worker tls://10.0.0.1:40000 cannot compute on the GPU: no libcublasLt.so.13",
+        ),
         ({"cupy": ["cupy-cuda12x 13", "cupy-cuda13x 13"]}, "fail", "CuPy twice"),
         ({"cupy": ["cupy 13"], "gpus": 1}, "warn", "not offered"),
     ],

@@ -97,6 +97,7 @@ class DaskExecutor:
         self._check_shared(self.store.place, "the run folder", "run_dir=…, or [job] out")
         guard_spans(client)
         self._events: deque[dict[str, Any]] = deque(maxlen=1000)
+        self.lost_cards: dict[str, str] = {}  # worker -> what its card reported before the process ended
         self.link.call("its news were asked for", listener(client).add, KERNELS, self.hear)
 
     # -- workers ---------------------------------------------------------------------------------------------
@@ -210,6 +211,8 @@ class DaskExecutor:
 
     def hear(self, event: dict[str, Any]) -> None:
         """Take an event of a worker's; in the client's thread."""
+        if event["event"] == "card_lost":
+            self.lost_cards[event["worker"]] = event["message"]
         self._events.append(event)
         self.pulse.set()
 

@@ -28,7 +28,7 @@ from scalelatent.engine.reading import Stopped
 from scalelatent.errors import RunError
 
 from .pass_tasks import Ref, _recent, settle_process, worker_device
-from .worker_side import NEWS_SECONDS, Beat, Fit, TaskStop, work_news
+from .worker_side import NEWS_SECONDS, Beat, Fit, TaskStop, leaving_lost_card, work_news
 
 
 def task_check(fit: Fit, beat: Beat) -> RowCheck:
@@ -72,6 +72,7 @@ def task_steps(
     """All chains of some steps on this worker: up to ``stop``, or as many as ``seconds`` allow."""
     settle_process()
     with (
+        leaving_lost_card(fit),
         sites.use(ref, name, token) as site,
         site.runner(0, site.order.n_chains, threads, check := task_check(fit, site.beat)) as runner,
     ):
@@ -107,7 +108,7 @@ def task_chains(
     with sites.use(ref, name, token) as site:
         check = task_check(fit, site.beat)
         state = site.follow(replace(place, step=place.step - 1), results) if results else site.state(place)
-        with site.runner(*chains, 1, check) as runner:
+        with leaving_lost_card(fit), site.runner(*chains, 1, check) as runner:
             before, news = runner.meter.bytes_read, StepNews(ref[0], name, runner, place)
             sums = runner.run(place.epoch, place.step, state, check)
             news.tell(Place(place.epoch, place.step + 1))

@@ -38,6 +38,7 @@ from .worker_side import (
     Fit,
     TaskStop,
     keep_pages,
+    leaving_lost_card,
     pace_news,
     tell,
     tell_cut,
@@ -199,7 +200,7 @@ def task_span(
         if vector is not None:
             return vector
     waited, limits = context.meter.wait_seconds, dict(context.backend.row_limits)
-    with stopping():
+    with stopping(fit):
         vector = context.run_span(span, TaskStop(fit))
     seconds = time.perf_counter() - begin
     if worth_saving(seconds, vector.nbytes, checkpoint_seconds):
@@ -215,12 +216,13 @@ def task_span(
 
 
 @contextmanager
-def stopping() -> Iterator[None]:
+def stopping(fit: Fit) -> Iterator[None]:
     """Leave a task that is not wanted any more; should it be wanted again after all, it is done again."""
     from distributed import Reschedule
 
     try:
-        yield
+        with leaving_lost_card(fit):
+            yield
     except Stopped:
         raise Reschedule from None
 
@@ -317,7 +319,7 @@ def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
     """One shard of an output as large as the data."""
     task, backend = load_map(ref, name)
     limits, meter, begin = dict(backend.row_limits), Meter(), time.perf_counter()
-    with stopping():
+    with stopping(fit):
         rows = int(task.write_shard(shard, backend, TaskStop(fit), meter))
     _tell_cuts(fit, backend, limits)
     # Of a tile, its share of the rows.

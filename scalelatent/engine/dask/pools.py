@@ -137,6 +137,12 @@ def _guessed(
     return {name: fast if name in gpus else slow for name in threads if name not in found}
 
 
+def all_offer_gpu(client: Client) -> bool:
+    """Whether a cluster has workers, and each of them offers the resource GPU."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return bool(workers) and all(worker.get("resources", {}).get("GPU") for worker in workers)
+
+
 class Pools:
     """The workers of one executor by what they are."""
 

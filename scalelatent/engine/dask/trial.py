@@ -222,6 +222,9 @@ def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
 
 
 def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
+    lost = [text for address, text in executor.lost_cards.items() if address in workers]
+    if lost:
+        return f"{lost[-1]}. Use device='cpu' for this fit"
     members = [executor.watch.members[address] for address in workers if address in executor.watch.members]
     full = any(m.memory_limit and m.memory > FULL * m.memory_limit for m in members)
     memory = (
@@ -294,7 +297,7 @@ def try_span(
     """Compute a span, and keep it in the run folder for the retry of its pass."""
     store = open_store(ref)
     state = store.load_state(stage_name, iteration) if learns else None
-    with _noted(store, note, fit) as stop, stopping():
+    with _noted(store, note, fit) as stop, stopping(fit):
         vector = context_of(ref, stage_name, iteration, state).run_span(span, stop)
     store.save_node(stage_name, iteration, span, vector)
 
@@ -302,7 +305,7 @@ def try_span(
 def try_shard(ref: Ref, name: str, shard: int, fit: Fit, note: str) -> None:
     """Compute and write one shard of a map."""
     task, backend = load_map(ref, name)
-    with _noted(open_store(ref), note, fit) as stop, stopping():
+    with _noted(open_store(ref), note, fit) as stop, stopping(fit):
         task.write_shard(shard, backend, stop, Meter())
 
 

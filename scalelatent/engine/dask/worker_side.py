@@ -7,17 +7,20 @@ page /scalelatent, which tells rows.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.callbacks import kernel_event
 from scalelatent.engine.halving import cut_event
 from scalelatent.engine.plan import KEPT_BYTES
 from scalelatent.engine.reading import StopEvent
+from scalelatent.errors import DeviceLostError
 from scalelatent.kernels.observers import observe
 
 from .hooks import call_later, task_wanted, worker_settings
@@ -25,6 +28,8 @@ from .scheduler_listener import KERNELS, TOPIC
 
 if TYPE_CHECKING:
     from distributed import Worker
+
+_log = logging.getLogger(__name__)
 
 # (topic, token of the pass, token of the driver): by which a driver knows the news of its own tasks.
 Fit = tuple[str, ...]
@@ -38,6 +43,8 @@ NEWS_SECONDS = 1.0
 # most so many times as slow as those before: a machine that stood still for a moment is not slow. With these
 # device_pools.py finds its speeds, and test_pools.py has steady workers tell theirs once.
 PACE_SHARE, PACE_NEW, PACE_OUTLIER = 0.2, 0.3, 3.0
+# Before a worker ends itself it waits this long, so that its event loop sends what was logged.
+SENDING_SECONDS = 1.0
 KEEP_PACES = 32  # of parts of stages: a bound
 _SUMS = ("rows", "bytes", "seconds", "wait_seconds", "spans")
 
@@ -107,6 +114,26 @@ def tell_cut(fit: Fit, what: str, rows: int, device: str) -> None:
     worker = _worker()
     if worker is not None:
         tell(fit, {"driver": fit[-1], "cut": cut_event(what, rows, device, worker.address)})
+
+
+@contextmanager
+def leaving_lost_card(fit: Fit) -> Iterator[None]:
+    """End this worker's process where its card refuses all work; the nanny starts it again.
+
+    Dask gives the tasks to other workers. Without a nanny the error goes to the driver.
+    """
+    try:
+        yield
+    except DeviceLostError as error:
+        worker = _worker()
+        if worker is not None and worker_settings(worker)["nanny"]:
+            message = f"{worker.address} is restarted, and its tasks go to other workers. {error}"
+            event = {"event": "card_lost", "worker": worker.address, "message": message}
+            tell(fit, {"driver": fit[-1], "cut": event})
+            _log.error(message)
+            time.sleep(SENDING_SECONDS)
+            os._exit(1)
+        raise
 
 
 def tell_of_kernels() -> None:

@@ -6,17 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scalelatent.reductions.eigen import leading_eigenvectors
+from scalelatent.reductions.eigen import leading_eigenvectors, unit_scale
 
 from .members import Members
 
 PAPER_SCHEDULE: tuple[tuple[float, int], ...] = ((0.8, 128), (0.6, 64), (0.4, 32), (0.2, 16), (0.0, 8))
 FOREVER = 2**62
+# A class has the directions in which its mean square is at least this share of its largest.
+LEAST_SHARE = 1e-6
+# Smallest share of the largest eigenvalue that float64 leaves six digits of.
+CONDITION = 1e-10
 
 
 def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """W from the leading eigenpairs of each capsule's rows (equation 2.28)."""
-    w = np.empty((members.total_dim, moment.shape[1]))
+    """Return W from the leading eigenpairs of each capsule's rows (equation 2.28), shape (D, p).
+
+    Directions that a class lacks, whatever the units of the features, get rows of zeros.
+    """
+    unit = unit_scale(moment.sum(axis=0))
+    w = np.zeros((members.total_dim, moment.shape[1]))
     pairs: dict[tuple[bytes, int], np.ndarray] = {}
     for r in range(members.n_members):
         row = members.offsets[r]
@@ -24,14 +32,16 @@ def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> 
             classes = np.flatnonzero(members.labels[r] == i)
             key = (classes.tobytes(), int(d))
             if key not in pairs:
-                values, vectors = leading_eigenvectors(
-                    moment[classes].sum(axis=0) / weight[classes].sum(), int(d)
-                )
-                # A class of few or repeated rows has directions without variance: a floor keeps their rows of
-                # W finite.
-                floor = max(values[0], np.finfo(float).tiny) * 1e-6
-                pairs[key] = (vectors / np.sqrt(np.maximum(values, floor))).T / np.sqrt(d)
-            w[row : row + d] = pairs[key]
+                own = moment[classes].sum(axis=0) / weight[classes].sum()
+                values, vectors = leading_eigenvectors(own * unit * unit[:, None], int(d))
+                rank = max(int((values > LEAST_SHARE * values[0]).sum()), 1)
+                plain = leading_eigenvectors(own, rank)
+                if plain[0][-1] > CONDITION * plain[0][0]:
+                    values, vectors = plain
+                else:  # units of features differ too much for the eigenvectors of float64
+                    values, vectors = values[:rank], vectors[:, :rank] * unit[:, None]
+                pairs[key] = (vectors / np.sqrt(rank * np.maximum(values, np.finfo(float).tiny))).T
+            w[row : row + len(pairs[key])] = pairs[key]
             row += d
     return w
 

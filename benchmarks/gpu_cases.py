@@ -1,0 +1,534 @@
+"""Parts of gpu_check.py that are processes of their own: preflight, cases, streams and bits.
+
+    python benchmarks/gpu_cases.py cases
+
+`cases` launches every kernel of every model on small inputs and compares the results with the reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_parts import HERE, MODELS, append_line
+
+Case = tuple[str, list[Any], list[Any], float]  # name, results, expected results, largest difference allowed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("part", choices=("preflight", "compile", "cases", "streams", "bits"))
+    parser.add_argument("--lines", type=Path, help="append results to this file of JSON lines")
+    parser.add_argument("--env", type=Path, help="file that preflight describes the machine in")
+    parser.add_argument("--bits", type=Path, help="file that bits writes digests of results to")
+    parser.add_argument("--model", choices=MODELS, help="the model to compile; all without it")
+    parser.add_argument("--quick", action="store_true", help="smaller inputs and fewer runs")
+    parser.add_argument("--few", action="store_true", help="fewer inputs, each kernel at least once")
+    parser.add_argument(
+        "--no-pool", action="store_true", help="allocate each array by CUDA itself, for compute-sanitizer"
+    )
+    args = parser.parse_args()
+    try:
+        import cupy
+
+        cupy.cuda.runtime.getDeviceProperties(0)
+    except Exception as error:  # noqa: BLE001  no CuPy, no driver or no device: the same answer
+        print(f"no GPU: {error}", file=sys.stderr)
+        return 3
+    if args.no_pool:
+        # Without a pool each array is an allocation of its own, so that the tool sees reads beyond its end.
+        cupy.cuda.set_allocator(None)
+    return {
+        "preflight": preflight,
+        "compile": compile_model,
+        "cases": cases,
+        "streams": streams,
+        "bits": bits,
+    }[args.part](args)
+
+
+def record(args: argparse.Namespace, name: str, passed: bool, **more: Any) -> bool:
+    """Print a result, and append it to the file of results."""
+    line = {"name": name, "passed": bool(passed), **more}
+    print(json.dumps(line), flush=True)
+    if args.lines:
+        append_line(args.lines, line)
+    return bool(passed)
+
+
+# -- preflight --------------------------------------------------------------------------------------------
+
+
+def preflight(args: argparse.Namespace) -> int:
+    """Describe the machine, import everything, compile all kernels, and launch a kernel with clusters."""
+    import cupy
+
+    begin = time.perf_counter()
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+        cards = (done.stdout or done.stderr).strip().splitlines()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        cards = [f"nvidia-smi: {error}"]
+    # The identifier of a card is no part of a result.
+    environment: dict[str, Any] = {"nvidia-smi -L": [card.split(" (UUID")[0] for card in cards]}
+    from gpu_common import machine
+
+    environment |= machine(cupy)
+    failed = import_everything()
+    environment["packages"] = package_versions()
+    if args.env:
+        args.env.write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")
+    passed = record(args, "imports", not failed, failed=failed, seconds=time.perf_counter() - begin)
+    passed &= compile_all(args)
+    passed &= launch_cluster(args)
+    return 0 if passed else 1
+
+
+def import_everything() -> list[str]:
+    """Import what fits and tests import; return the modules that cannot be imported."""
+    import importlib
+
+    failed = []
+    names = [
+        "distributed",
+        "sklearn",
+        "zarr",
+        "scalelatent.engine.dask.executor",
+        "scalelatent.jobs.runfolder",
+    ]
+    for model in MODELS:
+        names += [f"scalelatent.models.{model}", f"scalelatent.models.{model}.estimator"]
+        names += [f"scalelatent.models.{model}.kernels.gpu"]
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001  recorded
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+    return failed
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of packages that results depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("cupy-cuda13x", "cupy-cuda12x", "dask", "distributed", "zarr", "numcodecs", "scikit-learn"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def compile_all(args: argparse.Namespace) -> bool:
+    """Compile the kernels of all models side by side, each model in a process."""
+    here = sys.argv[0]
+    # Under the stand-in for CuPy, this process runs below gpu_emulated.py: the others have to as well.
+    stand_in = [str(HERE / "gpu_emulated.py")] if "fake_cupy" in sys.modules else []
+
+    def run(model: str) -> tuple[str, subprocess.CompletedProcess[str], float]:
+        begin = time.perf_counter()
+        command = [sys.executable, *stand_in, str(HERE / Path(here).name), "compile", "--model", model]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        return model, done, time.perf_counter() - begin
+
+    passed = True
+    with concurrent.futures.ThreadPoolExecutor(len(MODELS)) as pool:
+        for model, done, seconds in pool.map(run, MODELS):
+            error = {} if done.returncode == 0 else {"error": done.stderr.splitlines()[-10:]}
+            passed &= record(args, f"compile {model}", done.returncode == 0, seconds=seconds, **error)
+    return passed
+
+
+def compile_model(args: argparse.Namespace) -> int:
+    """Compile the kernels of a model into the cache that all processes of the run share."""
+    if args.model is None:
+        return 0 if compile_all(args) else 1
+    if "fake_cupy" in sys.modules:
+        sys.modules["fake_cupy"].RawModule.library.compile(args.model)
+        return 0
+    from scalelatent.kernels.cuda import Kernels
+
+    Kernels(f"scalelatent.models.{args.model}.kernels")._module.compile()
+    return 0
+
+
+def launch_cluster(args: argparse.Namespace) -> bool:
+    """Launch a kernel in clusters of thread blocks once, and compare with the reference."""
+    from scalelatent.models.crbm.kernels import gpu, reference
+
+    v = h = 128  # the smallest graph that is given a cluster
+    w, bv, bh = draw_graph(v, h, 2, 0.1)
+    found = gpu.sum_product(gpu.make_coupling(w), gpu.cupy.asarray(bv), gpu.cupy.asarray(bh), 4)
+    want = reference.sum_product(reference.make_coupling(w), bv, bh, 4)
+    kernel = gpu._way("sum_product", v, h)[0]
+    worst = float(np.abs(reference.sigmoid(found.lv.get()) - reference.sigmoid(want.lv)).max())
+    return record(args, f"one launch of {kernel}", worst <= 1e-5, difference=worst)
+
+
+# -- small cases of all kernels ---------------------------------------------------------------------------
+
+
+def cases(args: argparse.Namespace) -> int:
+    """Compare small cases of every kernel with the reference; after an exception the next model follows."""
+    passed = True
+    for model, make in MAKERS.items():
+        begin, count, wrong = time.perf_counter(), 0, []
+        try:
+            for name, found, want, limit in make(args.few):
+                count += 1
+                worst = max(difference(a, b) for a, b in zip(found, want, strict=True))
+                if not worst <= limit:
+                    wrong.append(f"{name}: {worst:.3g} > {limit:g}")
+        except Exception as error:  # noqa: BLE001  recorded; the other models go on
+            from gpu_common import last_line
+
+            wrong.append(last_line(error))
+        seconds = round(time.perf_counter() - begin, 2)
+        passed &= record(args, f"cases of {model}", not wrong, cases=count, wrong=wrong, seconds=seconds)
+    return 0 if passed else 1
+
+
+def difference(found: Any, want: Any) -> float:
+    """Return the largest difference as a share of the largest expected value, or of 1 if that is smaller."""
+    found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
+    if found.shape != want.shape:
+        return float("inf")
+    if not found.size:
+        return 0.0
+    worst = float(np.abs(found - want).max())
+    return float("inf") if np.isnan(worst) else worst / max(float(np.abs(want).max()), 1.0)
+
+
+def capsule_cases(few: bool) -> Iterator[Case]:
+    """Residuals with and without a threshold, and probabilities, in both precisions."""
+    from scalelatent.models.capsule.kernels import gpu, reference
+    from scalelatent.models.capsule.kernels.squash import squash_table
+    from scalelatent.models.capsule.model.members import build_members
+
+    rng = np.random.default_rng(0)
+    ensembles = [("multiclass", 4, [1, 9, 2, 5]), ("one_vs_all", 5, 3)]
+    for dtype, limit in (("float32", 3e-6), ("float64", 1e-9)):
+        for ensemble in ensembles[: 1 if few else None]:
+            members = build_members(*ensemble)
+            n, m = 300, members.n_members
+            h = (rng.normal(size=(members.total_dim, n)) * np.exp(rng.normal(size=n))).astype(dtype)
+            y, weight = rng.integers(0, members.n_classes, n).astype("i4"), rng.gamma(1.0, size=n)
+            table = squash_table(int(members.dims[0].sum()))
+            for nu in (0.0, 0.8):
+                rest = y, weight, members.dims, members.labels, np.full(m, nu)
+                wanted = h.astype("f8")
+                active, sums = reference.residuals(wanted, *rest)
+                device = gpu.cupy.asarray(h.copy())
+                chosen, told = gpu.residuals(device, *rest, table)
+                name = f"residuals of {ensemble[0]}, {dtype}, nu = {nu}"
+                rows = np.arange(n) if active is None else active
+                ours = np.arange(n) if chosen is None else chosen.get()
+                # A row at the threshold may fall on either side in float32.
+                if len(np.setxor1d(rows, ours)) > (3 if dtype == "float32" else 0):
+                    yield f"{name}: active rows", [ours], [rows], 0.0
+                    continue
+                _, at, want_at = np.intersect1d(ours, rows, return_indices=True)
+                yield name, [device.get()[:, at]], [wanted[:, want_at]], limit
+                yield f"{name}: log-likelihood", [told[:, 0]], [sums[:, 0]], limit
+            first = np.ascontiguousarray(h[: int(members.dims[0].sum())])
+            p = gpu.probabilities(gpu.cupy.asarray(first), members.dims[0], table).get()
+            yield f"probabilities, {dtype}", [p], [reference.probabilities(first, members.dims[0])], limit
+
+
+def mbn_cases(few: bool) -> Iterator[Case]:
+    """Codes of dense rows, CSR rows and rows of codes: every one has to be equal."""
+    from scalelatent.kernels.sparse_rows import CsrRows
+    from scalelatent.models.mbn.kernels import gpu, reference
+
+    rng = np.random.default_rng(0)
+    for dtype in ("u1", "f4"):
+        for n, p, k in [(9, 70, 40)] if few else [(1, 3, 1), (9, 70, 40), (50, 33, 200)]:
+            x, w = ((rng.random((m, p)) * 254 + 1).astype(dtype) for m in (n, k))
+            columns = np.arange(0, p, 2)
+            bank, theirs = (
+                gpu.make_bank(w[:, columns], "euclidean"),
+                reference.make_bank(w[:, columns], "euclidean"),
+            )
+            want = reference.nearest(x, columns, theirs)
+            yield f"nearest, {dtype}, k = {k}", [gpu.nearest(x, columns, bank)], [want], 0.0
+    base = rng.normal(size=100) * 100
+    x, w = ((base + rng.normal(size=(m, 100)) * 1e-2).astype("f4") for m in (20, 64))
+    want = reference.nearest(x, np.arange(100), reference.make_bank(w, "euclidean"))
+    yield (
+        "nearest, all in doubt",
+        [gpu.nearest(x, np.arange(100), gpu.make_bank(w, "euclidean"))],
+        [want],
+        0.0,
+    )
+
+    def sparse(n: int) -> CsrRows:
+        dense = rng.integers(1, 6, (n, 60)) * (rng.random((n, 60)) < 0.2)
+        rows, columns = np.nonzero(dense)
+        pointers = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))]).astype("i4")
+        return CsrRows(dense[rows, columns].astype("f4"), columns.astype("i4"), pointers, dense.shape)
+
+    x, w, columns = sparse(12), sparse(40), np.arange(0, 60, 2)
+    found = gpu.nearest_sparse(x, gpu.make_sparse_bank(w, columns, "cosine"))
+    want = reference.nearest_sparse(x, reference.make_sparse_bank(w, columns, "cosine"))
+    yield "nearest_sparse", [found], [want], 0.0
+    x, centroids = rng.integers(0, 60, (12, 20)).astype("u2"), rng.integers(0, 60, (2, 30, 20)).astype("u2")
+    units = rng.random((2, 20, 60)) < 0.5
+    found = gpu.nearest_codes(x, gpu.make_lists(centroids, units))
+    yield "nearest_codes", [found], [reference.nearest_codes(x, reference.make_lists(centroids, units))], 0.0
+
+
+def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
+    """Return W, and biases of both sides for each row, in float32."""
+    rng = np.random.default_rng(v + h)
+    parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
+    return tuple(part.astype("f4") for part in parts)
+
+
+def crbm_cases(few: bool) -> Iterator[Case]:
+    """Beliefs by all methods: by one thread block, by a cluster, by a cluster that keeps messages."""
+    from scalelatent.models.crbm.kernels import gpu, reference
+
+    edges, static = gpu.CLUSTER_EDGES, gpu._STATIC_BYTES
+    ways = {"one block": (edges, static), "kept": (0, static), "cluster": (0, 2**20)}
+    try:
+        for way, (gpu.CLUSTER_EDGES, gpu._STATIC_BYTES) in ways.items():
+            gpu._card.cache_clear()
+            for v, h in [(17, 40)] if few else [(1, 1), (17, 40), (30, 5)]:
+                w, bv, bh = draw_graph(v, h, 2, 0.5)
+                for method in ("sum_product", "mixed_product", "max_product", "mean_field"):
+                    # Max-product amplifies rounding with each sweep.
+                    sweeps, limit = (2, 1e-3) if method == "max_product" else (4, 1e-5)
+                    ours, theirs = gpu.make_coupling(w), reference.make_coupling(w)
+                    device = gpu.cupy.asarray(bv), gpu.cupy.asarray(bh)
+                    found = getattr(gpu, method)(ours, *device, sweeps)
+                    want = getattr(reference, method)(theirs, bv, bh, sweeps)
+                    beliefs = [reference.sigmoid(a.get()) for a in (found.lv, found.lh)]
+                    wanted = [reference.sigmoid(a) for a in (want.lv, want.lh)]
+                    yield f"{method}, {v} x {h}, {way}", beliefs, wanted, limit
+                for dtype in ("f4", "f8"):
+                    pairs, wanted = gpu.cupy.asarray(np.ones((v, h), dtype)), np.ones((v, h))
+                    gpu.sum_product_pairs(ours, *device, 4, None, pairs)
+                    reference.sum_product_pairs(theirs, bv, bh, 4, None, wanted)
+                    yield f"pairs, {v} x {h}, {dtype}, {way}", [pairs.get()], [wanted], 2e-5
+    finally:
+        gpu.CLUSTER_EDGES, gpu._STATIC_BYTES = edges, static
+        gpu._card.cache_clear()
+
+
+def hcn_cases(few: bool) -> Iterator[Case]:
+    """Sweeps with and without messages, decoding and orders: all bits have to be equal."""
+    from gpu_hcn import SHAPES, draw
+
+    from scalelatent.models.hcn.kernels import gpu, reference
+    from scalelatent.models.hcn.kernels.order import shuffled
+
+    move = gpu.cupy.asarray
+    for shape in SHAPES[1 : 2 if few else None]:
+        given = draw(*shape, 0)
+        fixed = given["evidence"], given["order"]
+        for kind in ("none", "i2", "i4"):
+            names = ["s", "w"] if kind == "none" else ["s", "w", "to_s", "to_w", "held"]
+            want = [given[name].copy() for name in names]
+            if kind == "i4":
+                want[2:4] = [a.astype("i4") for a in want[2:4]]
+            found = [move(a.copy()) for a in want]
+            run = "sweep" if kind == "none" else "sweep_messages"
+            more = () if kind == "none" else (0.8,)
+            getattr(reference, run)(*fixed, *want, *more)
+            getattr(gpu, run)(*(move(a) for a in fixed), *found, *more)
+            yield f"{run}, messages {kind}, {shape}", [a.get() for a in found], want, 0.0
+        rows, evidence, want = np.arange(shape[1]), given["evidence"][0], given["s"][0].copy()
+        order = shuffled(0, "check", 0, rows, evidence[0].size)
+        found = move(want.copy())
+        moved = gpu.decode(move(evidence), move(order), found, given["w"][0] > 0, 3)
+        wanted = reference.decode(evidence, order, want, given["w"][0] > 0, 3)
+        yield f"decode, {shape}", [found.get(), moved], [want, wanted], 0.0
+    numbers = 7, "check", 2**33 + 1, np.array([5, 2**40]), 300
+    yield "orders", [gpu.shuffled(*numbers).get()], [shuffled(*numbers)], 0.0
+
+
+def linear_mixture_cases(few: bool) -> Iterator[Case]:
+    """Scores, nearest sub-classes, statistics, tangents and tangent distances."""
+    from scalelatent.models.linear_mixture.kernels import gpu, reference
+    from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame, group_rows
+
+    shape, p, h, q = (6, 7), 42, 3, 8
+    for n, k in [(20, 10)] if few else [(1, 1), (20, 10), (60, 150)]:
+        rng = np.random.default_rng(n)
+        means, bases = rng.normal(size=(k, p)), rng.normal(size=(k, p, q)) / np.sqrt(p)
+        x, starts = rng.normal(size=(n, p)).astype("f4"), np.array([0, k // 2, k])
+        groups = group_rows(rng.integers(0, k, n), 0, k, rng.random(n))
+        frame, factors, candidates = (
+            Frame(TANGENTS, shape, 0.6),
+            rng.random((k, 7)),
+            rng.integers(0, k, (n, 3)),
+        )
+        for own in (False, True):
+            noise = np.exp(rng.normal(size=(k, p)))
+            if own:
+                scores = reference.factor_scores(
+                    means, bases[:, :, :h], noise, np.full(k, 1 / k), np.zeros(p)
+                )
+            else:
+                scores = reference.error_scores(means, np.linalg.qr(bases)[0][:, :, :h], means.mean(axis=0))
+            results = []
+            for body in (gpu, reference):
+                scorer = body.make_scorer(scores, starts)
+                total, square = np.zeros((k, p)), np.zeros((k, p) if own else k)
+                image, gram, moment = (
+                    np.zeros((k, q, p)),
+                    np.zeros((k, q, q)),
+                    np.zeros((k, p * (p + 1) // 2)),
+                )
+                body.add_images(body.make_bank(means, bases, own), x, groups, total, square, image, gram)
+                body.add_moments(means, x, groups, np.zeros((k, p)), moment)
+                more, trace = np.zeros((k, q, p)), np.zeros((k, 7))
+                body.add_tangents(
+                    body.make_bank(0 * means, bases, False), x, groups, frame, factors, more, trace
+                )
+                rows = body.tangent_rows(x, shape, TANGENTS, 0.6)
+                planes = body.make_planes(scores)
+                far = body.tangent_distance(planes, x, rows, candidates.astype("i4"))
+                best = body.nearest(scorer, x, 0, 2)[0]
+                if k < 2:  # an empty run has no best score
+                    best = best[:, 1:]
+                scan = body.all_scores(scorer, x, 0, 2), best
+                results.append([*scan, total, square, image, gram, moment, more, trace, rows, far])
+            name = f"{n} rows, K = {k}, {'noise by feature' if own else 'one noise'}"
+            yield name, *results, 1e-4
+
+
+MAKERS: dict[str, Callable[[bool], Iterator[Case]]] = {
+    "capsule": capsule_cases,
+    "mbn": mbn_cases,
+    "crbm": crbm_cases,
+    "hcn": hcn_cases,
+    "linear_mixture": linear_mixture_cases,
+}
+
+
+# -- streams ----------------------------------------------------------------------------------------------
+
+
+def streams(args: argparse.Namespace) -> int:
+    """Compute in new threads while the null stream is busy; a kernel must wait until its inputs are copied.
+
+    Copies on the null stream wait behind its work, and a kernel on the backend's own stream does not wait for
+    them. Inputs change from run to run, so that memory of an earlier run does not hold the right values.
+    """
+    import cupy
+
+    from scalelatent.engine.backend import CupyBackend, make_backend
+    from scalelatent.models.hcn.model.batch import start_leaf, visit
+    from scalelatent.models.hcn.model.decode import Decoder
+    from scalelatent.models.hcn.model.layer import FeatureLayer
+
+    runs, kinds, n = (4, 2, 2) if args.quick else (300, 8, 16)
+    size = (9, 8) if args.quick else (24, 24)
+    layer = FeatureLayer((1, *size), 3, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
+    rng, host, rows = np.random.default_rng(0), make_backend("cpu"), np.arange(n)
+    decoder = Decoder(layer, rng.random((1, 8, 6, 3)) < 0.3, n_sweeps=2)
+    beliefs = np.rint(rng.normal(-150, 300, (1, 8, 6, 3))).astype("i4")
+
+    def decode(evidence: np.ndarray, backend: Any) -> list[np.ndarray]:
+        return [np.asarray(a) for a in decoder.beliefs(evidence, rows, backend)]
+
+    def sweep(evidence: np.ndarray, backend: Any) -> list[np.ndarray]:
+        leaf, change = visit(layer, start_leaf(layer, n), evidence, beliefs, 0, 0, 2, 0.8, backend)
+        return [leaf.s, leaf.to_s, leaf.to_w, leaf.held, change]
+
+    inputs = [
+        np.where(rng.random((n, 1, *size)) < 0.3, np.int32(1300), np.int32(-1100)).astype("i4")
+        for _ in range(kinds)
+    ]
+    ballast = cupy.zeros(2**14 if args.quick else 2**28, dtype=np.float32)
+    made: list[Any] = []
+    maker = threading.Thread(target=lambda: made.append(CupyBackend()))
+    maker.start()
+    maker.join()
+    passed = True
+    for name, call in (("Decoder.beliefs", decode), ("visit", sweep)):
+        want = [call(evidence, host) for evidence in inputs]
+        wrong: list[int] = []
+        errors: list[str] = []
+
+        def work(
+            run: int, call: Any = call, want: Any = want, wrong: Any = wrong, errors: Any = errors
+        ) -> None:
+            try:
+                found = call(inputs[run % kinds], made[0])
+                pairs = zip(found, want[run % kinds], strict=True)
+                if not all(np.array_equal(a, b) for a, b in pairs):
+                    wrong.append(run)
+            except Exception as error:  # noqa: BLE001  recorded
+                errors.append(f"{type(error).__name__}: {error}")
+
+        for run in range(runs):
+            for _ in range(8):
+                ballast.fill(float(run))
+            thread = threading.Thread(target=work, args=(run,))
+            thread.start()
+            thread.join()
+            if len(errors) > 3:
+                break
+        passed &= record(
+            args,
+            f"{name} beside a busy null stream",
+            not wrong and not errors,
+            runs=runs,
+            wrong=len(wrong),
+            errors=errors[:3],
+        )
+    return 0 if passed else 1
+
+
+# -- bits -------------------------------------------------------------------------------------------------
+
+
+def bits(args: argparse.Namespace) -> int:
+    """Write digests of results, to be compared with those of another process."""
+    digests: dict[str, str] = {}
+    for model, make in MAKERS.items():
+        for name, found, _, _ in make(args.quick):
+            digests[f"{model}: {name}"] = digest(found)
+    digests |= fit_digests(args.quick)
+    args.bits.write_text(json.dumps(digests, indent=1), encoding="utf-8")
+    return 0
+
+
+def digest(arrays: list[Any]) -> str:
+    """Return a digest of the bytes of some arrays."""
+    found = hashlib.sha256()
+    for a in arrays:
+        found.update(np.ascontiguousarray(a).tobytes())
+    return found.hexdigest()
+
+
+def fit_digests(quick: bool) -> dict[str, str]:
+    """Return digests of fitted models."""
+    import scalelatent as sl
+
+    rng, (n, p) = np.random.default_rng(1), (200, 12) if quick else (20_000, 196)
+    y = np.arange(n) % 4
+    x = (rng.normal(size=(n, p)) + y[:, None]).astype("f4")
+    # One thread: sums of several are merged in the same order, but one is faster for small data.
+    common: dict[str, Any] = {"device": "gpu", "random_state": 0, "n_jobs": 1}
+    capsule = sl.CapsuleRegression(capsule_dim=2, max_iter=3, **common).fit(x, y)
+    mixture = sl.LinearMixtureClassifier(n_components=2, n_dims=2, max_iter=2, **common).fit(x / 10, y)
+    objective = np.array([record["objective"] for record in mixture.history_], dtype=np.float64)
+    return {"capsule fit": digest([capsule.W_]), "linear mixture fit": digest([objective])}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

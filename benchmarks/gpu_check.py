@@ -1,0 +1,108 @@
+"""Check results on a GPU within a fixed time: `benchmarks/gpu_all.sh check`.
+
+In order: a preflight (card, versions, imports, compilation), small cases of all kernels, the tests marked
+`gpu`, copies and kernels on different streams, equal bits in two processes, compute-sanitizer, and the checks
+of the gpu_*.py scripts. A part that fails or takes too long does not keep the others from running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from gpu_parts import HERE, MODELS, Parts, append_line, parse, temporary_caches
+
+# Tests that the stand-in for CuPy runs in half a minute: no large sizes, and no worker that looks for a card.
+EMULATED_TESTS = (
+    "not mbn_on_gpu and not residuals and not 2000 and not 784 and not 3000 and not 1000"
+    " and not mixed_pool and not max_product and not whole_fits"
+)
+TOOLS = ("memcheck", "racecheck", "synccheck")
+CASES = str(HERE / "gpu_cases.py")
+
+
+def main() -> int:
+    args = parse(__doc__, seconds=395)
+    parts = Parts(args.out.resolve(), "check", args.seconds, args.emulate)
+    with temporary_caches() as folder:
+        return check(parts, folder)
+
+
+def check(parts: Parts, folder: Path) -> int:
+    lines = ["--lines", str(parts.lines)]
+    quick = ["--quick"] if parts.emulate else []
+    environment = ["--env", str(parts.out / "env.json")]
+    ready = parts.run("preflight", parts.python(CASES, "preflight", *lines, *environment), 75)
+    if not ready and "no GPU:" in parts.log.read_text(encoding="utf-8"):
+        print("there is no GPU: nothing was checked", file=sys.stderr)
+        return 3
+    parts.run("small cases of all kernels", parts.python(CASES, "cases", *lines), 40)
+    run_tests(parts)
+    parts.run("streams", parts.python(CASES, "streams", *lines, *quick), 45)
+    compare_bits(parts, folder, quick)
+    for tool in TOOLS:
+        sanitize(parts, tool)
+    for model in MODELS:
+        check_script(parts, model, folder)
+    return parts.finish()
+
+
+def run_tests(parts: Parts) -> None:
+    """Run the tests that need a GPU; every test runs, also after a failure."""
+    limit = str(90 * parts.patience)
+    options = ["-m", "gpu", "-n", "0", "--timeout", limit, "-q", "-p", "no:cacheprovider"]
+    options += [f"--junitxml={parts.out / 'junit.xml'}", "tests/gpu"]
+    if parts.emulate:
+        options += ["-k", EMULATED_TESTS]
+    parts.run("tests", parts.python("-m", "pytest", *options), 150)
+
+
+def compare_bits(parts: Parts, folder: Path, quick: list[str]) -> None:
+    """Run the same computations in two processes and compare all bits of their results."""
+    found = []
+    for number in (1, 2):
+        path = folder / f"bits{number}.json"
+        name = f"bits, process {number}"
+        if not parts.run(name, parts.python(CASES, "bits", "--bits", str(path), *quick), 40):
+            return
+        found.append(json.loads(path.read_text(encoding="utf-8")))
+    different = [name for name in found[0] if found[0][name] != found[1].get(name)]
+    parts.add(
+        "the same bits in two processes", passed=not different, cases=len(found[0]), different=different
+    )
+
+
+def sanitize(parts: Parts, tool: str) -> None:
+    """Run the small cases under a tool of compute-sanitizer, if it is installed."""
+    toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=f"{toolkit}/bin")
+    if parts.emulate or program is None:
+        why = "there is no GPU to look at" if parts.emulate else "compute-sanitizer is not installed"
+        parts.add(tool, skipped=why)
+        return
+    # Errors of calls to CUDA raise exceptions in CuPy anyway; those that it handles are no errors of ours.
+    prefix = [program, "--tool", tool, "--error-exitcode", "99", "--report-api-errors", "no"]
+    parts.run(tool, parts.python(CASES, "cases", "--no-pool", "--few"), 60, prefix)
+
+
+def check_script(parts: Parts, model: str, folder: Path) -> None:
+    """Run the checks of a script; its lines become lines of this run."""
+    out = folder / f"gpu_{model}.json"
+    limit = 60.0
+    most = max(min(limit * parts.patience, parts.left) - 8, 1)
+    options = ["--checks-only", "--out", str(out), "--seconds", str(round(most))]
+    options += ["--quick"] if parts.emulate else []
+    parts.run(f"gpu_{model}.py", parts.python(str(HERE / f"gpu_{model}.py"), *options), limit)
+    if out.exists():
+        result = json.loads(out.read_text(encoding="utf-8"))
+        for line in result["checks"]:
+            append_line(parts.lines, {"script": f"gpu_{model}.py", **line})
+        for name in result["not_run"]:
+            parts.add(f"gpu_{model}.py: {name}", skipped="the time of the script was used up")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Run a program with a stand-in for CuPy, on a machine without a GPU. The CUDA text runs on the processor.
+
+    python benchmarks/gpu_emulated.py benchmarks/gpu_hcn.py --quick --out result.json
+    python benchmarks/gpu_emulated.py -m pytest -m gpu tests/gpu
+
+The stand-in is that of the tests, tests/gpu/fake_cupy.py. It needs a C++ compiler and Linux. Results are
+those of the CUDA text; times mean nothing. The environment variable GPU_EMULATED_FOLDER names a folder in
+which compiled kernels stay, so that several programs share them.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+# Name prefix of a model's kernels, and the model.
+MODELS = {"capsule": "capsule", "mbn": "mbn", "crbm": "crbm", "hcn": "hcn", "lm": "linear_mixture"}
+# A compiler that returns the library of an earlier call with the same text and options.
+COMPILER = """#!{python}
+import hashlib, os, shutil, subprocess, sys
+arguments = sys.argv[1:]
+place, source = arguments.index("-o"), arguments[-1]
+with open(source, "rb") as file:
+    key = hashlib.sha256(file.read() + repr(arguments[:place]).encode()).hexdigest()
+kept = os.path.join({folder!r}, key + ".so")
+if not os.path.exists(kept):
+    made = kept + "." + str(os.getpid())
+    status = subprocess.run([{compiler!r}, *arguments[:place], "-o", made, source]).returncode
+    if status:
+        sys.exit(status)
+    os.replace(made, kept)
+shutil.copy(kept, arguments[place + 1])
+"""
+
+
+class EmulatedKernels:
+    """The kernels of all models, each model compiled at the first launch of one of its kernels."""
+
+    def __init__(self, emulation: Any, folder: Path) -> None:
+        self._emulation, self._folder = emulation, folder
+        self._lock, self._compiled = threading.Lock(), {}
+
+    def compile(self, model: str) -> Any:
+        """Return the compiled kernels of one model."""
+        from scalelatent.kernels.cuda import Kernels
+
+        with self._lock:
+            if model not in self._compiled:
+                place = self._folder / model
+                place.mkdir(parents=True, exist_ok=True)
+                text = Kernels(f"scalelatent.models.{model}.kernels").text
+                self._compiled[model] = self._emulation.Emulated(text, place)
+            return self._compiled[model]
+
+    def check(self, name: str, *arguments: Any) -> None:
+        """Check a launch."""
+        self.compile(MODELS[name.partition("_")[0]]).check(name, *arguments)
+
+    def launch(self, name: str, *arguments: Any) -> None:
+        """Run a kernel."""
+        self.compile(MODELS[name.partition("_")[0]]).launch(name, *arguments)
+
+
+def install(folder: Path) -> EmulatedKernels:
+    """Replace CuPy in this process; ``folder`` receives the compiled kernels."""
+    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+    import emulation
+    import fake_cupy
+
+    shared = os.environ.get("GPU_EMULATED_FOLDER")
+    compiler = emulation.compiler()
+    if compiler is None or not sys.platform.startswith("linux"):
+        raise SystemExit("the stand-in for CuPy needs a C++ compiler (g++ or clang++) and Linux")
+    if shared and not Path(compiler).is_relative_to(shared):
+        wrapper = Path(shared) / "bin" / "g++"
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        text = COMPILER.format(python=sys.executable, folder=shared, compiler=compiler)
+        partial = wrapper.with_name(f"{os.getpid()}.tmp")
+        partial.write_text(text, encoding="utf-8")
+        partial.chmod(0o755)
+        partial.replace(wrapper)
+        os.environ["PATH"] = f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}"
+    kernels = EmulatedKernels(emulation, folder)
+    fake_cupy.install(kernels)
+    return kernels
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    folder = Path(tempfile.mkdtemp(prefix="gpu_emulated_"))
+    try:
+        install(folder)
+        if sys.argv[1] == "-m":
+            del sys.argv[:2]
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            del sys.argv[0]
+            sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

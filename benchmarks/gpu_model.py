@@ -1,0 +1,281 @@
+"""The work of each GPU kernel and pass as functions of its sizes, and lower bounds of its time on a card.
+
+    python benchmarks/gpu_model.py
+
+prints the bounds for typical sizes. A test compares launches, copies, waits and products with those that the
+stand-in for CuPy counts. Counts are those of calls after the first: tables that stay on the card are not
+counted. Array expressions of CuPy itself (conversions, copies on the card) are not counted as launches.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+# Products of a tile of rows, as in the kernels of mbn and linear_mixture.
+TILE = 2**26
+# Edges from which a graph is given a cluster of thread blocks; bytes of messages that are in memory at once.
+CLUSTER_EDGES, MESSAGE_BYTES = 2**14, 2**28
+
+
+@dataclass(frozen=True)
+class Card:
+    """Peak rates of a card, per second."""
+
+    name: str
+    # Operations in float32 and float64, without tensor cores.
+    flops: float
+    flops64: float
+    # Bytes of the card's memory, and of copies to and from the host.
+    memory: float
+    host: float
+    # Divisions by the special-function units.
+    divisions: float
+    # Seconds to start a kernel or a copy, and to wait for a result on the host: typical values, not measured.
+    launch_seconds: float = 2e-6
+    wait_seconds: float = 10e-6
+
+
+H100 = Card("H100 SXM", 67e12, 34e12, 3.35e12, 55e9, 132 * 16 * 1.755e9)
+H200 = Card("H200", 67e12, 34e12, 4.8e12, 55e9, 132 * 16 * 1.755e9)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call does. Bytes are those of the card's memory, each array counted once a kernel."""
+
+    bytes: float = 0
+    flops: float = 0  # of matrix products and other sums, float32
+    gemm_flops: float = 0  # those of matrix products alone
+    flops64: float = 0
+    divisions: float = 0
+    launches: int = 0  # kernels, matrix products, and rows gathered
+    uploads: int = 0  # copies to the card
+    downloads: int = 0  # copies to the host, for each of which the host waits
+    copied_bytes: float = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, times: int) -> Work:
+        return Work(*(getattr(self, f.name) * times for f in fields(self)))
+
+    def seconds(self, card: Card) -> dict[str, float]:
+        """Return the least seconds that each resource needs."""
+        return {
+            "float32 operations": self.flops / card.flops,
+            "float64 operations": self.flops64 / card.flops64,
+            "divisions": self.divisions / card.divisions,
+            "memory of the card": self.bytes / card.memory,
+            "copies to and from the host": self.copied_bytes / card.host,
+            "launches and waits": (self.launches + self.uploads) * card.launch_seconds
+            + self.downloads * card.wait_seconds,
+        }
+
+    def bound(self, card: Card) -> tuple[float, str]:
+        """Return the lower bound of the seconds, and the resource that sets it."""
+        seconds = self.seconds(card)
+        name = max(seconds, key=lambda key: seconds[key])
+        return seconds[name], name
+
+
+def product(m: int, n: int, k: int, item: int = 4) -> Work:
+    """Return the work of a matrix product (m, k) x (k, n) in float32."""
+    flops = 2.0 * m * n * k
+    return Work(bytes=item * (m * k + k * n + m * n), flops=flops, gemm_flops=flops, launches=1)
+
+
+# -- capsule ----------------------------------------------------------------------------------------------
+
+
+def capsule_residuals(n: int, total_dim: int, members: int, active: int | None = None) -> Work:
+    """Return the work of ``capsule_residuals``; ``active`` rows pass the threshold (None: no threshold)."""
+    host = 8 * (3 * members + (active is not None))
+    common = Work(flops64=150.0 * n * members, uploads=2, downloads=1, copied_bytes=12 * n + host)
+    rows = 12 * n  # class and weight
+    if active is None:
+        return common + Work(bytes=12 * total_dim * n + rows, launches=2)
+    factors = 4 * total_dim * n + rows + 8 * members * n + n
+    gather = active * (8 * total_dim + 8 * members) + 8 * total_dim * active
+    return common + Work(bytes=factors + n + (gather if active else 0), launches=4 if active else 2)
+
+
+def capsule_block(
+    n: int, p: int, total_dim: int, members: int, active: int | None, item: int, on_card: bool = False
+) -> Work:
+    """Return the work of one block of an E-step of multiclass members; ``item`` bytes a stored feature."""
+    rows = active if active is not None else n
+    moved = Work() if on_card else Work(uploads=1, copied_bytes=float(n) * p * item)
+    if not on_card:
+        moved += Work(bytes=float(n) * p * (item if item == 4 else 2 * item + 4))
+    out = moved + product(total_dim, n, p) + capsule_residuals(n, total_dim, members, active)
+    if active is not None and active:
+        out += Work(bytes=8.0 * active * p, launches=1)  # active rows are gathered
+    if rows:
+        back = 4.0 * total_dim * p
+        out += product(total_dim, p, rows) + Work(downloads=1, copied_bytes=back)
+    return out
+
+
+# -- bootstrap networks -----------------------------------------------------------------------------------
+
+
+def mbn_nearest(n: int, p: int, q: int, k: int, item: int, on_card: bool = True) -> Work:
+    """Return the work of ``mbn_nearest``: n rows, q of p columns, k centroids."""
+    tile = max(1, min(n, TILE // k))
+    tiles = math.ceil(n / tile) if n else 0
+    flops = 2.0 * n * k * q
+    read = float(n) * (p * item + 8 * q + 8 * k) + 4.0 * tiles * k * q
+    moved = 0.0 if on_card else float(n) * p * item
+    return Work(
+        bytes=read,
+        flops=flops + 2.0 * n * k,
+        gemm_flops=flops,
+        launches=4 * tiles,
+        uploads=1 + (not on_card),
+        downloads=1,
+        copied_bytes=moved + 4 * q + 4 * n,
+    )
+
+
+def mbn_nearest_codes(n: int, below: int, clusterings: int = 1) -> Work:
+    """Return the work of ``mbn_nearest_codes``: n rows of ``below`` codes on the card."""
+    read = 4.0 * n * (below + 1) * clusterings
+    return Work(bytes=read, launches=clusterings if n else 0, downloads=1, copied_bytes=4.0 * n * clusterings)
+
+
+def mbn_nearest_sparse(n: int, entries: int, on_card: bool = True) -> Work:
+    """Return the work of ``mbn_nearest_sparse``: n CSR rows with ``entries`` numbers in all."""
+    rows = 8.0 * entries + 4 * (n + 1)
+    return Work(
+        bytes=rows + 4 * n,
+        launches=1 if n else 0,
+        uploads=0 if on_card else 3,
+        downloads=1,
+        copied_bytes=4 * n + (0 if on_card else rows),
+    )
+
+
+# -- conditional RBMs -------------------------------------------------------------------------------------
+
+
+def crbm_inference(v: int, h: int, rows: int, sweeps: int, with_pairs: bool = False) -> Work:
+    """Return the work of sum-product on graphs of v x h, biases on the card; a division an edge and sweep."""
+    edges = float(v) * h
+    kept = edges >= CLUSTER_EDGES and 4 * math.ceil(v / 8) * h <= 232_448 - 8192
+    group = max(1, min(rows, int(MESSAGE_BYTES // (4 * edges)))) if with_pairs or not kept else max(rows, 1)
+    groups = math.ceil(rows / group)
+    messages = 0.0 if kept else 16.0 * edges * rows * sweeps
+    pairs = 8.0 * edges * rows if with_pairs else 0.0
+    return Work(
+        # Messages of graphs that fit the second-level cache do not reach memory: see the table of README.md.
+        bytes=8 * edges + 8.0 * rows * (v + h) + pairs + (messages if edges * rows * 4 > 50e6 else 0.0),
+        flops=24.0 * edges * rows * sweeps,
+        divisions=edges * rows * sweeps,
+        launches=groups * (2 if with_pairs else 1),
+    )
+
+
+# -- compositional networks -------------------------------------------------------------------------------
+
+
+def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
+    """Return the work of ``hcn_sweep``, arrays on the card; trees of a chain follow one another."""
+    read = 4.0 * chains * (2 * images * pixels + 2 * images * places + 2 * weights)
+    return Work(bytes=read, launches=1)
+
+
+def hcn_sweep_messages(chains: int, images: int, pixels: int, places: int, weights: int, room: int) -> Work:
+    """Return the work of ``hcn_sweep_messages`` with int16 messages; ``room`` messages an image."""
+    more = Work(
+        bytes=8.0 * chains * images * room,
+        uploads=1,  # where the messages of each pixel begin
+        downloads=1,
+        copied_bytes=4.0 * chains,
+    )
+    return hcn_sweep(chains, images, pixels, places, weights) + more
+
+
+def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int, room: int) -> Work:
+    """Return the work of ``hcn_decode`` with evidence, orders and beliefs on the card."""
+    read = 4.0 * (images * (pixels * 2 + 2 * places) + weights) + 4.0 * sweeps * images * room
+    return Work(bytes=read, launches=1, uploads=2, downloads=1, copied_bytes=4.0 * (weights + images))
+
+
+# -- mixtures of linear models ----------------------------------------------------------------------------
+
+
+def linear_mixture_nearest(n: int, p: int, k: int, dims: int, on_card: bool = True) -> Work:
+    """Return the work of ``linear_mixture_nearest`` over one run of k sub-classes with a common noise."""
+    columns = k * (dims + 1)
+    tile = max(1, min(max(TILE // columns, 1), n)) if n else 1
+    tiles = math.ceil(n / tile) if n else 0
+    flops = 2.0 * n * p * columns
+    moved = 0.0 if on_card else 4.0 * n * p
+    read = 4.0 * n * (4 * p + 2 * columns + 2 * k) + 4.0 * tiles * columns * p
+    return Work(
+        bytes=read,
+        flops=flops + 2.0 * n * columns,
+        gemm_flops=flops,
+        launches=5 * tiles,
+        uploads=1 + (0 if on_card else tiles),
+        downloads=2 * tiles,
+        copied_bytes=moved + 8.0 * n,
+    )
+
+
+def linear_mixture_images(n: int, p: int, q: int, k: int, grams: bool = False, on_card: bool = True) -> Work:
+    """Return the work of ``linear_mixture_add_images``: n rows in k groups, q directions."""
+    back = (
+        8.0 * k * ((q + 2) * p + q * q)
+    )  # the sums of products of codes come back even if nobody wants them
+    moved = 12.0 * n + (0.0 if on_card else 4.0 * n * p)
+    return Work(
+        bytes=4.0 * n * (4 * p + 2 * q) + 4.0 * k * q * p + back,
+        flops=4.0 * n * p * q + 4.0 * n * p,
+        launches=3 + grams,
+        uploads=4 + (not on_card),
+        downloads=2,
+        copied_bytes=back + moved,
+    )
+
+
+# -- bounds -----------------------------------------------------------------------------------------------
+
+EXAMPLES: dict[str, Callable[[], Work]] = {
+    "capsule, D = 20, block of 65,536 uint8 rows": lambda: capsule_block(65_536, 784, 20, 1, None, 1),
+    "the same, rows on the card": lambda: capsule_block(65_536, 784, 20, 1, None, 4, on_card=True),
+    "capsule, D = 320, rows on the card": lambda: capsule_block(65_536, 784, 320, 1, None, 4, on_card=True),
+    "mbn layer 1, k = 4,000, 60,000 rows": lambda: mbn_nearest(60_000, 784, 392, 4000, 1),
+    "mbn layer 2, 400 codes, 60,000 rows": lambda: mbn_nearest_codes(60_000, 400),
+    "crbm, 784 x 256, 20 rows, 32 sweeps": lambda: crbm_inference(784, 256, 20, 32),
+    "crbm, 784 x 256, 1,280 rows, 32 sweeps": lambda: crbm_inference(784, 256, 1280, 32),
+    "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(128, 5, 576, 19 * 17 * 32, 48 * 32),
+    "linear mixture scan, K = 1,000, 65,536 rows": lambda: linear_mixture_nearest(65_536, 784, 1000, 10),
+    "linear mixture images, K = 1,000, 65,536 rows": lambda: linear_mixture_images(65_536, 784, 16, 1000),
+}
+
+
+def share(work: Work, seconds: float, card: Card = H100) -> dict[str, float | str]:
+    """Return the lower bound of a measured time and the share of the measured time that the bound is."""
+    bound, resource = work.bound(card)
+    return {
+        "bound_seconds": bound,
+        "bound_by": resource,
+        "share_of_bound": bound / seconds,
+        "card": card.name,
+    }
+
+
+def main() -> int:
+    for name, make in EXAMPLES.items():
+        for card in (H100, H200):
+            seconds, resource = make().bound(card)
+            print(f"{name:48}{card.name:10}{1e3 * seconds:9.3f} ms  {resource}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Run the parts of gpu_check.py and gpu_measure.py: each is a process with a time limit and gives a line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
+# Lines of a failed part's output that its result quotes.
+QUOTED_LINES = 15
+# A rehearsal may share a busy processor: its time limits are this many times as long.
+EMULATED_PATIENCE = 10
+
+
+def append_line(path: Path, line: dict[str, Any]) -> None:
+    """Append a JSON line to a file, in one write that is on disk when this returns."""
+    with open(path, "ab", buffering=0) as file:
+        file.write((json.dumps(line) + "\n").encode())
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON lines of a file; an unfinished last line is ignored."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+class Parts:
+    """Parts that run one after another within a total time.
+
+    Each part is a command with its own time limit. Its output goes to ``log``, its result to ``lines`` as one
+    line; a part may append lines of its own.
+    """
+
+    def __init__(self, out: Path, name: str, seconds: float, emulate: bool) -> None:
+        self.patience = EMULATED_PATIENCE if emulate else 1
+        self.out, self.seconds, self.emulate = out, seconds * self.patience, emulate
+        self.lines, self.log = out / f"{name}.jsonl", out / f"{name}.log"
+        out.mkdir(parents=True, exist_ok=True)
+        for path in (self.lines, self.log):
+            path.unlink(missing_ok=True)
+        self._begin = time.perf_counter()
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left of the total."""
+        return self.seconds - (time.perf_counter() - self._begin)
+
+    def add(self, part: str, **line: Any) -> dict[str, Any]:
+        """Record and print a line."""
+        found = {"part": part, **line}
+        append_line(self.lines, found)
+        state = "skipped" if "skipped" in found else "passed" if found.get("passed") else "FAILED"
+        seconds = f" ({found['seconds']:.1f} s)" if "seconds" in found else ""
+        reason = found.get("skipped") or found.get("error") or ""
+        print(f"{state:8}{part}{seconds}{': ' + reason if reason else ''}", flush=True)
+        return found
+
+    def python(self, *arguments: str) -> list[str]:
+        """Return the command that runs a script or a module, under the stand-in for CuPy if emulating."""
+        return [sys.executable, *([str(HERE / "gpu_emulated.py")] if self.emulate else []), *arguments]
+
+    def run(self, part: str, command: list[str], seconds: float, prefix: Iterable[str] = ()) -> bool:
+        """Run a part for at most ``seconds`` and record how it ended; return whether it passed."""
+        limit = min(seconds * self.patience, self.left)
+        if limit < 5:
+            self.add(part, skipped="the time of the whole run is used up")
+            return False
+        begin = time.perf_counter()
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                [*prefix, *command],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+            try:
+                status: int | None = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                try:  # end what the part has started too
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+                process.wait()
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        with open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"== {part}\n{text}\n")
+        line: dict[str, Any] = {"passed": status == 0, "seconds": round(time.perf_counter() - begin, 2)}
+        if status is None:
+            line["error"] = f"ended after its time limit of {limit:.0f} s"
+        elif status:
+            line["error"] = f"exit status {status}"
+        if status != 0:
+            line["output"] = text.splitlines()[-QUOTED_LINES:]
+        self.add(part, **line)
+        return status == 0
+
+    def finish(self) -> int:
+        """Print the failed parts; return the exit status."""
+        lines = read_lines(self.lines)
+        failed = [line.get("part") or line.get("name") for line in lines if line.get("passed") is False]
+        skipped = [line["part"] for line in lines if "skipped" in line]
+        seconds = time.perf_counter() - self._begin
+        summary = f"{len(lines)} results in {seconds:.0f} s, {len(failed)} failed, {len(skipped)} skipped"
+        self.add("all", passed=not failed, seconds=round(seconds, 1), failed=failed, skipped_parts=skipped)
+        print(f"{summary}; see {self.lines}", flush=True)
+        for name in failed:
+            print(f"failed: {name}", flush=True)
+        return 1 if failed else 0
+
+
+def parse(doc: str, seconds: float) -> argparse.Namespace:
+    """Return the options of a run; ``seconds`` is the default of its total time."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    default = os.environ.get("OUT") or HERE / "results" / "gpu"
+    parser.add_argument("--out", type=Path, default=Path(default), help="folder of the results")
+    parser.add_argument(
+        "--seconds", type=float, default=seconds, help="total time; ten times as long with --emulate"
+    )
+    parser.add_argument(
+        "--emulate", action="store_true", help="tiny sizes, with the stand-in for CuPy on a processor"
+    )
+    return parser.parse_args()
+
+
+@contextmanager
+def temporary_caches() -> Iterator[Path]:
+    """A temporary folder for compiled kernels, used by all parts; the user's own caches stay as they are."""
+    with tempfile.TemporaryDirectory(prefix="scalelatent_gpu_") as folder:
+        os.environ["CUPY_CACHE_DIR"] = str(Path(folder) / "cupy")
+        os.environ["GPU_EMULATED_FOLDER"] = folder
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(folder) / "numba"))
+        yield Path(folder)

@@ -1,0 +1,248 @@
+"""benchmarks/gpu_model.py: launches, copies, waits and products equal those of the stand-in for CuPy."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def model():
+    path = BENCHMARKS / "gpu_model.py"
+    if not path.exists():
+        pytest.skip("benchmarks/ is not part of this copy")
+    spec = importlib.util.spec_from_file_location("gpu_model", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_model"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class NoKernels:
+    """Stands for the emulator where only calls are counted: kernels leave their results as they are."""
+
+    def check(self, *arguments) -> None:
+        pass
+
+    launch = check
+
+
+@pytest.fixture
+def emulated():
+    return NoKernels()
+
+
+class Counts:
+    """Calls of the stand-in for CuPy."""
+
+    def __init__(self, fake, monkeypatch) -> None:
+        self.uploads = self.gemm_flops = 0
+        self._fake = fake
+        asarray, matmul, gemm = fake.asarray, fake.matmul, fake.cublas.gemmEx
+        upload, assign = fake.MemoryPointer.copy_from_host_async, fake.ndarray.set
+
+        def counted_asarray(a, dtype=None):
+            if not isinstance(a, fake.ndarray):
+                self.uploads += 1
+            return asarray(a, dtype)
+
+        def counted_matmul(a, b, out=None):
+            self.gemm_flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
+            return matmul(a, b, out)
+
+        def counted_gemm(*arguments):
+            m, n, k = arguments[3:6]
+            self.gemm_flops += 2 * m * n * k
+            return gemm(*arguments)
+
+        def counted_upload(pointer, *arguments):
+            self.uploads += 1
+            return upload(pointer, *arguments)
+
+        def counted_set(array, *arguments, **more):
+            self.uploads += 1
+            return assign(array, *arguments, **more)
+
+        monkeypatch.setattr(fake, "asarray", counted_asarray)
+        monkeypatch.setattr(fake, "matmul", counted_matmul)
+        monkeypatch.setattr(fake.cublas, "gemmEx", counted_gemm)
+        monkeypatch.setattr(fake.MemoryPointer, "copy_from_host_async", counted_upload)
+        monkeypatch.setattr(fake.ndarray, "set", counted_set)
+
+    def of(self, call) -> tuple[int, int, int, int]:
+        """Launches, uploads, downloads and operations of products of a call, once tables are on the card."""
+        call()
+        self.uploads = self.gemm_flops = 0
+        self._fake.LAUNCHED.clear()
+        call()
+        names = [name for name, _ in self._fake.LAUNCHED]
+        downloads = names.count("get")
+        return len(names) - downloads, self.uploads, downloads, self.gemm_flops
+
+
+@pytest.fixture
+def counts(fake, monkeypatch):
+    return Counts(fake, monkeypatch)
+
+
+def expected(work) -> tuple[int, int, int, int]:
+    return work.launches, work.uploads, work.downloads, work.gemm_flops
+
+
+def kernels(name: str):
+    return importlib.import_module(f"scalelatent.models.{name}.kernels.gpu")
+
+
+def test_capsule_residuals(fake, counts, model, cases, emulate):
+    fake.RawModule.library = emulate("capsule")
+    gpu = kernels("capsule")
+    names = ("y", "weight", "dims", "labels", "nu", "table")
+    for nu in (0.0, 0.8):
+        case = cases.make_case("d2", 200, nu, "float32")
+        found = []
+
+        def call(case=case, found=found):
+            h = fake.asarray(case["h"])
+            before = counts.uploads
+            active, _ = gpu.residuals(h, *(case[k] for k in names))
+            found.append(None if active is None else len(active))
+            counts.uploads -= before  # h itself
+
+        got = counts.of(call)
+        active = found[-1]
+        assert active is None or 0 < active < 200
+        assert got == expected(model.capsule_residuals(200, 20, 1, active))
+
+
+@pytest.mark.parametrize("stored", ["u1", "f4"])
+@pytest.mark.parametrize("nu", [0.0, 0.8])
+def test_a_block_of_a_capsule_pass(fake, counts, model, emulate, nu, stored):
+    from scalelatent.contract.learners import Block
+    from scalelatent.contract.stats import Stats
+    from scalelatent.engine.backend import CupyBackend
+    from scalelatent.models.capsule.model.em import CapsulePass, initial_state
+    from scalelatent.models.capsule.model.members import build_members
+
+    fake.RawModule.library = emulate("capsule")
+    members, rng = build_members("multiclass", 10, 2), np.random.default_rng(0)
+    x = (rng.random((3000, 30)) * 255).astype(stored)  # large enough for a copy from page-locked memory
+    y, w = (np.arange(3000) % 10).astype("i4"), rng.normal(size=(20, 30)) / 100
+    reduction, backend = CapsulePass(members, 30, np.array([nu]), None, True), CupyBackend()
+    prepared = reduction.prepare(initial_state(w, 1), backend)
+    stats = Stats.zeros(reduction.layout())
+    got = counts.of(lambda: reduction.accumulate(prepared, Block(x, y, None, 0), stats))
+    active = None if nu == 0 else int(stats["sums"][0, 2]) // 2  # two calls
+    assert active is None or 0 < active < 3000
+    work = model.capsule_block(3000, 30, 20, 1, active, x.itemsize)
+    assert got == expected(work)
+    sizes = 3000 * 30 * x.itemsize + 12 * 3000 + 20 * 30 * 4 + 8 * (3 + (nu > 0))
+    assert work.copied_bytes == sizes
+
+
+@pytest.mark.parametrize("on_card", [True, False])
+def test_mbn(fake, counts, model, monkeypatch, on_card):
+    from scalelatent.kernels.sparse_rows import CsrRows
+
+    gpu = kernels("mbn")
+    monkeypatch.setattr(gpu, "SCORES", 200)
+    monkeypatch.setattr(model, "TILE", 200)
+    rng = np.random.default_rng(0)
+    move = fake.asarray if on_card else np.asarray
+    for stored in ("u1", "f4"):
+        x, w, columns = (rng.random((50, 9)) * 99).astype(stored), rng.random((20, 5)), np.arange(5)
+        bank, rows = gpu.make_bank(w, "euclidean"), move(x)
+        work = model.mbn_nearest(50, 9, 5, 20, x.itemsize, on_card)
+        assert counts.of(lambda b=bank, r=rows, c=columns: gpu.nearest(r, c, b)) == expected(work)
+    parts = np.ones(12, "f4"), np.zeros(12, "i4"), np.arange(0, 13, 2, dtype="i4")
+    bank = gpu.make_sparse_bank(CsrRows(*parts, (6, 4)), np.arange(4), "euclidean")
+    rows = CsrRows(*(move(part) for part in parts), (6, 4))
+    work = model.mbn_nearest_sparse(6, 12, on_card)
+    assert counts.of(lambda: gpu.nearest_sparse(rows, bank)) == expected(work)
+    codes, units = rng.integers(0, 8, (2, 4, 6)).astype("u2"), rng.random((2, 6, 8)) < 0.5
+    lists, x = gpu.make_lists(codes, units), fake.asarray(rng.integers(0, 8, (7, 6)).astype("i4"))
+    assert counts.of(lambda: gpu.nearest_codes(x, lists)) == expected(model.mbn_nearest_codes(7, 6, 2))
+
+
+@pytest.mark.parametrize("shape", [(9, 7, 5), (128, 128, 3)])
+@pytest.mark.parametrize("with_pairs", [False, True])
+def test_crbm(fake, counts, model, monkeypatch, shape, with_pairs):
+    gpu = kernels("crbm")
+    room = 4 * 9 * 7 * 2  # messages of two graphs
+    monkeypatch.setattr(gpu, "MESSAGE_BYTES", room)
+    monkeypatch.setattr(model, "MESSAGE_BYTES", room)
+    v, h, rows = shape
+    coupling = gpu.DeviceCoupling(fake.zeros((v, h), "f4"), fake.zeros((v, h), "f4"), 8, 1.0)
+    device = fake.zeros((rows, v), "f4"), fake.zeros((rows, h), "f4")
+    pairs = fake.zeros((v, h), "f4")
+    if with_pairs:
+        got = counts.of(lambda: gpu.sum_product_pairs(coupling, *device, 4, None, pairs))
+    else:
+        got = counts.of(lambda: gpu.sum_product(coupling, *device, 4))
+    assert got == expected(model.crbm_inference(v, h, rows, 4, with_pairs))
+    assert model.CLUSTER_EDGES == gpu.CLUSTER_EDGES
+
+
+def test_hcn(fake, counts, model):
+    from scalelatent.models.hcn.kernels.windows import message_room
+
+    gpu = kernels("hcn")
+    chains, images, image, window, n = 2, 3, (1, 7, 6), (3, 2), 5
+    places, weights, pixels = (5, 5, n), (*image[:1], *window, n), 42
+    room = message_room(image[1:], window, n)
+    evidence, order = fake.zeros((chains, images, *image), "i4"), fake.zeros((chains, images * pixels), "i4")
+    s, w = fake.zeros((chains, images, *places), "i4"), fake.zeros((chains, *weights), "i4")
+    sizes = images, pixels, 25 * n, 6 * n
+    got = counts.of(lambda: gpu.sweep(evidence, order, s, w))
+    assert got == expected(model.hcn_sweep(chains, *sizes))
+    kept = [fake.zeros((chains, images, 1, room), "i2") for _ in range(2)]
+    held = fake.zeros((chains, images, 1, pixels, 3), "u1")
+    got = counts.of(lambda: gpu.sweep_messages(evidence, order, s, w, *kept, held, 0.8))
+    assert got == expected(model.hcn_sweep_messages(chains, *sizes, room))
+    rows = fake.zeros((images, *image), "i4"), fake.zeros((images, pixels), "i4")
+    places_now = fake.zeros((images, *places), "i4")
+    got = counts.of(lambda: gpu.decode(*rows, places_now, np.zeros(weights, bool), 3))
+    assert got == expected(model.hcn_decode(images, pixels, 25 * n, 6 * n, 3, room))
+
+
+@pytest.mark.parametrize("on_card", [True, False])
+def test_linear_mixture(fake, counts, model, monkeypatch, on_card):
+    from scalelatent.models.linear_mixture.kernels import reference
+
+    gpu = kernels("linear_mixture")
+    n, p, k, dims, q = 30, 12, 6, 2, 4
+    monkeypatch.setattr(gpu, "PRODUCTS", 200)
+    monkeypatch.setattr(model, "TILE", 200)
+    rng = np.random.default_rng(0)
+    rows = rng.random((n, p), dtype=np.float32)
+    x = fake.asarray(rows) if on_card else rows
+    means, bases = rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, q)))[0]
+    scores = reference.error_scores(means, bases[:, :, :dims], means.mean(axis=0))
+    scorer = gpu.make_scorer(scores, np.array([0, k]))
+    got = counts.of(lambda: gpu.nearest(scorer, x, 0, 1))
+    assert got == expected(model.linear_mixture_nearest(n, p, k, dims, on_card))
+    groups, bank = reference.group_rows(rng.integers(0, k, n), 0, k), gpu.make_bank(means, bases, False)
+    for grams in (False, True):
+        gram = np.zeros((k, q, q)) if grams else np.zeros((0, 0, 0))
+        sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)), gram
+        got = counts.of(lambda s=sums: gpu.add_images(bank, x, groups, *s))
+        work = model.linear_mixture_images(n, p, q, k, grams, on_card)
+        assert got[:3] == expected(work)[:3]
+
+
+def test_bounds_name_the_resource(model):
+    seconds, resource = model.capsule_block(65_536, 784, 20, 1, None, 1).bound(model.H100)
+    assert resource == "copies to and from the host"
+    assert seconds > 65_536 * 784 / 55e9
+    assert model.mbn_nearest(60_000, 784, 392, 4000, 1).bound(model.H100)[1] == "float32 operations"
+    on_card = model.capsule_block(65_536, 784, 20, 1, None, 4, on_card=True)
+    assert (
+        on_card.seconds(model.H200)["memory of the card"] < on_card.seconds(model.H100)["memory of the card"]
+    )
+    assert model.share(on_card, 1.0)["share_of_bound"] == on_card.bound(model.H100)[0]
