@@ -145,7 +145,7 @@ def dense_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[s
     products = cupy.empty((tile, k), dtype=np.float32)
 
     def alone(_: int) -> None:
-        gpu.multiply(cut, tile, bank.w, products)
+        gpu.multiply(cut, bank.w.T, products)
 
     product = device_seconds(backend, alone, args.repeats) * n / tile
     flops = 2.0 * n * k * len(columns)

@@ -17,7 +17,7 @@ from scalelatent.contract.kinds import find_kernels, kernel_names, load
 from scalelatent.contract.learners import Backend, Table
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import DeviceLostError, DeviceMemoryError, RunError
-from scalelatent.kernels.cuda import cublas_handle
+from scalelatent.kernels.cuda import multiply
 from scalelatent.kernels.vectors import aligned
 
 if TYPE_CHECKING:
@@ -261,10 +261,7 @@ class CupyBackend:
         """Matrix product in a named buffer; float32 or float64."""
         out = self.buffer(name, (a.shape[0], b.shape[1]), a.dtype)
         with self._work("a matrix product"):
-            if not a.shape[1]:
-                out.fill(0)
-            elif out.size:
-                self._gemm(a, b, out)
+            multiply(a, b, out, self.tf32)
         return out
 
     def table(self, table: Table) -> Table:
@@ -345,24 +342,6 @@ class CupyBackend:
             kept = self._staging[name] = np.ndarray((nbytes,), np.uint8, buffer=memory), event
         return kept
 
-    def _gemm(self, a: cupy.ndarray, b: cupy.ndarray, out: cupy.ndarray) -> None:
-        # CuPy's own matmul copies an operand that is the first columns of a wider array, as the active rows
-        # are; cuBLAS need not.
-        cublas = self._cublas
-        a, b = (
-            m if matrix_layout(m.shape, m.strides, m.itemsize) else self._cupy.ascontiguousarray(m)
-            for m in (a, b)
-        )
-        call = gemm_call(a, b, out)
-        double = out.dtype == np.float64
-        kind = 1 if double else 0  # CUDA_R_64F, CUDA_R_32F
-        single = cublas.CUBLAS_COMPUTE_32F_FAST_TF32 if self.tf32 else cublas.CUBLAS_COMPUTE_32F
-        compute = cublas.CUBLAS_COMPUTE_64F if double else single
-        one, zero = np.ones((), out.dtype), np.zeros((), out.dtype)
-        left, right = (b.data.ptr, kind, call[5]), (a.data.ptr, kind, call[6])
-        result = (out.data.ptr, kind, call[7], compute, cublas.CUBLAS_GEMM_DEFAULT)
-        cublas.gemmEx(cublas_handle(), *call[:5], one.ctypes.data, *left, *right, zero.ctypes.data, *result)
-
     def _make_current(self) -> None:
         self._device.use()  # first: CuPy refuses the stream of another device
         self.stream.use()
@@ -441,24 +420,6 @@ class CupyBackend:
             f"{now}start again in another folder with fewer or smaller capsules (blocks are small already: "
             f"{self._rows} rows)"
         )
-
-
-def matrix_layout(shape: tuple[int, int], strides: tuple[int, int], itemsize: int) -> tuple[bool, int] | None:
-    """(rows lie contiguous, leading dimension) of a matrix that BLAS can read where it is, or None."""
-    (rows, cols), (down, across) = shape, (s // itemsize for s in strides)
-    if across == 1 and down >= cols:
-        return True, down
-    if down == 1 and across >= rows:
-        return False, across
-    return None
-
-
-def gemm_call(a: Any, b: Any, out: Any) -> tuple[int, int, int, int, int, int, int, int]:
-    """Arguments of a column-major BLAS for out = a b."""
-    # out is C-contiguous, so its transpose is what BLAS computes: out^T = b^T a^T. In order: operations on b
-    # and on a (1 is a transpose), columns and rows of out, inner length, leading dimensions of b, a, out.
-    (a_rows, lda), (b_rows, ldb) = (matrix_layout(m.shape, m.strides, m.itemsize) for m in (a, b))  # type: ignore[misc]
-    return int(not b_rows), int(not a_rows), b.shape[1], a.shape[0], a.shape[1], ldb, lda, b.shape[1]
 
 
 def _import_cupy() -> tuple[ModuleType, ModuleType]:

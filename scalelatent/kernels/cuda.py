@@ -1,6 +1,6 @@
-"""A model's CUDA text, compiled at its first launch.
+"""Launches of a model's CUDA kernels, compiled at the first launch, and products of cuBLAS.
 
-CuPy is imported by that launch: this module, and the text, can be had without it.
+This module imports CuPy only inside its functions, so that it can be imported on machines without CuPy.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cached_property
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
+
+import numpy as np
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     import cupy
 
 _OPTIONS = ("--std=c++17",)
+# CUDA's upper bound of a grid's second size; kernels that use blockIdx.y go on in steps of gridDim.y.
+MAX_GRID_Y = 65_535
 
 
 def has_cuda(package: str) -> bool:
@@ -30,7 +34,9 @@ class Kernels:
     def __init__(self, package: str, threads: int = 128) -> None:
         self._package, self.threads = package, threads
         self._functions: dict[str, cupy.RawKernel] = {}
-        self._roomy: set[str] = set()
+        # Kernels by device that may have more than 48 KiB of shared memory. The functions themselves need no
+        # device as a key: CuPy loads each of them once for every device that launches it.
+        self._roomy: set[tuple[str, int]] = set()
 
     @cached_property
     def text(self) -> str:
@@ -53,10 +59,18 @@ class Kernels:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(name)
-        if shared_bytes and name not in self._roomy:
+        if shared_bytes and (name, current_device()) not in self._roomy:
             _give_room(function)
-            self._roomy.add(name)
+            self._roomy.add((name, current_device()))
+        grid = (grid[0], *(min(size, MAX_GRID_Y) for size in grid[1:]))
         function(grid, (self.threads,), arguments, shared_mem=shared_bytes)
+
+
+def current_device() -> int:
+    """Return the number of the CUDA device that this thread uses."""
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
 
 
 _handles: WeakKeyDictionary[cupy.cuda.Stream, int] = WeakKeyDictionary()
@@ -88,7 +102,49 @@ def _give_room(function: cupy.RawKernel) -> None:
     """
     import cupy
 
-    runtime = cupy.cuda.runtime
-    most = runtime.getDeviceProperties(runtime.getDevice())["sharedMemPerBlockOptin"]
+    most = cupy.cuda.runtime.getDeviceProperties(current_device())["sharedMemPerBlockOptin"]
     function.max_dynamic_shared_size_bytes = most - function.shared_size_bytes
     function.preferred_shared_memory_carveout = 100  # percent: blocks beside each other, if they fit
+
+
+def multiply(a: cupy.ndarray, b: cupy.ndarray, out: cupy.ndarray, tf32: bool = False) -> None:
+    """Write the matrix product a b to ``out``, which is C-contiguous; all float32, or all float64.
+
+    Only ``tf32`` allows TF32, whereas CuPy's own products obey the environment variable CUPY_TF32. CuPy also
+    copies an operand that consists of the first columns of a wider array; cuBLAS reads it where it is.
+    """
+    import cupy
+    from cupy_backends.cuda.libs import cublas
+
+    if not a.shape[1]:
+        out.fill(0)
+    if not a.shape[1] or not out.size:
+        return
+    a, b = (m if matrix_layout(m.shape, m.strides, m.itemsize) else cupy.ascontiguousarray(m) for m in (a, b))
+    call = gemm_call(a, b, out)
+    double = out.dtype == np.float64
+    kind = 1 if double else 0  # CUDA_R_64F, CUDA_R_32F
+    single = cublas.CUBLAS_COMPUTE_32F_FAST_TF32 if tf32 else cublas.CUBLAS_COMPUTE_32F
+    compute = cublas.CUBLAS_COMPUTE_64F if double else single
+    one, zero = np.ones((), out.dtype), np.zeros((), out.dtype)
+    left, right = (b.data.ptr, kind, call[5]), (a.data.ptr, kind, call[6])
+    result = (out.data.ptr, kind, call[7], compute, cublas.CUBLAS_GEMM_DEFAULT)
+    cublas.gemmEx(cublas_handle(), *call[:5], one.ctypes.data, *left, *right, zero.ctypes.data, *result)
+
+
+def matrix_layout(shape: tuple[int, int], strides: tuple[int, int], itemsize: int) -> tuple[bool, int] | None:
+    """(rows lie contiguous, leading dimension) of a matrix that BLAS can read where it is, or None."""
+    (rows, cols), (down, across) = shape, (s // itemsize for s in strides)
+    if across == 1 and down >= cols:
+        return True, down
+    if down == 1 and across >= rows:
+        return False, across
+    return None
+
+
+def gemm_call(a: Any, b: Any, out: Any) -> tuple[int, int, int, int, int, int, int, int]:
+    """Arguments of a column-major BLAS for out = a b."""
+    # out is C-contiguous, so its transpose is what BLAS computes: out^T = b^T a^T. In order: operations on b
+    # and on a (1 is a transpose), columns and rows of out, inner length, leading dimensions of b, a, out.
+    (a_rows, lda), (b_rows, ldb) = (matrix_layout(m.shape, m.strides, m.itemsize) for m in (a, b))  # type: ignore[misc]
+    return int(not b_rows), int(not a_rows), b.shape[1], a.shape[0], a.shape[1], ldb, lda, b.shape[1]

@@ -13,7 +13,6 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
-from scalelatent.engine.backend import matrix_layout
 from scalelatent.engine.cache import limit_of
 from scalelatent.engine.chains import RowCheck, advance, run_chains
 from scalelatent.engine.checkpoints import EngineStore
@@ -26,6 +25,7 @@ from scalelatent.engine.plan import summary_of
 from scalelatent.engine.quarantine import BadShard, Quarantine, check_choice, whole_shards
 from scalelatent.engine.reading import cut
 from scalelatent.engine.resume_identity import named_values
+from scalelatent.kernels.cuda import matrix_layout
 
 
 def test_places_of_bad_values_are_named() -> None:

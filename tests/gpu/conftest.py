@@ -26,7 +26,7 @@ def load(name: str):
     return sys.modules[full]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def load_helper():
     return load
 
@@ -67,19 +67,35 @@ def _forget_bodies() -> None:
     from scalelatent.engine import backend
 
     backend.find_kernel.cache_clear()
+    # The backend itself stays, since other modules have imported its functions.
     bodies = [name for name in sys.modules if re.fullmatch(r"scalelatent\.models\.\w+\.kernels\.gpu", name)]
-    for name in (*bodies, "scalelatent.engine.backend"):
-        module = sys.modules.pop(name, None)
+    for name in bodies:
+        del sys.modules[name]
         parent, _, child = name.rpartition(".")
-        if module is not None and parent in sys.modules:
+        if parent in sys.modules:
             vars(sys.modules[parent]).pop(child, None)
 
 
+def pytest_generate_tests(metafunc):
+    """Run tests of emulated kernels in all orders of threads and blocks; two of the orders are slow tests."""
+    if "turns" in metafunc.fixturenames:
+        first, *others = load("emulation").TURNS
+        metafunc.parametrize(
+            "turns", [first, *(pytest.param(turns, marks=pytest.mark.slow) for turns in others)]
+        )
+
+
 @pytest.fixture
-def fake(emulated):
+def turns():
+    """The order in which emulated threads and blocks take turns; see pytest_generate_tests."""
+
+
+@pytest.fixture
+def fake(emulated, turns):
     """CuPy replaced by its stand-in; modules that import CuPy are loaded again."""
     fake_cupy = load("fake_cupy")
     _forget_bodies()
+    emulated.turns = turns
     before = fake_cupy.install(emulated)
     yield fake_cupy
     fake_cupy.remove(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
@@ -29,6 +30,8 @@ _LETTERS = {
 _NAME = re.compile(r"^KERNELS\((?:float, |double, |byte, )?(\w+)", re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void[^(]*\(THREADS\)\s+(\w+?)(##NAME)?\(')
 
+_SHARED = re.compile(r"__shared__ (\w+ ([^;\n]+);)")  # a declaration, and its variables without their type
+
 
 def compiler() -> str | None:
     """A C++ compiler, or None."""
@@ -42,19 +45,47 @@ def kernel_names(source: str) -> list[str]:
     return [name + suffix for name, glued in _KERNEL.findall(plain) for suffix in (made if glued else [""])]
 
 
+# Orders in which threads and blocks take their turns; numbers as in emulator.hpp.
+TURNS = ("forward", "reversed", "shuffled")
+# Flags of a build that ends the process at an access out of bounds or misaligned, or undefined arithmetic.
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def sanitized_environment() -> dict[str, str] | None:
+    """Return variables of a process that builds kernels with SANITIZERS, or None if the compiler has none."""
+    found = []
+    for name in ("libasan.so", "libstdc++.so.6"):  # the second one is needed to throw C++ exceptions
+        command = [compiler() or "g++", f"-print-file-name={name}"]
+        path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        if not path.is_absolute():
+            return None
+        found.append(str(path.resolve()))
+    options = "detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=0"
+    return {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": options, "EMULATED_FLAGS": " ".join(SANITIZERS)}
+
+
+def _share(declaration: re.Match) -> str:
+    """Return a declaration of static memory, and calls that make each of its variables known."""
+    names = re.findall(r"(\w+)(?:\[\w+\])*(?:,|$)", declaration[2])
+    return f"static {declaration[1]}" + "".join(f" emulator::share({name});" for name in names)
+
+
 class Emulated:
     """The kernels of one .cu file on the processor.
 
     Calls check every argument against the kernel's signature: a wrong type, or one argument too many, is an
-    error.
+    error. The environment variable EMULATED_FLAGS gives the compiler more flags.
     """
 
-    def __init__(self, source: str, folder: Path, flags: tuple[str, ...] = ()) -> None:
+    def __init__(self, source: str, folder: Path) -> None:
         self.names = kernel_names(source)
+        self.turns = TURNS[0]
         self._one_at_a_time = threading.Lock()
+        source = _SHARED.sub(_share, source)
         text = f'#include "{HERE / "emulator.hpp"}"\n{source}\n' + "".join(
             f"EMULATE({n})\n" for n in self.names
         )
+        flags = os.environ.get("EMULATED_FLAGS", "").split()
         (folder / "emulated.cpp").write_text(text, encoding="utf-8")
         command = [
             compiler() or "g++",
@@ -104,6 +135,7 @@ class Emulated:
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         sizes = [*grid, 1][:2]
         with self._one_at_a_time:  # the emulator's threads and shared memory are static
+            self.library.emulator_set_turns(TURNS.index(self.turns))
             getattr(self.library, f"emulate_{name}")(
                 *(ctypes.c_uint(n) for n in (*sizes, block[0], shared)), pointers
             )

@@ -1,12 +1,15 @@
-// CUDA words for a C++ compiler: the tests include this and then a .cu file, and run its kernels on a
+// CUDA words for a C++ compiler: the tests include this file and then a .cu file, and run its kernels on a
 // processor.
 //
-// Thread blocks run one after the other; the threads of a block are fibres that take turns at every
-// barrier, so __shared__ memory is plain static memory. Shuffles and __syncthreads_count are barriers too:
-// they must be reached by all threads of the block, which is stricter than CUDA.
+// The threads of a block are fibres that take turns at every barrier, so __shared__ memory is plain static
+// memory. Shuffles and __syncthreads_count are barriers too: all threads of the block must reach them, which is
+// stricter than CUDA. Blocks run one after the other; the blocks of a cluster take turns at its barriers.
 //
-// Blocks of a cluster take turns at its barriers, so what lies in static memory must not be needed beyond
-// one; dynamic shared memory is a block's own until it ends. CLUSTER blocks may meet, in kernels that ask.
+// Threads and blocks take turns forwards, backwards or in an order that is drawn anew at each barrier. A kernel
+// that needs one of these orders has a race. Before a block gets its turn, static shared memory is filled with
+// bytes 0xFF, NaN or -1, so that numbers which the block has not written are seen. It follows that a block must
+// not need its static memory beyond a barrier of its cluster; dynamic shared memory belongs to the block until
+// the block ends. CLUSTER blocks may meet, in kernels that ask.
 #pragma once
 
 #include <ucontext.h>
@@ -17,19 +20,25 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 #define __global__
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
-#define __shared__ static
 #define DYNAMIC_SHARED(name) float* const name = emulator::at->shared.data()
 #define CLUSTER_BARRIER() emulator::cluster_barrier()
 
@@ -72,7 +81,7 @@ struct Fibre {
     jmp_buf resume;
     bool started = false;
     std::vector<char> stack;
-    bool done = false, in_cluster = false;  // waits for other blocks
+    bool done = false, in_cluster = false, in_warp = false;  // waits for other blocks, for other lanes
     long barriers = 0;
 };
 
@@ -82,6 +91,11 @@ struct Block {
     std::vector<Fibre> fibres;
     std::vector<float> shared;
 };
+
+enum Turns { FORWARD, REVERSED, SHUFFLED };
+static Turns turns = FORWARD;
+static std::minstd_rand drawn;  // the same orders in each launch
+static std::vector<std::pair<void*, size_t>> static_shared;
 
 static std::vector<std::unique_ptr<Block>> places;  // of the blocks that have begun and not ended
 static Block* at = nullptr;
@@ -96,9 +110,41 @@ static void* payload = nullptr;
     std::abort();
 }
 
+inline void wait() {
+    if (!_setjmp(at->fibres[current].resume)) _longjmp(scheduler, 1);
+}
+
 inline void barrier() {
     ++at->fibres[current].barriers;
-    if (!_setjmp(at->fibres[current].resume)) _longjmp(scheduler, 1);
+    wait();
+}
+
+// Numbers from 0 to n in the order in which they get their turns.
+inline std::vector<unsigned> order(unsigned n) {
+    std::vector<unsigned> out(n);
+    std::iota(out.begin(), out.end(), 0u);
+    if (turns == REVERSED) std::reverse(out.begin(), out.end());
+    if (turns == SHUFFLED) std::shuffle(out.begin(), out.end(), drawn);
+    return out;
+}
+
+// Fill memory with what gives NaN or -1.
+inline void poison(void* memory, size_t size) { std::memset(memory, 0xFF, size); }
+
+// Each thread calls this for a variable in static shared memory, before it uses the variable: emulation.py
+// replaces `__shared__ int a;` by `static int a; emulator::share(a);`.
+template <class A>
+void share(A& variable) {
+    for (const auto& [memory, size] : static_shared) {
+        if (memory == &variable) return;
+    }
+    static_shared.emplace_back(&variable, sizeof(variable));
+    poison(&variable, sizeof(variable));
+}
+
+inline void warp_barrier() {
+    at->fibres[current].in_warp = true;
+    wait();
 }
 
 inline void cluster_barrier() {
@@ -121,23 +167,39 @@ __attribute__((noinline)) static void give_turn() {
     setcontext(&at->fibres[current].context);
 }
 
+// Threads of a block up to their next barrier. Lanes that wait for their warp go on when all of its lanes do.
+inline void run_to_barrier(Block& block) {
+    for (bool first = true, again = true; again; first = false) {
+        again = false;
+        for (unsigned thread : order(block.fibres.size())) {
+            auto& fibre = block.fibres[thread];
+            if (fibre.done || !(first || fibre.in_warp)) continue;
+            fibre.in_warp = false;
+            threadIdx.x = current = thread;
+            give_turn();
+            again |= fibre.in_warp;
+        }
+        for (unsigned warp = 0; warp < block.fibres.size(); warp += 32) {
+            const unsigned lanes = std::min<unsigned>(32, block.fibres.size() - warp);
+            const auto begin = block.fibres.begin() + warp;
+            const unsigned waiting = std::count_if(begin, begin + lanes, [](auto& f) { return f.in_warp; });
+            if (waiting && waiting != lanes) fail("lanes wait for their warp", waiting, lanes);
+        }
+    }
+}
+
 // All threads of a block up to a barrier of its cluster (false) or to the end (true). Threads that have ended
 // or gone to other blocks while others of their block wait at a barrier are an error.
 inline bool run_block(Block& block) {
     at = &block;
     blockIdx.x = block.index;
+    for (const auto& [memory, size] : static_shared) poison(memory, size);
     const unsigned threads = block.fibres.size();
     for (auto& fibre : block.fibres) fibre.in_cluster = false;
     for (;;) {
+        run_to_barrier(block);
         unsigned alive = 0, away = 0;
-        for (current = 0; current < threads; ++current) {
-            auto& fibre = block.fibres[current];
-            if (fibre.done) continue;
-            threadIdx.x = current;
-            give_turn();
-            alive += !fibre.done;
-            away += fibre.in_cluster;
-        }
+        for (auto& fibre : block.fibres) alive += !fibre.done, away += fibre.in_cluster;
         if (alive && alive != threads) fail("threads wait at a barrier", alive, threads);
         if (away && away != threads) fail("threads wait for their cluster", away, threads);
         if (!alive || away) break;
@@ -159,9 +221,12 @@ inline Block& begin_block(unsigned index, unsigned threads, unsigned shared) {
     block.fibres.resize(threads);
     exchange.assign(8 * threads, 0);
     for (auto& fibre : block.fibres) {
-        fibre.done = fibre.started = false;
+        fibre.done = fibre.started = fibre.in_warp = false;
         fibre.barriers = 0;
         fibre.stack.resize(STACK);
+#ifdef __SANITIZE_ADDRESS__
+        __asan_unpoison_memory_region(fibre.stack.data(), STACK);  // the last fibre left guards in it
+#endif
         getcontext(&fibre.context);
         fibre.context.uc_stack.ss_sp = fibre.stack.data();
         fibre.context.uc_stack.ss_size = STACK;
@@ -174,15 +239,15 @@ inline Block& begin_block(unsigned index, unsigned threads, unsigned shared) {
 // The blocks of a cluster to the end; blocks that know of none end one after the other.
 inline void run_cluster(unsigned first, unsigned blocks, unsigned threads, unsigned shared) {
     std::vector<Block*> waiting;
-    for (unsigned index = first; index < first + blocks; ++index) {
-        Block& block = begin_block(index, threads, shared);
+    for (unsigned rank : order(blocks)) {
+        Block& block = begin_block(first + rank, threads, shared);
         if (!run_block(block)) waiting.push_back(&block);
     }
     while (!waiting.empty()) {
         if (waiting.size() != CLUSTER) fail("blocks wait for their cluster", waiting.size(), CLUSTER);
         std::vector<Block*> still;
-        for (Block* block : waiting) {
-            if (!run_block(*block)) still.push_back(block);
+        for (unsigned place : order(waiting.size())) {
+            if (!run_block(*waiting[place])) still.push_back(waiting[place]);
         }
         waiting = still;
     }
@@ -239,9 +304,11 @@ void run(void (*kernel)(P...), unsigned grid_x, unsigned grid_y, unsigned thread
     gridDim.x = grid_x;
     gridDim.y = grid_y;
     blockDim.x = threads;
-    for (blockIdx.y = 0; blockIdx.y < grid_y; ++blockIdx.y) {
-        for (unsigned first = 0; first < grid_x; first += CLUSTER)
-            run_cluster(first, std::min(CLUSTER, grid_x - first), threads, shared);
+    const unsigned clusters = (grid_x + CLUSTER - 1) / CLUSTER;
+    for (unsigned y : order(grid_y)) {
+        blockIdx.y = y;
+        for (unsigned cluster : order(clusters))
+            run_cluster(cluster * CLUSTER, std::min(CLUSTER, grid_x - cluster * CLUSTER), threads, shared);
     }
     payload = nullptr;
 }
@@ -277,8 +344,12 @@ inline T __shfl_xor_sync(unsigned, T value, unsigned mask) {
     return emulator::from_thread(value, threadIdx.x ^ mask);
 }
 
-// Lanes run one after the other up to the next barrier.
-inline void __syncwarp() {}
+inline void __syncwarp() { emulator::warp_barrier(); }
+
+extern "C" void emulator_set_turns(int turns) {
+    emulator::turns = static_cast<emulator::Turns>(turns);
+    emulator::drawn.seed(1);
+}
 
 #define EMULATE(NAME)                                                                                  \
     extern "C" void emulate_##NAME(unsigned grid_x, unsigned grid_y, unsigned threads, unsigned shared, \

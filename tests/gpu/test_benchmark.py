@@ -123,7 +123,7 @@ def test_checks_run_on_a_bare_gpu_machine(emulates, model, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [m for m in MODELS if m != "crbm"])
+@pytest.mark.parametrize("model", MODELS)
 def test_checks_hold_at_full_size_for_the_kernels_of_a_processor(model, tmp_path):
     """A check that the processor's own float32 kernels fail says nothing about a card."""
     out = tmp_path / "result.json"

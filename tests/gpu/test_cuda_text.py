@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
+import struct
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,9 @@ import scalelatent.models
 from scalelatent.kernels.cuda import Kernels
 
 ARCHITECTURES = ("sm_80", "sm_90")
+# Upper bound of local memory, in bytes a thread. The driver reserves as much for every thread that a card can
+# run at once, about 300,000 threads, outside CuPy's memory pool: 64 bytes are 20 MB of a card's memory.
+LOCAL_BYTES = 64
 # What CuPy adds to our own options.
 OPTIONS = ["--std=c++17", "-ftz=true", "--device-as-default-execution-space"]
 MODELS = sorted(
@@ -94,6 +98,37 @@ def test_nvrtc_compiles_it(nvrtc, load_helper, model, architecture):
     for name in names:
         clustered = name.endswith(("_cluster", "_kept"))  # which the card must be able to
         assert (name.encode() in binary) == (not clustered or architecture >= "sm_90")
+    used = local_bytes(binary)
+    assert set(used) == {name for name in names if name.encode() in binary}
+    assert max(used.values()) <= LOCAL_BYTES, used
+
+
+def test_the_check_of_local_memory_sees_an_array_with_a_computed_index(nvrtc):
+    body = "int b[90]; for (int i = 0; i < 90; ++i) b[a[i]] = i; *a = b[*a];"
+    text = f'extern "C" __global__ void f(int* a) {{ {body} }}'
+    _, _, binary = compile_by_nvrtc(nvrtc, text, ["--gpu-architecture=sm_90", *OPTIONS])
+    assert 360 <= local_bytes(binary)["f"] < 400
+
+
+def local_bytes(binary: bytes) -> dict[str, int]:
+    """Return the bytes of local memory a thread of each kernel in a compiled module, a 64-bit ELF file."""
+    (table,), (count,) = struct.unpack_from("<Q", binary, 40), struct.unpack_from("<H", binary, 60)
+    headers = [struct.unpack_from("<4xI16xQQI", binary, table + 64 * n) for n in range(count)]
+    parts = [binary[offset : offset + size] for _, offset, size, _ in headers]
+    symbols = next(n for n, header in enumerate(headers) if header[0] == 2)  # SHT_SYMTAB
+    names, found = parts[headers[symbols][3]], {}
+    for info in (part for part, header in zip(parts, headers, strict=True) if header[0] == 0x70000000):
+        at = 0
+        while at < len(
+            info
+        ):  # a form and an attribute, then a value of 2 bytes or the length of what follows
+            form, attribute, length = struct.unpack_from("<BBH", info, at)
+            if (form, attribute) == (4, 0x12):  # EIATTR_MIN_STACK_SIZE: the kernel's symbol, and the bytes
+                symbol, stack = struct.unpack_from("<II", info, at + 4)
+                (name,) = struct.unpack_from("<I", parts[symbols], 24 * symbol)
+                found[names[name : names.index(b"\0", name)].decode()] = stack
+            at += 4 + (length if form == 4 else 0)
+    return found
 
 
 def test_nvrtc_would_notice(nvrtc, cuda_text):

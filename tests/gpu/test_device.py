@@ -109,7 +109,7 @@ def test_gemm_call_is_what_blas_understands():
 
     from scipy.linalg import cython_blas
 
-    from scalelatent.engine.backend import gemm_call
+    from scalelatent.kernels.cuda import gemm_call
 
     ctypes.pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
     ctypes.pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]

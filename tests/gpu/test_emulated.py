@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from scalelatent.models.capsule.kernels import reference
+from scalelatent.models.capsule.kernels import cpu, reference
 from scalelatent.models.capsule.kernels.squash import squash_table
 
 
@@ -139,3 +140,26 @@ def test_every_kernel_is_launched_with_what_it_declares(emulated, fake, gpu, cas
 
 def test_launches_and_text_agree_on_the_thread_block(cuda_text, gpu):
     assert f"constexpr int THREADS = {gpu.THREADS};" in cuda_text
+
+
+class Moved(np.ndarray):
+    """A host array in the place of a device's."""
+
+    def get(self) -> np.ndarray:
+        return np.asarray(self)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nu", [0.0, 0.2, 0.8])
+@pytest.mark.parametrize("name", ["d1", "d2", "d8", "d13", "unequal", "one_vs_all", "all_vs_all"])
+def test_numbas_residuals_pass_the_checks_of_a_device(cases, name, nu):
+    """A check of many rows that no body can pass is seen without a device."""
+
+    def residuals(h, *more):
+        active, sums = cpu.residuals(np.asarray(h), *more)
+        return (None if active is None else active.view(Moved)), sums
+
+    numba = SimpleNamespace(residuals=residuals)
+    for seed, rows in ((7, 1000), (8, 50_001)):
+        case = cases.make_case(name, rows, nu, "float32", seed)
+        cases.check_residuals(numba, lambda h: h.copy().view(Moved), case)

@@ -7,7 +7,8 @@ import importlib
 import numpy as np
 import pytest
 
-from scalelatent.models.linear_mixture.kernels import reference
+from scalelatent.kernels import cuda
+from scalelatent.models.linear_mixture.kernels import cpu, reference
 from scalelatent.models.linear_mixture.kernels.reference import Frame, group_rows, sorted_runs
 
 KERNELS = {
@@ -33,7 +34,15 @@ def emulated(emulate):
 
 @pytest.fixture
 def gpu(fake):
-    return importlib.import_module("scalelatent.models.linear_mixture.kernels.gpu")
+    yield importlib.import_module("scalelatent.models.linear_mixture.kernels.gpu")
+    # CuPy's own product obeys the environment variable CUPY_TF32.
+    assert "matmul" not in {name for name, _ in fake.LAUNCHED}
+
+
+@pytest.fixture(params=[cuda.MAX_GRID_Y, 2], ids=["", "small grid"])
+def _grids(request, monkeypatch):
+    """Grids as large as CUDA allows, and small ones, in which a thread block has several groups or pairs."""
+    monkeypatch.setattr(cuda, "MAX_GRID_Y", request.param)
 
 
 def make_scores(k: int, h: int, own: bool):
@@ -45,21 +54,22 @@ def make_scores(k: int, h: int, own: bool):
     return reference.error_scores(means, bases, means.mean(axis=0))
 
 
+@pytest.mark.usefixtures("_grids")
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("n", "k", "h"), [(0, 3, 2), (1, 1, 0), (9, 300, 3), (20, 10, 12)])
 def test_scan(gpu, emulated, monkeypatch, n, k, h, own):
     monkeypatch.setattr(gpu, "PRODUCTS", 7 * k * (h + 1))  # more than one tile
-    scores, starts = make_scores(k, h, own), np.array([0, k // 2, k])
+    scores, starts = make_scores(k, h, own), np.array([0, k // 3, k // 2, k])
     x = np.random.default_rng(0).normal(size=(n, P)).astype("f4")
     ours, theirs = gpu.make_scorer(scores, starts), reference.make_scorer(scores, starts)
-    for run, stop in ((0, 2), (1, 2)):
+    for run, stop in ((0, 3), (1, 3)):
         wanted = reference.all_scores(theirs, x, run, stop)
         np.testing.assert_allclose(gpu.all_scores(ours, x, run, stop), wanted, rtol=1e-4, atol=1e-3)
         best, index = gpu.nearest(ours, x, run, stop)
         least, where = reference.nearest(theirs, x, run, stop)
         np.testing.assert_allclose(best, least, rtol=1e-4, atol=1e-3)
         np.testing.assert_array_equal(index, where)
-    runs = sorted_runs(np.arange(n) % 2, 2)
+    runs = sorted_runs(np.arange(n) % 3, 3)
     best, index = gpu.nearest_own(ours, x, *runs)
     least, where = reference.nearest_own(theirs, x, *runs)
     np.testing.assert_allclose(best, least, rtol=1e-4, atol=1e-3)
@@ -76,6 +86,7 @@ def test_dropped_sub_classes_are_never_chosen(gpu, emulated):
     assert (index[:, 1] >= 3).all()
 
 
+@pytest.mark.usefixtures("_grids")
 @pytest.mark.parametrize("per_feature", [False, True])
 @pytest.mark.parametrize("n", [0, 1, 60])
 def test_statistics(gpu, emulated, n, per_feature):
@@ -96,29 +107,59 @@ def test_statistics(gpu, emulated, n, per_feature):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.usefixtures("_grids")
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize(("n", "h"), [(0, 2), (1, 0), (7, 5)])
-def test_tangent_distance(gpu, emulated, monkeypatch, n, h, own):
+@pytest.mark.parametrize(("n", "h", "t"), [(0, 2, 7), (1, 0, 7), (7, 5, 7), (3, 2, 1), (3, 2, 4), (2, 1, 0)])
+def test_tangent_distance(gpu, emulated, monkeypatch, n, h, t, own):
     monkeypatch.setattr(gpu, "PAIRS", 9)
     scores, rng = make_scores(6, h, own), np.random.default_rng(2)
     x, candidates = rng.normal(size=(n, P)).astype("f4"), rng.integers(0, 6, (n, 3)).astype("i4")
-    tangents = gpu.tangent_rows(x, SHAPE, reference.TANGENTS, 0.6)
-    wanted = reference.tangent_rows(x, SHAPE, reference.TANGENTS, 0.6)
+    names = reference.TANGENTS[:t]
+    tangents = gpu.tangent_rows(x, SHAPE, names, 0.6)
+    wanted = reference.tangent_rows(x, SHAPE, names, 0.6)
     np.testing.assert_allclose(tangents, wanted, rtol=1e-4, atol=1e-5)
     found = gpu.tangent_distance(gpu.make_planes(scores), x, tangents, candidates)
     expected = reference.tangent_distance(reference.make_planes(scores), x, wanted, candidates)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
 
 
-def test_the_text_has_these_kernels(gpu, emulated):
+@pytest.mark.slow
+def test_more_groups_than_a_grid_has_rows(gpu):
+    n, k = cuda.MAX_GRID_Y + 2, cuda.MAX_GRID_Y + 2
+    x, groups = np.arange(n, dtype="f4")[:, None] % 7, group_rows(np.arange(n), 0, k)
+    total = np.zeros((k, 1))
+    bank = gpu.make_bank(np.zeros((k, 1)), np.zeros((k, 1, 0)), False)
+    gpu.add_images(bank, x, groups, total, np.zeros(k), np.zeros((k, 0, 1)), np.zeros((0, 0, 0)))
+    np.testing.assert_array_equal(total, x)
+
+
+def test_more_tangents_than_there_are_kinds_are_refused(gpu):
+    x, tangents = np.zeros((1, P), dtype="f4"), np.zeros((1, 8, P), dtype="f4")
+    with pytest.raises(ValueError, match="tangents has 8 tangents a row; at most 7"):
+        gpu.tangent_distance(
+            gpu.make_planes(make_scores(1, 1, False)), x, tangents, np.zeros((1, 1), dtype="i4")
+        )
+
+
+def test_the_text_has_these_kernels_and_constants(gpu, emulated):
     assert set(emulated.names) == KERNELS
     assert f"constexpr int THREADS = {gpu.THREADS};" in gpu._kernels.text
+    assert f"constexpr int MOST_TANGENTS = {len(reference.TANGENTS)};" in gpu._kernels.text
 
 
-@pytest.mark.gpu
+@pytest.fixture(params=["numba", pytest.param("cupy", marks=pytest.mark.gpu)])
+def full_size(request):
+    """The kernels of a device (marked ``gpu``), and in their place those of a processor."""
+    if request.param == "numba":
+        return cpu
+    request.getfixturevalue("real")
+    return importlib.import_module("scalelatent.models.linear_mixture.kernels.gpu")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "shape", "k", "h"), [(5, (3, 3), 2, 0), (3000, (28, 28), 60, 12)])
-def test_on_a_device(real, n, shape, k, h):
-    device = importlib.import_module("scalelatent.models.linear_mixture.kernels.gpu")
+def test_full_sizes(full_size, n, shape, k, h):
+    device = full_size
     rng, p = np.random.default_rng(n), shape[0] * shape[1]
     means, bases = rng.normal(size=(k, p)), np.linalg.qr(rng.normal(size=(k, p, h or 1)))[0]
     scores = reference.error_scores(means, bases[:, :, :h], means.mean(axis=0))

@@ -21,14 +21,13 @@ import cupy
 import numpy as np
 
 from scalelatent.kernels.arrays import Array
-from scalelatent.kernels.cuda import Kernels
+from scalelatent.kernels.cuda import Kernels, current_device
 
 from .squash import SquashTable, squash_table
 
 _kernels = Kernels(__package__)
 _launch, THREADS = _kernels.launch, _kernels.threads
 _SUFFIX = {"float32": "f32", "float64": "f64"}
-_MAX_GRID_Y = 65535
 _NULL = np.uint64(0)  # a null pointer
 
 
@@ -97,7 +96,7 @@ def _gather(
     h, count = rows[0], len(active)
     # As large as h whatever the count, so that the memory pool hands out the same piece for every block.
     moved = cupy.empty(h.size, dtype=h.dtype)[: len(h) * count].reshape(len(h), count)
-    grid = (_ceil(count, THREADS), min(wiring.capsules, _MAX_GRID_Y))
+    grid = (_ceil(count, THREADS), wiring.capsules)
     _launch(
         f"capsule_gather_{suffix}", grid, *rows, *wiring.arguments, factors, active, np.int32(count), moved
     )
@@ -120,10 +119,6 @@ def probabilities(h: cupy.ndarray, dims: np.ndarray, table: SquashTable | None =
 
 # -- the small arrays that every launch needs
 # -------------------------------------------
-
-
-def _device() -> int:
-    return int(cupy.cuda.runtime.getDevice())
 
 
 @dataclass(frozen=True)
@@ -150,7 +145,7 @@ def _wiring(dims: np.ndarray, labels: np.ndarray, nu: np.ndarray) -> _Wiring:
     # The stream is part of the key: memory of the pool may only be used again in the stream that it was
     # used in.
     return _kept_wiring(
-        _device(), cupy.cuda.get_current_stream().ptr, arrays[0].shape, *(a.tobytes() for a in arrays)
+        current_device(), cupy.cuda.get_current_stream().ptr, arrays[0].shape, *(a.tobytes() for a in arrays)
     )
 
 
@@ -168,6 +163,8 @@ def _kept_wiring(
     )
 
 
+TABLES = 64  # at most, on one device
+# Tables on devices, oldest first, by the id of the table on the host and the device.
 _tables: dict[tuple[int, int], tuple[SquashTable, SquashTable]] = {}
 
 
@@ -178,15 +175,17 @@ def _on_device(table: SquashTable, total_dim: int) -> SquashTable:
         )
     if isinstance(table.coefficients, cupy.ndarray):
         return table
-    key = (id(table), _device())
+    key = (id(table), current_device())
     kept = _tables.get(key)
     if kept is None:
-        if len(_tables) >= 64:
-            _tables.clear()
-        # The host table is kept too: its id stays taken.
-        kept = _tables[key] = table, replace(table, coefficients=cupy.asarray(table.coefficients))
-        # Other streams will read it, and they do not wait for this one.
-        cupy.cuda.get_current_stream().synchronize()
+        here = [other for other in list(_tables) if other[1] == key[1]]
+        moved = replace(table, coefficients=cupy.asarray(table.coefficients))
+        # Wait for the copy, as other streams will read it, and for kernels that read the oldest table.
+        cupy.cuda.runtime.deviceSynchronize()
+        if len(here) >= TABLES:
+            _tables.pop(here[0], None)
+        # The host table is stored too, so that Python gives its id to no other table.
+        kept = _tables[key] = table, moved
     return kept[1]
 
 

@@ -17,7 +17,7 @@ import cupy
 import numpy as np
 
 from scalelatent.kernels.arrays import Array
-from scalelatent.kernels.cuda import Kernels
+from scalelatent.kernels.cuda import Kernels, current_device
 
 from .inference import BLOCKS, MESSAGE_BYTES, Inference, check_graphs, limits_of
 
@@ -112,7 +112,7 @@ def _card(device: int) -> tuple[bool, int]:
 
 def _way(method: str, v: int, h: int) -> tuple[str, int, int]:
     """(kernel, thread blocks of a graph, bytes of messages that a block keeps)."""
-    has_clusters, room = _card(cupy.cuda.runtime.getDevice())
+    has_clusters, room = _card(current_device())
     if v * h < CLUSTER_EDGES or not has_clusters:
         return f"crbm_{method}", 1, 0
     kept = 4 * -(-v // BLOCKS) * h

@@ -4,7 +4,7 @@
 // tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler.
 
 constexpr int THREADS = 128;  // of a thread block; gpu.py launches with the same number
-constexpr int MOST_TANGENTS = 16;
+constexpr int MOST_TANGENTS = 7;  // of a row: reference.TANGENTS
 constexpr float INFINITE = 3.402823466e+38f;
 
 __device__ __forceinline__ long long thread_number() {
@@ -45,37 +45,39 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // The smallest score of each run of sub-classes, below INFINITE, and the first that has it; a thread block a
-// row and run.
+// row and run, runs along y.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    lm_best(const float* scores, int k, const int* starts, int first, float* best, int* index) {
+    lm_best(const float* scores, int k, int runs, const int* starts, int first, float* best, int* index) {
     __shared__ float values[THREADS];
     __shared__ int places[THREADS];
-    const int i = blockIdx.x, run = blockIdx.y, t = threadIdx.x;
-    float value = INFINITE;
-    int place = 0x7fffffff;
-    for (int q = starts[run] + t; q < starts[run + 1]; q += THREADS) {
-        const float e = scores[static_cast<long long>(i) * k + q - first];
-        if (e < value) {
-            value = e;
-            place = q;
+    const int i = blockIdx.x, t = threadIdx.x;
+    for (int run = blockIdx.y; run < runs; run += gridDim.y) {
+        float value = INFINITE;
+        int place = 0x7fffffff;
+        for (int q = starts[run] + t; q < starts[run + 1]; q += THREADS) {
+            const float e = scores[static_cast<long long>(i) * k + q - first];
+            if (e < value) {
+                value = e;
+                place = q;
+            }
         }
-    }
-    values[t] = value;
-    places[t] = place;
-    __syncthreads();
-    for (int step = THREADS / 2; step > 0; step /= 2) {
-        if (t < step && (values[t + step] < values[t] ||
-                         (values[t + step] == values[t] && places[t + step] < places[t]))) {
-            values[t] = values[t + step];
-            places[t] = places[t + step];
-        }
+        values[t] = value;
+        places[t] = place;
         __syncthreads();
-    }
-    if (t == 0) {
-        const long long at = static_cast<long long>(i) * gridDim.y + run;
-        const bool none = places[0] == 0x7fffffff;
-        best[at] = values[0];
-        index[at] = none ? starts[run] : places[0];
+        for (int step = THREADS / 2; step > 0; step /= 2) {
+            if (t < step && (values[t + step] < values[t] ||
+                             (values[t + step] == values[t] && places[t + step] < places[t]))) {
+                values[t] = values[t + step];
+                places[t] = places[t + step];
+            }
+            __syncthreads();
+        }
+        if (t == 0) {  // the next run writes these two places by this thread alone
+            const long long at = static_cast<long long>(i) * runs + run;
+            const bool none = places[0] == 0x7fffffff;
+            best[at] = values[0];
+            index[at] = none ? starts[run] : places[0];
+        }
     }
 }
 
@@ -93,30 +95,34 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // For each group sum r code R (q, p), then sum r R and sum r R∘R: a thread a number; groups along y.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    lm_images(const float* z, const float* codes, const float* weights, const int* starts, int p, int q,
+    lm_images(const float* z, const float* codes, const float* weights, const int* starts, int groups, int p, int q,
               double* images) {
     const long long at = thread_number();
     if (at >= static_cast<long long>(q + 2) * p) return;
-    const int j = static_cast<int>(at / p), f = static_cast<int>(at % p), g = blockIdx.y;
-    double total = 0.0;
-    for (long long i = starts[g]; i < starts[g + 1]; ++i) {
-        const float x = z[i * p + f];
-        const float by = j < q ? codes[i * q + j] : j == q ? 1.0f : x;
-        total += weights[i] * (by * x);
+    const int j = static_cast<int>(at / p), f = static_cast<int>(at % p);
+    for (int g = blockIdx.y; g < groups; g += gridDim.y) {
+        double total = 0.0;
+        for (long long i = starts[g]; i < starts[g + 1]; ++i) {
+            const float x = z[i * p + f];
+            const float by = j < q ? codes[i * q + j] : j == q ? 1.0f : x;
+            total += weights[i] * (by * x);
+        }
+        images[static_cast<long long>(g) * (q + 2) * p + at] = total;
     }
-    images[static_cast<long long>(g) * (q + 2) * p + at] = total;
 }
 
 // For each group sum r code code' (q, q): a thread a number; groups along y.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    lm_grams(const float* codes, const float* weights, const int* starts, int q, double* grams) {
+    lm_grams(const float* codes, const float* weights, const int* starts, int groups, int q, double* grams) {
     const long long at = thread_number();
     if (at >= static_cast<long long>(q) * q) return;
     const long long j = at / q, m = at % q;
-    const int g = blockIdx.y;
-    double total = 0.0;
-    for (long long i = starts[g]; i < starts[g + 1]; ++i) total += weights[i] * (codes[i * q + j] * codes[i * q + m]);
-    grams[static_cast<long long>(g) * q * q + at] = total;
+    for (int g = blockIdx.y; g < groups; g += gridDim.y) {
+        double total = 0.0;
+        for (long long i = starts[g]; i < starts[g + 1]; ++i)
+            total += weights[i] * (codes[i * q + j] * codes[i * q + m]);
+        grams[static_cast<long long>(g) * q * q + at] = total;
+    }
 }
 
 // Tangents (n, kinds, p) from derivatives; fields (kinds, 2, p), of which the first is NaN for thickness.
@@ -135,24 +141,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // with each other under d (K, p or 1); a thread a product, pairs of row and candidate along y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_products(const float* z, const float* tangents, const int* candidates, const float* columns, const float* d,
-                int some, int t, int p, int width, int own, float* products) {
+                int pairs, int some, int t, int p, int width, int own, float* products) {
     const int each = (t + 1) * (width + t + 1), at = static_cast<int>(thread_number());
     if (at >= each) return;
-    const long long pair = blockIdx.y, i = pair / some, q = candidates[pair];
-    const int j = at / (width + t + 1), m = at % (width + t + 1);
-    const float* left = j < t ? tangents + (i * t + j) * p : z + i * p;
-    const int other = m - width;
-    const float* right = m < width ? columns + (q * width + m) * p
-                                   : other < t ? tangents + (i * t + other) * p : z + i * p;
-    float total = 0.0f;
-    for (int f = 0; f < p; ++f) {
-        const float by = m < width ? 1.0f : own ? d[q * p + f] : d[q];
-        total += left[f] * right[f] * by;
+    const int j = at / (width + t + 1), m = at % (width + t + 1), other = m - width;
+    for (long long pair = blockIdx.y; pair < pairs; pair += gridDim.y) {
+        const long long i = pair / some, q = candidates[pair];
+        const float* left = j < t ? tangents + (i * t + j) * p : z + i * p;
+        const float* right = m < width ? columns + (q * width + m) * p
+                                       : other < t ? tangents + (i * t + other) * p : z + i * p;
+        float total = 0.0f;
+        for (int f = 0; f < p; ++f) {
+            const float by = m < width ? 1.0f : own ? d[q * p + f] : d[q];
+            total += left[f] * right[f] * by;
+        }
+        products[pair * each + at] = total;
     }
-    products[pair * each + at] = total;
 }
 
-// The score of each pair of row and candidate less b' G^-1 b, by Cholesky; a thread a pair.
+// The score of each pair of row and candidate less b' G^-1 b, by Cholesky; a thread a pair. All loops over
+// tangents have a constant length, so that the compiler unrolls them and keeps G and b in registers.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_distances(const float* products, const int* candidates, const float* c, int pairs, int t, int width,
                  double gamma, double least, float* out) {
@@ -160,31 +168,35 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (pair >= pairs) return;
     const int line = width + t + 1, h = width - 1;
     const float* a = products + pair * (t + 1) * line;
+    const auto product = [&](int j, int k) {
+        double s = a[j * line + width + k];
+        for (int m = 0; m < h; ++m) s -= static_cast<double>(a[j * line + m]) * a[k * line + m];
+        return s;
+    };
     double g[MOST_TANGENTS][MOST_TANGENTS], b[MOST_TANGENTS], top = 0.0;
-    for (int j = 0; j <= t; ++j) {
-        for (int k = 0; k <= j; ++k) {
-            double s = a[j * line + width + k];
-            for (int m = 0; m < h; ++m) s -= static_cast<double>(a[j * line + m]) * a[k * line + m];
-            if (j < t)
-                g[j][k] = s + (j == k ? gamma * a[j * line + width + j] : 0.0);
-            else if (k < t)
-                b[k] = s + 0.5 * a[k * line + h];
-            else
-                b[t] = s + a[t * line + h] + c[candidates[pair]];
-        }
-        if (j < t && g[j][j] > top) top = g[j][j];
+#pragma unroll
+    for (int j = 0; j < MOST_TANGENTS; ++j) {
+#pragma unroll
+        for (int k = 0; k <= j; ++k) g[j][k] = j < t ? product(j, k) : 0.0;
+        b[j] = j < t ? product(t, j) + 0.5 * a[j * line + h] : 0.0;
+        if (j < t) g[j][j] += gamma * a[j * line + width + j];
+        if (g[j][j] > top) top = g[j][j];
     }
-    double score = b[t];
-    for (int i = 0; i < t; ++i) {
+    double score = product(t, t) + a[t * line + h] + c[candidates[pair]];
+#pragma unroll
+    for (int i = 0; i < MOST_TANGENTS; ++i) {
         double pivot = g[i][i], y = b[i];
+#pragma unroll
         for (int k = 0; k < i; ++k) {
             pivot -= g[i][k] * g[i][k];
             y -= g[i][k] * b[k];
         }
         const bool none = pivot <= least * top;
         const double root = none ? 1.0 : sqrt(pivot);
-        for (int j = i + 1; j < t; ++j) {
+#pragma unroll
+        for (int j = i + 1; j < MOST_TANGENTS; ++j) {
             double s = g[j][i];
+#pragma unroll
             for (int k = 0; k < i; ++k) s -= g[j][k] * g[i][k];
             g[j][i] = none ? 0.0 : s / root;
         }

@@ -13,9 +13,9 @@ import cupy
 import numpy as np
 
 from scalelatent.kernels.arrays import Array
-from scalelatent.kernels.cuda import Kernels
+from scalelatent.kernels.cuda import Kernels, multiply
 
-from .reference import GAMMA, PIVOT, Frame, Groups, Scores, gradients, velocity
+from .reference import GAMMA, PIVOT, TANGENTS, Frame, Groups, Scores, gradients, velocity
 from .reference import few_best as few_best  # of scores that are on the host
 
 _kernels = Kernels(__package__)
@@ -31,6 +31,12 @@ def _blocks(n: int) -> int:
 
 def _move(a: np.ndarray, dtype: str = "f4") -> cupy.ndarray:
     return cupy.asarray(np.ascontiguousarray(a, dtype=dtype))
+
+
+def _product(a: cupy.ndarray, b: cupy.ndarray) -> cupy.ndarray:
+    out = cupy.empty((a.shape[0], b.shape[1]), dtype=np.float32)
+    multiply(a, b, out)
+    return out
 
 
 def _rows(x: Array) -> cupy.ndarray:
@@ -83,12 +89,12 @@ def _tile_scores(scorer: Scorer, x: cupy.ndarray, first: int, stop: int) -> cupy
     (n, p), k = x.shape, stop - first
     z = _centred(x, _NOTHING, _NOTHING, scorer.centre, n, p)
     part = slice(first * scorer.width, stop * scorer.width)
-    products, own = cupy.matmul(z, scorer.columns[part].T), _NOTHING
+    products, own = _product(z, scorer.columns[part].T), _NOTHING
     lengths, scores = cupy.empty(n, dtype=np.float32), cupy.empty((n, k), dtype=np.float32)
     if scorer.own is None:
         _launch("lm_lengths", (_blocks(n),), z, np.int32(n), np.int32(p), lengths)
     else:
-        own = cupy.matmul(z * z, scorer.own[first:stop].T)
+        own = _product(z * z, scorer.own[first:stop].T)
     shape = np.int32(n), np.int32(k), np.int32(scorer.width)
     d, c = (cupy.ascontiguousarray(a[first:stop]) for a in (scorer.d, scorer.c))
     _launch("lm_scores", (_blocks(n * k),), products, own, lengths, d, c, *shape, scores)
@@ -118,9 +124,9 @@ def nearest(scorer: Scorer, x: Array, run: int, stop: int) -> tuple[np.ndarray, 
     for a in tiles if best.size and end > first else ():
         part = slice(a, a + tiles.step)
         scores = _tile_scores(scorer, _rows(x[part]), first, end)
-        n = len(scores)
+        n, sizes = len(scores), (np.int32(end - first), np.int32(runs))
         found, where = cupy.empty((n, runs), dtype=np.float32), cupy.empty((n, runs), dtype=np.int32)
-        _launch("lm_best", (n, runs), scores, np.int32(end - first), starts, np.int32(first), found, where)
+        _launch("lm_best", (n, runs), scores, *sizes, starts, np.int32(first), found, where)
         best[part], index[part] = cupy.asnumpy(found), cupy.asnumpy(where)
     best[best >= np.finfo(np.float32).max] = np.inf
     return best, index
@@ -166,11 +172,12 @@ def _sums(
     _launch("lm_codes", (_blocks(max(n * q, 1)),), z, member, bank.bases, *shape, codes)
     weights, starts = _move(groups.weights), _move(groups.starts, "i4")
     out = cupy.empty((count, q + 2, p), dtype=np.float64)
-    grid = (_blocks((q + 2) * p), count)
-    _launch("lm_images", grid, z, codes, weights, starts, np.int32(p), np.int32(q), out)
+    grid, sizes = (_blocks((q + 2) * p), count), (np.int32(count), np.int32(p), np.int32(q))
+    _launch("lm_images", grid, z, codes, weights, starts, *sizes, out)
     gram = cupy.zeros((count, q, q), dtype=np.float64)
     if grams:
-        _launch("lm_grams", (_blocks(max(q * q, 1)), count), codes, weights, starts, np.int32(q), gram)
+        grid = (_blocks(max(q * q, 1)), count)
+        _launch("lm_grams", grid, codes, weights, starts, np.int32(count), np.int32(q), gram)
     return cupy.asnumpy(out), cupy.asnumpy(gram)
 
 
@@ -206,7 +213,7 @@ def add_moments(means: np.ndarray, x: Array, groups: Groups, total: np.ndarray, 
         if part.start < part.stop:
             rows = z[part]
             weighted = rows * weights[part]
-            moment[groups.first + g] += cupy.asnumpy(cupy.matmul(weighted.T, rows))[upper]
+            moment[groups.first + g] += cupy.asnumpy(_product(weighted.T, rows))[upper]
             total[groups.first + g] += cupy.asnumpy(weighted.sum(axis=0))
 
 
@@ -219,7 +226,7 @@ def _tangents(
     x: cupy.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float
 ) -> cupy.ndarray:
     (n, p), kinds = x.shape, len(names)
-    along = [cupy.matmul(x, _move(g.T)) for g in gradients(shape, smoothing)]
+    along = [_product(x, _move(g.T)) for g in gradients(shape, smoothing)]
     fields = np.full((kinds, 2, p), np.nan, dtype=np.float32)
     for i, name in enumerate(names):
         if name != "thickness":
@@ -275,6 +282,10 @@ def tangent_distance(
     planes: Planes, x: Array, tangents: Array, candidates: np.ndarray, gamma: float = GAMMA
 ) -> np.ndarray:
     """See :func:`..reference.tangent_distance`; float32."""
+    if tangents.shape[1] > len(TANGENTS):
+        raise ValueError(
+            f"tangents has {tangents.shape[1]} tangents a row; at most {len(TANGENTS)} are possible"
+        )
     out, some = np.empty(candidates.shape, dtype=np.float32), candidates.shape[1]
     for a in range(0, len(out) if some else 0, max(PAIRS // max(some, 1), 1)):
         part = slice(a, a + max(PAIRS // some, 1))
@@ -283,7 +294,7 @@ def tangent_distance(
         z, width = _centred(rows, _NOTHING, _NOTHING, planes.centre, n, p), planes.width
         each = (t + 1) * (width + t + 1)
         products, found = cupy.empty((pairs, each), dtype=np.float32), cupy.empty(pairs, dtype=np.float32)
-        sizes = np.int32(some), np.int32(t), np.int32(p), np.int32(width), np.int32(planes.own)
+        sizes = tuple(np.int32(size) for size in (pairs, some, t, p, width, planes.own))
         grid = (_blocks(each), pairs)
         _launch("lm_products", grid, z, moved, chosen, planes.columns, planes.d, *sizes, products)
         few = np.int32(pairs), np.int32(t), np.int32(width)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalelatent.kernels.arrays import Array
-from scalelatent.kernels.cuda import Kernels, cublas_handle
+from scalelatent.kernels.cuda import Kernels, multiply
 from scalelatent.kernels.sparse_rows import CsrRows
 
 from .cpu import lists as by_lists
@@ -95,7 +95,7 @@ def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
         n = len(rows)
         warps = (-(-n // _WARPS),)
         _launch(gather, warps, rows, np.int32(x.shape[1]), np.int32(n), columns, counts[0], cut, lengths)
-        multiply(cut, n, bank.w, products)
+        multiply(cut[:n], bank.w.T, products[:n])
         bounds = (lengths, *(np.float64(part) for part in bank.error))
         _launch("mbn_best", warps, products, np.int32(n), counts[1], *terms, *bounds, out, floors, doubtful)
         _launch("mbn_decide", (n,), products, cut, bank.w, *counts, *terms, bank.exact, floors, doubtful, out)
@@ -147,21 +147,6 @@ def nearest_codes(x: Array, lists: tuple[DeviceLists, ...]) -> np.ndarray:
         tables = (one.start, one.members, np.int32(one.members.shape[1]), np.int32(one.k))
         _launch("mbn_count", (len(x),), x, *sizes, *tables, codes[s])
     return np.ascontiguousarray(codes.get().T)
-
-
-def multiply(x: cupy.ndarray, n: int, w: cupy.ndarray, out: cupy.ndarray) -> None:
-    """out = x w^T over the first n rows, all C-contiguous float32, whatever CuPy is told of TF32: the bound
-    on rounding is that of float32.
-    """
-    from cupy_backends.cuda.libs import cublas
-
-    k, q = w.shape
-    one, zero, kind = np.ones((), np.float32), np.zeros((), np.float32), 0  # CUDA_R_32F
-    left, right = (w.data.ptr, kind, q), (x.data.ptr, kind, q)
-    # Column-major: the transpose of out is w times the transpose of x, and w lies transposed.
-    shape, result = (1, 0, k, n, q), (out.data.ptr, kind, k)
-    how = (cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT)
-    cublas.gemmEx(cublas_handle(), *shape, one.ctypes.data, *left, *right, zero.ctypes.data, *result, *how)
 
 
 def _device(a: Array, dtype: npt.DTypeLike) -> cupy.ndarray:
