@@ -236,9 +236,8 @@ class Tracer:
         assert not loaded, f"imported before tracing: {loaded}"
         self._replace(cuda.Kernels, "launch", self.timed_on_card("kernels", cuda.Kernels.launch))
         self._replace(cupy, "matmul", self.timed_on_card("kernels", cupy.matmul))
-        from scalelatent.models.mbn.kernels import gpu as mbn
-
-        self._replace(mbn, "multiply", self.timed_on_card("kernels", mbn.multiply))
+        self._replace(cuda, "multiply", self.timed_on_card("kernels", cuda.multiply))
+        self._replace(backend, "multiply", cuda.multiply)
         move, fetch = cupy.asarray, cupy.asnumpy
         timed_move = self.timed_on_card("copying", move)
 
@@ -267,13 +266,10 @@ class Tracer:
                 tracer._add("staging", time.perf_counter() - begin)
                 return out
 
-            def _gemm(self, a: Any, b: Any, out: Any) -> None:
-                tracer.timed_on_card("kernels", super()._gemm)(a, b, out)
-
             def to_host(self, a: Any) -> np.ndarray:
                 if isinstance(a, np.ndarray):
                     return a
-                self.stream.use()
+                self._make_current()
                 return tracer.timed_on_card("copying", super().to_host)(a)
 
         self._replace(backend, "CupyBackend", TracedBackend)
