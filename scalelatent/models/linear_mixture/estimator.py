@@ -61,6 +61,9 @@ class _LinearMixtures(StreamedEstimator):
     recognition = "error"
     n_candidates = 10
     _fitted: Fitted
+    # None until a fit settles them from its rows.
+    n_components: Any
+    n_dims: Any
 
     @property
     def n_dims_(self) -> int:
@@ -137,7 +140,8 @@ class _LinearMixtures(StreamedEstimator):
             "tangents": tangents,
             "recognition_tangent_weight": recognition_tangent_weight,
         }
-        new = copy(self).set_params(**{name: value for name, value in given.items() if value is not None})
+        new = copy(self).set_params(n_dims=self.n_dims_ if self.n_dims is None else self.n_dims)
+        new.set_params(**{name: value for name, value in given.items() if value is not None})
         new._check_params()
         new._fitted = other_bases(new, self._fitted)
         return new
@@ -283,11 +287,12 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
 
     Parameters
     ----------
-    n_components : int or sequence of int, default 20
-        Sub-classes of each class, or one number for each class.
-    n_dims : int or float, default 10
+    n_components : int, sequence of int or None
+        Sub-classes of each class, or one number for each class. None takes one for each ``5 * (n_dims + 1)``
+        rows of a class, at least 1 and at most 20.
+    n_dims : int, float or None
         Dimensions h of each pancake; below 1 the share of the rows' variance that they hold, the same number
-        for all, up to ``max_dims``. 0 is k-means.
+        for all, up to ``max_dims``. 0 is k-means. None takes one for each 16 features, at most 10.
     max_dims : int, default 40
     assignment : {"hard", "soft"}
         A row belongs to the best sub-class, or to each in proportion to exp(-score / 2 sigma²).
@@ -401,8 +406,8 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     def __init__(
         self,
         *,
-        n_components: int | Sequence[int] = 20,
-        n_dims: int | float = 10,
+        n_components: int | Sequence[int] | None = None,
+        n_dims: int | float | None = None,
         max_dims: int = 40,
         assignment: str = "hard",
         likelihood: str = "error",
@@ -658,10 +663,11 @@ class LinearMixture(DensityMixin, _LinearMixtures):
 
     Parameters
     ----------
-    n_components : int, default 20
-    n_dims : int or float, default 10
+    n_components : int or None
+        None takes one for each ``5 * (n_dims + 1)`` rows, at least 1 and at most 20.
+    n_dims : int, float or None
         Dimensions h of each pancake; below 1 the share of the rows' variance that they hold, the same number
-        for all, up to ``max_dims``. 0 is k-means.
+        for all, up to ``max_dims``. 0 is k-means. None takes half the number of features, at most 10.
     max_dims : int, default 40
     assignment : {"hard", "soft"}
         A row belongs to the best sub-class, or to each in proportion to exp(-score / 2 sigma²).
@@ -762,8 +768,8 @@ class LinearMixture(DensityMixin, _LinearMixtures):
     def __init__(
         self,
         *,
-        n_components: int = 20,
-        n_dims: int | float = 10,
+        n_components: int | None = None,
+        n_dims: int | float | None = None,
         max_dims: int = 40,
         assignment: str = "hard",
         likelihood: str = "error",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Generator, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,6 +22,7 @@ from scalelatent.engine.passes import make_stage
 from scalelatent.engine.plan import Forecast
 from scalelatent.engine.rowsets import ChosenRows, SomeOfSet, StoredSets
 from scalelatent.errors import DataError
+from scalelatent.estimators.base import tell_cut
 from scalelatent.estimators.steps import (
     Begin,
     Collect,
@@ -89,6 +91,9 @@ ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0")
 BATCH_ROWS, ROWS_A_COMPONENT = 1024, 20
 ALL_ROWS = "stepwise EM learns in an order of all rows: set algorithm='em', or leave out the bad ones first"
 FEWER = "lower n_components or n_dims"
+# Defaults: a classifier takes a dimension for each 16 features, up to 10, and a sub-class for each 5 rows of
+# a class and dimension, up to 20; the mean counts as a dimension here (benchmarks/defaults.py).
+FEATURES_A_DIM, ROWS_A_DIM, MOST_DIMS, MOST_COMPONENTS = 16, 5, 10, 20
 
 
 # -- what a fit is told -----------------------------------------------------------------------------------
@@ -103,6 +108,35 @@ def width_of(n_dims: float, max_dims: int, p: int) -> int:
 def row_width(model: AnyMixture, n_features: int) -> int:
     """Features of a row after projection."""
     return n_features if model.projection is None else int(model.projection)
+
+
+def settled(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, where: str) -> AnyMixture:
+    """Return the model with numbers in the place of None: ``n_dims`` by features, ``n_components`` by rows.
+
+    ``counts`` are the rows of each class, and ``p`` is the number of features of a row after projection.
+    """
+    if model.n_dims is not None and model.n_components is not None:
+        return model
+    chosen: dict[str, Any] = {}
+    last = model._fitted if model.warm_start and hasattr(model, "_fitted") else None
+    if model.n_dims is None and last is not None:
+        chosen["n_dims"] = last.pancakes.n_dims
+    elif model.n_dims is None:
+        chosen["n_dims"] = dims = min(p // (FEATURES_A_DIM if labelled else 2), MOST_DIMS)
+        if dims < MOST_DIMS:
+            tell_cut("n_dims", dims, MOST_DIMS, f"{where} have {p} features")
+    if model.n_components is None and last is not None:
+        before = np.bincount(last.classes, minlength=len(counts))
+        chosen["n_components"] = before.tolist() if labelled else int(before[0])
+    elif model.n_components is None:
+        dims = chosen.get("n_dims", model.n_dims)
+        needed = ROWS_A_DIM * (1 + (model.max_dims if 0 < dims < 1 else int(dims)))
+        components = np.clip(counts // needed, 1, MOST_COMPONENTS)
+        chosen["n_components"] = components.tolist() if labelled else int(components[0])
+        what = "a class of" if labelled else "only"
+        if (fewest := int(components.min())) < MOST_COMPONENTS:
+            tell_cut("n_components", fewest, MOST_COMPONENTS, f"{where} have {what} {counts.min()} rows")
+    return copy(model).set_params(**chosen)
 
 
 def components_of(model: AnyMixture, n_classes: int) -> np.ndarray:
@@ -179,7 +213,7 @@ def check_sizes(model: AnyMixture, n_features: int) -> int:
             f"{n_features}, or None for no projection"
         )
     p = row_width(model, n_features)
-    if model.n_dims >= 1 and model.n_dims >= p:
+    if model.n_dims is not None and model.n_dims >= max(p, 1):
         raise ValueError(f"n_dims={model.n_dims}: rows have {p} feature(s); give at most {p - 1}")
     return p
 
@@ -316,13 +350,15 @@ def start_of(
 # -- the steps ---------------------------------------------------------------------------------------------
 
 
-def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray | None) -> Steps:
-    """A whole fit; sets the model's learned attributes. ``classes`` is None without labels."""
-    model._check_params()
+def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray | None) -> Steps:
+    """A whole fit; sets the learned attributes of the model ``given``. ``classes`` is None without labels."""
+    given._check_params()
     train = rows["train"]
     n_classes = 0 if classes is None else len(classes)
-    components = components_of(model, n_classes)
     counts = yield Derive(class_counts, (train, classes))
+    where, p = train.url or "the training rows", row_width(given, train.n_features)
+    model = settled(given, counts, p, classes is not None, where)
+    components = components_of(model, n_classes)
     check_counts(train, counts, components, classes)
     if "validation" in rows:  # labels that are no class of the training rows
         yield Derive(class_counts, (rows["validation"], classes))
@@ -386,7 +422,8 @@ def fit_steps(model: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     tell_cut_directions(fitted)
     if end.kept is not None:
         fitted = replace(fitted, kept=end.kept.part(end.now.weights > 0))
-    model._keep(replace(fitted, basis=basis), end.iteration, history, classes)
+    given.seed_ = model.seed_
+    given._keep(replace(fitted, basis=basis), end.iteration, history, classes)
 
 
 # -- stepwise EM -------------------------------------------------------------------------------------------
@@ -599,6 +636,8 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     """What a fit of these rows would need."""
     train, n = told.train, len(told.train)
     n_classes = 0 if classes is None else len(classes)
+    even, p = np.full(max(n_classes, 1), n // max(n_classes, 1)), row_width(model, train.n_features)
+    model = settled(model, even, p, classes is not None, train.url or "the training rows")
     components, shape = components_of(model, n_classes), shape_of(model, train)
     k, p = int(components.sum()), check_sizes(model, train.n_features)
     if k > n:

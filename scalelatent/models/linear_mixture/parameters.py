@@ -47,7 +47,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _are_dims(value: Any) -> bool:
-    return is_whole(value, 0) or (is_number(value) and 0 < value < 1)
+    return value is None or is_whole(value, 0) or (is_number(value) and 0 < value < 1)
 
 
 def _check_tangents(model: AnyMixture) -> None:
@@ -103,7 +103,7 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
         components,
         Parameter(
             "n_dims",
-            10,
+            None,
             Where(_are_dims, "give a whole number of at least 0, or a share of the variance below 1"),
             "dimensions of a pancake, or the share of the variance that they hold",
         ),
@@ -178,8 +178,13 @@ PARAMETERS = Parameters(
         *_common(
             Parameter(
                 "n_components",
-                20,
-                Items(Whole(), "give a whole number of at least 1, or one for each class", one=True),
+                None,
+                Items(
+                    Whole(),
+                    "give a whole number of at least 1, or one for each class",
+                    one=True,
+                    also=(None,),
+                ),
                 "sub-classes of each class, or one number for each class",
             )
         ),
@@ -192,6 +197,6 @@ PARAMETERS = Parameters(
     rules=(_check_tangents, _check_steps, _check_recognition),
 )
 DENSITY_PARAMETERS = Parameters(
-    (*_common(Parameter("n_components", 20, Whole(), "components")), *_LAST),
+    (*_common(Parameter("n_components", None, Whole(also=(None,)), "components")), *_LAST),
     rules=(_check_tangents, _check_steps),
 )

@@ -17,6 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from scalelatent import Dataset, load_model
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, PlanError
+from scalelatent.estimators.base import tell_cut
 from scalelatent.models.linear_mixture.estimator import LinearMixture, LinearMixtureClassifier
 from tests.models.linear_mixture.cases import made_rows
 from tests.models.linear_mixture.test_engine import usps
@@ -245,6 +246,8 @@ def test_warm_start(digits):
 
 @parametrize_with_checks(
     [
+        LinearMixtureClassifier(),
+        LinearMixture(),
         LinearMixtureClassifier(n_components=1, n_dims=0, max_iter=3, n_jobs=1),
         LinearMixture(n_components=2, n_dims=0, max_iter=3, n_jobs=1, random_state=0),
     ],
@@ -256,6 +259,26 @@ def test_checks(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
+
+
+def test_sizes_follow_the_rows_unless_they_are_given(digits, caplog):
+    """A class of few rows has few sub-classes, and few features have few dimensions; each is logged once."""
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], [200, 30])
+    x = rng.normal(size=(230, 40)) + 2.0 * y[:, None]
+    tell_cut.cache_clear()
+    m = LinearMixtureClassifier(random_state=0, n_jobs=1).fit(x, y)
+    assert m.n_dims_ == 2
+    assert np.bincount(m.component_classes_).tolist() == [13, 2]
+    words = [record.getMessage() for record in caplog.records]
+    assert sum("n_dims=None is 2 here, not 10: the training rows have 40 features" in w for w in words) == 1
+    assert sum("n_components=None is 2 here, not 20" in w and "a class of 30 rows" in w for w in words) == 1
+    given = LinearMixtureClassifier(n_components=3, n_dims=5, random_state=0, n_jobs=1).fit(x, y)
+    assert (given.n_dims_, len(given.weights_)) == (5, 6)
+    assert m.set_params(warm_start=True).fit(x[::2], y[::2]).n_dims_ == 2
+    assert m.with_bases(1).n_dims_ == 1
+    d = LinearMixture(random_state=0, n_jobs=1).fit(x[:, :3])
+    assert (d.n_dims_, len(d.weights_)) == (1, 20)
 
 
 @pytest.mark.parametrize("make", [classifier, density])
