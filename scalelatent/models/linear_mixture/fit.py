@@ -90,6 +90,8 @@ ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0")
 # Rows of a step, at most, or so many for a sub-class.
 BATCH_ROWS, ROWS_A_COMPONENT = 1024, 20
 ALL_ROWS = "stepwise EM learns in an order of all rows: set algorithm='em', or leave out the bad ones first"
+# Squares of smaller features are near the end of float32, 1e-38.
+LEAST_VARIANCE = 1e-30
 FEWER = "lower n_components or n_dims"
 # Defaults: a classifier takes a dimension for each 16 features, up to 10, and a sub-class for each 5 rows of
 # a class and dimension, up to 20; the mean counts as a dimension here (benchmarks/defaults.py).
@@ -379,6 +381,11 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     sets = yield Gather("sample", ChosenRows(numbers, p), rows["train"], about, kept=False)
     width = width_of(model.n_dims, model.max_dims, p)
     first, variance = yield Derive(start_of, (sets, codes, components, width, model.seed_, model.init))
+    if 0 < variance < LEAST_VARIANCE:
+        raise DataError(
+            f"{where}: features have a mean variance of {variance:g}, and their products vanish in float32: "
+            f"multiply the rows by about {variance**-0.5:.0e}"
+        )
     floor = max(float(model.noise_floor) * variance, LEAST_FLOOR)
     mixture = make_mixture(model, components, n_classes, p, floor, frame)
     em = make_learner(model, mixture)

@@ -261,6 +261,19 @@ def test_checks(estimator, check):
         check(estimator)
 
 
+@pytest.mark.parametrize("factor", [1e-30, 1e-18, 1e-9, 1e9])
+def test_rows_in_other_units(digits, factor):
+    """The same classes, or a refusal that says what to do."""
+    x = digits.x[:300].astype("f8") * factor
+    if factor < 1e-15:
+        with pytest.raises(DataError, match="vanish in float32: multiply the rows by about"):
+            classifier().fit(x, digits.y[:300])
+    else:
+        plain = classifier().fit(digits.x[:300], digits.y[:300]).predict(digits.test_x)
+        scaled = classifier().fit(x, digits.y[:300]).predict(digits.test_x.astype("f8") * factor)
+        assert (plain == scaled).mean() > 0.97
+
+
 def test_sizes_follow_the_rows_unless_they_are_given(digits, caplog):
     """A class of few rows has few sub-classes, and few features have few dimensions; each is logged once."""
     rng = np.random.default_rng(0)
