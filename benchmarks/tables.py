@@ -949,6 +949,14 @@ def s3_troubled() -> Iterable[Iterable[Any]]:
     yield "by the proxy", r["troubled_s"], f"{r['troubled_mb_per_s']:.0f} MB/s", troubles, same
 
 
+@shown("set|rows x features|capsules|linear mixtures|20 of 10 dimensions|logistic regression|3 neighbours")
+def defaults() -> Iterable[Iterable[Any]]:
+    for line in read("defaults"):
+        found = line["models"].values()
+        cells = (m if m == "refused" else f"{m['error']:.1f} ± {m['deviation']:.1f} %" for m in found)
+        yield line["set"], " x ".join(f"{size:,}" for size in line["shape"]), *cells
+
+
 def rewritten(page: str) -> str:
     """The page with its tables as the files have them.
 

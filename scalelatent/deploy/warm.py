@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.contract.kinds import known_kinds
 from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import JobError
-from scalelatent.kernels.cuda import Kernels, has_cuda
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -155,6 +154,7 @@ def warm(
 def _warm_card(kinds: Iterable[str]) -> list[str]:
     """Compile the CUDA texts of these families for the card of this process, all at once; their names."""
     from scalelatent.engine.backend import gpu_count
+    from scalelatent.kernels.cuda import Kernels, has_cuda
 
     if not gpu_count():
         return []

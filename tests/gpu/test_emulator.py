@@ -124,7 +124,7 @@ def sanitized(emulation):
     more = emulation.sanitized_environment()
     if more is None:
         pytest.skip("the compiler has no sanitizers")
-    environment = os.environ | more | {"PYTHONPATH": str(HERE.parents[1])}
+    environment = os.environ | more | {"PYTHONPATH": str(HERE.parents[1]), "PYTEST_ADDOPTS": ""}
 
     def python(*arguments: str) -> subprocess.CompletedProcess:
         command = [sys.executable, *arguments]
