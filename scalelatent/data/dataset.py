@@ -177,9 +177,9 @@ class Dataset:
         Parameters
         ----------
         adata : anndata.AnnData
-            In memory, or backed by a file: then the rows of `X` are read from the file whenever they are used,
-            and the file has to stay open; layers are in memory. `import_h5ad` writes the rows to a dataset that is read faster and that the
-            workers of a cluster can open. Needs anndata: ``pip install 'scalelatent[anndata]'``.
+            In memory, or backed by a file: then the rows of `X` are read from the file whenever they are
+            used, and the file has to stay open; layers are in memory. `import_h5ad` writes the rows to a
+            dataset that is read faster and that the workers of a cluster can open. Needs anndata: ``pip install 'scalelatent[anndata]'``.
         layer : str, optional
             Layer that holds the rows; by default ``adata.X``.
         label : str, optional

@@ -154,7 +154,9 @@ def test_infinite_numbers_are_named(tmp_path: Path, form: str) -> None:
 def test_the_package_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row pointers of 64 bits, unsigned columns in any order, and entries of the same place."""
     monkeypatch.setitem(sys.modules, "anndata", None)
-    order = np.concatenate([np.arange(a, b)[::-1] for a, b in zip(ROWS.indptr, ROWS.indptr[1:], strict=False)])
+    order = np.concatenate(
+        [np.arange(a, b)[::-1] for a, b in zip(ROWS.indptr, ROWS.indptr[1:], strict=False)]
+    )
     twice = np.repeat(order, 2)
     parts = {
         "data": ROWS.data[twice] / 2,
