@@ -179,7 +179,8 @@ class Dataset:
         adata : anndata.AnnData
             In memory, or backed by a file: then the rows of `X` are read from the file whenever they are
             used, and the file has to stay open; layers are in memory. `import_h5ad` writes the rows to a
-            dataset that is read faster and that the workers of a cluster can open. Needs anndata: ``pip install 'scalelatent[anndata]'``.
+            dataset that is read faster and that the workers of a cluster can open. Needs anndata:
+            ``pip install 'scalelatent[anndata]'``.
         layer : str, optional
             Layer that holds the rows; by default ``adata.X``.
         label : str, optional
@@ -203,7 +204,7 @@ class Dataset:
         >>> adata = anndata.AnnData(np.eye(3, 4, dtype="f4"), obs=obs)
         >>> ds = Dataset.from_anndata(adata, label="cell_type")
         >>> ds, ds.classes.tolist()
-        (<Dataset 3 rows x (4,) float32, labels>, ['B', 'T'])
+        (<Dataset 3 rows x (4,) float32, 2 classes>, ['B', 'T'])
         """
         return cls.from_arrays(*anndata_parts(adata, layer, label))
 

@@ -180,7 +180,7 @@ def _refuse_elsewhere(root: Any, array: Any, what: str) -> None:
 def _read_names(root: Any, x: RowReader, what: str) -> list[str] | None:
     """Return the names of the variables; None where they are too many to keep."""
     width = x.shape[1] if len(x.shape) == 2 else 0
-    index = root["var"].attrs.get("_index")
+    index = root["var"].attrs.get("_index", "_index")
     if not 0 < width <= _MAX_NAMES or index not in root["var"]:
         return None
     names = _Column(root, "var", index, what)
@@ -263,8 +263,14 @@ class _Column(RowReader):
         self.dtype = (self._values if self._categories is None else self._categories).dtype
         if self.dtype.kind in "OT":
             self.dtype = np.dtype(str)
+        if len(self.shape) != 1 or self.dtype.kind not in "buifU":
+            raise DataError(
+                f"{self.name} has shape {self.shape} and dtype {self.dtype}, and labels are categories, strings or "
+                "numbers, one for every row; name another column"
+            )
 
     def _read_all(self, root: Any, path: str) -> np.ndarray:
+        path = f"{path}/values" if _is_group(root[path]) else path  # nullable strings, none of them missing
         array = _open_array(root, path, self.name) if root[path].shape[0] else None
         found = np.empty(0, str) if array is None else array.read(array.n_rows)
         return _as_plain(found)

@@ -239,7 +239,7 @@ def test_numbers_of_other_files_are_not_read(tmp_path: Path) -> None:
         _refused(path, "takes its numbers from other files", label="number")
 
 
-def test_columns_of_earlier_versions_and_odd_ones(tmp_path: Path) -> None:
+def test_columns_of_other_versions_and_odd_ones(tmp_path: Path) -> None:
     path = _by_hand(tmp_path / "a.h5ad")
     with h5py.File(path, "r+") as file:
         file["obs/kind"] = (np.arange(N) % 3).astype("i1")
@@ -249,8 +249,16 @@ def test_columns_of_earlier_versions_and_odd_ones(tmp_path: Path) -> None:
         file["obs/pair/values"] = np.arange(N)
         file["obs/pair"].attrs["encoding-type"] = "awkward-array"
         file["obs/short"] = np.arange(5)
-    ds = import_h5ad(path, tmp_path / "ds", label="kind")
-    np.testing.assert_array_equal(ds.read_y(0, N), KINDS)
+        file["obs/wide"], file["obs/complex"] = np.ones((N, 2)), np.ones(N, "c8")
+        file["obs/new/codes"] = (np.arange(N) % 3).astype("i1")
+        file["obs/new/categories/values"] = ["T", "B", "NK"]
+        file["obs/new/categories/mask"] = np.zeros(3, bool)
+        file["obs/new"].attrs["encoding-type"] = "categorical"
+    for label in ("kind", "new"):
+        ds = import_h5ad(path, tmp_path / "ds", label=label, overwrite=True)
+        np.testing.assert_array_equal(ds.read_y(0, N), KINDS)
+    _refused(path, r"shape \(83, 2\) and dtype float64, and labels are .* one for every row", label="wide")
+    _refused(path, r"dtype complex64, and labels are", label="complex")
     _refused(path, r"row 2 has the code 3, but there are 3 categories", label="late")
     _refused(path, r"stored as awkward-array, and labels are categories, strings or numbers", label="pair")
     _refused(path, r"83 rows, but .* holds 5 labels", label="short")
