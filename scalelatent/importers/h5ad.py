@@ -265,8 +265,8 @@ class _Column(RowReader):
             self.dtype = np.dtype(str)
         if len(self.shape) != 1 or self.dtype.kind not in "buifU":
             raise DataError(
-                f"{self.name} has shape {self.shape} and dtype {self.dtype}, and labels are categories, strings or "
-                "numbers, one for every row; name another column"
+                f"{self.name} has shape {self.shape} and dtype {self.dtype}, and labels are categories, "
+                "strings or numbers, one for every row; name another column"
             )
 
     def _read_all(self, root: Any, path: str) -> np.ndarray:
