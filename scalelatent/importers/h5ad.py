@@ -85,7 +85,9 @@ def import_h5ad(
         root = _open(file, what, opened)
         key = "X" if layer is None else f"layers/{layer}"
         layers = list(root["layers"]) if "layers" in root else []
-        if layer not in layers and not (layer is None and key in root):
+        # Some versions of anndata write no X, others a value without a shape, where there is none.
+        has_x = "X" in root and (_is_group(root["X"]) or bool(root["X"].shape))
+        if not (has_x if layer is None else layer in layers):
             missing = "X" if layer is None else f"layer {layer!r}"
             raise DataError(
                 f"{what} has no {missing}; its layers are {listed(layers)}: name one with --layer NAME "

@@ -272,3 +272,11 @@ def test_names_of_very_many_variables_are_left_out(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("scalelatent.importers.h5ad._MAX_NAMES", P - 1)
     ds = import_h5ad(_by_hand(tmp_path / "a.h5ad"), tmp_path / "ds")
     assert "feature_names" not in ds.attrs["provenance"]
+
+
+def test_an_x_without_a_value_is_no_x(tmp_path: Path) -> None:
+    with h5py.File(_by_hand(tmp_path / "a.h5ad"), "r+") as file:
+        file.move("X", "layers/counts")
+        file["X"] = h5py.Empty("f4")
+    _refused(tmp_path / "a.h5ad", "no X; its layers are 'counts'")
+    assert import_h5ad(tmp_path / "a.h5ad", tmp_path / "ds", layer="counts").nnz == ROWS.nnz
