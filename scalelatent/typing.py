@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    import anndata.abc
     import dask.array
     import numpy as np
     import numpy.typing as npt
@@ -71,8 +72,9 @@ _Arrays: TypeAlias = (
 FrameLike: TypeAlias = "ArrowFrame | polars.LazyFrame"
 """A data frame of pandas, polars or pyarrow, or of another library with Arrow's interface."""
 
-RowsLike: TypeAlias = "Dataset | _Arrays | SparseLike | FrameLike"
-"""Rows (n, features): a Dataset, arrays of numpy, zarr, dask, xarray and torch, sparse, frames, lists."""
+RowsLike: TypeAlias = "Dataset | _Arrays | SparseLike | FrameLike | anndata.abc.CSRDataset"
+"""Rows (n, features): a Dataset, arrays of numpy, zarr, dask, xarray and torch, sparse, frames, lists;
+sparse rows of a backed AnnData."""
 
 LabelsLike: TypeAlias = "Dataset | _Arrays | SparseLike"
 """Labels (n,) or outputs (n, v); outputs may be the rows of a Dataset, or sparse."""

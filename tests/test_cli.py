@@ -131,6 +131,22 @@ def test_import_hdf5_and_mat(scalelatent, digits):
     assert "has no array 'q'" in scalelatent(*how, "--x", "q", code=2).err
 
 
+def test_import_h5ad(scalelatent, tmp_path):
+    anndata = pytest.importorskip("anndata")
+    import pandas as pd
+
+    obs = pd.DataFrame({"kind": ["T", "B", "T"]}, index=["c0", "c1", "c2"])
+    adata = anndata.AnnData(np.eye(3), obs, layers={"counts": 2 * np.eye(3)})
+    adata.var_names = ["first", "second", "third"]
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    how = ("data", "import", "h5ad", "a.h5ad", "d.zarr")
+    told = scalelatent(*how, "--layer", "counts", "--label", "kind", "--json").json()
+    assert (told["rows"], told["classes"]) == (3, ["B", "T"])
+    assert told["provenance"]["feature_names"] == ["first", "second", "third"]
+    assert "first, …, third" in scalelatent("data", "info", "d.zarr").out
+    assert "has no layer 'q'; its layers are 'counts'" in scalelatent(*how, "--layer", "q", code=2).err
+
+
 def test_make_digits(scalelatent):
     told = scalelatent(
         "data", "make", "digits", "d.zarr", "--rows", 300, "--base-rows", "0:100", "--json"

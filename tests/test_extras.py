@@ -47,6 +47,7 @@ def _jobs_of_slurm(folder: Path) -> Any:
 
 # Extra, package, and what asks for it.
 NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
+    ("anndata", "anndata", lambda _: data.Dataset.from_anndata(X)),
     ("arrow", "pyarrow", lambda folder: data.import_parquet(folder / "t.parquet", folder / "out")),
     ("arrow", "pyarrow", lambda folder: data.import_arrow(folder / "t.arrow", folder / "out")),
     ("arrow", "pyarrow", lambda folder: data.import_csv(folder / "t.csv", folder / "out")),
@@ -56,6 +57,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("gateway", "dask_gateway", lambda _: open_client(gateway_address("http://hub", "mine"))),
     ("gs", "gcsfs", lambda _: data.open_dataset("gs://bucket/a.zarr")),
     ("hdf5", "h5py", lambda folder: data.import_hdf5(folder / "a.h5", folder / "out")),
+    ("hdf5", "h5py", lambda folder: data.import_h5ad(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_mat(folder / "a.mat", folder / "out")),
     ("hf", "datasets", lambda folder: data.import_hf(folder, folder / "out")),
     ("mlflow", "mlflow", lambda _: MlflowTracking()),

@@ -263,7 +263,12 @@ def bytes_of(text: str, option: str) -> int:
 
 def tell(dataset: Dataset, as_json: bool) -> None:
     """Print what a dataset holds."""
-    answer(describe(dataset), as_json, title=str(dataset.url))
+    values = describe(dataset)
+    provenance = values.get("provenance") or {}
+    if not as_json and (names := provenance.get("feature_names")):
+        shown = f"{names[0]}, …, {names[-1]}" if len(names) > 1 else names[0]
+        values["provenance"] = {**provenance, "feature_names": shown}
+    answer(values, as_json, title=str(dataset.url))
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:

@@ -231,6 +231,27 @@ def import_hdf5(
     tell(_take(data.import_hdf5, file_name(file), file, out, **how, taking=taking), taking.json)
 
 
+@app.command("h5ad")
+@taking_rows
+def import_h5ad(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="An .h5ad file, or a folder that AnnData.write_zarr wrote.")
+    ],
+    out: Out,
+    layer: Annotated[
+        str | None, typer.Option(metavar="L", help="Layer that holds the rows; X by default.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of obs that holds the labels.")
+    ] = None,
+    *,
+    taking: Taking,
+) -> None:
+    """Import an AnnData file, with sparse (CSR) or dense rows."""
+    how: dict[str, Any] = {"layer": layer, "label": label}
+    tell(_take(data.import_h5ad, file_name(file), file, out, **how, taking=taking), taking.json)
+
+
 @app.command("mat")
 @taking_rows
 def import_mat(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scalelatent.importers.append_rows import append_rows
     from scalelatent.importers.arrow_tables import import_arrow, import_csv, import_parquet
     from scalelatent.importers.csr_archive import import_csr
+    from scalelatent.importers.h5ad import import_h5ad
     from scalelatent.importers.hdf5 import import_hdf5
     from scalelatent.importers.hugging_face import import_hf
     from scalelatent.importers.idx import import_idx
@@ -53,6 +54,7 @@ __all__ = [
     "import_arrow",
     "import_csr",
     "import_csv",
+    "import_h5ad",
     "import_hdf5",
     "import_hf",
     "import_idx",
@@ -91,6 +93,7 @@ _WHERE = {
     "scalelatent.importers.append_rows": ("append_rows",),
     "scalelatent.importers.arrow_tables": ("import_arrow", "import_csv", "import_parquet"),
     "scalelatent.importers.csr_archive": ("import_csr",),
+    "scalelatent.importers.h5ad": ("import_h5ad",),
     "scalelatent.importers.hdf5": ("import_hdf5",),
     "scalelatent.importers.hugging_face": ("import_hf",),
     "scalelatent.importers.idx": ("import_idx",),

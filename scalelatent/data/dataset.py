@@ -18,7 +18,7 @@ from .columns import Columns, PairedRows, Shifted, as_binary, label_source
 from .csr import index_dtype, parts_of
 from .outlets import as_dask, as_xarray
 from .preview import as_html
-from .read.containers import frame_parts
+from .read.containers import anndata_parts, frame_parts
 from .read.segments import earlier_columns
 from .read.sources import ArrayRows, DaskRows, as_source
 from .read.stored import open_columns
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
     from typing import Unpack
 
+    import anndata
     import dask.array as da
     import xarray
     from fsspec.mapping import FSMap
@@ -83,8 +84,8 @@ class Dataset:
         ----------
         x : array-like (n, ...) or scipy sparse (n, p)
             Rows: numpy array, memmap, zarr array, dask array, xarray.DataArray, polars lazy frame, Arrow
-            table, torch tensor, anything that slices. Real numbers. Sparse rows are kept as CSR: unsorted
-            columns are sorted, entries of the same place added.
+            table, torch tensor, CSR `X` of a backed AnnData, anything that slices. Real numbers. Sparse rows
+            are kept as CSR: unsorted columns are sorted, entries of the same place added.
         y : array-like (n,) or (n, v), or scipy sparse (n, v), optional
             Labels (n,): numbers or strings. Targets (n, v): numbers. Multi-labels: sparse (n, v).
         sample_weight : array-like (n,), optional
@@ -166,6 +167,46 @@ class Dataset:
         """
         x, y, weights = frame_parts(frame, label, weight, features)
         return cls.from_arrays(x, y, sample_weight=weights)
+
+    @classmethod
+    def from_anndata(
+        cls, adata: anndata.AnnData, *, layer: str | None = None, label: str | None = None
+    ) -> Dataset:
+        """Make a dataset over the rows of an AnnData object; nothing that is in memory as CSR is copied.
+
+        Parameters
+        ----------
+        adata : anndata.AnnData
+            In memory, or backed by a file: then the rows of `X` are read from the file whenever they are
+            used, and the file has to stay open; layers are in memory. `import_h5ad` writes the rows to a
+            dataset that is read faster and that the workers of a cluster can open. Needs anndata:
+            ``pip install 'scalelatent[anndata]'``.
+        layer : str, optional
+            Layer that holds the rows; by default ``adata.X``.
+        label : str, optional
+            Column of ``adata.obs`` that holds labels: categories, strings or numbers, one for every row.
+
+        Returns
+        -------
+        Dataset
+            Rows (n, variables), dense or CSR as they are in `adata`; unused categories are no classes.
+
+        Raises
+        ------
+        DataError
+            No such layer or column (the message lists those that exist), a row without a label, or a backed
+            matrix that is stored by columns (CSC).
+
+        Examples
+        --------
+        >>> import anndata, pandas as pd
+        >>> obs = pd.DataFrame({"cell_type": ["B", "T", "B"]}, index=["c0", "c1", "c2"])
+        >>> adata = anndata.AnnData(np.eye(3, 4, dtype="f4"), obs=obs)
+        >>> ds = Dataset.from_anndata(adata, label="cell_type")
+        >>> ds, ds.classes.tolist()
+        (<Dataset 3 rows x (4,) float32, 2 classes>, ['B', 'T'])
+        """
+        return cls.from_arrays(*anndata_parts(adata, layer, label))
 
     @classmethod
     def from_spec(cls, spec: schema.DatasetSpec) -> Dataset:

@@ -30,6 +30,32 @@ _SCAN = 1 << 20
 _PARTS = ("indices", "indptr")
 
 
+def choose_group_rows(
+    read_pointers: Callable[[int, int], np.ndarray],
+    n_rows: int,
+    nnz: int,
+    dtype: np.dtype,
+    wanted: int | None,
+) -> tuple[int, int]:
+    """Return how many rows a row group holds, so that every group is small, and the last row pointer.
+
+    All row pointers are read once, in order: `read_pointers(a, b)` returns those of the rows `a:b`.
+    """
+    rows = choose_csr_layout(n_rows, nnz, dtype, shard_rows=wanted).shard_rows
+    sizes = [rows >> k for k in range(rows.bit_length())] if wanted is None else [rows]
+    most = dict.fromkeys(sizes, 0)
+    last = 0
+    for first in range(0, n_rows, rows):
+        part = read_pointers(first, min(first + rows, n_rows))
+        for size in sizes:
+            edges = np.append(part[:-1:size], part[-1])
+            most[size] = max(most[size], int(np.diff(edges).max()))
+        last = int(part[-1])
+    entry = dtype.itemsize + 4
+    fits = [size for size in sizes if most[size] * entry <= 4 * GROUP_BYTES]
+    return max(fits, default=1 if wanted is None else rows), last
+
+
 class CsrStream(RowReader):
     """CSR rows of an archive, read in order."""
 
@@ -77,27 +103,15 @@ class CsrStream(RowReader):
 
     def plan(self, group_rows: int | None) -> None:
         """Look through the row pointers: check them, and choose row groups that are small everywhere."""
-        fixed = group_rows is not None
-        rows = choose_csr_layout(self.n_rows, self.nnz, self.dtype, shard_rows=group_rows).shard_rows
-        sizes = [rows >> k for k in range(rows.bit_length())] if not fixed else [rows]
-        most = dict.fromkeys(sizes, 0)
-        last = 0
-        for first in range(0, self.n_rows, rows):
-            count = min(rows, self.n_rows - first)
-            part = self._read_pointers(count, first)
-            for size in sizes:
-                edges = np.append(part[:-1:size], part[-1])
-                most[size] = max(most[size], int(np.diff(edges).max()))
-            last = int(part[-1])
+        self.group_rows, last = choose_group_rows(
+            lambda a, b: self._read_pointers(b - a, a), self.n_rows, self.nnz, self.dtype, group_rows
+        )
         if last != self.nnz:
             raise DataError(
                 f"{self._pointers.name} ends at {last}, but there are {self.nnz} entries; the arrays do not "
                 "belong together"
             )
         self._pointers.finish()
-        entry = self.dtype.itemsize + 4
-        fits = [s for s in sizes if most[s] * entry <= 4 * GROUP_BYTES]
-        self.group_rows = max(fits, default=1 if not fixed else rows)
         self._pointers = self._vector("indptr")
         self._last = 0
 

@@ -234,7 +234,7 @@ class ArrayStream(RowReader):
     def read(self, rows: int) -> np.ndarray:
         part = np.ascontiguousarray(self._values[self._next : self._next + rows])
         self._next += len(part)
-        return part.astype(part.dtype.newbyteorder("="), copy=False)
+        return part if part.dtype.isnative else part.astype(part.dtype.newbyteorder("="))
 
     def close(self) -> None:
         self._values = self._values[:0]

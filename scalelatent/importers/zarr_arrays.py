@@ -67,8 +67,8 @@ def import_zarr(
     rows, labels = open_arrays(source, x=x, y=y)
     what = f"zarr {os.fspath(source)}"
     return import_rows(
-        lambda: _Chunks(rows, what),
-        None if labels is None else lambda: _Chunks(labels, f"{what}, labels"),
+        lambda: ZarrChunks(rows, what),
+        None if labels is None else lambda: ZarrChunks(labels, f"{what}, labels"),
         url,
         importer="zarr",
         sources=[source],
@@ -80,7 +80,7 @@ def import_zarr(
     )
 
 
-class _Chunks(ArrayStream):
+class ZarrChunks(ArrayStream):
     """Rows of a zarr array, in order."""
 
     def read(self, rows: int) -> np.ndarray:

@@ -21,8 +21,8 @@ _CHILD = """
 import json, pathlib, resource, sys
 import numpy as np
 from scalelatent.data import (
-    Dataset, append_rows, convert_dataset, import_csr, import_hdf5, import_idx, import_images, import_mat,
-    import_npy, import_npz, import_svmlight, make_documents, open_dataset, shuffle_dataset
+    Dataset, append_rows, convert_dataset, import_csr, import_h5ad, import_hdf5, import_idx, import_images,
+    import_mat, import_npy, import_npz, import_svmlight, make_documents, open_dataset, shuffle_dataset
 )
 folder, what = sys.argv[1:]
 small = {"chunk_rows": 1000, "shard_rows": 2000, "overwrite": True}
@@ -64,6 +64,8 @@ elif what == "save":
     open_dataset(folder + "/ds").save(folder + "/out", **small)
 elif what in ("csr", "csr-packed"):
     import_csr(folder + f"/{what}.npz", folder + "/out", overwrite=True)
+elif what == "h5ad":
+    import_h5ad(folder + "/x.h5ad", folder + "/out", overwrite=True)
 elif what in ("svmlight", "svmlight.gz"):
     import_svmlight(folder + f"/x.{what}", folder + "/out", overwrite=True)
 elif what == "documents":
@@ -145,6 +147,11 @@ def sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x = sp.csr_array((counts.ravel(), columns.ravel(), np.arange(rows + 1) * words), shape=(rows, 47_000))
     sp.save_npz(path / "csr.npz", x, compressed=False)
     sp.save_npz(path / "csr-packed.npz", x[:100_000], compressed=True)
+    with h5py.File(path / "x.h5ad", "w") as file:
+        for part in ("data", "indices", "indptr"):
+            file.create_dataset(f"X/{part}", data=getattr(x, part), compression="gzip", compression_opts=1)
+        file["X"].attrs.update({"encoding-type": "csr_matrix", "shape": x.shape})
+        file["obs/number"], file["var/number"] = np.arange(rows), np.arange(47_000)
     Dataset.from_arrays(x).save(path / "csr")
     lines = [
         b"1 " + b" ".join(b"%d:%d" % pair for pair in zip(c, v, strict=True)) + b"\n"
@@ -157,7 +164,7 @@ def sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-SPARSE = ["csr", "csr-packed", "svmlight", "svmlight.gz", "documents", "read-csr"]
+SPARSE = ["csr", "csr-packed", "h5ad", "svmlight", "svmlight.gz", "documents", "read-csr"]
 
 
 @pytest.mark.slow

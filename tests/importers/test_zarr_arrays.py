@@ -26,6 +26,14 @@ def test_groups_and_arrays(tmp_path: Path) -> None:
         import_zarr(tmp_path / "a.zarr", tmp_path / "other")
 
 
+def test_strings_of_any_length_are_labels(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("x", data=ROWS)
+    names = np.array(["short", "a longer name"])[LABELS % 2]
+    group.create_array("y", shape=names.shape, dtype=str)[:] = names
+    np.testing.assert_array_equal(import_zarr(tmp_path / "a.zarr", tmp_path / "ds").read_y(0, 120), names)
+
+
 def _references(folder: Path) -> Path:
     """A plain file of numbers, and a description of it as a zarr group."""
     (folder / "raw.bin").write_bytes(b"HEAD" + ROWS.tobytes() + LABELS.tobytes())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -14,12 +14,17 @@ from scalelatent.errors import DataError
 from .frames import FrameColumns, arrow_table
 
 if TYPE_CHECKING:
+    import anndata
+    import anndata.abc
     import polars
     import pyarrow
     import torch
     import xarray
 
     from scalelatent.typing import FrameLike
+
+
+_SHOWN = 20  # names of columns or layers that an error message lists
 
 
 class SlicedRows:
@@ -50,8 +55,17 @@ def _is(x: object, module: str, *names: str) -> bool:
 def is_lazy(x: object) -> bool:
     """Whether `opened` makes of `x` what is read in pieces."""
     return (
-        isinstance(x, SlicedRows) or _is(x, "xarray", "DataArray") or _is_lazy_frame(x) or _is_dask_frame(x)
+        isinstance(x, SlicedRows)
+        or _is(x, "xarray", "DataArray")
+        or _is_lazy_frame(x)
+        or _is_dask_frame(x)
+        or is_backed_csr(x)
     )
+
+
+def is_backed_csr(x: object) -> TypeGuard[anndata.abc.CSRDataset]:
+    """Whether `x` is the CSR `X`, or a CSR layer, of an AnnData object whose file is open (backed mode)."""
+    return _is(x, "anndata.abc", "CSRDataset")
 
 
 def _is_lazy_frame(x: object) -> TypeGuard[polars.LazyFrame]:
@@ -76,6 +90,17 @@ def opened(x: Any, what: str = "x") -> Any:
     if _is(x, "pyarrow", "Array", "ChunkedArray"):
         table = arrow_table({what: x})
         return FrameColumns(table.schema, what, label=what, features=[]).labels(table)
+    if _is(x, "anndata", "AnnData"):
+        raise DataError(
+            f"{what} is an AnnData object, which holds labels and several matrices; pass "
+            "Dataset.from_anndata(adata, label='cell_type'), with a column of its obs, or its rows, adata.X"
+        )
+    if _is(x, "anndata.abc", "CSCDataset"):
+        raise DataError(
+            f"{what} is a sparse matrix in a file, stored by columns (CSC), which cannot be read in rows; "
+            "read it into memory, adata = adata.to_memory(), or write the file again after "
+            "adata.X = adata.X.tocsr()"
+        )
     if _is_dask_frame(x):
         raise DataError(
             f"{what} is a Dask DataFrame, whose partitions do not tell how many rows they have; pass "
@@ -100,6 +125,56 @@ def frame_parts(
         None if label is None else columns.labels(table),
         None if weight is None else columns.weights(table),
     )
+
+
+def anndata_parts(
+    adata: anndata.AnnData, layer: str | None, label: str | None
+) -> tuple[Any, np.ndarray | None]:
+    """Rows and labels of an AnnData object; rows in a file stay there."""
+    try:
+        from anndata import AnnData
+    except ImportError as error:
+        raise DataError(
+            "from_anndata needs anndata: install it with pip install 'scalelatent[anndata]'"
+        ) from error
+    if not isinstance(adata, AnnData):
+        raise DataError(
+            f"from_anndata takes an AnnData object, not a {type(adata).__name__}; read a file with "
+            "anndata.read_h5ad(path, backed='r'), or import it with scalelatent.data.import_h5ad"
+        )
+    rows = adata.X if layer is None else adata.layers.get(layer)
+    if rows is None:
+        missing = "X" if layer is None else f"layer {layer!r}"
+        raise DataError(
+            f"the AnnData object has no {missing}; its layers are {listed(adata.layers)}: name one with "
+            "layer='NAME'"
+        )
+    if label is None:
+        return rows, None
+    if label not in adata.obs:
+        raise DataError(
+            f"the AnnData object has no column {label!r} in obs; it has {listed(adata.obs)}: name one with "
+            "label='COLUMN'"
+        )
+    column = adata.obs[label]
+    missing_rows = np.flatnonzero(column.isna())
+    if missing_rows.size:
+        raise missing_label("the AnnData object", label, int(missing_rows[0]))
+    return rows, np.asarray(column)
+
+
+def missing_label(what: str, label: str, row: int) -> DataError:
+    """The error for a row of AnnData without a label."""
+    return DataError(
+        f"{what}: row {row} has no value in the column {label!r} of obs, and every row needs a label; fill "
+        f"the column, or keep the rows that have one, adata[adata.obs[{label!r}].notna()]"
+    )
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names for a message, the first ones of many."""
+    found = [repr(str(name)) for name in names]
+    return (", ".join(found[:_SHOWN]) or "none") + (", …" if len(found) > _SHOWN else "")
 
 
 def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:

@@ -13,12 +13,13 @@ from scalelatent.data import csr
 from scalelatent.data.schema import refuse_masked
 from scalelatent.errors import DataError
 
-from .containers import opened
+from .containers import is_backed_csr, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import dask.array as da
+    import h5py
     import zarr
     from scipy.sparse import csr_array
 
@@ -242,6 +243,62 @@ class CsrSource(RowSource):
         )
 
 
+class BackedCsr(RowSource):
+    """CSR rows in three arrays of an open file (HDF5 or zarr), as AnnData stores them; read run by run."""
+
+    sparse = True
+    knows_entries = True
+
+    def __init__(self, group: h5py.Group | zarr.Group, shape: Sequence[int], what: str = "x") -> None:
+        self._what = what
+        missing = [part for part in ("data", "indices", "indptr") if part not in group]
+        if missing:
+            raise DataError(
+                f"{what} has no array {missing[0]!r}, so it holds no CSR rows; write the file again"
+            )
+        self._data, self._indices, self._indptr = (group[part] for part in ("data", "indices", "indptr"))
+        self.shape = tuple(int(side) for side in shape)
+        self.dtype = csr.check_dtype(np.dtype(self._data.dtype), what)
+        sizes = [part.shape for part in (self._data, self._indices, self._indptr)]
+        if len(self.shape) != 2 or sizes != [sizes[0], sizes[0], (self.shape[0] + 1,)]:
+            raise DataError(
+                f"{what} says shape {self.shape}, but its arrays data, indices and indptr have shapes "
+                f"{sizes[0]}, {sizes[1]} and {sizes[2]}; the arrays do not belong together: write the "
+                "file again"
+            )
+
+    @property
+    def n_stored(self) -> int:
+        """Entries that the file holds, before entries of the same place are added."""
+        return int(self._data.shape[0])
+
+    def pointers(self, start: int, stop: int) -> np.ndarray:
+        """Row pointers of the rows `start:stop`, checked: int64 (stop - start + 1,)."""
+        found = np.asarray(self._indptr[start : stop + 1]).astype(np.int64, copy=False)
+        bad = np.flatnonzero((np.diff(found) < 0) | (found[1:] > self.n_stored) | (found[:-1] < 0))
+        if bad.size:
+            i = int(bad[0])
+            raise DataError(
+                f"{self._what}: row {start + i} goes from entry {found[i]} to {found[i + 1]} of "
+                f"{self.n_stored}; the array indptr is damaged: write the file again"
+            )
+        return found
+
+    def entries(self, start: int, stop: int) -> int:
+        return int(self._indptr[stop]) - int(self._indptr[start])
+
+    def read(self, start: int, stop: int) -> csr_array:
+        return self.read_counted(start, stop)[0]
+
+    def read_counted(self, start: int, stop: int) -> tuple[csr_array, int, int]:
+        """Rows `start:stop`, how many of the rows had to be sorted, and how many entries were added up."""
+        pointers = self.pointers(start, stop)
+        a, b = int(pointers[0]), int(pointers[-1])
+        data = np.asarray(self._data[a:b]).astype(self.dtype, copy=False)
+        indices = np.asarray(self._indices[a:b]).astype(np.int64, copy=False)
+        return csr.canonical(data, indices, pointers - a, self.shape[1], start, self._what)
+
+
 def is_dask(x: object) -> bool:
     """Whether `x` is a dask array, without importing dask."""
     module = sys.modules.get("dask.array")
@@ -263,6 +320,8 @@ def as_source(x: RowsLike | LabelsLike, what: str = "x") -> RowSource:
         return ZarrRows(x)
     if csr.is_sparse(x):
         return CsrSource(x, what)
+    if is_backed_csr(x):
+        return BackedCsr(x.group, x.shape, what)
     refuse_masked(x, what)
     if isinstance(x, np.ndarray) or (
         not hasattr(x, "__array_ufunc__")  # a data frame, whose slices are not arrays

@@ -411,7 +411,9 @@ def open_arrays(
     rows = _member(found, location.url, "x", x)
     labels = _member(found, location.url, "y", y)
     if labels is not None and labels.dtype.kind not in "buif":
-        labels = np.asarray(labels[...]).astype(str)  # strings, of which zarr has several kinds
+        labels = (
+            np.asarray(labels[...]).astype(object).astype(str)
+        )  # strings, of which zarr has several kinds
     return rows, labels
 
 

@@ -1,0 +1,317 @@
+"""AnnData files (HDF5, or a zarr folder), read in pieces: rows, one column of labels, names of variables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.data.dataset import Dataset
+from scalelatent.data.read.containers import listed, missing_label
+from scalelatent.data.read.sources import BackedCsr
+from scalelatent.errors import DataError
+from scalelatent.storage.disk import is_local, locate
+
+from .csr_archive import choose_group_rows
+from .hdf5 import H5Rows, open_h5
+from .stream import Progress, RowReader, import_rows
+from .zarr_arrays import ZarrChunks
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+# The provenance keeps the names of at most this many variables, because every opening of a dataset reads it.
+_MAX_NAMES = 65_536
+_WRITE_AGAIN = "read it with anndata and write it again: anndata.read_h5ad(FILE).write_h5ad(NEW)"
+
+
+def import_h5ad(
+    file: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    *,
+    layer: str | None = None,
+    label: str | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shuffle: int | None = None,
+    **layout: Any,
+) -> Dataset:
+    """Import the rows of an AnnData file, sparse (CSR) or dense; memory is bounded by a few shards.
+
+    Columns of CSR rows in any order are sorted and entries of the same place are added; the provenance says
+    how many. It also keeps the names of the variables, ``ds.attrs["provenance"]["feature_names"]``, if
+    there are at most 65,536. The package anndata is not needed.
+
+    Parameters
+    ----------
+    file : path
+        An HDF5 file (``.h5ad``), which needs h5py (``pip install 'scalelatent[hdf5]'``), or a folder that
+        ``AnnData.write_zarr`` wrote.
+    url : str
+        Where the dataset goes.
+    layer : str, optional
+        Layer that holds the rows; by default ``X``.
+    label : str, optional
+        Column of ``obs`` that holds labels: categories, strings or numbers, one for every row.
+    overwrite, progress, shuffle, **layout
+        See `import_npy`; `shard_rows` are the rows of a row group where rows are sparse.
+
+    Returns
+    -------
+    Dataset
+        Rows (n, variables), dense or CSR as they are in the file; unused categories are no classes.
+
+    Raises
+    ------
+    DataError
+        A file that is missing, cut short, damaged or no AnnData file; no such layer or column (the message
+        lists those that exist); rows stored by columns (CSC); a row without a label; NaN or infinity (with
+        row and column); an output that exists. No dataset is left behind.
+
+    Examples
+    --------
+    >>> import tempfile, anndata, pandas as pd, scipy.sparse as sp
+    >>> obs = pd.DataFrame({"cell_type": ["B", "T", "B"]}, index=["c0", "c1", "c2"])
+    >>> adata = anndata.AnnData(sp.eye_array(3, 5, format="csr"), obs=obs)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     adata.write_h5ad(f"{folder}/a.h5ad")
+    ...     import_h5ad(f"{folder}/a.h5ad", "memory://doc-h5ad", label="cell_type", overwrite=True)
+    <Dataset 3 CSR rows x (5,) float64, 2 classes, 'memory://doc-h5ad'>
+    """
+    what = f"AnnData file {os.fspath(file)}"
+    with contextlib.ExitStack() as opened:
+        root = _open(file, what, opened)
+        key = "X" if layer is None else f"layers/{layer}"
+        layers = list(root["layers"]) if "layers" in root else []
+        # Some versions of anndata write no X, others a value without a shape, where there is none.
+        has_x = "X" in root and (_is_group(root["X"]) or bool(root["X"].shape))
+        if not (has_x if layer is None else layer in layers):
+            missing = "X" if layer is None else f"layer {layer!r}"
+            raise DataError(
+                f"{what} has no {missing}; its layers are {listed(layers)}: name one with --layer NAME "
+                "(layer='NAME')"
+            )
+        x = _open_rows(root, key, f"{what}, {key}")
+        if isinstance(x, _CsrRows):
+            layout["shard_rows"] = x.plan(layout.get("shard_rows"))
+        names = _read_names(root, x, what)
+        options = {"layer": layer, "label": label} | ({} if names is None else {"feature_names": names})
+        return import_rows(
+            lambda: x,
+            None if label is None else lambda: _Column(root, "obs", label, what),
+            url,
+            importer="h5ad",
+            sources=[file],
+            options=options,
+            overwrite=overwrite,
+            progress=progress,
+            shuffle=shuffle,
+            **layout,
+        )
+
+
+def _open(file: str | os.PathLike[str], what: str, opened: contextlib.ExitStack) -> Any:
+    """Open the file or the folder as a group of h5py or of zarr."""
+    path = os.fspath(file)
+    is_folder = os.path.isdir(path) if is_local(file) else path.rstrip("/").endswith(".zarr")
+    if is_folder:
+        import zarr
+
+        try:
+            root: Any = zarr.open_group(locate(file).zarr_store(read_only=True), mode="r")
+        except Exception as error:  # zarr has errors of several kinds
+            raise DataError(
+                f"{what} is a folder, but zarr cannot open it: {error}; check the path"
+            ) from error
+    else:
+        root = opened.enter_context(open_h5(file, "AnnData file"))
+    if not {"obs", "var"} <= set(root.keys()):
+        kind = "zarr" if is_folder else "hdf5"
+        raise DataError(
+            f"{what} is not an AnnData file, because it has no obs and var; it holds {listed(root.keys())}. "
+            f"Import arrays of other files with `scalelatent data import {kind}`"
+        )
+    if not (_is_group(root["obs"]) and _is_group(root["var"])):
+        raise DataError(f"{what} has the form of anndata before version 0.7; {_WRITE_AGAIN}")
+    return root
+
+
+def _is_group(item: Any) -> bool:
+    return not hasattr(item, "dtype")
+
+
+def _open_rows(root: Any, key: str, what: str) -> RowReader:
+    """Return a reader of X or of a layer."""
+    item = root[key]
+    if not _is_group(item):
+        return _open_array(root, key, what)
+    kind = item.attrs.get("encoding-type")
+    if kind == "csc_matrix":
+        rows = "adata.X" if key == "X" else f"adata.layers[{key.partition('/')[2]!r}]"
+        raise DataError(
+            f"{what} is a sparse matrix stored by columns (CSC), which cannot be read in rows; write the "
+            f"file again after {rows} = {rows}.tocsr()"
+        )
+    if kind != "csr_matrix" or "shape" not in item.attrs:
+        raise DataError(
+            f"{what} is stored as {kind or 'a group without an encoding-type'}, and rows are csr_matrix or "
+            f"array; {_WRITE_AGAIN}"
+        )
+    for part in item:
+        _refuse_elsewhere(root, item[part], what)
+    return _CsrRows(BackedCsr(item, item.attrs["shape"], what), what)
+
+
+def _open_array(root: Any, key: str, what: str) -> RowReader:
+    """Return a reader of an array, which has rows of its own in this file."""
+    array = root[key]
+    _refuse_elsewhere(root, array, what)
+    return ZarrChunks(array, what) if hasattr(array, "metadata") else H5Rows(array, what)
+
+
+def _refuse_elsewhere(root: Any, array: Any, what: str) -> None:
+    """Refuse an HDF5 array whose numbers are in another file."""
+    if not hasattr(array, "external"):
+        return
+    if array.external or array.is_virtual or array.file.filename != root.file.filename:
+        raise DataError(f"{what} takes its numbers from other files; {_WRITE_AGAIN}")
+
+
+def _read_names(root: Any, x: RowReader, what: str) -> list[str] | None:
+    """Return the names of the variables; None where they are too many to keep."""
+    width = x.shape[1] if len(x.shape) == 2 else 0
+    index = root["var"].attrs.get("_index", "_index")
+    if not 0 < width <= _MAX_NAMES or index not in root["var"]:
+        return None
+    names = _Column(root, "var", index, what)
+    if names.n_rows != width:
+        raise DataError(
+            f"{what} has {names.n_rows} variables in var, but {x.name} has {width} columns; the file is "
+            "damaged: write it again"
+        )
+    return [str(name) for name in names.read(width)]
+
+
+class _CsrRows(RowReader):
+    """CSR rows of an AnnData file, read in order."""
+
+    sparse = True
+    nnz: int
+
+    def __init__(self, rows: BackedCsr, name: str) -> None:
+        self.name, self.shape, self.dtype = name, rows.shape, rows.dtype
+        if 0 in self.shape:
+            raise DataError(f"{name} has shape {self.shape}, which is empty: nothing to import")
+        self._rows = rows
+        self._row = self._sorted = self._added = 0
+
+    def plan(self, group_rows: int | None) -> int:
+        """Check all row pointers, and return the number of rows of a row group."""
+        self.nnz = self._rows.n_stored
+        with _explained(self.name, 0, self.n_rows):
+            rows, last = choose_group_rows(self._rows.pointers, self.n_rows, self.nnz, self.dtype, group_rows)
+            first = int(self._rows.pointers(0, 0)[0])
+        if (first, last) != (0, self.nnz):
+            raise DataError(
+                f"{self.name}: indptr goes from {first} to {last}, but there are {self.nnz} entries; the "
+                "arrays do not belong together: write the file again"
+            )
+        return rows
+
+    @property
+    def notes(self) -> dict[str, int]:
+        found = {"rows_sorted": self._sorted, "entries_added": self._added}
+        return {name: count for name, count in found.items() if count}
+
+    def read(self, rows: int) -> csr_array:
+        with _explained(self.name, self._row, self._row + rows):
+            found, ordered, added = self._rows.read_counted(self._row, self._row + rows)
+        self._row, self._sorted, self._added = self._row + rows, self._sorted + ordered, self._added + added
+        return found
+
+
+class _Column(RowReader):
+    """One column of obs or var, read in order: categories by their values, strings or numbers."""
+
+    def __init__(self, root: Any, table: str, column: str, what: str) -> None:
+        self.name, self._what, self._label = f"{what}, {table} column {column!r}", what, column
+        self._next = 0
+        group = root[table]
+        known = [name for name in group if name != "__categories"]
+        if column not in known:
+            raise DataError(
+                f"{what} has no column {column!r} in {table}; it has {listed(known)}: name one with "
+                "--label COLUMN (label='COLUMN')"
+            )
+        path, self._mask, self._categories = f"{table}/{column}", None, None
+        kind = group[column].attrs.get("encoding-type")
+        if kind == "categorical":
+            self._categories = self._read_all(root, f"{path}/categories")
+            path = f"{path}/codes"
+        elif f"{table}/__categories/{column}" in root:  # as anndata before version 0.8 wrote categories
+            self._categories = self._read_all(root, f"{table}/__categories/{column}")
+        elif str(kind).startswith("nullable-"):
+            self._mask = _open_array(root, f"{path}/mask", self.name)
+            path = f"{path}/values"
+        elif _is_group(group[column]):
+            raise DataError(
+                f"{self.name} is stored as {kind}, and labels are categories, strings or numbers; name "
+                "another column"
+            )
+        self._values = _open_array(root, path, self.name)
+        self.shape = self._values.shape
+        self.dtype = (self._values if self._categories is None else self._categories).dtype
+        if self.dtype.kind in "OT":
+            self.dtype = np.dtype(str)
+        if len(self.shape) != 1 or self.dtype.kind not in "buifU":
+            raise DataError(
+                f"{self.name} has shape {self.shape} and dtype {self.dtype}, and labels are categories, "
+                "strings or numbers, one for every row; name another column"
+            )
+
+    def _read_all(self, root: Any, path: str) -> np.ndarray:
+        path = f"{path}/values" if _is_group(root[path]) else path  # nullable strings, none of them missing
+        array = _open_array(root, path, self.name) if root[path].shape[0] else None
+        found = np.empty(0, str) if array is None else array.read(array.n_rows)
+        return _as_plain(found)
+
+    def read(self, rows: int) -> np.ndarray:
+        a, self._next = self._next, self._next + rows
+        with _explained(self.name, a, a + rows):
+            values = self._values.read(rows)
+            missing = np.zeros(rows, bool) if self._mask is None else self._mask.read(rows).astype(bool)
+        if self._categories is not None:
+            missing = values < 0
+        elif values.dtype.kind == "f":
+            missing = missing | np.isnan(values)
+        if missing.any():
+            raise missing_label(self._what, self._label, a + int(np.argmax(missing)))
+        if self._categories is not None:
+            if values.max() >= len(self._categories):
+                raise DataError(
+                    f"{self.name}: row {a + int(np.argmax(values))} has the code {values.max()}, but there "
+                    f"are {len(self._categories)} categories; the file is damaged: write it again"
+                )
+            return self._categories[values]
+        return _as_plain(values)
+
+
+def _as_plain(values: np.ndarray) -> np.ndarray:
+    """Return strings of any kind as strings of one width, and numbers as they are."""
+    # numpy does not cast its own variable-width strings (kind "T") to a width that it would have to find out.
+    return values.astype(object).astype(str) if values.dtype.kind in "OT" else values
+
+
+@contextlib.contextmanager
+def _explained(name: str, start: int, stop: int) -> Any:
+    """Turn errors of h5py, zarr and their codecs into one that names the rows."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{name}: rows {start}:{stop} cannot be read: {error}; download or copy the file again"
+        ) from error

@@ -1,0 +1,149 @@
+"""AnnData objects as datasets and as rows of a fit: in memory, and backed by a file that is read lazily."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from scalelatent import CapsuleRegression, Dataset, MultilayerBootstrapNetwork
+from scalelatent.data import import_h5ad
+from scalelatent.data.read.sources import BackedCsr
+from scalelatent.errors import DataError
+
+anndata = pytest.importorskip("anndata")
+pd = pytest.importorskip("pandas")
+
+N = 90
+ROWS = sp.random(N, 7, 0.4, "csr", np.float32, np.random.default_rng(0))
+ROWS.data = np.round(ROWS.data * 8)
+KINDS = np.array(["T", "B", "NK"])[np.arange(N) % 3]
+
+
+def _adata(x: Any = ROWS, **layers: Any) -> Any:
+    obs = pd.DataFrame(
+        {
+            "kind": pd.Categorical(KINDS, categories=["unused", "T", "NK", "B"]),
+            "number": np.arange(N) % 3,
+            "some": pd.Categorical(np.where(np.arange(N) == 4, None, KINDS)),
+        },
+        index=[f"cell {i}" for i in range(N)],
+    )
+    return anndata.AnnData(x, obs, layers=layers)
+
+
+def _backed(path: Path, x: Any = ROWS) -> Any:
+    _adata(x).write_h5ad(path)
+    return anndata.read_h5ad(path, backed="r")
+
+
+def _zarr(path: Path) -> Any:
+    import zarr
+
+    _adata().write_zarr(path)
+    return anndata.io.sparse_dataset(zarr.open_group(path, mode="r")["X"])
+
+
+def _model() -> Any:
+    return CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0, n_jobs=1)
+
+
+def test_objects_in_memory_and_backed_are_the_same_dataset(tmp_path: Path) -> None:
+    memory = Dataset.from_anndata(_adata(), label="kind")
+    lazy = Dataset.from_anndata(_backed(tmp_path / "a.h5ad"), label="kind")
+    for ds in (memory, lazy):
+        assert ds.is_sparse
+        np.testing.assert_array_equal(ds.read_y(0, N), KINDS)
+        np.testing.assert_array_equal(ds.classes, ["B", "NK", "T"])
+        assert (ds.nnz, ds[4:9].nnz) == (ROWS.nnz, ROWS[4:9].nnz)
+    assert memory.fingerprint() == lazy.fingerprint() == Dataset.from_arrays(ROWS, KINDS).fingerprint()
+    imported = import_h5ad(tmp_path / "a.h5ad", tmp_path / "ds", label="kind")
+    assert lazy.save(tmp_path / "other", shard_rows=1000).nnz == imported.nnz
+    for a, b in ((0, N), (17, 41), (40, 40), (N - 1, N)):
+        np.testing.assert_array_equal(lazy.read_x(a, b).toarray(), ROWS[a:b].toarray())
+
+
+def test_backed_rows_are_read_as_they_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, int]] = []
+    original = BackedCsr.read_counted
+
+    def note(self: BackedCsr, start: int, stop: int) -> Any:
+        read.append((start, stop))
+        return original(self, start, stop)
+
+    monkeypatch.setattr(BackedCsr, "read_counted", note)
+    ds = Dataset.from_anndata(_backed(tmp_path / "a.h5ad"), label="number")
+    assert not read
+    ds[10:30].read_x(5, 9)
+    assert read == [(15, 19)]
+
+
+def test_layers_and_dense_rows(tmp_path: Path) -> None:
+    dense = ROWS.toarray()
+    adata = _adata(dense, counts=ROWS * 2, columns=ROWS.tocsc())
+    np.testing.assert_array_equal(Dataset.from_anndata(adata).read_x(0, N), dense)
+    np.testing.assert_array_equal(
+        Dataset.from_anndata(adata, layer="counts").read_x(0, N).toarray(), 2 * dense
+    )
+    np.testing.assert_array_equal(Dataset.from_anndata(adata, layer="columns").read_x(0, N).toarray(), dense)
+    lazy = Dataset.from_anndata(_backed(tmp_path / "a.h5ad", dense), label="number")
+    np.testing.assert_array_equal(lazy.read_x(3, 50), dense[3:50])
+    view = adata[10:20]
+    np.testing.assert_array_equal(Dataset.from_anndata(view, label="kind").read_y(0, 10), KINDS[10:20])
+
+
+@pytest.mark.parametrize("form", ["sparse", "dense", "zarr"])
+def test_fits_on_backed_rows_have_the_same_bits(tmp_path: Path, form: str) -> None:
+    dense = ROWS.toarray()
+    labels = np.arange(N) % 3
+    if form == "zarr":
+        rows = _zarr(tmp_path / "a.zarr")
+    else:
+        rows = _backed(tmp_path / "a.h5ad", ROWS if form == "sparse" else dense).X
+    expected = _model().fit(dense, labels)
+    fitted = _model().fit(rows, labels)
+    np.testing.assert_array_equal(fitted.W_, expected.W_)
+    np.testing.assert_array_equal(fitted.predict(rows), expected.predict(dense))
+    named = _model().fit(rows, _adata().obs["kind"])
+    assert named.score(rows, _adata().obs["kind"]) == _model().fit(dense, KINDS).score(dense, KINDS)
+
+
+def test_what_is_refused_says_what_to_do(tmp_path: Path) -> None:
+    adata = _adata(counts=ROWS)
+    labels = np.arange(N) % 3
+    for use in (
+        lambda: _model().fit(adata, labels),
+        lambda: _model().fit(ROWS, labels).predict(adata),
+        lambda: MultilayerBootstrapNetwork(n_clusterings=2, k1=3).fit(adata),
+        lambda: Dataset.from_arrays(adata),
+    ):
+        with pytest.raises(DataError, match=r"AnnData object.*from_anndata\(adata, label=.*adata\.X"):
+            use()
+    columns = _backed(tmp_path / "a.h5ad", ROWS.tocsc())
+    for use in (
+        lambda: _model().fit(columns.X, labels),
+        lambda: Dataset.from_anndata(columns),
+    ):
+        with pytest.raises(DataError, match=r"stored by columns \(CSC\).*adata.X.tocsr\(\)"):
+            use()
+    with pytest.raises(DataError, match=r"no layer 'x'; its layers are 'counts': .*layer='NAME'"):
+        Dataset.from_anndata(adata, layer="x")
+    with pytest.raises(DataError, match="no X; its layers are 'counts'"):
+        Dataset.from_anndata(_adata(None, counts=ROWS))
+    with pytest.raises(DataError, match=r"no column 'x' in obs; it has 'kind', 'number', 'some'"):
+        Dataset.from_anndata(adata, label="x")
+    with pytest.raises(DataError, match=r"row 4 has no value in the column 'some' of obs.*notna"):
+        Dataset.from_anndata(adata, label="some")
+    with pytest.raises(DataError, match=r"not a csr_matrix; .*read_h5ad\(path, backed='r'\).*import_h5ad"):
+        Dataset.from_anndata(ROWS)
+
+
+def test_infinite_numbers_of_backed_rows_are_named(tmp_path: Path) -> None:
+    bad = ROWS.copy()
+    bad.data[0] = np.inf
+    row = int(np.argmax(np.diff(ROWS.indptr) > 0))
+    with pytest.raises(DataError, match=rf"row {row}, feature {ROWS.indices[0]} is inf"):
+        _model().fit(_backed(tmp_path / "a.h5ad", bad).X, np.arange(N) % 3)
