@@ -33,7 +33,7 @@ from scalelatent.errors import DataError, LongFitWarning, warn_user
 from scalelatent.storage.disk import Location, locate
 
 from ._sklearn import wrap_output
-from .companions import FitCall, accompanied
+from .companions import FitCall, accompanied, restored_on_failure
 from .inputs import (
     CHECKS,
     check_finite,
@@ -309,22 +309,23 @@ class StreamedEstimator(  # type: ignore[call-arg]
         validation: ValidationLike | None,
         call: FitCall,
     ) -> Self:
-        self._check_params()
-        train = self._training_rows(X, y, sample_weight)
-        if validation is not None and not self._validates:
-            raise DataError(
-                f"validation rows were given, but {type(self).__name__} learns without labels and has "
-                "nothing to validate: leave them out ([data] validation)"
-            )
-        held = self._validation_rows(validation)
-        self._check_rows(train, held)
-        resources = find_resources(call.client, self.n_jobs, None)
-        self._check_plan(train, held, resources, call.engine)
-        given = {"train": train} if held is None else {"train": train, "validation": held}
-        call.rows.update(rows_as_begun(given, call.run_dir if call.resume else None))
-        with self._place(train, resources, call) as place, accompanied(call) as callbacks:
-            self._serve_steps(call, place, callbacks)
-            self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
+        with restored_on_failure(self):
+            self._check_params()
+            train = self._training_rows(X, y, sample_weight)
+            if validation is not None and not self._validates:
+                raise DataError(
+                    f"validation rows were given, but {type(self).__name__} learns without labels and has "
+                    "nothing to validate: leave them out ([data] validation)"
+                )
+            held = self._validation_rows(validation)
+            self._check_rows(train, held)
+            resources = find_resources(call.client, self.n_jobs, None)
+            self._check_plan(train, held, resources, call.engine)
+            given = {"train": train} if held is None else {"train": train, "validation": held}
+            call.rows.update(rows_as_begun(given, call.run_dir if call.resume else None))
+            with self._place(train, resources, call) as place, accompanied(call) as callbacks:
+                self._serve_steps(call, place, callbacks)
+                self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
         return self
 
     def _check_plan(

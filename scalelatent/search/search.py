@@ -23,7 +23,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import find_resources
 from scalelatent.errors import DataError, ScalelatentError
 from scalelatent.estimators.base import StreamedEstimator
-from scalelatent.estimators.companions import FitCall, accompanied
+from scalelatent.estimators.companions import FitCall, accompanied, restored_on_failure
 from scalelatent.estimators.session import FitSession, rows_as_begun
 from scalelatent.estimators.steps import Rows
 from scalelatent.kernels.streams import resolve_seed
@@ -239,7 +239,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """
         with client_of(client) as found:
             call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
-            with accompanied(call) as everyone:
+            with restored_on_failure(self), accompanied(call) as everyone:
                 return self._fit(X, y, validation, sample_weight, groups, call, everyone)
 
     def _fit(

@@ -11,6 +11,7 @@ from sklearn.utils import Tags
 from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.estimators.base import Saved
 from scalelatent.estimators.classifier import StreamedClassifier
+from scalelatent.estimators.companions import restored_on_failure
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, IN_PLACE, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
@@ -317,16 +318,19 @@ class CapsuleRegression(StreamedClassifier):
         if hasattr(self, "W_"):
             check_same_classes(classes, self.classes_)
         known = self.classes_ if hasattr(self, "W_") else sorted_classes(classes)
-        if is_plain(X) and not hasattr(X, "tocsr"):
-            self._learn(X, y, sample_weight, known)
-            return self
-        ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
-        for a in range(0, len(ds), READ_ROWS):
-            b = min(a + READ_ROWS, len(ds))
-            weight = ds.read_weight(a, b) if ds.has_weight else None
-            rows = ds.read_x(a, b)
-            rows = rows.reshape(b - a, -1) if isinstance(rows, np.ndarray) else rows.toarray()
-            self._learn(rows, ds.read_y(a, b), weight, known)
+        with restored_on_failure(self):
+            if hasattr(self, "W_"):
+                self._stream = self._stream.copy()  # a refused row leaves the old one
+            if is_plain(X) and not hasattr(X, "tocsr"):
+                self._learn(X, y, sample_weight, known)
+                return self
+            ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
+            for a in range(0, len(ds), READ_ROWS):
+                b = min(a + READ_ROWS, len(ds))
+                weight = ds.read_weight(a, b) if ds.has_weight else None
+                rows = ds.read_x(a, b)
+                rows = rows.reshape(b - a, -1) if isinstance(rows, np.ndarray) else rows.toarray()
+                self._learn(rows, ds.read_y(a, b), weight, known)
         return self
 
     def _learn(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
@@ -68,6 +68,13 @@ class CapsuleStream:
         members = build_members(model.architecture, n_classes, dim)
         running = RunningCapsule.begin(members, x, codes, model.init, float(model.init_scale), rng)
         return cls(members, None, 0.0, running)
+
+    def copy(self) -> CapsuleStream:
+        """Return a stream that learns on without a change of this one."""
+        running = self.running
+        if running is not None:
+            running = replace(running, _inverses=dict(running._inverses))
+        return replace(self, running=running)
 
     def learn(
         self,

@@ -18,6 +18,7 @@ from scalelatent.engine.plan import Forecast
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
+from scalelatent.estimators.companions import restored_on_failure
 from scalelatent.estimators.inputs import check_finite, one_column
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
@@ -512,13 +513,14 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         """
         self._check_params()
         if not hasattr(self, "_fitted"):
-            ds = self._training_rows(X, y, None)
-            missing = np.setdiff1d([] if classes is None else classes, ds.read_y(0, len(ds)))
-            if len(missing):
-                raise DataError(
-                    f"class {missing[0]!s} has no rows, and the first rows have to be of every class: "
-                    "collect more of them"
-                )
+            with restored_on_failure(self):
+                ds = self._training_rows(X, y, None)
+                missing = np.setdiff1d([] if classes is None else classes, ds.read_y(0, len(ds)))
+                if len(missing):
+                    raise DataError(
+                        f"class {missing[0]!s} has no rows, and the first rows have to be of every class: "
+                        "collect more of them"
+                    )
             return self.fit(X, y)
         if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(
