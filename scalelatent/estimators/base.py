@@ -180,7 +180,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             shape = image_rows(rows) if self._takes_images else None
             if shape is not None:  # what is masked stays so
                 rows = np.asanyarray(rows).reshape(shape[0], int(np.prod(shape[1:])))
-            rows = validated(self, rows, reset=reset, ensure_min_samples=least_rows, **CHECKS)
+            rows = validated(self, rows, what=what, reset=reset, ensure_min_samples=least_rows, **CHECKS)
             rows = self._checked_values(rows, what)
             rows = rows if shape is None else rows.reshape(shape)
             return self._checked_width(Dataset.from_arrays(rows, y, sample_weight=sample_weight), what)

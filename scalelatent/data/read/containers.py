@@ -34,6 +34,9 @@ class SlicedRows:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
     def __getitem__(self, key: slice | tuple[slice, ...]) -> np.ndarray:
         rows, *rest = key if isinstance(key, tuple) else (key,)
         start, stop, step = rows.indices(len(self))
@@ -76,6 +79,13 @@ def opened(x: Any, what: str = "x") -> Any:
     if _is(x, "pyarrow", "Array", "ChunkedArray"):
         table = arrow_table({what: x})
         return FrameColumns(table.schema, what, label=what, features=[]).labels(table)
+    if _is(x, "zarr", "Group") or _is(x, "h5py", "Group"):
+        names = sorted(name for name in x if hasattr(x[name], "shape"))
+        raise DataError(
+            f"{what} is a {type(x).__module__.split('.')[0]} group, not an array. Pass one of its arrays "
+            f"({', '.join(names[:5]) or 'it holds none'}), for example group[{(names or ['x'])[0]!r}]; a "
+            "dataset of scalelatent is opened with open_dataset"
+        )
     if _is_dask_frame(x):
         raise DataError(
             f"{what} is a Dask DataFrame, whose partitions do not tell how many rows they have; pass "

@@ -28,6 +28,7 @@ from .partial_fit import (
     READ_ROWS,
     CapsuleStream,
     check_same_classes,
+    check_some_weight,
     checked_rows,
     row_weights,
     sorted_classes,
@@ -322,9 +323,11 @@ class CapsuleRegression(StreamedClassifier):
             if hasattr(self, "W_"):
                 self._stream = self._stream.copy()  # a refused row leaves the old one
             if is_plain(X) and not hasattr(X, "tocsr"):
+                check_some_weight(sample_weight)
                 self._learn(X, y, sample_weight, known)
                 return self
             ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
+            check_some_weight(ds.read_weight(0, len(ds)) if ds.has_weight else None)
             for a in range(0, len(ds), READ_ROWS):
                 b = min(a + READ_ROWS, len(ds))
                 weight = ds.read_weight(a, b) if ds.has_weight else None

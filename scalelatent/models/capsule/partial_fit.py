@@ -11,8 +11,9 @@ import numpy as np
 
 from scalelatent.contract.finite import LARGEST
 from scalelatent.contract.learners import Backend
-from scalelatent.data.schema import refuse_mixed
+from scalelatent.data.schema import check_label_values
 from scalelatent.engine.backend import make_backend
+from scalelatent.errors import DataError
 from scalelatent.estimators.inputs import check_finite, validated
 from scalelatent.models.capsule.model.members import Members, build_members
 from scalelatent.models.capsule.model.running import RowSums, RunningCapsule, StreamOptions
@@ -190,7 +191,7 @@ def checked_rows(
         raise ValueError(f"{type(model).__name__} requires y to be passed, but the target y is None")
     plain = type(X) is np.ndarray and X.ndim == 2 and X.dtype.kind in "fiub" and len(X) > 0
     if first or not plain or X.shape[1] != model.n_features_in_ or type(y) is not np.ndarray or y.ndim != 1:
-        refuse_mixed(y, "y")
+        check_label_values(y, "y")
         X, y = validated(model, X, y, reset=first, dtype="numeric", order="C", ensure_all_finite=False)
     elif len(y) != len(X):
         raise ValueError(f"X has {len(X)} rows, but y has {len(y)} labels: give one label a row")
@@ -204,6 +205,12 @@ def checked_rows(
             "to partial_fit or of fit: a new class needs a new model (name all classes in its first call)"
         )
     return X, codes.astype(np.int32)
+
+
+def check_some_weight(sample_weight: Any) -> None:
+    """Refuse weights that are all 0: there would be no row to learn from."""
+    if sample_weight is not None and not np.any(sample_weight):
+        raise DataError("sample_weight is 0 for all rows: give at least one row a weight above 0")
 
 
 def row_weights(

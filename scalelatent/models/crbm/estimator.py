@@ -25,7 +25,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.companions import restored_on_failure
-from scalelatent.estimators.inputs import check_finite, is_plain
+from scalelatent.estimators.inputs import check_finite, is_plain, validated
 from scalelatent.estimators.learned import IN_PLACE, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows
@@ -298,8 +298,9 @@ class ConditionalRBM(StreamedEstimator):
 
     def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:
         """Rows that are outputs themselves."""
+        given = None
         if not isinstance(v, Dataset):
-            v = opened(v, what)
+            given = v = opened(v, what)
             if is_plain(v):
                 refuse_masked(v, what)
                 v = np.asarray(v) if not hasattr(v, "tocsr") else v
@@ -310,6 +311,8 @@ class ConditionalRBM(StreamedEstimator):
             self._set_width(v.n_features)
             self._n_outputs = v.n_features
         self._checked_width(v, what)
+        if hasattr(given, "columns"):
+            validated(self, given, what=what, reset=reset, skip_check_array=True, ensure_2d=False)
         if not v.is_stored and v.lazy(0, 1) is None:
             v.read_binary(0, len(v))
         return v

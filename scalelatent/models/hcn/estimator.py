@@ -742,6 +742,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         -------
         PlaceBeliefs, or with templates TemplateBeliefs
         """
+        check_is_fitted(self)
         if isinstance(self._network, SeveralLayers):
             return TemplateBeliefs.of(self._map(X, "scores"))
         found = self._map(X, "beliefs")
