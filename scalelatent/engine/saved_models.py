@@ -97,8 +97,8 @@ def read_model(
         raise
     except zarr.errors.ContainsArrayError:
         raise DataError(
-            f"{place.url} is a zarr array, not a saved model: give a folder that `save` wrote, or a run folder's "
-            "model.zarr"
+            f"{place.url} is a zarr array, not a saved model: give a folder that `save` wrote, or a run "
+            "folder's model.zarr"
         ) from None
     except Exception as error:  # whatever zarr raises of metadata that was changed
         raise DataError(

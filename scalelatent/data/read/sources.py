@@ -188,8 +188,8 @@ class DaskRows(RowSource):
                 raise _sparse_blocks(block)
             if np.shape(block) != (b - a, *self.shape[1:]):
                 raise DataError(
-                    f"the chunk of rows {a} to {b - 1} of the dask array has shape {np.shape(block)}, but the "
-                    f"array says {(b - a, *self.shape[1:])}: correct the function that makes its chunks, or "
+                    f"the chunk of rows {a} to {b - 1} of the dask array has shape {np.shape(block)}, but "
+                    f"the array says {(b - a, *self.shape[1:])}: correct the function that makes them, or "
                     "call compute_chunk_sizes() on the array"
                 )
             refuse_masked(block, self._what, a)
@@ -202,8 +202,8 @@ class DaskRows(RowSource):
 
 def _sparse_blocks(block: object) -> DataError:
     return DataError(
-        f"the dask array has sparse blocks ({type(block).__name__}), which cannot be read in rows; compute it "
-        "to a scipy CSR matrix, or write its blocks with create_dataset"
+        f"the dask array has sparse blocks ({type(block).__name__}), which cannot be read in rows; compute "
+        "it to a scipy CSR matrix, or write its blocks with create_dataset"
     )
 
 
