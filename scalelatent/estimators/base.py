@@ -188,7 +188,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
             ds = Dataset.from_arrays(self._lazy_values(rows), y, sample_weight=sample_weight)
         if reset:
             self._set_width(ds.n_features)
-        return self._checked_width(ds, what)
+        self._checked_width(ds, what)
+        if (named := getattr(rows, "named", None)) is not None:
+            validated(self, named, what=what, reset=reset, skip_check_array=True, ensure_2d=False)
+        return ds
 
     def _checked_values(self, X: DenseOrCsr, what: str) -> DenseOrCsr:
         """Rows in memory; refuses values that no model can learn from."""

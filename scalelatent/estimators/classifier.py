@@ -75,6 +75,10 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
             check_labels(labels)
             if sample_weight is not None:
                 refuse_masked(sample_weight, "sample_weight")
+                if np.iscomplexobj(sample_weight):
+                    raise ValueError(
+                        "Complex data not supported: sample_weight holds complex numbers. Give real numbers"
+                    )
                 sample_weight = check_weights(sample_weight, rows)
             ds = Dataset.from_arrays(rows, labels, sample_weight=sample_weight)
         else:

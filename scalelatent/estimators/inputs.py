@@ -153,6 +153,12 @@ def check_labels(y: LabelsLike) -> None:
                     f"Unknown label type: unknown. The label of row {row} is {label!r:.40} "
                     f"({type(label).__name__}){other}; labels are all whole numbers or all strings, one a row"
                 )
+        if found.size and kinds[0] is Real:
+            raise ValueError(
+                f"Unknown label type: unknown. y holds numbers as Python objects: that of row 0 is "
+                f"{found.ravel()[0]!r:.40} ({type(found.ravel()[0]).__name__}). Give an array of one type of "
+                "number, for example y.astype(int)"
+            )
     check_classification_targets(found)
 
 

@@ -252,7 +252,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         call: FitCall,
         callbacks: Callback,
     ) -> Search:
-        for name in _LEARNED:  # a search that is refused, or does not refit, has no model of another one
+        for name in _LEARNED:  # a search that does not refit has no model of an earlier one
             self.__dict__.pop(name, None)
         if isinstance(self.error_score, str) and self.error_score != "raise":
             raise ValueError(f"error_score={self.error_score!r}: give 'raise' or a number")

@@ -67,6 +67,20 @@ def test_columns_that_differ_from_those_of_the_fit_are_named(
         model.predict(change(FRAME))
 
 
+@pytest.mark.parametrize("kind", ["Arrow", "polars lazy"])
+def test_frames_that_are_read_in_pieces_have_names_too(kind: str) -> None:
+    def make(frame: pd.DataFrame) -> Any:
+        if kind == "Arrow":
+            return pytest.importorskip("pyarrow").Table.from_pandas(frame)
+        return pytest.importorskip("polars").from_pandas(frame).lazy()
+
+    model = capsule().fit(make(FRAME), LABELS)
+    assert model.feature_names_in_.tolist() == list("abcdef")
+    np.testing.assert_array_equal(model.predict(make(FRAME)), model.predict(FRAME))
+    with pytest.raises(ValueError, match="must be in the same order"):
+        model.predict(make(FRAME[list("bacdef")]))
+
+
 # -- data frames ---------------------------------------------------------------------------------------------
 
 
@@ -163,6 +177,18 @@ def test_an_unfitted_model_says_that_it_is_not_fitted(ask: Callable[[], Any]) ->
     assert not hasattr(sl.LinearMixture(), "n_dims_")
 
 
+def test_numbers_that_are_python_objects_are_told_to_be_converted() -> None:
+    y = LABELS.astype(object)
+    y[5] = np.float64(1)
+    with pytest.raises(ValueError, match=r"Unknown label type.*that of row 0 is 0 \(int\).*y.astype\(int\)"):
+        capsule().fit(ROWS, y)
+
+
+def test_complex_weights_are_refused_without_a_page_of_numbers() -> None:
+    with pytest.raises(ValueError, match="^Complex data not supported: sample_weight holds.{,40}$"):
+        capsule().fit(ROWS, LABELS, sample_weight=np.ones(60) + 1j)
+
+
 # -- arrays that are read in pieces --------------------------------------------------------------------------
 
 
@@ -188,3 +214,12 @@ def test_chunks_of_dask_that_are_not_what_it_says_are_named() -> None:
     short = rows.map_blocks(lambda block: block[:-1], dtype="f4")
     with pytest.raises(DataError, match=r"rows 0 to 24 .*has shape \(24, 6\), but the array says \(25, 6\)"):
         capsule().fit(short, LABELS)
+
+
+def test_lengths_that_dask_does_not_know_are_named() -> None:
+    rows, labels = da.from_array(ROWS, chunks=(25, 6)), da.from_array(LABELS, chunks=25)
+    columns = rows.T[rows.T[:, 0] > -100].T
+    with pytest.raises(DataError, match="dask array x does not know its number of columns"):
+        capsule().fit(columns, LABELS)
+    with pytest.raises(DataError, match=r"dask array y does not know its number of rows.*y.compute_chunk"):
+        capsule().fit(rows, labels[labels >= 0])

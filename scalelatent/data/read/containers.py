@@ -26,10 +26,15 @@ class SlicedRows:
     """An array of which runs of rows are read, as they are asked for."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[int, int], np.ndarray]
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        read: Callable[[int, int], np.ndarray],
+        named: Any = None,
     ) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._read = read
+        self.named = named  # a data frame without rows, which has the names of the columns; or None
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -121,7 +126,11 @@ def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
         part = frame.slice(start, stop - start)
         return columns.rows(arrow_table(part.select(columns.names).collect()) if lazy else part, start)
 
-    return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read)
+    named = None
+    if len(columns.feature_shape) == 1 and columns.feature_shape[0] == len(columns.names):
+        named = frame.select(columns.names)
+        named = named.clear().collect() if lazy else named.slice(0, 0)
+    return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read, named)
 
 
 def _schema(frame: pyarrow.Table | polars.LazyFrame) -> pyarrow.Schema:

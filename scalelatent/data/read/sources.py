@@ -160,9 +160,10 @@ class DaskRows(RowSource):
     def __init__(self, array: da.Array, what: str = "x") -> None:
         self._what = what
         if any(s != s for s in array.shape):  # NaN: dask does not know
+            unknown = "rows" if array.shape[0] != array.shape[0] else "columns"
             raise DataError(
-                "the dask array does not know its number of rows (shape with nan); call "
-                "compute_chunk_sizes() on it"
+                f"the dask array {what} does not know its number of {unknown} (shape with nan); call "
+                f"{what}.compute_chunk_sizes()"
             )
         if hasattr(getattr(array, "_meta", None), "tocsr"):
             raise _sparse_blocks(array._meta)
