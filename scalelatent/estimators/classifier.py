@@ -75,7 +75,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
             check_labels(labels)
             if sample_weight is not None:
                 refuse_masked(sample_weight, "sample_weight")
-                if np.iscomplexobj(sample_weight):
+                if np.asarray(sample_weight).dtype.kind == "c":
                     raise ValueError(
                         "Complex data not supported: sample_weight holds complex numbers. Give real numbers"
                     )
