@@ -225,7 +225,7 @@ def label_source(y: LabelsLike) -> RowSource:
         return CsrSource(y, "y")
     given = opened(y, "y")
     lazy = is_dask(given) or is_zarr(given) or isinstance(given, SlicedRows)
-    schema.refuse_mixed(given, "y")
+    schema.check_label_values(given, "y")
     array = given if lazy or isinstance(given, np.ndarray) else np.asarray(given)
     if len(array.shape) == 1 and not lazy:
         return ArrayRows(schema.as_labels(array, "y"))

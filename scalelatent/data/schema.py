@@ -248,7 +248,7 @@ def refuse_masked(values: object, what: str, first_row: int = 0) -> None:
 def as_labels(y: object, what: str, first_row: int = 0) -> np.ndarray:
     """Labels as a 1-D array of numbers or fixed-width strings; `y` itself where it is one already."""
     refuse_masked(y, what, first_row)
-    refuse_mixed(y, what, first_row)
+    check_label_values(y, what, first_row)
     labels = y if isinstance(y, np.ndarray) else np.asarray(y)
     if labels.ndim != 1:
         raise DataError(
@@ -266,11 +266,31 @@ def as_labels(y: object, what: str, first_row: int = 0) -> np.ndarray:
     return labels if labels.dtype.isnative else labels.astype(labels.dtype.newbyteorder("="))
 
 
-def refuse_mixed(y: object, what: str, first_row: int = 0) -> None:
-    """Refuse a list, or objects, of which only some are strings; numpy would make strings of all."""
+def check_label_values(y: Any, what: str, first_row: int = 0) -> None:
+    """Refuse labels that numpy would change or not understand, naming the row: one that is missing in a
+    pandas column, strings beside numbers, strings that end in NUL.
+    """
+    if hasattr(y, "isna"):
+        missing = np.argwhere(np.asarray(y.isna()))
+        if len(missing):
+            raise DataError(
+                f"{what}: the label of row {first_row + int(missing[0][0])} is missing. Label or drop such "
+                "rows, then try again"
+            )
+        y = np.asarray(y)
     if isinstance(y, np.ndarray) and y.ndim == 1 and y.dtype.kind == "O":
         y = y.tolist()
-    if not isinstance(y, (list, tuple)) or len({issubclass(t, (str, bytes)) for t in set(map(type, y))}) < 2:
+    if not isinstance(y, (list, tuple)):
+        return
+    are_text = {issubclass(t, (str, bytes)) for t in set(map(type, y))}
+    if are_text == {True}:
+        bad = next((i for i, label in enumerate(y) if label[-1:] in ("\0", b"\0")), None)
+        if bad is not None:
+            raise DataError(
+                f"{what}: the label of row {first_row + bad} is {y[bad]!r:.40}, which ends in the character "
+                "NUL. Arrays of strings do not keep it: remove it, or give another label"
+            )
+    if len(are_text) < 2:
         return
     text = isinstance(y[0], (str, bytes))
     row = next(i for i, label in enumerate(y) if isinstance(label, (str, bytes)) != text)

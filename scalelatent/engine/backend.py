@@ -17,6 +17,7 @@ from scalelatent.contract.kinds import find_kernels, kernel_names, load
 from scalelatent.contract.learners import Backend, Table
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import DeviceLostError, DeviceMemoryError, RunError
+from scalelatent.kernels.arrays import check_same_width
 from scalelatent.kernels.cuda import multiply
 from scalelatent.kernels.vectors import aligned
 
@@ -82,6 +83,7 @@ class HostBackend:
         return np.take(a, rows, axis=0, out=out, mode="clip")
 
     def matmul(self, a: np.ndarray, b: np.ndarray, name: str) -> np.ndarray:
+        check_same_width(a.shape[1], b.shape[0])
         return np.matmul(a, b, out=self.buffer(name, (a.shape[0], b.shape[1]), a.dtype))
 
     def table(self, table: Table) -> Table:
@@ -259,6 +261,7 @@ class CupyBackend:
 
     def matmul(self, a: cupy.ndarray, b: cupy.ndarray, name: str) -> cupy.ndarray:
         """Matrix product in a named buffer; float32 or float64."""
+        check_same_width(a.shape[1], b.shape[0])
         out = self.buffer(name, (a.shape[0], b.shape[1]), a.dtype)
         with self._work("a matrix product"):
             multiply(a, b, out, self.tf32)

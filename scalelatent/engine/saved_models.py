@@ -95,6 +95,11 @@ def read_model(
         attrs: dict[str, Any] = dict(group.attrs)
     except ScalelatentError:
         raise
+    except zarr.errors.ContainsArrayError:
+        raise DataError(
+            f"{place.url} is a zarr array, not a saved model: give a folder that `save` wrote, or a run "
+            "folder's model.zarr"
+        ) from None
     except Exception as error:  # whatever zarr raises of metadata that was changed
         raise DataError(
             f"{place.url} is damaged: its zarr.json cannot be read ({error}); save the model again"

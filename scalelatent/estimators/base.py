@@ -33,7 +33,7 @@ from scalelatent.errors import DataError, LongFitWarning, warn_user
 from scalelatent.storage.disk import Location, locate
 
 from ._sklearn import wrap_output
-from .companions import FitCall, accompanied
+from .companions import FitCall, accompanied, restored_on_failure
 from .inputs import (
     CHECKS,
     check_finite,
@@ -180,7 +180,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             shape = image_rows(rows) if self._takes_images else None
             if shape is not None:  # what is masked stays so
                 rows = np.asanyarray(rows).reshape(shape[0], int(np.prod(shape[1:])))
-            rows = validated(self, rows, reset=reset, ensure_min_samples=least_rows, **CHECKS)
+            rows = validated(self, rows, what=what, reset=reset, ensure_min_samples=least_rows, **CHECKS)
             rows = self._checked_values(rows, what)
             rows = rows if shape is None else rows.reshape(shape)
             return self._checked_width(Dataset.from_arrays(rows, y, sample_weight=sample_weight), what)
@@ -188,7 +188,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
             ds = Dataset.from_arrays(self._lazy_values(rows), y, sample_weight=sample_weight)
         if reset:
             self._set_width(ds.n_features)
-        return self._checked_width(ds, what)
+        self._checked_width(ds, what)
+        if (named := getattr(rows, "named", None)) is not None:
+            validated(self, named, what=what, reset=reset, skip_check_array=True, ensure_2d=False)
+        return ds
 
     def _checked_values(self, X: DenseOrCsr, what: str) -> DenseOrCsr:
         """Rows in memory; refuses values that no model can learn from."""
@@ -309,22 +312,23 @@ class StreamedEstimator(  # type: ignore[call-arg]
         validation: ValidationLike | None,
         call: FitCall,
     ) -> Self:
-        self._check_params()
-        train = self._training_rows(X, y, sample_weight)
-        if validation is not None and not self._validates:
-            raise DataError(
-                f"validation rows were given, but {type(self).__name__} learns without labels and has "
-                "nothing to validate: leave them out ([data] validation)"
-            )
-        held = self._validation_rows(validation)
-        self._check_rows(train, held)
-        resources = find_resources(call.client, self.n_jobs, None)
-        self._check_plan(train, held, resources, call.engine)
-        given = {"train": train} if held is None else {"train": train, "validation": held}
-        call.rows.update(rows_as_begun(given, call.run_dir if call.resume else None))
-        with self._place(train, resources, call) as place, accompanied(call) as callbacks:
-            self._serve_steps(call, place, callbacks)
-            self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
+        with restored_on_failure(self):
+            self._check_params()
+            train = self._training_rows(X, y, sample_weight)
+            if validation is not None and not self._validates:
+                raise DataError(
+                    f"validation rows were given, but {type(self).__name__} learns without labels and has "
+                    "nothing to validate: leave them out ([data] validation)"
+                )
+            held = self._validation_rows(validation)
+            self._check_rows(train, held)
+            resources = find_resources(call.client, self.n_jobs, None)
+            self._check_plan(train, held, resources, call.engine)
+            given = {"train": train} if held is None else {"train": train, "validation": held}
+            call.rows.update(rows_as_begun(given, call.run_dir if call.resume else None))
+            with self._place(train, resources, call) as place, accompanied(call) as callbacks:
+                self._serve_steps(call, place, callbacks)
+                self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
         return self
 
     def _check_plan(

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
-from scalelatent.data.schema import refuse_masked, refuse_mixed
+from scalelatent.data.schema import check_label_values, refuse_masked
 from scalelatent.deploy.clusters import client_of
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
@@ -69,12 +69,16 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
             if labels is None:
                 name = type(self).__name__
                 raise ValueError(f"{name} requires y to be passed, but the target y is None{self._or_else()}")
-            refuse_mixed(labels, "y")
+            check_label_values(labels, "y")
             rows, labels = validated(self, rows, labels, reset=reset, **CHECKS)
             check_finite(rows, "X")
             check_labels(labels)
             if sample_weight is not None:
                 refuse_masked(sample_weight, "sample_weight")
+                if np.asarray(sample_weight).dtype.kind == "c":
+                    raise ValueError(
+                        "Complex data not supported: sample_weight holds complex numbers. Give real numbers"
+                    )
                 sample_weight = check_weights(sample_weight, rows)
             ds = Dataset.from_arrays(rows, labels, sample_weight=sample_weight)
         else:

@@ -8,6 +8,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
+
 from scalelatent._above import ask
 from scalelatent.engine.callbacks import Callback, Callbacks, in_notebook
 
@@ -61,13 +64,45 @@ class Passes(Callback):
 
 
 @contextmanager
+def restored_on_failure(model: BaseEstimator) -> Iterator[None]:
+    """Run a fit; if it raises, give the model back every attribute that the last successful fit has learned.
+
+    An interrupted first fit leaves the records of its passes in ``history_``.
+    """
+    before = _learned(model)
+    try:
+        yield
+    except BaseException as error:
+        records = vars(model).get("history_")
+        for name in _learned(model):
+            del vars(model)[name]
+        vars(model).update(before)
+        if isinstance(error, KeyboardInterrupt) and records and not _is_fitted(model):
+            vars(model)["history_"] = records
+        raise
+
+
+def _learned(model: BaseEstimator) -> dict[str, Any]:
+    """Everything that is in a model beside its parameters."""
+    return {name: value for name, value in vars(model).items() if name[0] == "_" or name[-1] == "_"}
+
+
+def _is_fitted(model: BaseEstimator) -> bool:
+    try:
+        check_is_fitted(model)
+    except NotFittedError:
+        return False
+    return True
+
+
+@contextmanager
 def accompanied(call: FitCall) -> Iterator[Callbacks]:
     """Give the callbacks of a fit: those of the call, a display, the recorder of its run folder."""
     given = Callbacks(call.callbacks)
     if _WITHIN.get():
         yield given
         return
-    passes = Passes()
+    passes, was_fitted = Passes(), _is_fitted(call.model)
     before: list[Callback] = [passes]  # what a callback of the user raises is told after its pass was noted
     with ExitStack() as stack:
         if wants_display(call.verbose) and not given.shows_progress:
@@ -84,7 +119,7 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
                 # Not n_iter_, which belongs to the parameters: there are none, or those of the fit before.
                 call.model.history_ = passes.records
             if not given.keeps_run_folder:  # else the recorder tells it
-                _explain(stop, passes, call.run_dir)
+                _explain(stop, passes, call.run_dir, was_fitted)
             raise
         finally:
             _WITHIN.reset(inside)
@@ -95,7 +130,7 @@ def wants_display(verbose: bool | None) -> bool:
     return in_notebook() if verbose is None else bool(verbose)
 
 
-def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: str | Path | None) -> None:
+def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: str | Path | None, was_fitted: bool) -> None:
     """Say in the exception what is kept, and how to go on."""
     records = passes.records
     done = passes.layer or "before its first pass ended"
@@ -103,6 +138,10 @@ def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: str | Path | None
         done = f"after pass {records[-1]['pass']}"
     if run_dir is not None:
         rest = f"go on with the same fit(..., run_dir={str(run_dir)!r}, resume=True)"
+    elif was_fitted:
+        rest = (
+            "the model of the fit before is kept: fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
+        )
     elif records:
         rest = (
             "history_ has the passes done, but no model was kept: fit(..., run_dir=FOLDER) keeps "

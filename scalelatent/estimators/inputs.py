@@ -13,7 +13,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import is_lazy, opened
 from scalelatent.data.read.sources import is_dask
-from scalelatent.data.schema import refuse_masked, refuse_mixed
+from scalelatent.data.schema import check_label_values, refuse_masked
 from scalelatent.errors import DataError
 
 if TYPE_CHECKING:
@@ -55,12 +55,14 @@ def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
     return shape if len(shape) in (3, 4) else None
 
 
-def validated(estimator: BaseEstimator, *arrays: Any, **checks: Any) -> Any:
+def validated(estimator: BaseEstimator, *arrays: Any, what: str = "X", **checks: Any) -> Any:
     """What ``validate_data`` returns; masked entries are refused, which it would drop, and its messages are
     one line.
     """
     for array, name in zip(arrays, "Xy", strict=False):
         refuse_masked(array, name)
+    if hasattr(arrays[0], "columns") and hasattr(arrays[0], "dtypes"):
+        check_frame(arrays[0], what)
     try:
         return validate_data(estimator, *arrays, **checks)
     except (ValueError, TypeError) as error:
@@ -70,6 +72,40 @@ def validated(estimator: BaseEstimator, *arrays: Any, **checks: Any) -> Any:
         raise type(error)(in_one_line(str(error), (odd or arrays)[0])) from None
 
 
+def check_frame(frame: Any, what: str) -> None:
+    """Refuse a data frame without columns, with two of one name, or with columns that are not numbers."""
+    names = list(frame.columns)
+    if not names:
+        raise DataError(f"{what} is a data frame of shape {frame.shape}, without columns: give at least one")
+    if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+        raise DataError(
+            f"{what} has more than one column of each of these names: {', '.join(twice[:5])}. Rename or drop "
+            "them, so that each column has a name of its own"
+        )
+    for name, kind in zip(names, frame.dtypes, strict=True):
+        code = getattr(kind, "kind", None)  # numpy and pandas have it, polars has not
+        held = f"values of type {kind}"
+        if code == "O" and str(kind) != "category":  # text, and Python objects, which may be numbers
+            bad = next((i for i, value in enumerate(frame[name]) if not _is_real(value)), None)
+            if bad is None:
+                continue
+            held = f"{frame[name].iloc[bad]!r:.40} in row {bad}"
+        elif code in tuple("buifc") or (code is None and (kind.is_numeric() or str(kind) == "Boolean")):
+            continue
+        raise DataError(
+            f"{what}: column {name!r} holds {held}, but features are numbers. Drop the column, or turn it "
+            "into numbers: text and categories for example by OneHotEncoder, dates by a difference to one day"
+        )
+
+
+def _is_real(value: object) -> bool:
+    """Whether a number can be made of a value; a missing one is refused later, by its row."""
+    try:
+        return value is None or float(value) is not None  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
 def in_one_line(text: str, array: RowsLike | LabelsLike) -> str:
     """scikit-learn's message about an array, with its shape and type in place of its values."""
     try:
@@ -77,6 +113,9 @@ def in_one_line(text: str, array: RowsLike | LabelsLike) -> str:
         what = f"an array of shape {shown.shape}, {shown.dtype}"
     except ValueError:
         what = f"a {type(array).__name__}"
+    if text.startswith("The feature names should match"):  # which names differ follows, one a line
+        text = text.strip().replace(":\n- ", ": ").replace("\n- ", ", ").replace(".\n", ". ")
+        return text.replace("\n", ". ").rstrip(".") + ". Pass the columns of the fit, in their order"
     first, _, rest = text.partition("\n")
     advice = rest[rest.index("Reshape your data") :] if "Reshape your data" in rest else ""
     return f"{first.rstrip(':. ')}: {what}{f'. {advice}' if advice else ''}"
@@ -114,6 +153,12 @@ def check_labels(y: LabelsLike) -> None:
                     f"Unknown label type: unknown. The label of row {row} is {label!r:.40} "
                     f"({type(label).__name__}){other}; labels are all whole numbers or all strings, one a row"
                 )
+        if found.size and kinds[0] is Real:
+            raise ValueError(
+                f"Unknown label type: unknown. y holds numbers as Python objects: that of row 0 is "
+                f"{found.ravel()[0]!r:.40} ({type(found.ravel()[0]).__name__}). Give an array of one type of "
+                "number, for example y.astype(int)"
+            )
     check_classification_targets(found)
 
 
@@ -139,7 +184,7 @@ def one_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
     given = opened(values, "y")
     if given is None or not is_plain(given):
         return given
-    refuse_mixed(given, "y")
+    check_label_values(given, "y")
     kind = np.asarray(given).dtype.kind
     if kind == "c":
         raise ValueError(

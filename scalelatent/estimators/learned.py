@@ -6,6 +6,8 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
+from sklearn.exceptions import NotFittedError
+
 __all__ = ["Learned", "brief", "learned_of", "learned_table"]
 
 IN_PLACE = "change its values where they are ({0}[...] = values)"
@@ -21,15 +23,18 @@ class Learned:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, model: object, owner: type | None = None) -> Any:
+    def __get__(self, model: Any, owner: type | None = None) -> Any:
         """The value; the descriptor itself of a class."""
         if model is None:
             return self
         try:
             return vars(model)[self.name] if self.of is None else self.of(model)
         except (KeyError, AttributeError):
-            raise AttributeError(
-                f"{type(model).__name__!r} object has no attribute {self.name!r}: fit it first"
+            # Both errors are an AttributeError, which `hasattr` needs.
+            fitted = self.name != model._sign_of_fit and model.__sklearn_is_fitted__()
+            raise (AttributeError if fitted else NotFittedError)(
+                f"{type(model).__name__!r} object has no attribute {self.name!r}"
+                + ("" if fitted else ": fit it first")
             ) from None
 
     def __set__(self, model: object, value: object) -> None:

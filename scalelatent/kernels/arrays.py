@@ -1,8 +1,10 @@
-"""What annotations call arrays that may lie on a card, and rows that may be sparse."""
+"""Names of arrays that may lie on a card, and of rows that may be sparse; the check of their widths."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
+
+from scalelatent.errors import DataError
 
 if TYPE_CHECKING:
     import cupy
@@ -19,3 +21,12 @@ HostRows: TypeAlias = "np.ndarray | CsrRows"
 
 DenseOrCsr: TypeAlias = "np.ndarray | csr_array"
 """Rows as a dataset reads them."""
+
+
+def check_same_width(one: int, other: int) -> None:
+    """Refuse rows and a model of different widths, before compiled code reads beyond the end of one."""
+    if one != other:
+        raise DataError(
+            f"the rows and the model have different numbers of features, {one} and {other}: pass rows with "
+            "the features that the model was fitted on"
+        )

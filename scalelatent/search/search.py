@@ -23,7 +23,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import find_resources
 from scalelatent.errors import DataError, ScalelatentError
 from scalelatent.estimators.base import StreamedEstimator
-from scalelatent.estimators.companions import FitCall, accompanied
+from scalelatent.estimators.companions import FitCall, accompanied, restored_on_failure
 from scalelatent.estimators.session import FitSession, rows_as_begun
 from scalelatent.estimators.steps import Rows
 from scalelatent.kernels.streams import resolve_seed
@@ -239,7 +239,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """
         with client_of(client) as found:
             call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
-            with accompanied(call) as everyone:
+            with restored_on_failure(self), accompanied(call) as everyone:
                 return self._fit(X, y, validation, sample_weight, groups, call, everyone)
 
     def _fit(
@@ -252,7 +252,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         call: FitCall,
         callbacks: Callback,
     ) -> Search:
-        for name in _LEARNED:  # a search that is refused, or does not refit, has no model of another one
+        for name in _LEARNED:  # a search that does not refit has no model of an earlier one
             self.__dict__.pop(name, None)
         if isinstance(self.error_score, str) and self.error_score != "raise":
             raise ValueError(f"error_score={self.error_score!r}: give 'raise' or a number")

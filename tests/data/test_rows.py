@@ -15,7 +15,7 @@ from scalelatent.data.csr_store import shard_bytes
 from scalelatent.data.read.chunk_files import Damage, entry
 from scalelatent.data.read.sources import ArrayRows, RowSource, as_source
 from scalelatent.data.read.taken import take_rows
-from scalelatent.data.schema import refuse_masked, refuse_mixed
+from scalelatent.data.schema import check_label_values, refuse_masked
 from scalelatent.data.write.batches import RowBatch
 from scalelatent.errors import DataError
 
@@ -24,8 +24,8 @@ def test_labels_of_mixed_types_are_refused() -> None:
     with pytest.raises(
         DataError, match=r"y is of mixed types. The label of row 1 is 'a' \(str\), and row 0 is 0"
     ):
-        refuse_mixed([0, "a"], "y")
-    refuse_mixed([0, 1.5], "y")
+        check_label_values([0, "a"], "y")
+    check_label_values([0, 1.5], "y")
 
 
 def test_masked_entries_are_refused() -> None:

@@ -30,15 +30,18 @@ def test_the_refit_lies_beside_the_search_wherever_that_is(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_left_of_an_earlier_fit(digits: Arrays) -> None:
+def test_a_search_without_refit_has_no_earlier_model_and_a_refused_one_keeps_its_results(
+    digits: Arrays,
+) -> None:
     search = Search(BASE, GRID, cv=2).fit(*digits, engine=SMALL)
     search.set_params(refit=False).fit(*digits, engine=SMALL)
     assert not hasattr(search, "best_estimator_")
     with pytest.raises(AttributeError, match="refit=True"):
         search.predict(digits[0])
+    results = search.results_
     with pytest.raises(ValueError, match="cv=1"):
         search.set_params(cv=1).fit(*digits)
-    assert not hasattr(search, "results_")
+    assert search.results_ is results
 
 
 def test_threads_of_the_search_are_those_of_the_refit(

@@ -31,13 +31,21 @@ class SlicedRows:
     """An array of which runs of rows are read, as they are asked for."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[int, int], np.ndarray]
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        read: Callable[[int, int], np.ndarray],
+        named: Any = None,
     ) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._read = read
+        self.named = named  # a data frame without rows, which has the names of the columns; or None
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
 
     def __getitem__(self, key: slice | tuple[slice, ...]) -> np.ndarray:
         rows, *rest = key if isinstance(key, tuple) else (key,)
@@ -100,6 +108,13 @@ def opened(x: Any, what: str = "x") -> Any:
             f"{what} is a sparse matrix in a file, stored by columns (CSC), which cannot be read in rows; "
             "read it into memory, adata = adata.to_memory(), or write the file again after "
             "adata.X = adata.X.tocsr()"
+        )
+    if _is(x, "zarr", "Group") or _is(x, "h5py", "Group"):
+        names = sorted(name for name in x if hasattr(x[name], "shape"))
+        raise DataError(
+            f"{what} is a {type(x).__module__.split('.')[0]} group, not an array. Pass one of its arrays "
+            f"({', '.join(names[:5]) or 'it holds none'}), for example group[{(names or ['x'])[0]!r}]; a "
+            "dataset of scalelatent is opened with open_dataset"
         )
     if _is_dask_frame(x):
         raise DataError(
@@ -186,7 +201,11 @@ def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
         part = frame.slice(start, stop - start)
         return columns.rows(arrow_table(part.select(columns.names).collect()) if lazy else part, start)
 
-    return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read)
+    named = None
+    if len(columns.feature_shape) == 1 and columns.feature_shape[0] == len(columns.names):
+        named = frame.select(columns.names)
+        named = named.clear().collect() if lazy else named.slice(0, 0)
+    return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read, named)
 
 
 def _schema(frame: pyarrow.Table | polars.LazyFrame) -> pyarrow.Schema:

@@ -146,7 +146,7 @@ class ZarrRows(RowSource):
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
         self._array = array
-        self._step = int(array.chunks[0])
+        self._step = int(array.chunks[0]) if array.chunks else 1  # without axes it is refused later
 
     def read(self, start: int, stop: int) -> np.ndarray:
         return _native(np.asarray(self._array[start:stop]))
@@ -161,15 +161,13 @@ class DaskRows(RowSource):
     def __init__(self, array: da.Array, what: str = "x") -> None:
         self._what = what
         if any(s != s for s in array.shape):  # NaN: dask does not know
+            unknown = "rows" if array.shape[0] != array.shape[0] else "columns"
             raise DataError(
-                "the dask array does not know its number of rows (shape with nan); call "
-                "compute_chunk_sizes() on it"
+                f"the dask array {what} does not know its number of {unknown} (shape with nan); call "
+                f"{what}.compute_chunk_sizes()"
             )
         if hasattr(getattr(array, "_meta", None), "tocsr"):
-            raise DataError(
-                f"the dask array has sparse blocks ({type(array._meta).__name__}), which cannot be read in "
-                "rows; compute it to a scipy CSR matrix, or write its blocks with create_dataset"
-            )
+            raise _sparse_blocks(array._meta)
         self.shape = tuple(int(s) for s in array.shape)
         self.dtype = np.dtype(array.dtype)
         self._array = array
@@ -188,12 +186,27 @@ class DaskRows(RowSource):
         out = np.empty((stop - start, *self.shape[1:]), self.dtype.newbyteorder("="))
         for a, b in self.pieces(start, stop):  # one block at a time, so no more than one is in memory
             block = self._array[a:b].compute(scheduler=_dask_scheduler())
+            if hasattr(block, "tocsr"):  # dask did not know
+                raise _sparse_blocks(block)
+            if np.shape(block) != (b - a, *self.shape[1:]):
+                raise DataError(
+                    f"the chunk of rows {a} to {b - 1} of the dask array has shape {np.shape(block)}, but "
+                    f"the array says {(b - a, *self.shape[1:])}: correct the function that makes them, or "
+                    "call compute_chunk_sizes() on the array"
+                )
             refuse_masked(block, self._what, a)
             out[a - start : b - start] = block
         return out
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         return _cut(start, stop, (e for e in self._edges if start < e < stop))
+
+
+def _sparse_blocks(block: object) -> DataError:
+    return DataError(
+        f"the dask array has sparse blocks ({type(block).__name__}), which cannot be read in rows; compute "
+        "it to a scipy CSR matrix, or write its blocks with create_dataset"
+    )
 
 
 def _dask_scheduler() -> str | None:

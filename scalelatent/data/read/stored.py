@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.checksums import check_digests, seal_columns
@@ -27,9 +28,9 @@ def read_attrs(location: Location) -> DatasetAttrs:
     """Attributes of the dataset at a place; it may be unfinished."""
     raw = location.read("zarr.json")
     if raw is None:
-        what = (
-            "does not exist" if location.is_empty() else "is not a scalelatent dataset: it has no zarr.json"
-        )
+        what = "is not a scalelatent dataset: it has no zarr.json"
+        if location.is_empty():
+            what = "exists, but is an empty folder" if os.path.isdir(location.url) else "does not exist"
         raise DataError(
             f"{location.url} {what}; make a dataset with `scalelatent data import` or `scalelatent data make`"
         )

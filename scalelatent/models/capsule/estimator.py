@@ -11,6 +11,7 @@ from sklearn.utils import Tags
 from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.estimators.base import Saved
 from scalelatent.estimators.classifier import StreamedClassifier
+from scalelatent.estimators.companions import restored_on_failure
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, IN_PLACE, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
@@ -27,6 +28,7 @@ from .partial_fit import (
     READ_ROWS,
     CapsuleStream,
     check_same_classes,
+    check_some_weight,
     checked_rows,
     row_weights,
     sorted_classes,
@@ -317,16 +319,21 @@ class CapsuleRegression(StreamedClassifier):
         if hasattr(self, "W_"):
             check_same_classes(classes, self.classes_)
         known = self.classes_ if hasattr(self, "W_") else sorted_classes(classes)
-        if is_plain(X) and not hasattr(X, "tocsr"):
-            self._learn(X, y, sample_weight, known)
-            return self
-        ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
-        for a in range(0, len(ds), READ_ROWS):
-            b = min(a + READ_ROWS, len(ds))
-            weight = ds.read_weight(a, b) if ds.has_weight else None
-            rows = ds.read_x(a, b)
-            rows = rows.reshape(b - a, -1) if isinstance(rows, np.ndarray) else rows.toarray()
-            self._learn(rows, ds.read_y(a, b), weight, known)
+        with restored_on_failure(self):
+            if hasattr(self, "W_"):
+                self._stream = self._stream.copy()  # a refused row leaves the old one
+            if is_plain(X) and not hasattr(X, "tocsr"):
+                check_some_weight(sample_weight)
+                self._learn(X, y, sample_weight, known)
+                return self
+            ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
+            check_some_weight(ds.read_weight(0, len(ds)) if ds.has_weight else None)
+            for a in range(0, len(ds), READ_ROWS):
+                b = min(a + READ_ROWS, len(ds))
+                weight = ds.read_weight(a, b) if ds.has_weight else None
+                rows = ds.read_x(a, b)
+                rows = rows.reshape(b - a, -1) if isinstance(rows, np.ndarray) else rows.toarray()
+                self._learn(rows, ds.read_y(a, b), weight, known)
         return self
 
     def _learn(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from scalelatent.contract.finite import LARGEST
 from scalelatent.contract.learners import Backend
-from scalelatent.data.schema import refuse_mixed
+from scalelatent.data.schema import check_label_values
 from scalelatent.engine.backend import make_backend
+from scalelatent.errors import DataError
 from scalelatent.estimators.inputs import check_finite, validated
 from scalelatent.models.capsule.model.members import Members, build_members
 from scalelatent.models.capsule.model.running import RowSums, RunningCapsule, StreamOptions
@@ -68,6 +69,13 @@ class CapsuleStream:
         members = build_members(model.architecture, n_classes, dim)
         running = RunningCapsule.begin(members, x, codes, model.init, float(model.init_scale), rng)
         return cls(members, None, 0.0, running)
+
+    def copy(self) -> CapsuleStream:
+        """Return a stream that learns on without a change of this one."""
+        running = self.running
+        if running is not None:
+            running = replace(running, _inverses=dict(running._inverses))
+        return replace(self, running=running)
 
     def learn(
         self,
@@ -183,7 +191,7 @@ def checked_rows(
         raise ValueError(f"{type(model).__name__} requires y to be passed, but the target y is None")
     plain = type(X) is np.ndarray and X.ndim == 2 and X.dtype.kind in "fiub" and len(X) > 0
     if first or not plain or X.shape[1] != model.n_features_in_ or type(y) is not np.ndarray or y.ndim != 1:
-        refuse_mixed(y, "y")
+        check_label_values(y, "y")
         X, y = validated(model, X, y, reset=first, dtype="numeric", order="C", ensure_all_finite=False)
     elif len(y) != len(X):
         raise ValueError(f"X has {len(X)} rows, but y has {len(y)} labels: give one label a row")
@@ -197,6 +205,12 @@ def checked_rows(
             "to partial_fit or of fit: a new class needs a new model (name all classes in its first call)"
         )
     return X, codes.astype(np.int32)
+
+
+def check_some_weight(sample_weight: Any) -> None:
+    """Refuse weights that are all 0: there would be no row to learn from."""
+    if sample_weight is not None and not np.any(sample_weight):
+        raise DataError("sample_weight is 0 for all rows: give at least one row a weight above 0")
 
 
 def row_weights(

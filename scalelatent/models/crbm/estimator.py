@@ -24,7 +24,8 @@ from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
-from scalelatent.estimators.inputs import check_finite, is_plain
+from scalelatent.estimators.companions import restored_on_failure
+from scalelatent.estimators.inputs import check_finite, is_plain, validated
 from scalelatent.estimators.learned import IN_PLACE, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows
@@ -297,8 +298,9 @@ class ConditionalRBM(StreamedEstimator):
 
     def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:
         """Rows that are outputs themselves."""
+        given = None
         if not isinstance(v, Dataset):
-            v = opened(v, what)
+            given = v = opened(v, what)
             if is_plain(v):
                 refuse_masked(v, what)
                 v = np.asarray(v) if not hasattr(v, "tocsr") else v
@@ -309,6 +311,8 @@ class ConditionalRBM(StreamedEstimator):
             self._set_width(v.n_features)
             self._n_outputs = v.n_features
         self._checked_width(v, what)
+        if hasattr(given, "columns"):
+            validated(self, given, what=what, reset=reset, skip_check_array=True, ensure_2d=False)
         if not v.is_stored and v.lazy(0, 1) is None:
             v.read_binary(0, len(v))
         return v
@@ -421,28 +425,29 @@ class ConditionalRBM(StreamedEstimator):
         >>> bool(m.score(x, 1 - x) > 0.9)
         True
         """
-        self._check_params()
-        first = not hasattr(self, "W_")
-        ds = self._pairs(X, y, reset=first)
-        check_rows(self, ds)
-        if first:
-            self.seed_ = resolve_seed(self.random_state)
-            self._shape = shape_of(self, ds)
-            self._theta = self._shape.start(stream(self.seed_, "crbm-start"), float(self.init_scale))
-            self.n_iter_, self.history_ = 0, []
-        learner = make_learner(self, ds, None, self.seed_)
-        learner = replace(learner, n_chains=1, chain_rows=batch_size(self), local_steps=0)
-        check_shape(self, learner.shape)
-        self.inference_, self.batch_size_ = learner.validation_inference, batch_size(self)
-        epoch = 1 if first else self.best_epoch_
-        state = None if first else self._stream_state
-        if state is None:
-            state = replace(learner.start(self._theta), iteration=epoch - 1)
-        state = fitting_state(learner, state)
-        state = learn_stream(learner, state, ds, self.device, batch_size(self), int(state.sums[2]))
-        self._keep_parameters(learner.shape, state.theta, epoch)
-        self.best_validation_error_ = None  # that of a fit was of other parameters
-        self._stream_state = state
+        with restored_on_failure(self):
+            self._check_params()
+            first = not hasattr(self, "W_")
+            ds = self._pairs(X, y, reset=first)
+            check_rows(self, ds)
+            if first:
+                self.seed_ = resolve_seed(self.random_state)
+                self._shape = shape_of(self, ds)
+                self._theta = self._shape.start(stream(self.seed_, "crbm-start"), float(self.init_scale))
+                self.n_iter_, self.history_ = 0, []
+            learner = make_learner(self, ds, None, self.seed_)
+            learner = replace(learner, n_chains=1, chain_rows=batch_size(self), local_steps=0)
+            check_shape(self, learner.shape)
+            self.inference_, self.batch_size_ = learner.validation_inference, batch_size(self)
+            epoch = 1 if first else self.best_epoch_
+            state = None if first else self._stream_state
+            if state is None:
+                state = replace(learner.start(self._theta), iteration=epoch - 1)
+            state = fitting_state(learner, state)
+            state = learn_stream(learner, state, ds, self.device, batch_size(self), int(state.sums[2]))
+            self._keep_parameters(learner.shape, state.theta, epoch)
+            self.best_validation_error_ = None  # that of a fit was of other parameters
+            self._stream_state = state
         return self
 
     @classmethod

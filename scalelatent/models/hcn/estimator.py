@@ -25,7 +25,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
 from scalelatent.estimators.classifier import predict_by
-from scalelatent.estimators.companions import FitCall
+from scalelatent.estimators.companions import FitCall, restored_on_failure
 from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
@@ -484,23 +484,26 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self._check_params()
         if not is_online(self):
             raise ValueError("partial_fit learns online: set online=True")
-        first = not hasattr(self, "_stream")
-        ds = self._training_rows(X, y, None, reset=first)
-        network = self._make_network(ds) if first else self._network
-        if first:
-            check_rows(self, network, ds, None, streamed=True)
-            self.seed_ = resolve_seed(self.random_state)
-        elif not is_several(self):
-            network = OneLayer(make_layers(self, self._layer.image)[0])
-        learner = network.learner(self, len(ds), self.seed_)
-        state = learner.start() if first else network.last_state(self)
-        chains: OnlineLearner = learner  # of whatever state
-        state = learn_stream(chains, state, ds, self.device, learner.batch_rows, state.rows, network.classes)
-        if first:
-            self.n_iter_, self.history_ = 0, []
-        self._network, self._stream = network, state
-        on = network.features(state.beliefs > 0)
-        self.used_, self.compression_ = [np.any(part, axis=(1, 2, 3)) for part in on], float("nan")
+        with restored_on_failure(self):
+            first = not hasattr(self, "_stream")
+            ds = self._training_rows(X, y, None, reset=first)
+            network = self._make_network(ds) if first else self._network
+            if first:
+                check_rows(self, network, ds, None, streamed=True)
+                self.seed_ = resolve_seed(self.random_state)
+            elif not is_several(self):
+                network = OneLayer(make_layers(self, self._layer.image)[0])
+            learner = network.learner(self, len(ds), self.seed_)
+            state = learner.start() if first else network.last_state(self)
+            chains: OnlineLearner = learner  # of whatever state
+            state = learn_stream(
+                chains, state, ds, self.device, learner.batch_rows, state.rows, network.classes
+            )
+            if first:
+                self.n_iter_, self.history_ = 0, []
+            self._network, self._stream = network, state
+            on = network.features(state.beliefs > 0)
+            self.used_, self.compression_ = [np.any(part, axis=(1, 2, 3)) for part in on], float("nan")
         return self
 
     # -- outputs ---------------------------------------------------------------------------------------------
@@ -739,6 +742,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         -------
         PlaceBeliefs, or with templates TemplateBeliefs
         """
+        check_is_fitted(self)
         if isinstance(self._network, SeveralLayers):
             return TemplateBeliefs.of(self._map(X, "scores"))
         found = self._map(X, "beliefs")

@@ -18,6 +18,7 @@ from scalelatent.engine.plan import Forecast
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
+from scalelatent.estimators.companions import restored_on_failure
 from scalelatent.estimators.inputs import check_finite, one_column
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
@@ -57,6 +58,7 @@ class _LinearMixtures(StreamedEstimator):
     weights_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.weights)
     component_classes_ = Learned(FIT_AGAIN, lambda model: model._fitted.classes)
     basis_ = Learned(FIT_AGAIN, lambda model: model._fitted.basis)
+    n_dims_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.n_dims)
     # Parameters of the classifier alone.
     recognition = "error"
     n_candidates = 10
@@ -64,11 +66,6 @@ class _LinearMixtures(StreamedEstimator):
     # None until a fit settles them from its rows.
     n_components: Any
     n_dims: Any
-
-    @property
-    def n_dims_(self) -> int:
-        """Dimensions of the pancakes."""
-        return self._fitted.pancakes.n_dims
 
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
         shape_of(self, train)
@@ -402,6 +399,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     _parameters = PARAMETERS
     _without_labels = "LinearMixture is a density of rows without labels"
     classes_ = Learned(FIT_AGAIN)
+    temperature_ = Learned(FIT_AGAIN, lambda model: model._fitted.temperature)
 
     def __init__(
         self,
@@ -470,11 +468,6 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         self.device = device
         self.n_jobs = n_jobs
 
-    @property
-    def temperature_(self) -> float:
-        """Of class probabilities."""
-        return self._fitted.temperature
-
     def _draw_prediction(self, graph: RowGraph) -> None:
         graph.classes(draw_probabilities(graph, self._row_map("probabilities")), self.classes_)
 
@@ -517,13 +510,19 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         """
         self._check_params()
         if not hasattr(self, "_fitted"):
-            ds = self._training_rows(X, y, None)
-            missing = np.setdiff1d([] if classes is None else classes, ds.read_y(0, len(ds)))
-            if len(missing):
-                raise DataError(
-                    f"class {missing[0]!s} has no rows, and the first rows have to be of every class: "
-                    "collect more of them"
-                )
+            with restored_on_failure(self):
+                ds = self._training_rows(X, y, None)
+                labels = ds.read_y(0, len(ds))
+                names = np.unique(labels if classes is None else classes)
+                if (names.dtype.kind == "U") != (labels.dtype.kind == "U"):
+                    both = f"y holds labels of type {labels.dtype}, classes={names.tolist()} of {names.dtype}"
+                    raise DataError(f"{both}: give labels and classes both as numbers, or both as strings")
+                missing = np.setdiff1d(names, labels)
+                if len(missing):
+                    raise DataError(
+                        f"class {missing[0]!s} has no rows, and the first rows have to be of every class: "
+                        "collect more of them"
+                    )
             return self.fit(X, y)
         if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(

@@ -79,7 +79,13 @@ class Fitted:
                 scores = all_scores(scorer, x[own], 0, 1)
             index[own] = starts[c] + scores.argmin(axis=1)
         now = now if self.own else now.copy()
-        counts = add_rows(now, self.counts, x, index, self.floor)
+        touched = np.unique(index)
+        before = now.part(touched)
+        try:
+            counts = add_rows(now, self.counts, x, index, self.floor)
+        except BaseException:  # the arrays change in place: all rows are learned, or none
+            now.set_part(touched, before)
+            raise
         per_class = np.add.reduceat(counts, starts[:-1])
         now = replace(now, weights=counts / per_class[self.classes])
         return replace(self, pancakes=now, counts=counts, priors=per_class / per_class.sum(), own=True)

@@ -29,7 +29,7 @@ from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators.base import Saved, StreamedEstimator
-from scalelatent.estimators.companions import FitCall, accompanied
+from scalelatent.estimators.companions import FitCall, accompanied, restored_on_failure
 from scalelatent.estimators.inputs import check_finite, is_plain, rows_and_labels
 from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList, FitSession, rows_as_begun
@@ -194,15 +194,16 @@ class CompressiveMBN(StreamedEstimator):
         hidden = tuple(int(size) for size in (sizes if is_list(sizes) else [sizes]))
         torch = import_torch()
         torch_device(torch, self.device)
-        rows, outputs = self._pairs(X, y, "X", reset=True)
-        watched = {"rows": rows, "output": outputs}
-        if validation is not None:
-            held = self._held(*rows_and_labels(validation), outputs.n_features)
-            watched |= {"validation rows": held[0], "validation output": held[1]}
-        watched = rows_as_begun(watched, run_dir if resume else None)
-        call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
-        with accompanied(call) as everyone:
-            self._learn(torch, hidden, call, everyone)
+        with restored_on_failure(self):
+            rows, outputs = self._pairs(X, y, "X", reset=True)
+            watched = {"rows": rows, "output": outputs}
+            if validation is not None:
+                held = self._held(*rows_and_labels(validation), outputs.n_features)
+                watched |= {"validation rows": held[0], "validation output": held[1]}
+            watched = rows_as_begun(watched, run_dir if resume else None)
+            call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
+            with accompanied(call) as everyone:
+                self._learn(torch, hidden, call, everyone)
         return self
 
     def _learn(self, torch: ModuleType, hidden: tuple[int, ...], call: FitCall, callbacks: Callbacks) -> None:

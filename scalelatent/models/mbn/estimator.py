@@ -239,19 +239,18 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     def _settle(self, own: str | None) -> None:
         """Take what is small out of a temporary folder, or keep the folder as long as this estimator."""
-        if self._folder is not None:
-            self._folder()
-        self._folder = None
-        if own is None:
-            return
-        stored = [sets for sets in self._centroids if isinstance(sets, StoredSets)]
-        assert len(stored) == len(self._centroids)  # a fit has written them
-        sizes = [sets.dataset.nbytes for sets in stored]
-        if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MEMORY_BYTES:
-            self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
-            return
-        self._centroids, self._codes = in_memory(stored, self._codes)
-        shutil.rmtree(own, ignore_errors=True)
+        before, self._folder = self._folder, None
+        if own is not None:
+            stored = [sets for sets in self._centroids if isinstance(sets, StoredSets)]
+            assert len(stored) == len(self._centroids)  # a fit has written them
+            sizes = [sets.dataset.nbytes for sets in stored]
+            if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MEMORY_BYTES:
+                self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
+            else:
+                self._centroids, self._codes = in_memory(stored, self._codes)
+                shutil.rmtree(own, ignore_errors=True)
+        if before is not None:  # last: a fit that fails until here leaves the model that reads it
+            before()
 
     def _keep(
         self,

@@ -20,7 +20,7 @@ import numpy as np
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout
-from scalelatent.kernels.arrays import Array, HostRows
+from scalelatent.kernels.arrays import Array, HostRows, check_same_width
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.cpu.units import log_loss
 from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, WeightError
@@ -169,6 +169,7 @@ def block_biases(
     if not shape.n_observed:
         n_rows = len(block.x if block.y is None else block.y)
         return (None, *biases(params, None, n_rows, backend))
+    check_same_width(block.x.shape[1], shape.n_observed)
     with np.errstate(over="ignore"):  # told below, by row and feature
         seen = observe(block.x, backend)
     if place := find_too_large(block):

@@ -14,6 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from scalelatent.kernels.arrays import check_same_width
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.tiles import PANEL, TALL, accumulate, add_moment, latents, pack, padded
 from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, instructions
@@ -311,6 +312,7 @@ def _scan(
 def _run_scan(
     scorer: Scorer, x: np.ndarray, rows: np.ndarray, parts: np.ndarray, columns: int, all_: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    check_same_width(x.shape[1], scorer.centre.size)
     n = len(x)
     best, index = np.empty((n, columns), dtype=np.float32), np.empty((n, columns), dtype=np.int32)
     scores = np.empty((n, all_), dtype=np.float32)

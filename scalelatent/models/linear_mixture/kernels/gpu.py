@@ -12,7 +12,7 @@ from itertools import pairwise
 import cupy
 import numpy as np
 
-from scalelatent.kernels.arrays import Array
+from scalelatent.kernels.arrays import Array, check_same_width
 from scalelatent.kernels.cuda import Kernels, multiply
 
 from .reference import GAMMA, PIVOT, TANGENTS, Frame, Groups, Scores, gradients, velocity
@@ -86,6 +86,7 @@ def _centred(
 
 
 def _tile_scores(scorer: Scorer, x: cupy.ndarray, first: int, stop: int) -> cupy.ndarray:
+    check_same_width(x.shape[1], scorer.centre.size)
     (n, p), k = x.shape, stop - first
     z = _centred(x, _NOTHING, _NOTHING, scorer.centre, n, p)
     part = slice(first * scorer.width, stop * scorer.width)

@@ -48,6 +48,11 @@ class Pancakes:
         means, bases, values, noise, weights = (array[which] for array in arrays)
         return Pancakes(means, bases, values, noise, weights, self.n_dims)
 
+    def set_part(self, which: np.ndarray, part: Pancakes) -> None:
+        """Write some of them, in place."""
+        for name in ("means", "bases", "values", "noise", "weights"):
+            getattr(self, name)[which] = getattr(part, name)
+
 
 def directions_cut(counts: np.ndarray, n_dims: int) -> np.ndarray:
     """How many directions (K,) sub-classes have less than the others: n rows span n - 1."""

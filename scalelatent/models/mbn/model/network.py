@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
-from scalelatent.kernels.arrays import Array, HostRows
+from scalelatent.kernels.arrays import Array, HostRows, check_same_width
 from scalelatent.kernels.sparse_rows import CsrRows
 
 from .layers import CentroidSets, Layer
@@ -80,6 +80,7 @@ class LayerCoder:
 
 def ready_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows:
     """Rows where and as the kernels of a layer take them: converted once for all its clusterings."""
+    check_same_width(x.shape[1], layer.width)
     on_host = backend.xp is np
     if layer.csr:
         x = x if isinstance(x, CsrRows) else _sparse(x)

@@ -1,0 +1,225 @@
+"""Column names, data frames and labels that cannot be used: each is refused in words that name it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import zarr
+from sklearn.exceptions import NotFittedError
+
+import scalelatent as sl
+from scalelatent.errors import DataError
+
+RNG = np.random.default_rng(0)
+LABELS = np.repeat(np.arange(3), 20)
+ROWS = (RNG.normal(size=(3, 6))[LABELS] * 3 + RNG.normal(size=(60, 6))).astype("f4")
+FRAME = pd.DataFrame(ROWS, columns=list("abcdef"))
+BITS = pd.DataFrame((RNG.random((60, 4)) < 0.4).astype("f4"), columns=list("abcd"))
+
+
+def capsule() -> sl.CapsuleRegression:
+    return sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
+
+
+def rbm(**options: Any) -> sl.ConditionalRBM:
+    return sl.ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, **options)
+
+
+# -- names of columns ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_an_rbm_keeps_the_names_of_its_columns(conditional: bool) -> None:
+    model = rbm(conditional=conditional).fit(BITS, BITS.to_numpy() if conditional else None)
+    assert model.feature_names_in_.tolist() == list("abcd")
+    model.transform(BITS)
+    with pytest.raises(ValueError, match="must be in the same order"):
+        model.transform(BITS[list("bacd")])
+    more = rbm(conditional=conditional).partial_fit(BITS, BITS.to_numpy() if conditional else None)
+    with pytest.raises(ValueError, match="must be in the same order"):
+        more.partial_fit(BITS[list("bacd")], BITS.to_numpy() if conditional else None)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda d: d.rename(columns={"a": "z"}),
+            r"unseen at fit time: z\. Feature names seen at fit time, yet now missing: a\. Pass the columns",
+        ),
+        (lambda d: d.drop(columns=["b", "c"]), "yet now missing: b, c. Pass"),
+        (lambda d: d[list("bacdef")], "must be in the same order as they were in fit. Pass"),
+        (lambda d: d.set_axis(list("aabcde"), axis=1), "more than one column of each of these names: a"),
+    ],
+)
+def test_columns_that_differ_from_those_of_the_fit_are_named(
+    change: Callable[[pd.DataFrame], pd.DataFrame], told: str
+) -> None:
+    model = capsule().fit(FRAME, LABELS)
+    with pytest.raises(ValueError, match=told):
+        model.predict(change(FRAME))
+
+
+@pytest.mark.parametrize("kind", ["Arrow", "polars lazy"])
+def test_frames_that_are_read_in_pieces_have_names_too(kind: str) -> None:
+    def make(frame: pd.DataFrame) -> Any:
+        if kind == "Arrow":
+            return pytest.importorskip("pyarrow").Table.from_pandas(frame)
+        return pytest.importorskip("polars").from_pandas(frame).lazy()
+
+    model = capsule().fit(make(FRAME), LABELS)
+    assert model.feature_names_in_.tolist() == list("abcdef")
+    np.testing.assert_array_equal(model.predict(make(FRAME)), model.predict(FRAME))
+    with pytest.raises(ValueError, match="must be in the same order"):
+        model.predict(make(FRAME[list("bacdef")]))
+
+
+# -- data frames ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        (FRAME.assign(a=pd.Timestamp("2020")), "column 'a' holds values of type datetime64.*dates by"),
+        (FRAME.assign(b=pd.Categorical(["x", "y", "z"] * 20)), "column 'b' holds values of type category"),
+        (FRAME.assign(c="x"), "column 'c' holds 'x' in row 0, but features are numbers"),
+        (FRAME[[]], r"data frame of shape \(60, 0\), without columns"),
+    ],
+)
+def test_a_column_that_is_no_number_is_named(frame: pd.DataFrame, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        capsule().fit(frame, LABELS)
+
+
+def test_columns_of_numbers_of_any_type_are_rows() -> None:
+    frame = FRAME.assign(
+        a=FRAME["a"].astype(object), b=pd.array([1, 2, 3] * 20, dtype="Int64"), c=[True, False] * 30
+    )
+    plain = frame.astype("f8").to_numpy()
+    np.testing.assert_array_equal(
+        capsule().fit(frame, LABELS).W_, capsule().fit(plain.astype("f4"), LABELS).W_
+    )
+
+
+def test_a_polars_column_that_is_no_number_is_named() -> None:
+    pl = pytest.importorskip("polars")
+    frame = pl.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "b": ["x", "y", "x", "y"], "c": [True] * 4})
+    with pytest.raises(DataError, match="column 'b' holds values of type String"):
+        capsule().fit(frame, [0, 1, 0, 1])
+    capsule().fit(frame.drop("b"), [0, 1, 0, 1])
+
+
+# -- labels and weights --------------------------------------------------------------------------------------
+
+
+def test_labels_of_xarray_beside_rows_of_numpy() -> None:
+    xr = pytest.importorskip("xarray")
+    model = capsule().fit(ROWS, xr.DataArray(LABELS))
+    np.testing.assert_array_equal(model.W_, capsule().fit(ROWS, LABELS).W_)
+    assert model.score(ROWS, xr.DataArray(LABELS)) == model.score(ROWS, LABELS)
+
+
+@pytest.mark.parametrize("kind", ["string", "Int64", "object"])
+def test_a_missing_label_of_pandas_is_named_by_its_row(kind: str) -> None:
+    values = LABELS if kind == "Int64" else np.array(list("abc"), dtype=object)[LABELS]
+    y = pd.Series(values).astype(kind)
+    y[3] = pd.NA
+    for learn in (capsule().fit, lambda x, y: capsule().partial_fit(x, y, classes=["a", "b", "c"])):
+        with pytest.raises(DataError, match="the label of row 3 is missing. Label or drop"):
+            learn(ROWS, y)
+
+
+@pytest.mark.parametrize("make", [list, lambda y: np.array(y, dtype=object), pd.Series])
+def test_a_label_that_ends_in_nul_is_refused(make: Callable[[list[str]], Any]) -> None:
+    y = make([["a", "a\0", "c"][code] for code in LABELS])
+    with pytest.raises(DataError, match=r"the label of row 20 is 'a\\x00', which ends in the character NUL"):
+        capsule().fit(ROWS, y)
+
+
+def test_partial_fit_refuses_weights_that_are_all_0() -> None:
+    none, ds = np.zeros(60), sl.Dataset.from_arrays(ROWS, LABELS, sample_weight=np.zeros(60))
+    model = capsule().partial_fit(ROWS, LABELS, classes=[0, 1, 2])
+    for call in (
+        lambda: capsule().partial_fit(ROWS, LABELS, classes=[0, 1, 2], sample_weight=none),
+        lambda: model.partial_fit(ROWS, LABELS, sample_weight=none),
+        lambda: model.partial_fit(ds),
+    ):
+        with pytest.raises(DataError, match="sample_weight is 0 for all rows"):
+            call()
+
+
+def test_classes_of_another_kind_than_the_labels_are_refused() -> None:
+    model = sl.LinearMixtureClassifier(n_components=2, n_dims=2)
+    with pytest.raises(DataError, match=r"labels of type int64, classes=\['0', '1', '2'\].*both as"):
+        model.partial_fit(ROWS, LABELS, classes=["0", "1", "2"])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: sl.HierarchicalCompositionalNetwork().infer(ROWS),
+        lambda: sl.LinearMixture().n_dims_,
+        lambda: sl.LinearMixtureClassifier().temperature_,
+        lambda: sl.CapsuleRegression().W_,
+        lambda: sl.CapsuleRegression().capsule_dim_,
+    ],
+)
+def test_an_unfitted_model_says_that_it_is_not_fitted(ask: Callable[[], Any]) -> None:
+    with pytest.raises(NotFittedError, match="fit"):
+        ask()
+    assert not hasattr(sl.LinearMixture(), "n_dims_")
+
+
+def test_numbers_that_are_python_objects_are_told_to_be_converted() -> None:
+    y = LABELS.astype(object)
+    y[5] = np.float64(1)
+    with pytest.raises(ValueError, match=r"Unknown label type.*that of row 0 is 0 \(int\).*y.astype\(int\)"):
+        capsule().fit(ROWS, y)
+
+
+def test_complex_weights_are_refused_without_a_page_of_numbers() -> None:
+    with pytest.raises(ValueError, match="^Complex data not supported: sample_weight holds.{,40}$"):
+        capsule().fit(ROWS, LABELS, sample_weight=np.ones(60) + 1j)
+
+
+# -- arrays that are read in pieces --------------------------------------------------------------------------
+
+
+def test_zarr_without_axes_and_groups_are_refused_by_name(tmp_path: Path) -> None:
+    scalar = zarr.create_array(str(tmp_path / "s"), shape=(), dtype="f4")
+    group = zarr.open_group(str(tmp_path / "g"), mode="w")
+    group.create_array("rows", data=ROWS)
+    with pytest.raises(DataError, match=r"x has shape \(\)"):
+        capsule().fit(scalar, LABELS)
+    with pytest.raises(DataError, match=r"X is a zarr group.*\(rows\), for example group\['rows'\]"):
+        capsule().fit(group, LABELS)
+    (tmp_path / "e").mkdir()
+    with pytest.raises(DataError, match="exists, but is an empty folder"):
+        sl.open_dataset(tmp_path / "e")
+    with pytest.raises(DataError, match="is a zarr array, not a saved model"):
+        sl.load_model(tmp_path / "s")
+
+
+def test_chunks_of_dask_that_are_not_what_it_says_are_named() -> None:
+    rows = da.from_array(ROWS, chunks=(25, 6))
+    with pytest.raises(DataError, match="sparse blocks .coo_matrix.*CSR"):
+        capsule().fit(rows.map_blocks(sp.coo_matrix), LABELS)
+    short = rows.map_blocks(lambda block: block[:-1], dtype="f4")
+    with pytest.raises(DataError, match=r"rows 0 to 24 .*has shape \(24, 6\), but the array says \(25, 6\)"):
+        capsule().fit(short, LABELS)
+
+
+def test_lengths_that_dask_does_not_know_are_named() -> None:
+    rows, labels = da.from_array(ROWS, chunks=(25, 6)), da.from_array(LABELS, chunks=25)
+    columns = rows.T[rows.T[:, 0] > -100].T
+    with pytest.raises(DataError, match="dask array x does not know its number of columns"):
+        capsule().fit(columns, LABELS)
+    with pytest.raises(DataError, match=r"dask array y does not know its number of rows.*y.compute_chunk"):
+        capsule().fit(rows, labels[labels >= 0])
