@@ -26,7 +26,9 @@ def gpu(real):
 def backend(real):
     from scalelatent.engine.backend import CupyBackend
 
-    return CupyBackend()
+    made = CupyBackend()
+    made.stream.use()  # arrays that the tests make for it are made on its stream
+    return made
 
 
 @pytest.mark.parametrize("nu", [0.0, 0.2, 0.8])
