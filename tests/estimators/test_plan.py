@@ -55,10 +55,11 @@ def test_numbers_are_those_of_the_model() -> None:
     plan = CapsuleRegression(capsule_dim=4).plan(_rows(5000, 300), validation=_rows(1000, 300))
     assert set(plan["stages"]) == {"svd", "moments", "estep"}
     estep = plan["stages"]["estep"]
-    # sums (4) and rows of one member, and the residual moment of 40 dimensions over 196 directions.
-    assert estep["statistic_bytes"] == 8 * (5 + 40 * 196)
+    # sums (4) and rows of one member, and the residual moment of 40 dimensions over 196 directions and the
+    # intercept.
+    assert estep["statistic_bytes"] == 8 * (5 + 40 * 197)
     assert estep["rows"] == 6000
-    assert plan["stages"]["moments"]["statistic_bytes"] == 8 * (10 * 196 * 196 + 20)
+    assert plan["stages"]["moments"]["statistic_bytes"] == 8 * (10 * 197 * 197 + 20)
     assert plan["passes"] == {"at_least": 248, "expected": 546, "at_most": 2000}
     assert plan["seconds_per_pass"] > 0
 
@@ -69,7 +70,7 @@ def test_online_algorithms_are_planned_as_what_they_are(algorithm: str, tmp_path
     model = CapsuleRegression(capsule_dim=4, algorithm=algorithm, n_epochs=7, n_chains=2, n_jobs=1)
     plan = model.plan(ds, validation=_rows(100, 64))
     assert set(plan["stages"]) == {"moments", algorithm, "validation"}
-    own, weights = plan["stages"][algorithm], 40 * 64
+    own, weights = plan["stages"][algorithm], 40 * 65
     # sums and rows, and: rows counted beside Delta; Delta, H and leaves; what chains moved, and their number.
     size = {"stepwise": 6 + weights, "incremental": 6 + 2 * weights, "passive_aggressive": 6 + weights}
     assert own["statistic_bytes"] == 8 * size[algorithm]

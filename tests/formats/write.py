@@ -31,7 +31,9 @@ def pairs() -> tuple[np.ndarray, np.ndarray]:
 
 def fits() -> dict[str, tuple[object, bool]]:
     """Name -> (estimator, whether it learns pairs)."""
-    capsule = {"capsule_dim": 2, "random_state": 0, "projection": None}
+    capsule = {
+        "capsule_dim": 2, "random_state": 0, "projection": None, "fit_intercept": False, "ridge": 0
+    }  # fmt: skip
     return {
         "batch": (sl.CapsuleRegression(max_iter=6, **capsule), False),
         "incremental": (sl.CapsuleRegression(algorithm="incremental", n_epochs=3, **capsule), False),

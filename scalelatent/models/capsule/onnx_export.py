@@ -13,10 +13,15 @@ def draw_scores(graph: RowGraph, rows: CapsuleRows) -> str:
     """Class scores, double (rows, classes): products in float32 as ours, the rest in double."""
     members = rows.members
     m, k, d = members.n_members, members.dims.shape[1], int(members.dims[0].sum())
-    z = graph.x
-    if rows.projection is not None:
-        z = graph.node("MatMul", z, graph.constant(rows.projection.astype(np.float32)))
-    h = graph.cast(graph.node("MatMul", z, graph.constant(rows.w.T.astype(np.float32))), np.float64)
+    z, w, (intercept, projection) = graph.x, rows.w, rows.frame
+    if intercept is not None:
+        z, w = graph.node("Sub", z, graph.constant(intercept.mean)), rows.w[:, :-1]
+    if projection is not None:
+        z = graph.node("MatMul", z, graph.constant(projection.astype(np.float32)))
+    h = graph.node("MatMul", z, graph.constant(w.T.astype(np.float32)))
+    if intercept is not None:
+        h = graph.node("Add", h, graph.constant((rows.w[:, -1] * intercept.constant).astype(np.float32)))
+    h = graph.cast(h, np.float64)
     capsules = np.repeat(np.eye(m * k), members.dims.ravel(), axis=0)
     squares = graph.node("MatMul", graph.node("Mul", h, h), graph.constant(capsules))
     q = graph.node("Reshape", squares, graph.constant(np.array([-1, m, k])))

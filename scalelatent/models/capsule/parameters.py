@@ -11,6 +11,7 @@ from scalelatent.contract.parameters import (
     WARM_START,
     Anything,
     Choice,
+    Flag,
     Items,
     Number,
     Parameter,
@@ -76,6 +77,7 @@ PARAMETERS = Parameters(
             Whole(also=("auto", None), give="give 'auto', None or a number of directions, at least 1"),
             "principal directions that rows are reduced to first",
         ),
+        Parameter("fit_intercept", True, Flag(), "subtract the mean and fit a constant"),
         Parameter("init", "subspace", Choice(("subspace", "random")), "first weights"),
         Parameter(
             "init_scale", 1.0, Number("give a number above 0", above=0), "deviation of random first weights"
@@ -110,7 +112,12 @@ PARAMETERS = Parameters(
             Number("give a number of at least 0, or None", least=0, also=(None,)),
             "ends a round when the log-loss falls by less",
         ),
-        Parameter("ridge", 0, Number("give a number of at least 0", least=0), "rho, on second moments"),
+        Parameter(
+            "ridge",
+            None,
+            Number("give a number of at least 0, or None", least=0, also=(None,)),
+            "rho, on second moments",
+        ),
         Parameter("class_weight", None, Anything(), "weights of classes, or 'balanced'"),
         WARM_START,
         RANDOM_STATE,

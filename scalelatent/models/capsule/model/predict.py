@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.reductions.intercept import Intercept, mapped_rows
 from scalelatent.reductions.moments import NonFiniteError
 
 from .members import Members
@@ -39,6 +41,26 @@ def class_scores(backend: Backend, members: Members, h: Array) -> np.ndarray:
     return (scores / scores.sum(axis=0)).T
 
 
+class RowFrame(NamedTuple):
+    """The affine map of rows whose output W multiplies: an intercept, then a projection, or neither."""
+
+    intercept: Intercept | None = None
+    # float64 (features, p)
+    projection: np.ndarray | None = None
+
+    @property
+    def row_intercept(self) -> Intercept | None:
+        """The intercept of the rows that W multiplies; projected rows bring it with them."""
+        return self.intercept if self.projection is None else None
+
+    @property
+    def matrix(self) -> np.ndarray | None:
+        """The projection of rows with their intercept: the constant column stays as it is."""
+        if self.projection is None or self.intercept is None:
+            return self.projection
+        return block_diag(self.projection, 1.0)
+
+
 class Weights(NamedTuple):
     """What rows are multiplied by: the projection, transposed, where there is one, and W."""
 
@@ -52,10 +74,9 @@ class CapsuleRows:
     """Class scores or latent means of rows (a :class:`~..base.RowMap`)."""
 
     members: Members
-    # float64 (D, p)
+    # float64 (D, p), or (D, p + 1) with an intercept
     w: np.ndarray
-    # float64 (features, p), or None
-    projection: np.ndarray | None
+    frame: RowFrame
     # "latents": h = W x, float32 (rows, D). "probabilities": float64 (rows, classes), rows sum to 1.
     # "classes": the same, and the dataset gets the predicted classes as labels. Multiclass: P(y | x).
     # One-versus-all: the P(its class | x), normalised. All-versus-all: votes, ties broken by the sum
@@ -69,7 +90,7 @@ class CapsuleRows:
 
     def prepare(self, backend: Backend) -> Weights:
         """Weights in float32; projection and W are one matrix where one product is cheaper than two."""
-        w, basis = self.w, self.projection
+        w, basis = self.w, self.frame.matrix
         if basis is not None and len(w) * len(basis) <= basis.size + w.size:
             w, basis = w @ basis.T, None
         directions = None if basis is None else backend.asarray(basis.T, np.float32)
@@ -79,7 +100,7 @@ class CapsuleRows:
         """Scores or latents of a block."""
         backend, directions, w = prepared
         with np.errstate(invalid="ignore", over="ignore"):
-            x = backend.asarray(block.x, np.float32, "x")
+            x = mapped_rows(self.frame.intercept, backend, block.x, np.float32, "x")
             if place := find_too_large(block):
                 raise NonFiniteError(place)
             x = x.T
