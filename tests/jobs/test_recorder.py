@@ -141,7 +141,7 @@ def test_a_failed_fit_is_told(tmp_path, rows):
 
 def test_a_fit_that_is_refused_leaves_no_run(tmp_path, rows):
     with pytest.raises(ValueError, match="capsule_dim"):
-        model(capsule_dim=7).fit(rows, run_dir=tmp_path / "run")
+        model(capsule_dim=8).fit(rows, run_dir=tmp_path / "run")
     assert not (tmp_path / "run" / "job.json").exists()
 
 

@@ -24,7 +24,7 @@ from scalelatent.reductions.intercept import Intercept
 
 from .fit import CAPSULE_DIM, ONLINE_PARAMETERS, fit_steps, plain_dim, plan
 from .onnx_export import draw_scores
-from .parameters import PARAMETERS
+from .parameters import PARAMETERS, algorithm_of, max_passes
 from .partial_fit import (
     READ_ROWS,
     CapsuleStream,
@@ -58,11 +58,11 @@ class CapsuleRegression(StreamedClassifier):
     architecture : {"multiclass", "one_vs_all", "all_vs_all"}
         One model with a capsule a class; a binary model for each class; one for each pair of classes. All
         members share each pass.
-    algorithm : {"em", "stepwise", "incremental", "passive_aggressive"}
-        Batch EM; stepwise EM, a step after each batch of rows (most often the fastest by far: on MNIST the
-        error of batch EM in a tenth of its time, benchmarks/choosing.py); incremental EM, which exchanges the
-        contributions of leaves of rows kept in the run folder; passive-aggressive learning row by row. The
-        last three make ``n_epochs`` passes at most.
+    algorithm : {"stepwise", "em", "incremental", "passive_aggressive"} or None
+        Stepwise EM, a step after each batch of rows: on MNIST it reaches the error of batch EM in a tenth of
+        its time (benchmarks/choosing.py). Batch EM, the paper's. Incremental EM, which exchanges the
+        contributions of leaves of rows kept in the run folder. Passive-aggressive learning row by row. None:
+        batch EM where ``max_iter`` is given, else stepwise EM.
     projection : "auto", None or int
         Reduce rows to this many principal directions of the training rows first, about their mean, or about
         the origin without an intercept. "auto": 196 where rows are wider, else None.
@@ -80,10 +80,11 @@ class CapsuleRegression(StreamedClassifier):
         Rounds of thresholded EM with early stopping on the validation error (training error without
         validation rows). None: plain EM until ``max_iter`` or ``tol``. Online algorithms count patience in
         epochs.
-    max_iter : int, default 2000
-        Largest number of passes of batch EM.
-    n_epochs : int, default 10
-        Largest number of passes of the online algorithms.
+    max_iter : int or None
+        Largest number of passes of batch EM; None: 2,000.
+    n_epochs : int or None
+        Largest number of passes of the online algorithms. None: as many as read 500,000 rows, at least 10
+        and at most 50.
     batch_rows : int or None
         Rows of a step. None: 1,024; incremental EM: a 32nd of the rows, but leaves (a step has ``n_chains``)
         of at least four rows for each row of W, at least 256 and at most 65,536.
@@ -187,15 +188,15 @@ class CapsuleRegression(StreamedClassifier):
         *,
         capsule_dim: int | Sequence[int] | None = None,
         architecture: str = "multiclass",
-        algorithm: str = "em",
+        algorithm: str | None = None,
         projection: str | int | None = "auto",
         fit_intercept: bool = True,
         init: str = "subspace",
         init_scale: float = 1.0,
         momentum: float = 0.9,
         nu_schedule: str | Sequence[tuple[float, int]] | None = "paper",
-        max_iter: int = 2000,
-        n_epochs: int = 10,
+        max_iter: int | None = None,
+        n_epochs: int | None = None,
         batch_rows: int | None = None,
         n_chains: int = 4,
         kappa: float = 0.6,
@@ -244,10 +245,14 @@ class CapsuleRegression(StreamedClassifier):
     _plan = plan
 
     def _what_decides(self) -> dict[str, Any]:
-        unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter",)
+        algorithm = algorithm_of(self)
+        unused = ONLINE_PARAMETERS if algorithm == "em" else ("max_iter",)
         if not self.fit_intercept:  # as in versions without this parameter, whose runs go on
             unused = (*unused, "fit_intercept")
         given = {name: value for name, value in super()._what_decides().items() if name not in unused}
+        given |= {"algorithm": algorithm}
+        if algorithm == "em":
+            given |= {"max_iter": max_passes(self)}
         return given | {"capsule_dim": CAPSULE_DIM if self.capsule_dim is None else self.capsule_dim}
 
     def _keep(

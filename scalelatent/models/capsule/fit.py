@@ -49,6 +49,8 @@ from scalelatent.reductions.intercept import Intercept, recentred
 from scalelatent.reductions.moments import Project, SecondMoments
 from scalelatent.reductions.tally import CONFUSION_METRICS, ScoreTally
 
+from .parameters import algorithm_of, max_passes
+
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
@@ -61,6 +63,9 @@ FIRST_ROWS = 1024
 OWN_SQUARES = 10.0
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0", "aggressiveness")
 BATCH_ROWS = 1024
+# Fewest and most passes of the online algorithms; between them this many rows altogether.
+EPOCHS = 10, 50
+EPOCHS_OF_ROWS = 500_000
 # Incremental EM: fewer rows in a leaf than this many for each row of W would be exchanged at more cost than
 # they are computed on.
 LEAF_ROWS_A_DIMENSION = 4
@@ -243,11 +248,12 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
     check_classes(members, train, counts, columns, model.init)
     weights = class_weights(model.class_weight, classes, counts)
     last = _last_fit(model, members, columns, classes)
-    most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
+    algorithm = algorithm_of(model)
+    most = max_passes(model) if algorithm == "em" else most_epochs(model, len(train.dataset))
     model.seed_, rows = yield Begin(
         {"members": members.n_members, "max_iter": most, "capsule_dim": plain_dim(members.dims)},
-        keeps_records=model.algorithm == "incremental",
-        all_rows="" if model.algorithm == "em" else ALL_ROWS,
+        keeps_records=algorithm == "incremental",
+        all_rows="" if algorithm == "em" else ALL_ROWS,
     )
     last = yield Remember("start", last)
     held = rows.get("validation")
@@ -257,7 +263,7 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
     def predictor(state: CapsuleState) -> CapsuleRows:
         return CapsuleRows(members, em.weights(state), frame, "probabilities")
 
-    if model.algorithm == "em":
+    if algorithm == "em":
         result = yield Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
         w = em.weights(result.state)
     else:
@@ -416,7 +422,7 @@ def em_learner(
         momentum=float(model.momentum),
         ridge=ridge,
         tol=float(model.tol or 0),
-        max_iter=int(model.max_iter),
+        max_iter=max_passes(model),
         class_weight=class_weight,
         has_validation=int(has_validation),
         intercept=frame.row_intercept,
@@ -444,11 +450,18 @@ def row_order(
 ) -> RowOrder:
     """The rows of each step: a function of parameters, seed and engine options."""
     chains = int(model.n_chains)
-    if model.algorithm == "incremental":
+    if algorithm_of(model) == "incremental":
         least = LEAF_ROWS_A_DIMENSION * members.total_dim
         batch = None if model.batch_rows is None else int(model.batch_rows)
         return leaf_order(n_rows, chains, batch, min_leaf_rows=least)
     return RowOrder.chosen(n_rows, seed, batch_rows(model), chains, options)
+
+
+def most_epochs(model: CapsuleRegression, n_rows: int) -> int:
+    """Largest number of passes of an online algorithm: the parameter, or fewer the more rows there are."""
+    if model.n_epochs is not None:
+        return int(model.n_epochs)
+    return min(max(EPOCHS_OF_ROWS // n_rows, EPOCHS[0]), EPOCHS[1])
 
 
 def batch_rows(model: CapsuleRegression) -> int:
@@ -474,7 +487,7 @@ def online_step(
     def order(options: Mapping[str, Any]) -> RowOrder:
         return row_order(model, n_rows, members, options, seed)
 
-    incremental = model.algorithm == "incremental"
+    incremental = algorithm_of(model) == "incremental"
     if incremental:
         # Leaves are the same whatever the options say.
         learner: CapsuleIncremental | CapsuleStepwise | CapsulePassiveAggressive = CapsuleIncremental(
@@ -483,12 +496,19 @@ def online_step(
         state: OnlineState = incremental_state(w, members.n_members)
     else:
         state = online_state(w, members.n_members)
-        if model.algorithm == "stepwise":
+        if algorithm_of(model) == "stepwise":
             learner = CapsuleStepwise(em, weight, count, float(model.kappa), float(model.t0))
         else:
             learner = CapsulePassiveAggressive(em, weight, count, float(model.aggressiveness))
     return LearnOnline(
-        model.algorithm, learner, state, rows, classes, order, int(model.n_epochs), keeps_leaves=incremental
+        algorithm_of(model),
+        learner,
+        state,
+        rows,
+        classes,
+        order,
+        most_epochs(model, n_rows),
+        keeps_leaves=incremental,
     )
 
 
@@ -522,9 +542,9 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
     # Zeros without memory: only shapes matter here.
     zeros = np.broadcast_to(np.zeros(()), (n_classes, p, p))
     em = em_learner(model, frame, members, zeros, 1.0, held is not None)
-    w, passes = np.random.default_rng(0).normal(size=(members.total_dim, p)), _passes(model)
+    w, passes = np.random.default_rng(0).normal(size=(members.total_dim, p)), _passes(model, train.n_rows)
     state = initial_state(w, members.n_members)
-    if model.algorithm == "em":
+    if algorithm_of(model) == "em":
         stage = told.stage("estep", em, held_moments + 8 * weights, SMALLER)
         block, arrays = stage.grids["train"].block_rows, 3
         full = told.rates(stage, state)
@@ -549,7 +569,7 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
             held_moments,
             arrays * weights,
             SMALLER,
-            n_epochs=int(model.n_epochs),
+            n_epochs=step.n_epochs,
             keeps_leaves=leaves,
         )
         row, beside = told.chain(
@@ -606,13 +626,13 @@ def _eigenproblems(members: Members, init: str) -> int:
     return len(factors) + len(subspaces)
 
 
-def _passes(model: CapsuleRegression) -> dict[str, int]:
+def _passes(model: CapsuleRegression, n_rows: int) -> dict[str, int]:
     """Fewest and most passes, or epochs, and how many there usually are."""
-    most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
+    most = max_passes(model) if algorithm_of(model) == "em" else most_epochs(model, n_rows)
     nu, patience, scheduled = schedule_arrays(model.nu_schedule)
     least = int(patience.sum()) if scheduled else most
-    usual = round(PASSES_OF_PATIENCE * least) if scheduled and model.algorithm == "em" else most
+    usual = round(PASSES_OF_PATIENCE * least) if scheduled and algorithm_of(model) == "em" else most
     if model.tol:
         # A round takes a step and the pass that finds it flat; of epochs all but the first round need one.
-        least = min(least, 2 * len(nu) if model.algorithm == "em" else len(nu) + 1)
+        least = min(least, 2 * len(nu) if algorithm_of(model) == "em" else len(nu) + 1)
     return {"at_least": min(least, most), "expected": min(usual, most), "at_most": most}

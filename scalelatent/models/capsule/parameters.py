@@ -25,7 +25,18 @@ from scalelatent.contract.parameters import (
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
+MAX_PASSES = 2000
 ONLINE = ("stepwise", "incremental", "passive_aggressive")
+
+
+def algorithm_of(model: CapsuleRegression) -> str:
+    """The algorithm: the parameter, or batch EM where its number of passes is given, else stepwise EM."""
+    return model.algorithm or ("stepwise" if model.max_iter is None else "em")
+
+
+def max_passes(model: CapsuleRegression) -> int:
+    """Largest number of passes of batch EM."""
+    return MAX_PASSES if model.max_iter is None else int(model.max_iter)
 
 
 def is_schedule(value: Any) -> bool:
@@ -70,7 +81,7 @@ PARAMETERS = Parameters(
             Choice(("multiclass", "one_vs_all", "all_vs_all")),
             "one model, or binary models for each class or each pair",
         ),
-        Parameter("algorithm", "em", Choice(("em", *ONLINE)), "how it learns"),
+        Parameter("algorithm", None, Choice((None, "em", *ONLINE)), "how it learns"),
         Parameter(
             "projection",
             "auto",
@@ -92,8 +103,8 @@ PARAMETERS = Parameters(
             ),
             "rounds (nu, patience) of thresholded EM",
         ),
-        Parameter("max_iter", 2000, Whole(), "most passes of batch EM"),
-        Parameter("n_epochs", 10, Whole(), "most passes of the online algorithms"),
+        Parameter("max_iter", None, Whole(also=(None,)), "most passes of batch EM"),
+        Parameter("n_epochs", None, Whole(also=(None,)), "most passes of the online algorithms"),
         Parameter("batch_rows", None, Whole(also=(None,)), "rows of a step"),
         Parameter("n_chains", 4, Whole(), "independent parts of a step"),
         Parameter(
