@@ -54,6 +54,14 @@ def draw_scores(graph: RowGraph, rows: CapsuleRows) -> str:
     return graph.node("Div", scores, graph.sum(scores, 1))
 
 
+def tempered(graph: RowGraph, p: str, temperature: float) -> str:
+    """Probabilities to the power of 1 / T, normalised."""
+    logs = graph.node("Log", graph.node("Max", p, graph.constant(np.finfo(float).tiny)))
+    best = graph.node("ReduceMax", logs, graph.constant(np.array([1])), keepdims=1)
+    out = graph.node("Exp", graph.node("Mul", graph.node("Sub", logs, best), graph.constant(1 / temperature)))
+    return graph.node("Div", out, graph.sum(out, 1))
+
+
 def _interpolated(graph: RowGraph, beta: str, dimension: int) -> str:
     """lambda0, from its table as the kernels look it up."""
     table = squash_table(dimension)

@@ -129,6 +129,12 @@ PARAMETERS = Parameters(
             Number("give a number of at least 0, or None", least=0, also=(None,)),
             "rho, on second moments",
         ),
+        Parameter(
+            "temperature",
+            None,
+            Number("give a number above 0, or None to choose it", above=0, also=(None,)),
+            "of class probabilities",
+        ),
         Parameter("class_weight", None, Anything(), "weights of classes, or 'balanced'"),
         WARM_START,
         RANDOM_STATE,

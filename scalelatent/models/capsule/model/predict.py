@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +10,13 @@ from scipy.linalg import block_diag
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.reductions.intercept import Intercept, mapped_rows
 from scalelatent.reductions.moments import NonFiniteError
+from scalelatent.reductions.temperature import losses_at, tempered
 
 from .members import Members
 
@@ -82,6 +84,8 @@ class CapsuleRows:
     # One-versus-all: the P(its class | x), normalised. All-versus-all: votes, ties broken by the sum
     # of the members' probabilities, normalised; so the largest is always the predicted class
     what: str
+    # Of probabilities; 1 is the paper's model
+    temperature: float = 1.0
 
     def output(self) -> tuple[tuple[int, ...], str]:
         if self.what == "latents":
@@ -109,7 +113,7 @@ class CapsuleRows:
             raise NonFiniteError(find_nonfinite(block) or f"rows from {block.start} on overflow float32")
         if self.what == "latents":
             return np.ascontiguousarray(backend.to_host(h).T)
-        return class_scores(backend, self.members, h)
+        return tempered(class_scores(backend, self.members, h), self.temperature)
 
     @property
     def wants(self) -> Wants:
@@ -120,3 +124,38 @@ class CapsuleRows:
     def labels(scores: np.ndarray) -> np.ndarray:
         """Class codes of scores: the largest, the first of equals."""
         return scores.argmax(axis=1)
+
+
+@dataclass(frozen=True)
+class CalibrationPass:
+    """Log-loss of probabilities at each of some temperatures (a :class:`~..base.Reduction`)."""
+
+    wants = Wants()
+
+    rows: CapsuleRows
+    temperatures: np.ndarray
+    every: int  # use every n-th row of the dataset
+
+    def layout(self) -> Layout:
+        return Layout((("loss", (len(self.temperatures),)),))
+
+    def flops_per_row(self) -> float:
+        """Both products, where rows are projected."""
+        projection = self.rows.frame.projection
+        return 2.0 * (self.rows.w.size + (0 if projection is None else projection.size)) / self.every
+
+    def prepare(self, state: object, backend: Backend) -> Weights:
+        """As for the probabilities."""
+        return self.rows.prepare(backend)
+
+    def accumulate(self, prepared: Weights, block: Block, stats: Stats) -> None:
+        """Add the rows of a block whose numbers are multiples of ``every``."""
+        some = np.arange(-block.start % self.every, len(block.x), self.every)
+        if not len(some):
+            return
+        assert block.y is not None
+        part = replace(block, x=block.x[some], rows=block.start + some)
+        p = np.log(np.maximum(self.rows.apply(prepared, part), np.finfo(float).tiny))
+        weight = np.ones(len(some)) if block.weight is None else block.weight[some]
+        gaps = p.max(axis=1, keepdims=True) - p
+        stats["loss"][...] += losses_at(gaps, block.y[some], weight, self.temperatures)
