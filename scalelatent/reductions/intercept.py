@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+# Mean squares of a feature that rounding makes: of its mean in float32, and of sums about another point.
+MEAN_NOISE, SUM_NOISE = 4e-15, 1e-13
+
+
 @dataclass(frozen=True)
 class Intercept:
     """The map x -> [x - mean, constant] of rows."""
@@ -29,14 +33,12 @@ class Intercept:
 
     def rows(self, backend: Backend, x: Array, dtype: npt.DTypeLike, name: str) -> Array:
         """Return the mapped rows, (rows, p + 1), in a named buffer of the backend."""
-        # Rows of float64 or of large integers keep their dtype until the mean is subtracted.
-        stored = backend.asarray(x, np.result_type(x.dtype, np.float32), f"{name}.given")
-        out = backend.buffer(
-            name, (len(x), len(self.mean) + 1), np.float64 if backend.name == "reference" else dtype
-        )
         check_same_width(x.shape[1], len(self.mean))
-        mean, wide = backend.table(self).mean, np.result_type(stored.dtype, out.dtype)
-        backend.xp.subtract(stored, mean, out=out[:, :-1], dtype=wide, casting="same_kind")
+        dtype = np.dtype(np.float64 if backend.name == "reference" else dtype)
+        # Rows of float64 or of large integers keep their digits until the mean is subtracted.
+        given = backend.asarray(x, np.result_type(x.dtype, dtype), f"{name}.given")
+        out = backend.buffer(name, (len(x), len(self.mean) + 1), dtype)
+        backend.xp.subtract(given, backend.table(self).mean, out=out[:, :-1])
         out[:, -1] = self.constant
         return out
 
@@ -60,6 +62,10 @@ def recentred(moment: np.ndarray, first: Intercept) -> tuple[np.ndarray, Interce
     shift = np.eye(len(total))
     shift[:-1, -1] = first.mean.astype(np.float64) - mean
     moment = shift @ moment @ shift.T
+    # What rounding leaves of features that do not vary would pass for directions of the rows.
+    flat = np.diagonal(moment.sum(axis=0))[:-1] <= n * (MEAN_NOISE * mean**2 + SUM_NOISE * shift[:-1, -1] ** 2)
+    moment[:, :-1][:, flat] = 0.0
+    moment[:, :, :-1][:, :, flat] = 0.0
     length = float(np.sqrt(max(np.trace(moment.sum(axis=0)[:-1, :-1]), 0.0) / n)) or 1.0
     moment[:, -1] *= length
     moment[:, :, -1] *= length

@@ -51,7 +51,7 @@ def test_projection_is_the_svd_about_the_mean_or_the_origin(digits: Arrays, fit_
     rows = digits[0] - (digits[0].mean(axis=0).astype("f4") if fit_intercept else 0.0)
     v = np.linalg.svd(rows, full_matrices=False)[2][:12]
     signs = np.sign((v * model.projection_.T).sum(axis=1))
-    np.testing.assert_allclose(model.projection_.T, v * signs[:, None], atol=1e-9)
+    np.testing.assert_allclose(model.projection_.T, v * signs[:, None], atol=1e-6)
     np.testing.assert_allclose(model.projection_.T @ model.projection_, np.eye(12), atol=1e-12)
 
 
@@ -135,7 +135,7 @@ def test_warm_start_keeps_the_projection(digits: Arrays) -> None:
     model = CapsuleRegression(capsule_dim=2, max_iter=2, projection=10, warm_start=True).fit(*digits)
     basis = model.projection_
     half = digits[0][:300], digits[1][:300]
-    assert model.fit(*half).projection_ is basis
+    np.testing.assert_array_equal(model.fit(*half).projection_, basis)
     fresh = CapsuleRegression(capsule_dim=2, max_iter=2, projection=10).fit(*half).projection_
     assert not np.allclose(fresh, basis)
 
@@ -194,7 +194,8 @@ def test_ridge_shrinks(digits: Arrays) -> None:
 
 def test_dimensions_of_their_own(digits: Arrays) -> None:
     x, y = digits[0][digits[1] < 3], digits[1][digits[1] < 3]
-    model = CapsuleRegression(capsule_dim=[1, 4, 2], max_iter=20, random_state=0).fit(x, y)
+    options = {"max_iter": 20, "random_state": 0, "temperature": 1.0}
+    model = CapsuleRegression(capsule_dim=[1, 4, 2], **options).fit(x, y)
     assert model.W_.shape == (7, 64)
     p = model.predict_proba(x)
     np.testing.assert_array_equal(model.predict(x), p.argmax(axis=1))
@@ -222,7 +223,7 @@ BAD = [
     ({"capsule_dim": 6, "projection": 4}, "capsule_dim=6 is above the 5 columns of the rows"),
     ({"fit_intercept": 1}, "fit_intercept=1: give True or False"),
     ({"architecture": "pairs"}, "architecture='pairs' is not one of"),
-    ({"algorithm": "sgd"}, "algorithm='sgd' is not one of 'em'"),
+    ({"algorithm": "sgd"}, "algorithm='sgd' is not one of None, 'em'"),
     ({"init": "zeros"}, "init='zeros' is not one of 'subspace', 'random'"),
     ({"init_scale": 0}, "init_scale=0"),
     ({"momentum": 1.0}, r"momentum=1.0: give a number in \[0, 1\)"),
@@ -232,7 +233,6 @@ BAD = [
     ({"max_iter": 0}, "max_iter=0"),
     ({"max_iter": 2.5}, "max_iter=2.5"),
     ({"max_iter": True}, "max_iter=True"),
-    ({"max_iter": None}, "max_iter=None"),
     ({"tol": -1}, "tol=-1"),
     ({"tol": "x"}, "tol='x'"),
     ({"ridge": -1}, "ridge=-1"),

@@ -66,9 +66,8 @@ def _expected(estimator: Any) -> dict[str, str]:
         CapsuleRegression(max_iter=5, architecture="one_vs_all", nu_schedule=None),
         CapsuleRegression(max_iter=5, architecture="all_vs_all", init="random", random_state=0),
         Search(CapsuleRegression(max_iter=5), {"momentum": [0.5, 0.0]}, cv=2),
-        CapsuleRegression(n_epochs=3, algorithm="stepwise"),
-        CapsuleRegression(n_epochs=3, algorithm="incremental"),
-        CapsuleRegression(n_epochs=3, algorithm="passive_aggressive"),
+        CapsuleRegression(algorithm="incremental"),
+        CapsuleRegression(algorithm="passive_aggressive"),
     ],
     expected_failed_checks=_expected,
 )
@@ -83,7 +82,7 @@ def test_checks_of_400_clusterings(estimator: Any, check: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("init", "rows", "expected"), [("subspace", 20, 4), ("subspace", 3, 3), ("random", 20, 8)]
+    ("init", "rows", "expected"), [("subspace", 20, 5), ("subspace", 3, 3), ("random", 20, 8)]
 )
 def test_a_default_is_cut_to_the_rows_and_told_once(
     init: str, rows: int, expected: int, caplog: pytest.LogCaptureFixture

@@ -425,7 +425,7 @@ class CapsuleRegression(StreamedClassifier):
     def _state(self) -> Saved:
         values, arrays = self._stream.state()
         arrays |= {"W": self.W_, "dims": self._members.dims, "labels": self._members.labels}
-        intercept, projection = self._frame
+        intercept, projection = self._frame.intercept, self._frame.projection
         if projection is not None:
             arrays["projection"] = projection
         if intercept is not None:
@@ -444,7 +444,10 @@ class CapsuleRegression(StreamedClassifier):
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self._members = Members(values["architecture"], arrays["dims"], arrays["labels"])
         intercept = Intercept(arrays["mean"], values["constant"]) if "mean" in arrays else None
-        self._frame = RowFrame(intercept, arrays.get("projection"))
+        projection = arrays.get("projection")
+        self._frame = RowFrame(intercept)
+        if projection is not None:
+            self._frame = RowFrame.projecting(intercept, projection)
         self._set_learned(
             classes_=np.array(values["classes"], dtype=values["classes_dtype"]),
             W_=arrays["W"],

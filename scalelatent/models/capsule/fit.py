@@ -62,6 +62,8 @@ COUNT_ROWS = 2**20
 FIRST_ROWS = 1024
 # Largest ridge of a feature, in its own mean squares: more would let the units of other features decide.
 OWN_SQUARES = 10.0
+# Row weights whose mean is between 1 and this are taken as numbers of rows; a factor of others has no effect.
+REPEATED_ROWS = 10
 # Temperatures of class probabilities that are tried. Where all training rows are right the least is the best
 # for them, though not for other rows: on eight small sets the best for these were .02 to .17.
 TEMPERATURES = np.geomspace(0.05, 5.0, 61)
@@ -284,20 +286,27 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
         found = yield Collect(f"decision-{result.state.iteration}", tally, held, classes)
         decided = float(CONFUSION_METRICS["error"](found["confusion"]))
     probabilities = CapsuleRows(members, w, RowFrame(frame.row_intercept), "probabilities")
-    temperature = yield from temperature_steps(model, probabilities, rows, classes)
+    temperature = yield from temperature_steps(model, probabilities, rows, classes, weights)
     model._keep(classes, em, frame, result, w, (np.array(sums["weight"]), np.array(sums["count"])), decided)
     model._set_learned(temperature_=temperature)
 
 
 def temperature_steps(
-    model: CapsuleRegression, probabilities: CapsuleRows, rows: Mapping[str, Rows], classes: np.ndarray
+    model: CapsuleRegression,
+    probabilities: CapsuleRows,
+    rows: Mapping[str, Rows],
+    classes: np.ndarray,
+    class_weight: np.ndarray | None,
 ) -> Generator[Step, Any, float]:
     """The temperature with the least log-loss of validation rows, else of some training rows."""
     if model.temperature is not None:
         return float(model.temperature)
-    held = rows.get("validation", rows["train"])
-    every = 1 if "validation" in rows else max(1, len(held.dataset) // CALIBRATION_ROWS)
-    tried = CalibrationPass(probabilities, TEMPERATURES, every)
+    if held := rows.get("validation"):
+        tried = CalibrationPass(probabilities, TEMPERATURES, None, 1)
+    else:
+        held = rows["train"]
+        every = max(1, len(held.dataset) // CALIBRATION_ROWS)
+        tried = CalibrationPass(probabilities, TEMPERATURES, class_weight, every)
     stats: Stats = yield Collect("temperature", tried, held, classes)
     return choose_temperature(TEMPERATURES, np.array(stats["loss"]))
 
@@ -313,26 +322,25 @@ def _last_fit(
     """W, projection and intercept of the fit that ``warm_start`` starts from; empty where there is none."""
     if not (model.warm_start and hasattr(model, "W_")):
         return {}
-    w, (intercept, projection) = model._weights(), model._frame
+    w, (intercept, matrix) = model._weights(), model._frame
     if w.shape != (members.total_dim, columns) or not np.array_equal(model.classes_, classes):
         raise ValueError(
             f"warm_start: the last fit has weights of shape {w.shape} and classes {model.classes_.tolist()}, "
             f"this one {(members.total_dim, columns)} and {classes.tolist()}: fit with warm_start=False"
         )
     last = {"W": w}
-    if projection is not None:
-        last["basis"] = projection
+    if matrix is not None:
+        last["matrix"] = matrix
     if intercept is not None:
         last |= {"mean": intercept.mean, "constant": np.array(intercept.constant)}
     return last
 
 
-def first_mean(rows: Rows) -> Intercept:
+def first_mean(rows: Dataset) -> Intercept:
     """Return an intercept about the mean of the first rows, for the pass that finds the mean of all rows."""
     mean = np.zeros(rows.n_features)
     try:
-        first = rows.pieces()[0]
-        x = first.read_x(0, min(FIRST_ROWS, len(first)))
+        x = rows.read_x(0, min(FIRST_ROWS, len(rows)))
         with np.errstate(invalid="ignore", over="ignore"):
             mean = np.asarray(x if isinstance(x, np.ndarray) else x.toarray(), dtype=np.float64).mean(axis=0)
     except DataError:
@@ -345,12 +353,12 @@ def project_steps(
 ) -> Generator[Step, Any, tuple[RowFrame, Mapping[str, Rows]]]:
     """The frame as far as it is known, and the projected rows: one pass for the moments, one to write."""
     intercept = Intercept(last["mean"], float(last["constant"])) if "mean" in last else None
-    frame = RowFrame(intercept, last.get("basis"))
+    frame = RowFrame(intercept, last.get("matrix"))
     if width is None:
         return frame, rows
     train = rows["train"]
-    if frame.projection is None:
-        first = (yield Derive(first_mean, (train,))) if model.fit_intercept else None
+    if frame.matrix is None:
+        first = (yield Derive(first_mean, (train.dataset,))) if model.fit_intercept else None
         stats = yield Collect("svd", SecondMoments(train.n_features, intercept=first), train)
         frame = yield Derive(_leading_frame, (stats["moment"], first, width))
     projected = {}
@@ -366,7 +374,8 @@ def _leading_frame(moment: np.ndarray, first: Intercept | None, width: int) -> R
     values, basis = leading_eigenvectors(moment[0, :-1, :-1], width)
     # As long as the projected rows.
     share = np.sqrt(max(values.sum(), 0.0) / max(np.trace(moment[0, :-1, :-1]), np.finfo(float).tiny))
-    return RowFrame(replace(intercept, constant=float(intercept.constant * share) or 1.0), basis)
+    intercept = replace(intercept, constant=float(intercept.constant * share) or 1.0)
+    return RowFrame.projecting(intercept, basis)
 
 
 def _check_zeros(moment: np.ndarray, classes: np.ndarray, each: bool, has_intercept: bool) -> None:
@@ -395,9 +404,9 @@ def start_steps(
     """The learner, the second moments of the rows, the first W (``first`` if it is given), and the frame."""
     train = rows["train"]
     intercept = frame.row_intercept
-    found = intercept is not None or frame.projection is not None or not model.fit_intercept
+    found = intercept is not None or frame.matrix is not None or not model.fit_intercept
     if not found:
-        intercept = yield Derive(first_mean, (train,))
+        intercept = yield Derive(first_mean, (train.dataset,))
     reduction = SecondMoments(train.n_features, len(classes), class_weight, intercept)
     stats = yield Collect("moments", reduction, train, classes)
     moment, weight = stats["moment"], stats["weight"]
@@ -410,8 +419,9 @@ def start_steps(
         moment, intercept = yield Derive(recentred, (moment, intercept))
         frame = RowFrame(intercept, None)
     _check_zeros(moment, classes, first is None and model.init != "random", model.fit_intercept)
-    # As in repeated rows; but weights below 1 on average are units.
-    n_rows = max(float(weight.sum()), float(stats["count"].sum()))
+    # Weights may be numbers of rows, or units of any size.
+    n_rows, mean = float(stats["count"].sum()), float(weight.sum() / stats["count"].sum())
+    n_rows *= mean if 1 <= mean <= REPEATED_ROWS else 1
     learner = em_learner(model, frame, members, moment, n_rows, "validation" in rows, class_weight)
     if first is None and model.init == "random":
         rng = stream(model.seed_, "capsule-start")
@@ -432,7 +442,7 @@ def em_learner(
 ) -> CapsuleEM:
     nu, patience, scheduled = schedule_arrays(model.nu_schedule)
     if model.ridge is None:
-        ridge = one_row_more(moment.sum(axis=0), n_rows, frame.projection is None)
+        ridge = one_row_more(moment.sum(axis=0), n_rows, frame.matrix is None)
     else:
         ridge = np.full(moment.shape[1], float(model.ridge))
     return CapsuleEM(
@@ -554,7 +564,8 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
         moments_of_all = SecondMoments(train.n_features, intercept=frame.intercept)
         told.one_pass("svd", moments_of_all, 24 * train.n_features**2, narrower)
         told.eigenvectors("directions", train.n_features)
-        frame = RowFrame(frame.intercept, np.broadcast_to(np.float64(0.01), (train.n_features, width)))
+        shape = n_columns(model, train.n_features), p
+        frame = RowFrame(frame.intercept, np.broadcast_to(np.float64(0.01), shape))
         told.maps("project", Project(frame.matrix, frame.intercept))
     intercept = frame.row_intercept
     columns = p if intercept is None else p - 1  # of the rows that passes read

@@ -13,7 +13,7 @@ def draw_scores(graph: RowGraph, rows: CapsuleRows) -> str:
     """Class scores, double (rows, classes): products in float32 as ours, the rest in double."""
     members = rows.members
     m, k, d = members.n_members, members.dims.shape[1], int(members.dims[0].sum())
-    z, w, (intercept, projection) = graph.x, rows.w, rows.frame
+    z, w, intercept, projection = graph.x, rows.w, rows.frame.intercept, rows.frame.projection
     if intercept is not None:
         z, w = graph.node("Sub", z, graph.constant(intercept.mean)), rows.w[:, :-1]
     if projection is not None:

@@ -197,3 +197,17 @@ def test_features_in_other_units_are_learned_as_well(scale: float) -> None:
         for by in (1.0, units)
     )
     assert scaled > plain - 0.02
+
+
+@pytest.mark.parametrize("value", [0.1, 7.0, -1e6])
+def test_a_feature_that_does_not_vary_is_no_direction(value: float) -> None:
+    """Its mean is rounded to float32, and sums about another point leave a rest: neither is learned from."""
+    x, y = _three_groups()
+    rows = np.column_stack([x, np.full(len(x), value)]).astype("f8")
+    weight = np.ones(len(x))
+    rows[:10, -1], weight[:10] = value + 1, 0.0  # it varies in rows that do not count
+    options: dict[str, Any] = {"capsule_dim": 2, "random_state": 0, "n_jobs": 1, "max_iter": 8}
+    model = sl.CapsuleRegression(**options).fit(rows, y, sample_weight=weight)
+    without = sl.CapsuleRegression(**options).fit(x, y, sample_weight=weight)
+    assert np.abs(model.W_[:, -1]).max() < 1e-12 * np.abs(model.W_).max()
+    np.testing.assert_allclose(model.predict_proba(rows), without.predict_proba(x), atol=1e-3)
