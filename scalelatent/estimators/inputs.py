@@ -130,6 +130,13 @@ def weighed(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | None
     return ds if sample_weight is None else ds.with_weight(sample_weight)
 
 
+def check_some_weight(ds: Dataset) -> None:
+    """Refuse rows whose weights are all 0: there would be no row to learn from."""
+    weight = ds.read_weight(0, len(ds))
+    if weight is not None and not weight.any():
+        raise DataError("sample_weight is 0 for all rows: give at least one row a weight above 0")
+
+
 def rows_and_labels(validation: ValidationLike) -> tuple[RowsLike, LabelsLike | None]:
     """Validation rows as a pair (X, y); y is None of a Dataset, which brings its own."""
     if isinstance(validation, Dataset):
