@@ -189,7 +189,11 @@ def add_rows(
         gap, inside = centre - means[q], np.sqrt(shares)[:, None] * (rows - centre)
         bend = n * m / (n + m)
         full = n * (values[q][:h].sum() + (p - h) * noise[q]) + (inside**2).sum() + bend * (gap @ gap)
-        new = np.sqrt(bend) * gap[None] if len(rows) == 1 else np.concatenate([inside, np.sqrt(bend) * gap[None]])
+        new = (
+            np.sqrt(bend) * gap[None]
+            if len(rows) == 1
+            else np.concatenate([inside, np.sqrt(bend) * gap[None]])
+        )
         basis, singular = _with_rows(bases[q], np.sqrt(n * values[q]), new)
         found = min(bases.shape[2], len(singular))
         bases[q][:, :found] = basis[:, :found]
