@@ -465,7 +465,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         return self._components[number]
 
     def _codes_of(self, number: int) -> Dataset | None:
-        """Return codes of the training rows in a layer, which the fit or the run folder holds, or None; refuse
+        """Return codes of the training rows in a layer, of the fit or the run folder, or None; refuse
         those of another fit that has been written there since.
         """
         codes = self._codes.get(number)

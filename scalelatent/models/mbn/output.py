@@ -28,7 +28,7 @@ PARTS = ("table", "offset", "variance")
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """What a folder holds; ``codes`` are those that its fit has left in the run folder around it, by layer."""
+    """What a folder holds; ``codes`` are those that its fit has left in the run folder, by layer."""
 
     layers: tuple[Layer, ...]
     centroids: tuple[StoredSets, ...]
@@ -97,8 +97,8 @@ def open_network(
 def _codes_left(
     run: Location, layers: tuple[Layer, ...], fingerprints: dict[str, str] | None
 ) -> dict[int, DatasetSpec]:
-    """Where the codes of the training rows are, by layer. A run folder may hold another fit's codes by now, so
-    that their fingerprints decide; networks of earlier versions have none, and take the codes that are there.
+    """Return where the codes of the training rows are, by layer, and their fingerprints: the run folder may
+    hold another fit's codes by now. Networks of earlier versions know no fingerprints: theirs are found here.
     """
     found: dict[int, DatasetSpec] = {}
     for layer in layers:
