@@ -51,6 +51,7 @@ class _LinearMixtures(StreamedEstimator):
 
     _sign_of_fit = "_fitted"
     _shares_passes = True
+    _rounds_rows = True
     means_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.means)
     bases_ = Learned(FIT_AGAIN, lambda model: _own_columns(model, model._fitted.pancakes.bases))
     variances_ = Learned(FIT_AGAIN, lambda model: _own_columns(model, model._fitted.pancakes.values))

@@ -133,6 +133,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     _parameters = PARAMETERS
     _sign_of_fit = "_layers"
     _validates = False
+    _rounds_rows = True
     ks_ = Learned(FIT_AGAIN)
     components_ = Learned(FIT_AGAIN)
     mean_projection_ = Learned(FIT_AGAIN)
