@@ -282,6 +282,20 @@ def test_classes_that_are_named_twice_count_once_as_in_scikit_learn(digits):
     np.testing.assert_array_equal(SGDClassifier().partial_fit(x, y, classes=twice).classes_, m.classes_)
 
 
+@pytest.mark.parametrize("likelihood", ["error", "code-cost", "ppca", "factor-analysis"])
+@pytest.mark.parametrize("size", [0.0, 1e-310])
+def test_rows_that_are_all_zeros_are_fitted_and_scored_without_a_warning(likelihood, size):
+    rows = size * np.random.default_rng(0).normal(size=(60, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        d = density(n_components=2, n_dims=2, likelihood=likelihood).fit(rows)
+        m = classifier(n_components=2, n_dims=2, likelihood=likelihood).fit(rows, np.arange(60) % 2)
+        told = d.score_samples(rows)
+        assert np.isfinite(told).all()
+        assert np.ptp(told) == 0.0
+        np.testing.assert_allclose(m.predict_proba(rows), 0.5)
+
+
 def test_warm_start(digits):
     m = classifier(warm_start=True, tol=0.0).fit(digits.x, digits.y)
     first = m.history_[-1]["objective"]
