@@ -152,10 +152,12 @@ def test_a_fit_into_a_folder_that_a_thread_is_fitting_into_is_refused(tmp_path, 
         message = (
             rf"{folder.url} is driven by .*this process, in its thread 'first-fit_0'.* choose another folder"
         )
-        with pytest.raises(RunError, match=message):
-            model(random_state=1).fit(rows, run_dir=folder.url, resume=resume)
-        assert files == {path: path.read_bytes() for path in files}
-        refused.set()
+        try:
+            with pytest.raises(RunError, match=message):
+                model(random_state=1).fit(rows, run_dir=folder.url, resume=resume)
+            assert files == {path: path.read_bytes() for path in files}
+        finally:
+            refused.set()
         np.testing.assert_array_equal(first.result().W_, model(random_state=0).fit(rows).W_)
     assert folder.read_state()["state"] == "done"
 
