@@ -41,6 +41,7 @@ from .inputs import (
     is_plain,
     rows_and_labels,
     validated,
+    warn_rounded,
     weighed,
 )
 from .learned import learned_table
@@ -82,6 +83,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
     _shares_passes: ClassVar[bool] = False
     # ``fit`` takes validation rows.
     _validates: ClassVar[bool] = True
+    # Rows become float32 before a mean is subtracted: features that differ little at a large value are named.
+    _rounds_rows: ClassVar[bool] = False
     # A row may have a shape: arrays (n, h, w) and (n, channels, h, w) are images, whose features are pixels.
     _takes_images: ClassVar[bool] = False
 
@@ -295,6 +298,9 @@ class StreamedEstimator(  # type: ignore[call-arg]
         -----
         LongFitWarning
             It would take over an hour: with the time, and what would shorten it.
+        DataConversionWarning
+            The feature whose standard deviation is hardly larger than the rounding of its values to float32,
+            by name, where the model does not subtract means first.
 
         Examples
         --------
@@ -322,6 +328,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
                 )
             held = self._validation_rows(validation)
             self._check_rows(train, held)
+            if self._rounds_rows:
+                warn_rounded(self, train)
             resources = find_resources(call.client, self.n_jobs, None)
             self._check_plan(train, held, resources, call.engine)
             given = {"train": train} if held is None else {"train": train, "validation": held}

@@ -192,6 +192,7 @@ class ConditionalRBM(StreamedEstimator):
     """
 
     _kind = "crbm"
+    _rounds_rows = True
     _parameters = PARAMETERS
     _sign_of_fit = "_theta"
     W_ = _parameter("W")
