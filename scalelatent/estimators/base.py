@@ -697,8 +697,8 @@ def _map_block(x: np.ndarray, row_map: RowMap, device: str, block_info: Any = No
 
 
 @lru_cache(maxsize=256)
-def tell_cut(name: str, value: int, default: int, why: str) -> None:
+def tell_cut(name: str, value: int | str, default: int | str, why: str) -> None:
     """Say, once, that a default was cut to what the rows allow."""
     logger.warning(
-        "%s=None is %d here, not %d: %s; a number that you give is never cut", name, value, default, why
+        "%s=None is %s here, not %s: %s; a number that you give is never cut", name, value, default, why
     )
