@@ -44,7 +44,7 @@ EXPECTED_OF_SEARCH = {
 }
 
 
-_THREE_VALUES = "gives an output three values; those of a conditional RBM are 0 and 1"
+_THREE_VALUES = "gives a column of three values; outputs of a conditional RBM are columns of 0 and 1"
 EXPECTED_OF_RBM = {
     "check_estimators_empty_data_messages": "rows without features make a plain RBM",
     "check_estimators_dtypes": _THREE_VALUES,

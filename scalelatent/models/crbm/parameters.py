@@ -23,6 +23,8 @@ from scalelatent.contract.parameters import (
 )
 
 if TYPE_CHECKING:
+    from scalelatent.data import Dataset
+
     from .estimator import ConditionalRBM
 
 LEARNERS = ("mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic")
@@ -35,6 +37,16 @@ USERS = {"loss": ("mssvm", "lssvm"), "gibbs_steps": ("cd", "pcd", "cd-percloss")
 MOST_SCALE = 5.0
 # Rows of a gradient where none are asked for.
 BATCH_SIZE = 20
+# Default schedule: rates and their epochs, the last of which goes on (measured on scikit-learn's digits).
+RATES = ((0.2, 4), (0.1, 3), (0.05, 1))
+# Epochs of the paper, and at most by default.
+PAPER_EPOCHS = 50
+# Default epochs where nothing is validated: as many as show this many rows, and at least ten.
+SEEN_ROWS, FEWEST_EPOCHS = 20_000, 10
+# By default a fit ends after this many epochs whose validation error is not lower by this share than before.
+PATIENCE, LEAST_GAIN = 3, 0.01
+# From 100 rows on every tenth row is held out by default; at most so many rows, and bytes, are.
+LEAST_ROWS, HELD_EVERY, MOST_HELD, HELD_BYTES = 100, 10, 10_000, 2**28
 # Of few rows a chain reads parameters more than it computes; of a small batch two threads want a chain each.
 CHAIN_ROWS, LEAST_CHAIN_ROWS, MOST_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 
@@ -47,6 +59,29 @@ def batch_size(model: ConditionalRBM, n_rows: int | None = None) -> int:
     parts = int(model.local_steps) * int(model.n_chains or LOCAL_CHAINS) if model.local_steps else 1
     size = BATCH_SIZE if n_rows is None else min(BATCH_SIZE, n_rows // parts)
     return max(size // unit, 1) * unit
+
+
+def stops_early(model: ConditionalRBM) -> bool:
+    """Whether the fit ends when the validation error no longer falls; a plain RBM predicts nothing."""
+    return model.n_epochs is None and model._source != "plain"
+
+
+def held_every(model: ConditionalRBM, train: Dataset) -> int:
+    """Every so-many-th row is held out where no validation rows are given; 0: none is."""
+    n = len(train)
+    if not stops_early(model) or n < LEAST_ROWS:
+        return 0
+    most = min(MOST_HELD, HELD_BYTES // max(train.nbytes // n, 1))
+    return max(HELD_EVERY, -(-n // max(most, 1)))
+
+
+def n_epochs(model: ConditionalRBM, n_rows: int, has_validation: bool) -> int:
+    """Most epochs of a fit of ``n_rows`` rows: the parameter, 50, or fewer where nothing is validated."""
+    if model.n_epochs == "paper" or (stops_early(model) and has_validation):
+        return PAPER_EPOCHS
+    if model.n_epochs is not None:
+        return int(model.n_epochs)
+    return min(max(-(-SEEN_ROWS // n_rows), FEWEST_EPOCHS), PAPER_EPOCHS)
 
 
 def n_chains(model: ConditionalRBM, n_rows: int | None = None) -> int:
@@ -67,7 +102,9 @@ def step_rows(model: ConditionalRBM, n_rows: int) -> int:
 
 
 def is_rates(value: Any) -> bool:
-    """Whether this is a learning rate, or a schedule of pairs (rate, epochs)."""
+    """Whether this is None, a learning rate, or a schedule of pairs (rate, epochs)."""
+    if value is None:
+        return True
     if not is_list(value):
         return is_number(value) and value > 0
     pairs = [tuple(pair) if is_list(pair) else () for pair in value]
@@ -134,13 +171,13 @@ PARAMETERS = Parameters(
         Parameter("loss", "hamming", Anything(), "what wrong outputs cost the maximum-margin learners"),
         Parameter(
             "learning_rate",
-            0.05,
+            None,
             Where(
                 is_rates,
                 "give a number above 0, or a schedule of pairs (rate, epochs) such as [(0.05, 30), (0.01, "
-                "20)]",
+                "20)], or None",
             ),
-            "of the mean gradient of a batch, or pairs (rate, epochs)",
+            "of the mean gradient of a batch, or pairs (rate, epochs); None: .2, falling to .05",
             decides=False,
             changes_on_resume=True,
         ),
@@ -153,7 +190,12 @@ PARAMETERS = Parameters(
         ),
         _optional("batch_size", "rows of a gradient; None: 20"),
         Parameter(
-            "n_epochs", 50, Whole(), "most passes over the rows", decides=False, changes_on_resume=True
+            "n_epochs",
+            None,
+            Whole(also=(None, "paper"), give="give a whole number of at least 1, 'paper' (50), or None"),
+            "passes over the rows; None: until validation rows, or a held-out tenth, no longer gain",
+            decides=False,
+            changes_on_resume=True,
         ),
         _optional("n_chains", "independent parts of a batch"),
         _optional("local_steps", "steps that chains take by themselves before they are averaged"),
