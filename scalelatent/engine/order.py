@@ -42,8 +42,8 @@ class RowOrder:
     run_rows: int = 1024
     buffer_runs: int = 16
     shuffle: bool = True
-    # Every so-many-th row of the dataset is held out, and n_rows counts the others; 0: none is.
-    held_every: int = 0
+    # (rows, period): the last so many rows of each period are held out, and n_rows counts the others.
+    held: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
         for name in ("n_rows", "batch_rows", "n_chains", "run_rows", "buffer_runs"):
@@ -63,13 +63,13 @@ class RowOrder:
         batch_rows: int,
         n_chains: int,
         options: Mapping[str, Any],
-        held_every: int = 0,
+        held: tuple[int, int] = (0, 1),
     ) -> RowOrder:
         """With the runs that ``[engine]`` asks for, or those that suit the rows."""
         buffer = int(options.get("buffer_runs") or cls.buffer_runs)
         # Few rows: shorter runs, so that each chain gets some from all over and permutes all it has.
         run = int(options.get("run_rows") or min(cls.run_rows, n_rows // (buffer * n_chains) + 1))
-        return cls(n_rows, seed, batch_rows, n_chains, run, buffer, held_every=held_every)
+        return cls(n_rows, seed, batch_rows, n_chains, run, buffer, held=held)
 
     @property
     def n_steps(self) -> int:
@@ -156,11 +156,15 @@ class RowOrder:
 
     def numbers(self, rows: _Rows) -> _Rows:
         """Return the numbers in the dataset of rows that were counted without those held out."""
-        return rows + rows // (self.held_every - 1) if self.held_every else rows
+        spared, period = self.held
+        return rows + spared * (rows // (period - spared)) if spared else rows
 
-    def held_rows(self, n_rows: int) -> int:
-        """Return how many of all rows of a dataset are held out."""
-        return n_rows // self.held_every if self.held_every else 0
+
+def held_rows(held: tuple[int, int], n_rows: int) -> np.ndarray:
+    """Return the numbers of the rows of a dataset that an order with ``held`` leaves out, int64."""
+    spared, period = held
+    rows = np.arange(period - spared, n_rows, period)[:, None] + np.arange(spared)
+    return rows[rows < n_rows]
 
 
 @lru_cache(maxsize=4)

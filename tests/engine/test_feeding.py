@@ -47,7 +47,7 @@ def feeding_on(rows: Dataset, **options: Any) -> Iterator[tuple[Feed, Reader]]:
 @pytest.mark.parametrize("in_memory", [False, True], ids=["stored", "in memory"])
 def test_rows_that_are_held_out_are_not_fed(rows: Dataset, in_memory: bool) -> None:
     dataset = Dataset.from_arrays(rows.read_x(0, ROWS)) if in_memory else rows
-    order = RowOrder(ROWS - ROWS // 10, 5, 16, run_rows=32, buffer_runs=4, n_chains=2, held_every=10)
+    order = RowOrder(ROWS - ROWS // 10, 5, 16, run_rows=32, buffer_runs=4, n_chains=2, held=(1, 10))
     feed = Feed(Reader(dataset, None, Meter()), order, range(2), 1)
     seen = []
     for step in range(order.n_steps):

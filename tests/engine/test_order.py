@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scalelatent.data import Dataset
 from scalelatent.engine import order as module
-from scalelatent.engine.order import RowOrder, sortedness, warn_if_sorted
+from scalelatent.engine.order import RowOrder, held_rows, sortedness, warn_if_sorted
 
 
 @st.composite
@@ -26,7 +26,7 @@ def orders(draw: st.DrawFn) -> RowOrder:
         run_rows=draw(st.integers(1, 50)),
         buffer_runs=draw(st.integers(1, 5)),
         shuffle=draw(st.booleans()),
-        held_every=draw(st.sampled_from([0, 2, 3, 10])),
+        held=draw(st.sampled_from([(0, 1), (1, 2), (1, 10), (3, 20), (7, 8)])),
     )
 
 
@@ -34,9 +34,11 @@ def orders(draw: st.DrawFn) -> RowOrder:
 def test_every_row_once_an_epoch(order: RowOrder, epoch: int) -> None:
     rows = [order.rows(epoch, s, c) for s in range(order.n_steps) for c in range(order.n_chains)]
     assert all(r.dtype == np.int64 for r in rows)
-    every = order.held_every
-    learned = [row for row in range(2 * order.n_rows) if not every or row % every != every - 1]
+    spared, period = order.held
+    learned = [row for row in range(8 * order.n_rows) if row % period < period - spared]
     np.testing.assert_array_equal(np.sort(np.concatenate(rows)), learned[: order.n_rows])
+    n = order.numbers(order.n_rows - 1) + 1
+    assert sorted([*learned[: order.n_rows], *held_rows(order.held, n)]) == list(range(n))
 
 
 @given(orders(), st.integers(0, 3))

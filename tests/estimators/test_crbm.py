@@ -14,6 +14,7 @@ import scalelatent as sl
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.corruption import corrupt
+from scalelatent.models.crbm import parameters
 from scalelatent.models.crbm.fit import tell_held
 from tests.estimators.crbm_cases import Pair, make, patterns, same
 from tests.helpers import InterruptAt
@@ -343,6 +344,15 @@ def test_held_out_rows_of_every_kind() -> None:
     m = default(corruption={"kind": "occlude", "size": 2}).fit(images)
     assert m.history_[0]["validation_error"] > 0
     assert default(patience=1).fit(x, v).n_iter_ <= 50
+
+
+def test_of_many_rows_some_runs_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "MOST_HELD", 20)
+    monkeypatch.setattr(parameters, "HELD_RUNS", 5)
+    x, v = patterns(403, 1)
+    spared = np.arange(403) % 80 >= 76
+    asked = default().fit(x[~spared], v[~spared], validation=(x[spared], v[spared]))
+    same(default().fit(x, v), asked)
 
 
 def test_few_rows_and_plain_ones_are_all_learned_by_default(caplog: pytest.LogCaptureFixture) -> None:

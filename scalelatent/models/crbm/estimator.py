@@ -59,7 +59,7 @@ from .output import (
     places_of,
     sweeps_of,
 )
-from .parameters import PARAMETERS, batch_size, held_every
+from .parameters import PARAMETERS, batch_size, held_of
 
 if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
@@ -115,8 +115,8 @@ class ConditionalRBM(StreamedEstimator):
     n_epochs : int, "paper" or None
         Passes over the rows. "paper": 50. None: at most 50; the fit ends after 3 epochs whose validation
         error is not at least 1 % lower than the best before. Without ``validation``, and from 100 rows on,
-        every tenth row (at most 10,000 rows) is held out for that. A plain RBM, which predicts nothing, and
-        fewer rows take as many epochs as show 20,000 rows, from 10 to 50.
+        every tenth row is held out for that (of many, 10,000 rows in 64 runs). A plain RBM, which predicts
+        nothing, and fewer rows take as many epochs as show 20,000 rows, from 10 to 50.
     n_chains : int or None
         Parts of a batch that are computed independently, by threads or workers; ``batch_size`` is a multiple
         of it. None: one for twenty rows, two from 20 rows on, at most 8; 1 reads the parameters least, and is
@@ -176,7 +176,7 @@ class ConditionalRBM(StreamedEstimator):
     Dataset; a Dataset ``X`` with targets brings its own. With ``corruption`` ``X`` are the clean rows, with
     ``conditional=False`` those of a plain RBM (``y`` is ignored); so are the rows ``y`` where ``X`` is None
     or of width 0. ``validation`` is of the same form. A resumed fit may have another ``learning_rate`` or
-    ``n_epochs``, which hold from there on.
+    ``n_epochs``, which hold from there on; one that holds rows out keeps ``n_epochs=None``.
 
     ``transform`` gives the beliefs of the hidden units, float32 (n, h); of a plain RBM, whose rows are v,
     their probabilities given v.
@@ -213,8 +213,8 @@ class ConditionalRBM(StreamedEstimator):
     # Where outputs come from: pairs of rows, clean rows that are corrupted, or rows themselves.
     _source: str = "pairs"
     _n_outputs: int
-    # Every so-many-th training row is held out to end the fit; 0: none is.
-    _held_every: int = 0
+    # (rows, period): these last rows of each period of the training rows are held out to end the fit.
+    _held: tuple[int, int] = (0, 1)
     _shape: CrbmShape
     _theta: np.ndarray
     # What a stream goes on from beside the parameters; None after a fit or a load.
@@ -364,11 +364,11 @@ class ConditionalRBM(StreamedEstimator):
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
         check_rows(self, train)
         check_batch(self, train)
-        check_patience(self, held is not None or held_every(self, train) > 0)
+        check_patience(self, held is not None or held_of(self, train)[0] > 0)
 
     def _held_out(self, train: Dataset, held: Dataset | None) -> Dataset | None:
-        self._held_every = 0 if held is not None else held_every(self, train)
-        return hold_out(train, self._held_every) if self._held_every else held
+        self._held = held_of(self, train) if held is None else (0, 1)
+        return hold_out(train, self._held) if self._held[0] else held
 
     def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         if sample_weight is not None:

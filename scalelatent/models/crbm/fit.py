@@ -16,7 +16,7 @@ from scalelatent.contract.parameters import is_number, is_whole
 from scalelatent.contract.wants import Corruption, Targets
 from scalelatent.data import Dataset
 from scalelatent.data.read.taken import take_rows
-from scalelatent.engine.order import RowOrder
+from scalelatent.engine.order import RowOrder, held_rows
 from scalelatent.engine.passes import BLOCK_ROWS, FLOP_RATE
 from scalelatent.engine.plan import STEP_SECONDS, Forecast, Resources
 from scalelatent.errors import DataError, warn_user
@@ -230,12 +230,12 @@ def targets_of(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "corr
     return Targets()
 
 
-def hold_out(train: Dataset, every: int) -> Dataset:
-    """Return every so-many-th row of a dataset, with its outputs, in memory."""
-    some = take_rows(train, np.arange(every - 1, len(train), every))
+def hold_out(train: Dataset, held: tuple[int, int]) -> Dataset:
+    """Return the rows of a dataset that an order with ``held`` leaves out, with their outputs, in memory."""
+    some = take_rows(train, held_rows(held, len(train)))
     n, x = len(some), some.read_x(0, len(some))
-    held = Dataset.from_arrays(x.reshape(n, *train.feature_shape) if isinstance(x, np.ndarray) else x)
-    return held.with_target(Dataset.from_arrays(some.read_targets(0, n))) if some.has_targets else held
+    rows = Dataset.from_arrays(x.reshape(n, *train.feature_shape) if isinstance(x, np.ndarray) else x)
+    return rows.with_target(Dataset.from_arrays(some.read_targets(0, n))) if some.has_targets else rows
 
 
 @lru_cache(maxsize=256)
@@ -252,14 +252,13 @@ def tell_held(n_held: int, n_rows: int, where: str) -> None:
 
 def learned_rows(model: ConditionalRBM, train: Dataset) -> int:
     """Rows that are learned from: all but those held out."""
-    n = len(train)
-    return n - n // model._held_every if model._held_every else n
+    return len(train) - len(held_rows(model._held, len(train)))
 
 
 def row_order(model: ConditionalRBM, train: Dataset, options: Mapping[str, Any], seed: int) -> RowOrder:
     """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options."""
     n = learned_rows(model, train)
-    return RowOrder.chosen(n, seed, step_rows(model, n), n_chains(model, n), options, model._held_every)
+    return RowOrder.chosen(n, seed, step_rows(model, n), n_chains(model, n), options, model._held)
 
 
 def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
@@ -304,7 +303,7 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     size, epochs = batch_size(model, n), n_epochs(model, n, held is not None)
     if size < batch_size(model):
         tell_cut("batch_size", size, batch_size(model), f"{train.url or 'the data'} has {n} rows")
-    if model._held_every:
+    if n < len(train):
         tell_held(len(train) - n, len(train), train.url or "X")
     info = {"max_iter": epochs, "batch_size": size}
     model.seed_, rows = yield Begin(info, all_rows=ALL_ROWS)

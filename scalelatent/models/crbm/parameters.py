@@ -45,8 +45,9 @@ PAPER_EPOCHS = 50
 SEEN_ROWS, FEWEST_EPOCHS = 20_000, 10
 # By default a fit ends after this many epochs whose validation error is not lower by this share than before.
 PATIENCE, LEAST_GAIN = 3, 0.01
-# From 100 rows on every tenth row is held out by default; at most so many rows, and bytes, are.
-LEAST_ROWS, HELD_EVERY, MOST_HELD, HELD_BYTES = 100, 10, 10_000, 2**28
+# From 100 rows on every tenth row is held out by default. Where that would be more than 10,000 rows, or 256
+# MiB, 64 runs that lie evenly in the dataset are held out, so that few of its chunks are read for them.
+LEAST_ROWS, HELD_EVERY, MOST_HELD, HELD_BYTES, HELD_RUNS = 100, 10, 10_000, 2**28, 64
 # Of few rows a chain reads parameters more than it computes; of a small batch two threads want a chain each.
 CHAIN_ROWS, LEAST_CHAIN_ROWS, MOST_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 
@@ -66,13 +67,15 @@ def stops_early(model: ConditionalRBM) -> bool:
     return model.n_epochs is None and model._source != "plain"
 
 
-def held_every(model: ConditionalRBM, train: Dataset) -> int:
-    """Every so-many-th row is held out where no validation rows are given; 0: none is."""
+def held_of(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
+    """(rows, period): these last rows of each period are held out where no validation rows are given."""
     n = len(train)
     if not stops_early(model) or n < LEAST_ROWS:
-        return 0
+        return 0, 1
     most = min(MOST_HELD, HELD_BYTES // max(train.nbytes // n, 1))
-    return max(HELD_EVERY, -(-n // max(most, 1)))
+    if n <= HELD_EVERY * most:
+        return 1, HELD_EVERY
+    return max(most // HELD_RUNS, 1), n // HELD_RUNS
 
 
 def n_epochs(model: ConditionalRBM, n_rows: int, has_validation: bool) -> int:
