@@ -107,16 +107,18 @@ class ConditionalRBM(StreamedEstimator):
         Of "mssvm" and "lssvm", refused for others: 1 for each wrong output, or what each costs; two rows are
         the costs of an output that is wrongly 1, and wrongly 0.
     learning_rate : float, sequence of (rate, epochs), or None
-        Of the mean gradient of a batch. None: .2 for 4 epochs, .1 for 3, then .05; ``partial_fit`` takes .05.
+        Of the mean gradient of a batch. None: .2 for 4 epochs, or as many as show 5,600 rows,
+        .1 for 3, or as many as show 4,200, then .05; ``partial_fit`` takes .05.
     momentum, weight_decay : float, default 0
         The decay is that of the three matrices.
     batch_size : int or None
         Rows of a gradient. None: 20, or what fewer rows and ``n_chains`` allow (``batch_size_``).
     n_epochs : int, "paper" or None
-        Passes over the rows. "paper": 50. None: at most 50; the fit ends after 3 epochs whose validation
-        error is not at least 1 % lower than the best before. Without ``validation``, and from 100 rows on,
-        every tenth row is held out for that (of many, 10,000 rows in 64 runs). A plain RBM, which predicts
-        nothing, and fewer rows take as many epochs as show 20,000 rows, from 10 to 50.
+        Passes over the rows. "paper": 50. None: at most 50; the fit ends when epochs that show 4,000
+        rows, and at least 3, have each had a validation error that is not at least .5 % lower than the best
+        before. Without ``validation``, and from 100 rows on, every tenth row is held out for that (of many,
+        10,000 rows in 64 runs). A plain RBM, which predicts nothing, and fewer rows take as many epochs as
+        show 20,000 rows, from 10 to 50.
     n_chains : int or None
         Parts of a batch that are computed independently, by threads or workers; ``batch_size`` is a multiple
         of it. None: one for twenty rows, two from 20 rows on, at most 8; 1 reads the parameters least, and is

@@ -39,8 +39,10 @@ from scalelatent.models.crbm.model.state import CrbmState
 from .parameters import (
     LEAST_GAIN,
     PATIENCE,
+    PATIENCE_ROWS,
     RATES,
     batch_size,
+    epochs_of,
     n_chains,
     n_epochs,
     step_rows,
@@ -101,9 +103,11 @@ def given_parameters(
     return shape, flat
 
 
-def epoch_rates(model: ConditionalRBM) -> np.ndarray:
-    """Learning rate of each epoch of the schedule; the last one goes on."""
-    given: Any = RATES if model.learning_rate is None else model.learning_rate
+def epoch_rates(model: ConditionalRBM, n_rows: int) -> np.ndarray:
+    """Learning rate of each epoch of the schedule over ``n_rows`` rows; the last one goes on."""
+    given: Any = model.learning_rate
+    if given is None:
+        given = [(rate, epochs_of(n_rows, shown, least)) for rate, shown, least in RATES]
     pairs = [(given, 1)] if is_number(given) else given
     return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
 
@@ -270,7 +274,7 @@ def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, se
     return CrbmLearner(
         shape=shape,
         learner=model.learner,
-        rates=epoch_rates(model),
+        rates=epoch_rates(model, n),
         momentum=float(model.momentum),
         weight_decay=float(model.weight_decay),
         n_sweeps=None if model.n_sweeps is None else int(model.n_sweeps),
@@ -281,7 +285,7 @@ def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, se
         chain_rows=size if model.local_steps else size // chains,
         local_steps=int(model.local_steps or 0),
         seed=seed,
-        patience=PATIENCE if waits else int(model.patience or 0),
+        patience=epochs_of(n, PATIENCE_ROWS, PATIENCE) if waits else int(model.patience or 0),
         gain=LEAST_GAIN if waits else 0.0,
         has_validation=held is not None,
         targets=targets_of(model, train, seed),

@@ -37,14 +37,16 @@ USERS = {"loss": ("mssvm", "lssvm"), "gibbs_steps": ("cd", "pcd", "cd-percloss")
 MOST_SCALE = 5.0
 # Rows of a gradient where none are asked for.
 BATCH_SIZE = 20
-# Default schedule: rates and their epochs, the last of which goes on (measured on scikit-learn's digits).
-RATES = ((0.2, 4), (0.1, 3), (0.05, 1))
+# Default schedule (rate, rows, epochs): so many epochs at a rate, more where these show fewer rows; the last
+# rate goes on (measured on scikit-learn's digits).
+RATES = ((0.2, 5_600, 4), (0.1, 4_200, 3), (0.05, 1, 1))
 # Epochs of the paper, and at most by default.
 PAPER_EPOCHS = 50
 # Default epochs where nothing is validated: as many as show this many rows, and at least ten.
 SEEN_ROWS, FEWEST_EPOCHS = 20_000, 10
-# By default a fit ends after this many epochs whose validation error is not lower by this share than before.
-PATIENCE, LEAST_GAIN = 3, 0.01
+# By default a fit ends when epochs that show 4,000 rows, and at least 3 epochs, have each had a validation
+# error that is not lower by .5 % than the best before (measured on scikit-learn's digits).
+PATIENCE_ROWS, PATIENCE, LEAST_GAIN = 4_000, 3, 0.005
 # From 100 rows on every tenth row is held out by default. Where that would be more than 10,000 rows, or 256
 # MiB, 64 runs that lie evenly in the dataset are held out, so that few of its chunks are read for them.
 LEAST_ROWS, HELD_EVERY, MOST_HELD, HELD_BYTES, HELD_RUNS = 100, 10, 10_000, 2**28, 64
@@ -78,13 +80,18 @@ def held_of(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
     return max(most // HELD_RUNS, 1), n // HELD_RUNS
 
 
+def epochs_of(n_rows: int, shown: int, least: int) -> int:
+    """Epochs over ``n_rows`` rows that show at least ``shown`` rows, from ``least`` to 50."""
+    return min(max(-(-shown // n_rows), least), PAPER_EPOCHS)
+
+
 def n_epochs(model: ConditionalRBM, n_rows: int, has_validation: bool) -> int:
     """Most epochs of a fit of ``n_rows`` rows: the parameter, 50, or fewer where nothing is validated."""
     if model.n_epochs == "paper" or (stops_early(model) and has_validation):
         return PAPER_EPOCHS
     if model.n_epochs is not None:
         return int(model.n_epochs)
-    return min(max(-(-SEEN_ROWS // n_rows), FEWEST_EPOCHS), PAPER_EPOCHS)
+    return epochs_of(n_rows, SEEN_ROWS, FEWEST_EPOCHS)
 
 
 def n_chains(model: ConditionalRBM, n_rows: int | None = None) -> int:
