@@ -15,7 +15,7 @@ from scalelatent import ConditionalRBM, Dataset
 from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm import parameters
-from scalelatent.models.crbm.fit import tell_held
+from scalelatent.models.crbm.fit import log_held_rows
 from tests.estimators.crbm_cases import Pair, make, patterns, same
 from tests.helpers import InterruptAt
 
@@ -314,7 +314,7 @@ def default(**more: Any) -> ConditionalRBM:
 
 def test_a_tenth_is_held_out_and_ends_the_default_fit(caplog: pytest.LogCaptureFixture) -> None:
     """The held-out rows are spread over all rows: of sorted rows each pattern is learned and validated."""
-    tell_held.cache_clear()
+    log_held_rows.cache_clear()
     x, v = patterns(403, 1)
     order = np.lexsort(v.T)
     x, v = x[order], v[order]

@@ -59,7 +59,7 @@ from .output import (
     places_of,
     sweeps_of,
 )
-from .parameters import PARAMETERS, batch_size, held_of
+from .parameters import PARAMETERS, batch_size, choose_held_rows
 
 if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
@@ -366,10 +366,10 @@ class ConditionalRBM(StreamedEstimator):
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
         check_rows(self, train)
         check_batch(self, train)
-        check_patience(self, held is not None or held_of(self, train)[0] > 0)
+        check_patience(self, held is not None or choose_held_rows(self, train)[0] > 0)
 
     def _held_out(self, train: Dataset, held: Dataset | None) -> Dataset | None:
-        self._held = held_of(self, train) if held is None else (0, 1)
+        self._held = choose_held_rows(self, train) if held is None else (0, 1)
         return hold_out(train, self._held) if self._held[0] else held
 
     def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:

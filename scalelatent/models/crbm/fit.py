@@ -42,7 +42,7 @@ from .parameters import (
     PATIENCE_ROWS,
     RATES,
     batch_size,
-    epochs_of,
+    epochs_to_show,
     n_chains,
     n_epochs,
     step_rows,
@@ -107,7 +107,7 @@ def epoch_rates(model: ConditionalRBM, n_rows: int) -> np.ndarray:
     """Learning rate of each epoch of the schedule over ``n_rows`` rows; the last one goes on."""
     given: Any = model.learning_rate
     if given is None:
-        given = [(rate, epochs_of(n_rows, shown, least)) for rate, shown, least in RATES]
+        given = [(rate, epochs_to_show(n_rows, shown, least)) for rate, shown, least in RATES]
     pairs = [(given, 1)] if is_number(given) else given
     return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
 
@@ -243,7 +243,7 @@ def hold_out(train: Dataset, held: tuple[int, int]) -> Dataset:
 
 
 @lru_cache(maxsize=256)
-def tell_held(n_held: int, n_rows: int, where: str) -> None:
+def log_held_rows(n_held: int, n_rows: int, where: str) -> None:
     """Log, once, that rows are held out."""
     _log.warning(
         "n_epochs=None holds out %d of the %d rows of %s, and ends the fit when their error no longer falls; "
@@ -285,7 +285,7 @@ def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, se
         chain_rows=size if model.local_steps else size // chains,
         local_steps=int(model.local_steps or 0),
         seed=seed,
-        patience=epochs_of(n, PATIENCE_ROWS, PATIENCE) if waits else int(model.patience or 0),
+        patience=epochs_to_show(n, PATIENCE_ROWS, PATIENCE) if waits else int(model.patience or 0),
         gain=LEAST_GAIN if waits else 0.0,
         has_validation=held is not None,
         targets=targets_of(model, train, seed),
@@ -308,7 +308,7 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     if size < batch_size(model):
         tell_cut("batch_size", size, batch_size(model), f"{train.url or 'the data'} has {n} rows")
     if n < len(train):
-        tell_held(len(train) - n, len(train), train.url or "X")
+        log_held_rows(len(train) - n, len(train), train.url or "X")
     info = {"max_iter": epochs, "batch_size": size}
     model.seed_, rows = yield Begin(info, all_rows=ALL_ROWS)
     model.batch_size_ = size

@@ -69,7 +69,7 @@ def stops_early(model: ConditionalRBM) -> bool:
     return model.n_epochs is None and model._source != "plain"
 
 
-def held_of(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
+def choose_held_rows(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
     """(rows, period): these last rows of each period are held out where no validation rows are given."""
     n = len(train)
     if not stops_early(model) or n < LEAST_ROWS:
@@ -80,7 +80,7 @@ def held_of(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
     return max(most // HELD_RUNS, 1), n // HELD_RUNS
 
 
-def epochs_of(n_rows: int, shown: int, least: int) -> int:
+def epochs_to_show(n_rows: int, shown: int, least: int) -> int:
     """Epochs over ``n_rows`` rows that show at least ``shown`` rows, from ``least`` to 50."""
     return min(max(-(-shown // n_rows), least), PAPER_EPOCHS)
 
@@ -91,7 +91,7 @@ def n_epochs(model: ConditionalRBM, n_rows: int, has_validation: bool) -> int:
         return PAPER_EPOCHS
     if model.n_epochs is not None:
         return int(model.n_epochs)
-    return epochs_of(n_rows, SEEN_ROWS, FEWEST_EPOCHS)
+    return epochs_to_show(n_rows, SEEN_ROWS, FEWEST_EPOCHS)
 
 
 def n_chains(model: ConditionalRBM, n_rows: int | None = None) -> int:

@@ -52,9 +52,9 @@ from .fit import (
     image_of,
     image_shape,
     known_or_not,
+    log_layers,
     make_layers,
     packed,
-    tell_layers,
 )
 from .objects import SeveralObjects
 from .onnx_export import draw_scores
@@ -407,7 +407,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """What the parameters ask for, on rows such as these."""
         image = image_shape(self, train, "X")
         check_windows(self, image, train)
-        tell_layers(self, image, train)
+        log_layers(self, image, train)
         if not is_several(self):
             return OneLayer(make_layers(self, image)[0])
         network = make_several(self, image, train)

@@ -261,7 +261,7 @@ def check_windows(
         height, width = height - h + 1, width - w + 1
 
 
-def tell_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset) -> None:
+def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset) -> None:
     """Log, once, that default features were cut to the images."""
     [(n, window)] = default_layers(image)
     if model.layers is None and window != WINDOW:

@@ -129,7 +129,7 @@ def test_nan_is_a_pixel_that_is_not_known(threshold: float | None, tmp_path: Any
     [((8, 6), (8, 6)), ((30, 30), (8, 6)), ((8, 4), (8, 4)), ((5, 5), (5, 5)), ((4, 28), (4, 12)),
      ((3, 4, 5), (4, 5)), ((1, 60), (1, 48))],
 )  # fmt: skip
-def test_default_features_are_cut_to_the_images_and_told_once(
+def test_default_features_are_cut_to_the_images_and_logged_once(
     image: tuple[int, ...], features: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     tell_cut.cache_clear()
