@@ -110,7 +110,9 @@ def starts(seed: int, jobs: int | None, partial: Path | None = None) -> list[dic
     """
     x, y = mnist()
     data = sl.Dataset.from_arrays(x, y)
-    projected = sl.CapsuleRegression(capsule_dim=1, max_iter=1, **PAPER).fit(data).projection_.astype(np.float32)
+    projected = (
+        sl.CapsuleRegression(capsule_dim=1, max_iter=1, **PAPER).fit(data).projection_.astype(np.float32)
+    )
     data = sl.Dataset.from_arrays(x.astype(np.float32) @ projected, y)
     settings: list[dict[str, Any]] = [{"init": "subspace"}]
     settings += [

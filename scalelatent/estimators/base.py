@@ -149,6 +149,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
         """Refuse rows that this model cannot learn from, before any work."""
 
+    def _held_out(self, train: Dataset, held: Dataset | None) -> Dataset | None:
+        """Return the given validation rows, or rows of ``train`` that the fit will not learn from."""
+        return held
+
     def _check_params(self) -> None:
         """Refuse parameters out of range, by a ValueError."""
         self._parameters.check(self)
@@ -330,6 +334,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             self._check_rows(train, held)
             if self._rounds_rows:
                 warn_rounded(self, train)
+            held = self._held_out(train, held)
             resources = find_resources(call.client, self.n_jobs, None)
             self._check_plan(train, held, resources, call.engine)
             given = {"train": train} if held is None else {"train": train, "validation": held}
@@ -419,6 +424,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         train = new._training_rows(X, y, None)
         held = new._validation_rows(validation) if self._validates else None
         new._check_rows(train, held)
+        held = new._held_out(train, held)
         with client_of(client) as found:
             resources = find_resources(found, self.n_jobs, memory_limit)
         return new._plan(Forecast(self._kind, train, held, resources, engine or {}, measure=True))
@@ -705,8 +711,8 @@ def _map_block(x: np.ndarray, row_map: RowMap, device: str, block_info: Any = No
 
 
 @lru_cache(maxsize=256)
-def tell_cut(name: str, value: int, default: int, why: str) -> None:
+def tell_cut(name: str, value: int | str, default: int | str, why: str) -> None:
     """Say, once, that a default was cut to what the rows allow."""
     logger.warning(
-        "%s=None is %d here, not %d: %s; a number that you give is never cut", name, value, default, why
+        "%s=None is %s here, not %s: %s; a number that you give is never cut", name, value, default, why
     )

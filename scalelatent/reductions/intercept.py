@@ -63,7 +63,9 @@ def recentred(moment: np.ndarray, first: Intercept) -> tuple[np.ndarray, Interce
     shift[:-1, -1] = first.mean.astype(np.float64) - mean
     moment = shift @ moment @ shift.T
     # What rounding leaves of features that do not vary would pass for directions of the rows.
-    flat = np.diagonal(moment.sum(axis=0))[:-1] <= n * (MEAN_NOISE * mean**2 + SUM_NOISE * shift[:-1, -1] ** 2)
+    flat = np.diagonal(moment.sum(axis=0))[:-1] <= n * (
+        MEAN_NOISE * mean**2 + SUM_NOISE * shift[:-1, -1] ** 2
+    )
     moment[:, :-1][:, flat] = 0.0
     moment[:, :, :-1][:, :, flat] = 0.0
     length = float(np.sqrt(max(np.trace(moment.sum(axis=0)[:-1, :-1]), 0.0) / n)) or 1.0

@@ -52,7 +52,9 @@ def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, algorithm: str) 
 
 
 def test_numbers_are_those_of_the_model() -> None:
-    plan = CapsuleRegression(capsule_dim=4, algorithm="em").plan(_rows(5000, 300), validation=_rows(1000, 300))
+    plan = CapsuleRegression(capsule_dim=4, algorithm="em").plan(
+        _rows(5000, 300), validation=_rows(1000, 300)
+    )
     assert set(plan["stages"]) == {"svd", "moments", "estep"}
     estep = plan["stages"]["estep"]
     # sums (4) and rows of one member, and the residual moment of 40 dimensions over 196 directions and the
@@ -119,7 +121,9 @@ def test_passes_of_a_fit_with_tol_are_a_lower_bound() -> None:
     model = CapsuleRegression(capsule_dim=2, max_iter=500, nu_schedule=None, tol=10.0)
     assert model.plan(rows)["passes"] == {"at_least": 2, "expected": 500, "at_most": 500}
     assert model.fit(rows).n_iter_ == 2
-    scheduled = CapsuleRegression(algorithm="em", capsule_dim=2, tol=10.0, nu_schedule=[(0.5, 9), (0.2, 9), (0.0, 9)])
+    scheduled = CapsuleRegression(
+        algorithm="em", capsule_dim=2, tol=10.0, nu_schedule=[(0.5, 9), (0.2, 9), (0.0, 9)]
+    )
     assert scheduled.plan(rows)["passes"]["at_least"] == 6 <= scheduled.fit(rows).n_iter_
 
 

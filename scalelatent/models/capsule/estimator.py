@@ -46,9 +46,9 @@ class CapsuleRegression(StreamedClassifier):
     """Classification by latent vectors of competing length, fitted by streamed EM.
 
     Each class has a capsule h_i = W_i x + b_i of ``capsule_dim`` numbers; the class whose vector is longest
-    wins, and the squashing function turns lengths into probabilities. Fits numpy arrays, memmaps, zarr and dask
-    arrays and :class:`~scalelatent.Dataset` rows of any number, in process or on a Dask cluster, with the
-    same bits.
+    wins, and the squashing function turns lengths into probabilities. The rows are numpy arrays, memmaps,
+    zarr and dask arrays or a :class:`~scalelatent.Dataset` of any length, in this process or on a Dask
+    cluster, with the same bits.
 
     Parameters
     ----------
@@ -156,8 +156,8 @@ class CapsuleRegression(StreamedClassifier):
 
     Notes
     -----
-    ``transform`` gives latent means h = W V^T (x - mean) + b, float32, V being the projection: class by class in the order of ``classes_`` (member by
-    member for the binary architectures).
+    ``transform`` gives latent means h = W V^T (x - mean) + b, float32, V being the projection: class by class
+    in the order of ``classes_`` (member by member for the binary architectures).
 
     References
     ----------

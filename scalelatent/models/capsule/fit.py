@@ -125,9 +125,7 @@ def too_wide(width: int | None, n_features: int, n_classes: int, memory: int) ->
     )
 
 
-def choose_dim(
-    model: CapsuleRegression, counts: np.ndarray, columns: int, where: str
-) -> int | Sequence[int]:
+def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int, where: str) -> int | Sequence[int]:
     """``capsule_dim``, or eight, cut to what the rows allow."""
     if model.capsule_dim is not None:
         return model.capsule_dim
@@ -219,8 +217,8 @@ def check_classes(
     largest = int(members.dims.max())
     if largest > columns and init == "subspace":
         raise ValueError(
-            f"capsule_dim={largest} is above the {columns} columns of the rows (features or directions of the "
-            f"projection, and the intercept): give at most {columns}, or init='random'"
+            f"capsule_dim={largest} is above the {columns} columns of the rows (features or directions of "
+            f"the projection, and the intercept): give at most {columns}, or init='random'"
         )
     if init != "subspace":
         return
@@ -361,6 +359,7 @@ def project_steps(
         first = (yield Derive(first_mean, (train.dataset,))) if model.fit_intercept else None
         stats = yield Collect("svd", SecondMoments(train.n_features, intercept=first), train)
         frame = yield Derive(_leading_frame, (stats["moment"], first, width))
+    assert frame.matrix is not None
     projected = {}
     for name, part in rows.items():
         projected[name] = yield Map(f"project-{name}", Project(frame.matrix, frame.intercept), part)
@@ -565,8 +564,9 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
         told.one_pass("svd", moments_of_all, 24 * train.n_features**2, narrower)
         told.eigenvectors("directions", train.n_features)
         shape = n_columns(model, train.n_features), p
-        frame = RowFrame(frame.intercept, np.broadcast_to(np.float64(0.01), shape))
-        told.maps("project", Project(frame.matrix, frame.intercept))
+        matrix = np.broadcast_to(np.float64(0.01), shape)
+        told.maps("project", Project(matrix, frame.intercept))
+        frame = RowFrame(frame.intercept, matrix)
     intercept = frame.row_intercept
     columns = p if intercept is None else p - 1  # of the rows that passes read
     moment_pass = SecondMoments(columns, n_classes, None, intercept)
@@ -582,7 +582,9 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
         block, arrays = stage.grids["train"].block_rows, 3
         full = told.rates(stage, state)
         # Every row takes part in the first product, few of them in the second.
-        scores: dict[str, CapsulePass[CapsuleState]] = {"train": CapsulePass(members, p, em.nu, None, False, intercept)}
+        scores: dict[str, CapsulePass[CapsuleState]] = {
+            "train": CapsulePass(members, p, em.nu, None, False, intercept)
+        }
         product = told.rates(replace(stage, name="capsule_scores", work=scores), state)["train"]
         usual = {**full, "train": product + ACTIVE * max(full["train"] - product, 0.0)}
         beside = 2 * members.total_dim * p**2 / MSTEP_RATE

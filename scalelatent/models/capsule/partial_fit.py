@@ -97,9 +97,7 @@ class CapsuleStream:
                     "again"
                 )
             assert w is not None
-            self.running = RunningCapsule(
-                self.members, w, w, self.sums, 0.0, self.seen_rows, self.ridge
-            )
+            self.running = RunningCapsule(self.members, w, w, self.sums, 0.0, self.seen_rows, self.ridge)
         x = np.ascontiguousarray(x, dtype=np.float32)
         self.running.learn(x, codes, weight, options, cpu_backend())
         return self.running.average

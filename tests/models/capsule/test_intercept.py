@@ -63,7 +63,7 @@ def test_rows_of_another_width_are_refused() -> None:
 
 def test_moments_move_from_any_point_to_the_mean() -> None:
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(90, 4)) + [3.0, -1.0, 0.0, 100.0], (np.arange(90) % 2).astype(np.int32)
+    x, y = rng.normal([3.0, -1.0, 0.0, 100.0], size=(90, 4)), (np.arange(90) % 2).astype(np.int32)
     weight = rng.uniform(0.5, 2.0, 90)
     work = SecondMoments(4, 2, None, Intercept(np.array([2.0, 0.0, 0.0, 90.0], "f4"), 1.0))
     stats = Stats.zeros(work.layout())
@@ -78,7 +78,7 @@ def test_moments_move_from_any_point_to_the_mean() -> None:
     np.testing.assert_allclose(moment, exact, rtol=1e-9, atol=1e-9 * exact.max())
 
 
-# -- what it does ----------------------------------------------------------------------------------------------
+# -- what it does --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -176,7 +176,7 @@ def test_a_class_of_zeros_is_learned() -> None:
     assert (model.predict(x[y == 2]) == 2).all()
 
 
-# -- the ridge -------------------------------------------------------------------------------------------------
+# -- the ridge -----------------------------------------------------------------------------------------------
 
 
 def test_the_ridge_is_a_row_more() -> None:

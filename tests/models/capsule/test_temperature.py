@@ -85,7 +85,8 @@ def test_losses_are_log_losses() -> None:
     y, weight = rng.integers(0, 4, 50), rng.uniform(0.5, 2.0, 50)
     gaps = np.log(p).max(axis=1, keepdims=True) - np.log(p)
     expected = [
-        log_loss(y, tempered(p, t), sample_weight=weight, normalize=False, labels=range(4)) for t in (0.3, 1.0)
+        log_loss(y, tempered(p, t), sample_weight=weight, normalize=False, labels=range(4))
+        for t in (0.3, 1.0)
     ]
     np.testing.assert_allclose(losses_at(gaps, y, weight, np.array([0.3, 1.0])), expected, rtol=1e-9)
 

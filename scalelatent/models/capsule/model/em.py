@@ -280,8 +280,8 @@ class CapsuleEM:
     patience: np.ndarray
     scheduled: int
     momentum: float
-    # rho, or float64 (p,): that of each column
-    ridge: np.ndarray | float
+    # float64 (p,): rho of each column
+    ridge: np.ndarray
     tol: float
     # Largest number of passes
     max_iter: int
