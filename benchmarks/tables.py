@@ -949,12 +949,37 @@ def s3_troubled() -> Iterable[Iterable[Any]]:
     yield "by the proxy", r["troubled_s"], f"{r['troubled_mb_per_s']:.0f} MB/s", troubles, same
 
 
-@shown("set|rows x features|capsules|linear mixtures|20 of 10 dimensions|logistic regression|3 neighbours")
+@shown("set|rows x features|capsules|the paper's|linear mixtures|logistic regression|3 neighbours|RBF SVM")
 def defaults() -> Iterable[Iterable[Any]]:
-    for line in read("defaults"):
-        found = line["models"].values()
-        cells = (m if m == "refused" else f"{m['error']:.1f} ± {m['deviation']:.1f} %" for m in found)
+    for line in read("defaults")["errors"]:
+        spread = line["splits"] > 1
+        cells = (
+            f"{m['error']:.1f}" + (f" ± {m['deviation']:.1f} %" if spread else " %")
+            for m in line["models"].values()
+        )
         yield line["set"], " x ".join(f"{size:,}" for size in line["shape"]), *cells
+
+
+@shown("set|capsules: default|found|linear mixtures: default|found")
+def defaults_found() -> Iterable[Iterable[Any]]:
+    for line in read("defaults")["best"]:
+        errors = ((model["default"], model["found"]) for model in line["models"].values())
+        yield line["set"], *(f"{error:.1f} %" for pair in errors for error in pair)
+
+
+@shown("set|test error|calibration error: validation rows|training rows|temperature 1")
+def defaults_calibration() -> Iterable[Iterable[Any]]:
+    for line in read("defaults")["calibration"]:
+        hows = [line[how] for how in ("validation rows", "training rows", "temperature 1")]
+        errors = (f"{how['calibration_error']:.1f} %" for how in hows)
+        yield line["set"], f"{hows[1]['test_error']:.1f} %", *errors
+
+
+@shown("set|capsules: mean excess|largest|linear mixtures: mean excess|largest")
+def defaults_subsets() -> Iterable[Iterable[Any]]:
+    for line in read("defaults")["subsets"]:
+        points = ((m["mean_excess"], m["largest_excess"]) for m in line["models"].values())
+        yield line["set"], *(f"{value:.1f}" for pair in points for value in pair)
 
 
 def rewritten(page: str) -> str:
