@@ -325,7 +325,7 @@ def _last_fit(
     """W, projection and intercept of the fit that ``warm_start`` starts from; empty where there is none."""
     if not (model.warm_start and hasattr(model, "W_")):
         return {}
-    w, (intercept, matrix) = model._weights(), model._frame
+    w, intercept, matrix = model._weights(), model._frame.intercept, model._frame.matrix
     if w.shape != (members.total_dim, columns) or not np.array_equal(model.classes_, classes):
         raise ValueError(
             f"warm_start: the last fit has weights of shape {w.shape} and classes {model.classes_.tolist()}, "
