@@ -64,7 +64,8 @@ class SecondMoments:
         if self.class_weight is not None:
             weight = weight * self.class_weight[codes]
         if self.intercept is not None:
-            squares = prepared.to_host((x[:, :-1] ** 2).sum(axis=1)) * weight
+            lengths = x[:, :-1] * x[:, :-1]
+            squares = prepared.to_host(lengths.sum(axis=1)) * weight
             with np.errstate(over="ignore"):
                 stats["outlier"][...] += (squares**2).sum(), squares**2 @ (block.start + np.arange(len(x)))
         # One group at a time: x[rows] is a copy, and A.T @ A runs as a symmetric update.
