@@ -5,10 +5,8 @@ rows. An entry of the table says what holds for the two results:
 
 same    They have the same bits.
 close   They differ by float32 rounding: at most by ``Model.rounding``.
-offset  They differ by one constant for all rows, and beside it by at most ``Model.spread``: log densities of
-        rows that have one more feature, whose factors start from other random numbers.
 score   They differ, and the score of the second fit is lower by at most ``Model.spread``.
-error   The second fit is refused: images are dense, and pixels are 0 or 1.
+error   The second fit is refused: images are dense, and their pixels are 0 or 1.
 letter  The change does not apply to the model. REASONS says why.
 """
 
@@ -31,34 +29,34 @@ import scalelatent as sl
 from scalelatent.errors import DataError
 
 TABLE = """
-                      | em    | steps | leaves | passive | classes | density | factors | layers | crbm  | parts | tree
-rows in another order | close | score | close  | score   | score   | score   | score   | score  | score | score | g
-names of classes      | same  | same  | same   | same    | same    | a       | a       | a      | a     | a     | same
-order of classes      | close | close | close  | close   | score   | a       | a       | a      | a     | a     | g
-rows twice, weights 2 | close | score | close  | score   | close   | close   | close   | b      | b     | b     | b
-some rows twice or so | close | score | close  | score   | score   | score   | score   | b      | b     | b     | b
-a column of ones      | close | close | close  | close   | close   | d       | offset  | score  | score | f     | f
-a column of zeros     | close | close | close  | close   | close   | d       | offset  | score  | score | score | g
-a column x 1000       | score | score | score  | score   | c       | c       | c       | c      | e     | error | error
-all numbers + 1024    | close | close | close  | close   | close   | close   | close   | same   | e     | error | error
-float16               | same  | same  | same   | same    | same    | same    | same    | same   | same  | same  | same
-float64               | same  | same  | same   | same    | same    | same    | same    | same   | same  | same  | same
-integers              | same  | same  | same   | same    | same    | same    | same    | same   | same  | same  | same
-CSR                   | same  | same  | same   | same    | same    | same    | same    | same   | same  | error | error
-column by column      | same  | same  | same   | same    | same    | same    | same    | same   | same  | same  | same
-dask chunks           | same  | same  | same   | same    | same    | same    | same    | same   | same  | same  | same
-zarr chunks           | same  | same  | same   | same    | same    | same    | same    | same   | same  | same  | same
-blocks of 32 rows     | close | close | close  | close   | close   | close   | close   | same   | same  | same  | same
-leaves of 32 rows     | close | close | score  | close   | close   | close   | close   | same   | same  | score | g
+                        | em    | steps | leaves | passive | classes | density | factors | boots | crbm  | parts | tree
+rows in another order   | close | score | close  | score   | score   | score   | score   | score | score | score | g
+names of classes        | same  | same  | same   | same    | same    | a       | a       | a     | a     | a     | same
+order of classes        | close | close | close  | close   | score   | a       | a       | a     | a     | a     | g
+rows twice or weights 2 | close | score | close  | score   | close   | close   | close   | b     | b     | b     | b
+a fifth of rows twice   | close | score | close  | score   | score   | score   | score   | b     | b     | b     | b
+a column of ones        | close | close | close  | close   | close   | d       | d       | score | score | f     | f
+a column of zeros       | close | close | close  | close   | close   | d       | d       | score | score | score | g
+a column x 1000         | score | score | score  | score   | c       | c       | c       | c     | e     | error | error
+all numbers + 1024      | close | close | close  | close   | close   | close   | close   | same  | e     | error | error
+float16                 | same  | same  | same   | same    | same    | same    | same    | same  | same  | same  | same
+float64                 | same  | same  | same   | same    | same    | same    | same    | same  | same  | same  | same
+integers                | same  | same  | same   | same    | same    | same    | same    | same  | same  | same  | same
+CSR                     | same  | same  | same   | same    | same    | same    | same    | same  | same  | error | error
+column by column        | same  | same  | same   | same    | same    | same    | same    | same  | same  | same  | same
+dask chunks             | same  | same  | same   | same    | same    | same    | same    | same  | same  | same  | same
+zarr chunks             | same  | same  | same   | same    | same    | same    | same    | same  | same  | same  | same
+blocks of 32 rows       | close | close | close  | close   | close   | close   | close   | same  | same  | same  | same
+leaves of 32 rows       | close | close | score  | close   | close   | close   | close   | same  | same  | score | g
 """  # noqa: E501
 REASONS = {
     "a": "The model learns without classes.",
     "b": "The model takes each row once and has no weights.",
     "c": "Squared distances, from which k-means starts and noise is computed, need features in one unit.",
-    "d": "The noise is a mean over all features, so that a feature without variance changes each density.",
+    "d": "The noise is, or starts as, a mean over all features, so that a constant one changes densities.",
     "e": "Gradients of all inputs share one learning rate, so that inputs are to be about 0 to 1.",
     "f": "A column of ones is a line of pixels, which features have to make.",
-    "g": "The change leads to another network, and one as small as this does not learn what could be scored.",
+    "g": "The change leads to another network, and so small a network does not learn the classes.",
 }
 
 
@@ -187,7 +185,7 @@ MODELS = {
         supervised=False,
         **DENSITIES,
     ),
-    "layers": Model(
+    "boots": Model(
         sl.MultilayerBootstrapNetwork,
         {"n_clusterings": 50, "k1": 30, "n_classes": 3},
         draw_clouds,
@@ -208,8 +206,9 @@ MODELS = {
         {"layers": [(4, 3)], "online": False, "n_epochs": 10},
         draw_images,
         "transform",
-        # The share of bits that features save is .66, or .63 where one shape is learned as two features.
-        spread=0.04,
+        # The share of bits that features save has a standard deviation of .052 between images:
+        # 2 * .052 * sqrt(2 / 300).
+        spread=0.0085,
         score=lambda fitted, x, y: float(fitted.score(x)),
         supervised=False,
     ),
@@ -294,8 +293,8 @@ CHANGES = {
     "rows in another order": Change(permute),
     "names of classes": renamed(["left", "right", "top"]),
     "order of classes": renamed([2, 0, 1]),
-    "rows twice, weights 2": repeat_against_weights(lambda n: np.full(n, 2)),
-    "some rows twice or so": repeat_against_weights(lambda n: np.where(np.arange(n) % 5 == 0, 2, 1)),
+    "rows twice or weights 2": repeat_against_weights(lambda n: np.full(n, 2)),
+    "a fifth of rows twice": repeat_against_weights(lambda n: np.where(np.arange(n) % 5 == 0, 2, 1)),
     "a column of ones": in_all_rows(append_column(1)),
     "a column of zeros": in_all_rows(append_column(0)),
     "a column x 1000": in_all_rows(lambda x: np.concatenate([x[..., :1] * 1000, x[..., 1:]], axis=-1)),
@@ -320,7 +319,7 @@ ENTRIES = {
 
 def test_the_table_has_an_entry_for_each_change_and_model_and_needs_each_reason() -> None:
     assert list(ENTRIES) == list(product(CHANGES, MODELS))
-    assert set(ENTRIES.values()) == {"same", "close", "offset", "score", "error", *REASONS}
+    assert set(ENTRIES.values()) == {"same", "close", "score", "error", *REASONS}
 
 
 @cache
@@ -341,13 +340,12 @@ def fit_before(model: str, change: str | None) -> Any:
 )
 def test_a_change_of_the_rows_changes_what_the_table_says(change: str, model: str, tmp_path: Path) -> None:
     how, column, entry = CHANGES[change], MODELS[model], ENTRIES[change, model]
-    first = fit_before(model, None if how.before is as_it_is else change)
-    given = how.after(column.given(), tmp_path)
+    changed = how.after(column.given(), tmp_path)
     if entry == "error":
-        with pytest.raises(DataError):
-            column.fit(given)
+        with pytest.raises(DataError, match="images"):
+            column.fit(changed)
         return
-    second = column.fit(given)
+    first, second = fit_before(model, None if how.before is as_it_is else change), column.fit(changed)
     x, y = column.draw(300, np.random.default_rng(1))
     after, labels = how.rows(x), how.labels(y)
     if entry == "score":
@@ -356,7 +354,5 @@ def test_a_change_of_the_rows_changes_what_the_table_says(change: str, model: st
     expected, found = column.read_results(first, x), how.back(column.read_results(second, after))
     if entry == "same":
         np.testing.assert_array_equal(found, expected)
-    elif entry == "close":
-        np.testing.assert_allclose(found, expected, rtol=0, atol=column.rounding)
     else:
-        np.testing.assert_allclose(found - (found - expected).mean(), expected, rtol=0, atol=column.spread)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=column.rounding)
