@@ -633,8 +633,8 @@ def temperature_steps(
     """The temperature of class probabilities with the least log-loss of validation, else training rows."""
     dense = fitted.likelihood in DENSE
     noise = fitted.pancakes.noise.reshape(len(fitted.classes), -1).mean(axis=1)
-    p = fitted.pancakes.means.shape[1]
-    scale = float(p) if dense else max(float(noise.mean()) * p, LEAST_FLOOR)
+    p, h = fitted.pancakes.means.shape[1], fitted.pancakes.n_dims
+    scale = float(p) if dense else max(float(noise.mean()) * (p - h), LEAST_FLOOR)
     temperatures = scale * TEMPERATURES
     rows_of_fit, every = None, 1
     held = "validation" if "validation" in rows else "train"
