@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.kinds import find_kernels, kernel_names, load
+from scalelatent.contract.kinds import find_kernels, import_object, kernel_names
 from scalelatent.contract.learners import Backend, Table
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import DeviceLostError, DeviceMemoryError, RunError
@@ -39,7 +39,7 @@ def find_kernel(name: str, backend: str) -> Callable[..., Any]:
     if bodies is None or backend not in bodies:
         there = kernel_names() if bodies is None else sorted(bodies)
         raise RunError(f"kernel {name!r} has no body for backend {backend!r}; there are: {', '.join(there)}")
-    return load(bodies[backend])
+    return import_object(bodies[backend])
 
 
 class HostBackend:

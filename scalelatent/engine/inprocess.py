@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.idle import lend
+from scalelatent.contract.idle_threads import allow_threads
 from scalelatent.contract.learners import Backend
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import ShardError
@@ -83,7 +83,7 @@ class InProcessExecutor:
 
     def step(self, stage: Stage, iteration: int, handle: object, on_rows: OnRows) -> StepResult:
         stats, rows, nbytes = self._reduce(stage, iteration, handle, on_rows)
-        with lend(self.workers):
+        with allow_threads(self.workers):
             state = stage.batch.update(handle, stats)
         if self.store is not None:
             self.store.drop_nodes()

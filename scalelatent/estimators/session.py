@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.idle import lend
+from scalelatent.contract.idle_threads import allow_threads
 from scalelatent.contract.learners import CostedMap, Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
@@ -301,7 +301,7 @@ class FitSession:
 
     def _serve(self, step: Step) -> Any:
         if isinstance(step, Derive):
-            with lend(resolve_jobs(self.n_jobs) if self.client is None else 1):
+            with allow_threads(resolve_jobs(self.n_jobs) if self.client is None else 1):
                 return step.value()
         if isinstance(step, Map):
             return self.mapped(step.name, step)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.contract.finite import LARGEST, diverged, find_nonfinite, find_too_large
+from scalelatent.contract.finite import LARGEST_VALUE, find_nonfinite, find_too_large, make_divergence_error
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
@@ -35,9 +35,9 @@ def test_places_of_bad_values_are_named() -> None:
     assert find_nonfinite(block(np.nan)) == "row 7, feature 1 is nan"
     assert find_nonfinite(block(1e39)) == "row 7, feature 1 is 1e+39, beyond float32"
     told = "row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18"
-    assert find_nonfinite(block(1e38), LARGEST) == find_too_large(block(1e38, "f4")) == told
-    assert "the weights have grown" in str(diverged([0], "pass 7", "lower it"))
-    assert "with the first weights" in str(diverged([0], "pass 1", "lower it"))
+    assert find_nonfinite(block(1e38), LARGEST_VALUE) == find_too_large(block(1e38, "f4")) == told
+    assert "the weights have grown" in str(make_divergence_error([0], "pass 7", "lower it"))
+    assert "with the initial weights" in str(make_divergence_error([0], "pass 1", "lower it"))
 
 
 def test_a_check_calls_now_and_then() -> None:

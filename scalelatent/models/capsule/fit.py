@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.finite import LARGEST
+from scalelatent.contract.finite import LARGEST_VALUE
 from scalelatent.contract.parameters import is_number
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
@@ -343,7 +343,7 @@ def first_mean(rows: Dataset) -> Intercept:
             mean = np.asarray(x if isinstance(x, np.ndarray) else x.toarray(), dtype=np.float64).mean(axis=0)
     except DataError:
         pass  # rows that cannot be read are for the pass to report, or to leave out
-    return Intercept(np.where(np.abs(mean) <= LARGEST, mean, 0.0).astype(np.float32), 1.0)
+    return Intercept(np.where(np.abs(mean) <= LARGEST_VALUE, mean, 0.0).astype(np.float32), 1.0)
 
 
 def project_steps(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from scalelatent.contract.idle import in_parts
+from scalelatent.contract.idle_threads import run_parts
 from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_list
 from scalelatent.contract.stats import Stats
@@ -345,7 +345,7 @@ def start_of(
             return own[np.sort(rng.choice(len(own), k, replace=False))].astype(np.float64)
         return seed_centres(own, k, rng)
 
-    centres = in_parts(centres_of, range(len(components)))
+    centres = run_parts(centres_of, range(len(components)))
     return start_pancakes(np.concatenate(centres), width, seed), variance
 
 
