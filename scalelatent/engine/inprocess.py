@@ -26,7 +26,7 @@ from .executor import OnRows, StepResult
 from .grid import TreeReducer
 from .halving import cut_event
 from .order import RowOrder
-from .passes import PassContext, Span, Stage, plan_spans, split_vector, vector_length, worth_saving
+from .passes import PassContext, Span, Stage, is_worth_saving, plan_spans, split_vector, vector_length
 from .quarantine import Quarantine
 from .rates import choose_cache, map_cache
 from .reading import Meter, StopEvent, Stopped
@@ -111,12 +111,12 @@ class InProcessExecutor:
         self, stage: Stage, iteration: int, state: object, on_rows: OnRows
     ) -> tuple[dict[str, Stats], int, int]:
         while True:
-            now = replace(stage, skipped=self.quarantine.of(stage))
+            now = replace(stage, skipped=self.quarantine.excluded_parts(stage))
             try:
                 return self._reduced(now, iteration, state, on_rows)
             except ShardError as error:
                 where = {"stage": stage.name, "pass": iteration + 1}
-                if not self.quarantine.take(error, self.callbacks, **where):
+                if not self.quarantine.exclude_unreadable(error, self.callbacks, **where):
                     raise
                 if self.store is not None:  # what is done of this pass was done of all rows
                     self.store.drop_nodes()
@@ -150,7 +150,7 @@ class InProcessExecutor:
             def run(span: Span) -> np.ndarray:
                 begin = time.perf_counter()
                 vector = context.run_span(span, stop)
-                if self.store is not None and worth_saving(
+                if self.store is not None and is_worth_saving(
                     time.perf_counter() - begin, vector.nbytes, self.checkpoint_seconds
                 ):
                     self.store.save_node(stage.name, iteration, span, vector)
@@ -188,12 +188,12 @@ class InProcessExecutor:
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Write the missing shards, one thread a shard."""
         while True:
-            skipped = self.quarantine.rows_of(task.dataset)
+            skipped = self.quarantine.excluded_rows(task.dataset)
             now = replace(task, skipped=skipped, cache=map_cache(self._asked, task))
             try:
                 return self._run_map(now, on_rows)
             except ShardError as error:
-                if not self.quarantine.take(error, self.callbacks, stage=task.name):
+                if not self.quarantine.exclude_unreadable(error, self.callbacks, stage=task.name):
                     raise
 
     def _run_map(self, task: OutputTask, on_rows: OnRows) -> None:

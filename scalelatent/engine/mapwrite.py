@@ -16,9 +16,9 @@ from scalelatent.contract.learners import Backend, Block, LabelMap, PartedMap, P
 from .backend import computes_on_card, make_backend
 from .cache import shared_cache
 from .halving import apply_block, fill_block
-from .passes import BLOCK_BYTES, BLOCK_ROWS, card_block
+from .passes import BLOCK_BYTES, BLOCK_ROWS, choose_gpu_block_rows
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopEvent, Stopped, iter_blocks, naming
+from .reading import Meter, Reader, StopEvent, Stopped, iter_blocks, name_dataset_in_errors
 from .threads import resolve_jobs, single_threaded
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class MapTask(OutputTask):
             else map_block(row_map, self.dataset, bool(backend.card_errors))
         )
         blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
-        with naming(self.dataset):
+        with name_dataset_in_errors(self.dataset):
             for block in iter_blocks(reader, blocks, stop_event):
                 at = block.start - start
                 rows = slice(at, at + len(block.x))
@@ -188,7 +188,7 @@ def map_block(row_map: RowMap, dataset: Dataset, on_card: bool) -> int:
 def block_rows(n_features: int, on_card: bool = False) -> int:
     """Return the rows of a block of a map: as in a pass, but 32 MiB (a card: 256) as dense rows at most."""
     usual = max(256, min(BLOCK_ROWS, BLOCK_BYTES // (4 * n_features)))
-    wanted, most = (card_block(n_features), 2**28) if on_card else (usual, 2**25)
+    wanted, most = (choose_gpu_block_rows(n_features), 2**28) if on_card else (usual, 2**25)
     return max(1, min(wanted, most // (4 * n_features)))
 
 
@@ -288,7 +288,7 @@ def map_to_array(
         def work(first: int) -> int:
             last = min(first + run, len(dataset))
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
-            with naming(dataset):
+            with name_dataset_in_errors(dataset):
                 for block in iter_blocks(Reader(dataset, None, Meter(), wants=row_map.wants), blocks, stop):
                     rows = slice(block.start, block.start + len(block.x))
                     if first_row:
@@ -325,7 +325,7 @@ def _map_by_columns(
     stop = StopEvent()
     reader = Reader(dataset, None, Meter(), wants=row_map.wants)
     blocks = [(a, min(a + rows, len(dataset))) for a in range(0, len(dataset), rows)]
-    with single_threaded(), naming(dataset):
+    with single_threaded(), name_dataset_in_errors(dataset):
         for block in iter_blocks(reader, blocks, stop):
             start = block.start
             for part in row_map.stages():

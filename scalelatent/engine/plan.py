@@ -24,7 +24,15 @@ from .feeding import SLAB_BYTES
 from .grid import FAN_IN, RowGrid
 from .mapwrite import block_rows
 from .order import RowOrder
-from .passes import FLOP_RATE, Stage, choose_level, given_grid, make_stage, seconds_per_row, spans_of
+from .passes import (
+    FLOP_RATE,
+    Stage,
+    choose_level,
+    list_spans,
+    make_stage,
+    seconds_per_row,
+    select_grid_options,
+)
 from .rates import (
     EIGEN_SIZE,
     GATHER_RATE,
@@ -173,7 +181,7 @@ def check_fits(name: str, parts: Mapping[str, int], resources: Resources, remedy
 def describe_stage(stage: Stage, resources: Resources) -> dict[str, Any]:
     """Tasks, tree and statistic of a pass."""
     grid, reduction, _ = _first_part(stage)
-    tasks = len(spans_of(stage, resources.workers * resources.threads))
+    tasks = len(list_spans(stage, resources.workers * resources.threads))
     if tasks > MAX_TASKS:
         wanted = grid.leaf_rows * -(-tasks // MAX_TASKS)
         raise PlanError(
@@ -215,7 +223,7 @@ class Forecast:
         self.seconds: dict[str, float] = {}
         self.least = self.most = 0.0
         self.scratch = 0
-        self._grid = given_grid(options)
+        self._grid = select_grid_options(options)
         self._asked = parse_cache(options.get("cache"))
         self._cache = self._peak = 0
 
@@ -441,7 +449,7 @@ class Forecast:
 
     def a_pass(self, stage: Stage, computing: Mapping[str, float]) -> float:
         """Seconds of a pass, given those of a row of each part on one thread."""
-        total = self.pass_overhead(len(spans_of(stage, self.resources.slots)))
+        total = self.pass_overhead(len(list_spans(stage, self.resources.slots)))
         for part, dataset in stage.datasets.items():
             slots = min(self.resources.slots, stage.grids[part].n_leaves)
             total += len(dataset) * self.row_seconds(computing[part], self.reading(dataset), slots)

@@ -19,7 +19,7 @@ from scalelatent.storage.disk import Location
 from .cache import shared_cache
 from .mapwrite import OutputTask, common_fields, open_spec
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopEvent, Stopped, as_rows, naming
+from .reading import Meter, Reader, StopEvent, Stopped, as_rows, name_dataset_in_errors
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -128,7 +128,7 @@ class SetsTask(OutputTask):
         numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
         kept: list[list[HostRows]] = [[] for _ in numbers]
         wanted = [self.sets.rows(which) for which in numbers]
-        with naming(self.dataset):
+        with name_dataset_in_errors(self.dataset):
             for first, x, places in self._pieces(wanted, stop_event, meter):
                 for i, which in enumerate(numbers):
                     rows = wanted[i][places[i]]

@@ -32,7 +32,7 @@ from scalelatent.engine.incremental import DropLeaves, KeptLeaves
 from scalelatent.engine.mapwrite import map_rows, map_to_array, open_spec, parted_rows, start_map
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import warn_if_sorted
-from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stage
+from scalelatent.engine.passes import Stage, choose_block_rows, make_stage, select_grid_options
 from scalelatent.engine.plan import MAX_TASKS
 from scalelatent.engine.quarantine import Quarantine, check_choice
 from scalelatent.engine.resume_identity import same_form
@@ -191,7 +191,7 @@ class FitSession:
         from scalelatent.engine.inprocess import InProcessExecutor
 
         # Refused before anything is written, for whatever number of columns a stage will have.
-        choose_block(1, **given_grid(self.options))
+        choose_block_rows(1, **select_grid_options(self.options))
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
             quarantine = Quarantine(self.on_bad_shard)
@@ -383,7 +383,7 @@ class FitSession:
     @property
     def grid(self) -> dict[str, Any]:
         """The arguments of ``make_stage`` about blocks and leaves."""
-        return {**given_grid(self.options), "card_blocks": self._card_blocks}
+        return {**select_grid_options(self.options), "card_blocks": self._card_blocks}
 
     def collect(
         self, name: str, reduction: Reduction, rows: Rows | Dataset, classes: np.ndarray | None = None
@@ -411,7 +411,7 @@ class FitSession:
         self.leaves(place)
         task = start_map(stage, dataset, row_map, place.url, self.device, resume=True)
         out = map_rows(self.executor, task, progress)
-        self.executor.quarantine.follow(dataset, out)
+        self.executor.quarantine.exclude_mapped(dataset, out)
         return out
 
     def _map_in_memory(self, row_map: RowMap, dataset: Dataset, progress: Progress) -> Dataset:
@@ -504,7 +504,7 @@ class FitSession:
             self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
             task = start_sets(stage, dataset, step.sets, place.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
-            missing = places_within(step.sets, self.executor.quarantine.rows_of(dataset))
+            missing = places_within(step.sets, self.executor.quarantine.excluded_rows(dataset))
             kept = self._done(step, stage, written, begin, missing=list(missing))
         missing = tuple(int(i) for i in kept.get("missing", ()))
         return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows, missing)

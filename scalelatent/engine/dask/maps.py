@@ -122,7 +122,7 @@ def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
 
         def make() -> MapShards:
             nonlocal known
-            skipped = executor.quarantine.rows_of(task.dataset)
+            skipped = executor.quarantine.excluded_rows(task.dataset)
             if known is None or skipped != known[1]:
                 name = f"map-{task.name}-{executor.next_token()}"
                 tree = replace(task, skipped=skipped, cache=map_cache(executor.cache, task)).to_tree()

@@ -24,9 +24,9 @@ from scalelatent.engine.passes import (
     PassContext,
     Span,
     Stage,
+    is_worth_saving,
     split_vector,
     vector_length,
-    worth_saving,
 )
 from scalelatent.engine.reading import Meter, Stopped
 from scalelatent.engine.threads import single_threaded
@@ -203,7 +203,7 @@ def task_span(
     with stopping(fit):
         vector = context.run_span(span, TaskStop(fit))
     seconds = time.perf_counter() - begin
-    if worth_saving(seconds, vector.nbytes, checkpoint_seconds):
+    if is_worth_saving(seconds, vector.nbytes, checkpoint_seconds):
         open_store(ref).save_node(stage_name, iteration, span, vector)
     _tell_cuts(fit, context.backend, limits)
     pace_news.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)

@@ -485,7 +485,7 @@ def row_order(
         least = LEAF_ROWS_A_DIMENSION * members.total_dim
         batch = None if model.batch_rows is None else int(model.batch_rows)
         return leaf_order(n_rows, chains, batch, min_leaf_rows=least)
-    return RowOrder.chosen(n_rows, seed, batch_rows(model), chains, options)
+    return RowOrder.choose(n_rows, seed, batch_rows(model), chains, options)
 
 
 def most_epochs(model: CapsuleRegression, n_rows: int) -> int:

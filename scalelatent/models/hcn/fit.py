@@ -361,7 +361,7 @@ def row_order(
 ) -> RowOrder:
     """Which images each step gets: of ``chains`` chains, or one minibatch a step where that is 0."""
     size = step_rows(model, n_rows) if chains else batch_size(model, n_rows)
-    return RowOrder.chosen(n_rows, seed, size, max(chains, 1), options)
+    return RowOrder.choose(n_rows, seed, size, max(chains, 1), options)
 
 
 def leaf_order(

@@ -469,7 +469,7 @@ def row_order(model: AnyMixture, k: int, n_rows: int, options: Mapping[str, Any]
     if batch is None:
         batch = max(min(n_rows // 8, max(BATCH_ROWS, ROWS_A_COMPONENT * k)), chains)
         batch = -(-batch // chains) * chains
-    return RowOrder.chosen(n_rows, seed, int(batch), chains, options)
+    return RowOrder.choose(n_rows, seed, int(batch), chains, options)
 
 
 def _mass(state: MixtureState) -> np.ndarray:
