@@ -26,7 +26,7 @@ from scalelatent.deploy.clusters import client_of, current_job
 from scalelatent.engine.backend import computes_on_card
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
-from scalelatent.engine.callbacks import Callback, Callbacks, telling_of_kernels
+from scalelatent.engine.callbacks import Callback, Callbacks, report_compilations
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.incremental import DropLeaves, KeptLeaves
 from scalelatent.engine.mapwrite import map_rows, map_to_array, open_spec, parted_rows, start_map
@@ -149,7 +149,7 @@ class FitSession:
         self.client = self._exit.enter_context(self._connection)
         self._exit.enter_context(single_threaded())
         if self.client is None:  # workers tell of theirs
-            self._exit.enter_context(telling_of_kernels(self.callbacks))
+            self._exit.enter_context(report_compilations(self.callbacks))
         if self.run_dir is not None:
             self.store = EngineStore(locate(self.run_dir).at("engine"))
         elif self.client is not None:
@@ -440,13 +440,13 @@ class FitSession:
         order, work, options = step.order(self.options), step.learner, self.options
         callbacks, every = list(self.callbacks.callbacks), options.get("checkpoint_steps")
         datasets = {part: self._weighed(rows) for part, rows in step.rows.items()}
-        drop = None
+        cleaner = None
         if step.keeps_leaves:
             assert self.store is not None, "Begin asks for records"
             folder, run = self.store.ref
             work = KeptLeaves(step.learner, folder, f"{self.kind}_{name}", run)
-            drop = DropLeaves(work)
-            callbacks, every = [*callbacks, drop], every or order.n_steps
+            cleaner = DropLeaves(work)
+            callbacks, every = [*callbacks, cleaner], every or order.n_steps
         elif order.buffer_rows < order.segment(0)[1]:
             # Not for leaves, whose totals are over all rows: their order does not matter.
             warn_if_sorted(datasets["train"], order)
@@ -466,8 +466,8 @@ class FitSession:
             validate_steps=options.get("validate_steps"),
         )
         through = bool(result.history) and result.history[-1]["steps"] >= step.n_epochs * order.n_steps
-        if drop is not None and (through or step.learner.is_done(result.state)):
-            drop.all()
+        if cleaner is not None and (through or step.learner.is_done(result.state)):
+            cleaner.drop()
         return result
 
     def _weighed(self, rows: Rows) -> Dataset:

@@ -13,7 +13,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
-from scalelatent.engine.cache import limit_of
+from scalelatent.engine.cache import compute_limit
 from scalelatent.engine.chains import RowCheck, apply_step, run_chains
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.dask.cluster_pass import key_of
@@ -73,7 +73,7 @@ def test_a_step_of_a_learner() -> None:
 def test_sizes_and_names() -> None:
     assert matrix_layout((2, 3), (40, 4), 4) == (True, 10)
     assert matrix_layout((3, 2), (4, 40), 4) == (False, 10)
-    assert (limit_of(0.25, 400), limit_of(64, 400)) == (100, 64)
+    assert (compute_limit(0.25, 400), compute_limit(64, 400)) == (100, 64)
     params = {"capsule_dim": 4, "estimator": {"nu_schedule": [(0.5, 3)]}}
     assert named_values(params) == {"capsule_dim": "4", "estimator.nu_schedule": "[[0.5, 3]]"}
     stage: Any = SimpleNamespace(name="capsule_estep")

@@ -51,9 +51,9 @@ def test_refuses_what_is_off_the_grid() -> None:
     grid = RowGrid(100, 8, 2)
     with pytest.raises(ValueError, match="at least 1"):
         RowGrid(0, 8, 2)
-    with pytest.raises(ValueError, match="do not lie on the grid"):
+    with pytest.raises(ValueError, match="do not match the grid"):
         grid.blocks(8, 32)
-    with pytest.raises(ValueError, match="do not lie on the grid"):
+    with pytest.raises(ValueError, match="do not match the grid"):
         grid.blocks(0, 33)
     with pytest.raises(IndexError, match="0 to 6"):
         grid.leaf_range(7)

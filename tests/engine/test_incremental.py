@@ -75,18 +75,18 @@ def fit(folder: Path, jobs: int = 1, epochs: int = 3, callback: Any = (), **opti
     learner = KeptLeaves(Means(), str(folder), "toy")
     stage = make_stage("toy_leaves", learner, {"train": Dataset.from_arrays(X)}, "cpu")
     store = EngineStore(folder)
-    drop = DropLeaves(learner)
+    cleaner = DropLeaves(learner)
     result = fit_online(
         InProcessExecutor(jobs, store, 30.0, PieceCache(0)),
         stage,
         {"total": np.zeros(2), "visits": 0},
         order=order,
         n_epochs=epochs,
-        callbacks=Callbacks([drop, *([callback] if callback else [])]),
+        callbacks=Callbacks([cleaner, *([callback] if callback else [])]),
         store=store,
         **options,
     )
-    return result, drop
+    return result, cleaner
 
 
 def by_hand(epochs: int = 3) -> np.ndarray:
@@ -153,11 +153,11 @@ def _every_step(progress: Any, done: int, total: int) -> None:
 
 def test_files_do_not_grow_with_epochs(tmp_path: Path) -> None:
     order = leaf_order(len(X), 2, 16)
-    _, drop = fit(tmp_path, epochs=12, checkpoint_steps=order.n_steps)
+    _, cleaner = fit(tmp_path, epochs=12, checkpoint_steps=order.n_steps)
     files = list(tmp_path.glob("leaf-*.rec"))
     assert 0 < len(files) <= 5 * count_leaves(order)
     (tmp_path / "leaf-other-000000-0.rec").write_text("another stage's")
-    drop.all()
+    cleaner.drop()
     assert [path.name for path in tmp_path.glob("leaf-*.rec")] == ["leaf-other-000000-0.rec"]
 
 

@@ -117,5 +117,5 @@ def test_a_missing_node_is_an_error(missing: int) -> None:
     for leaf in range(30):
         if leaf != missing:
             reducer.add(0, leaf, np.ones(1))
-    with pytest.raises(RuntimeError, match="not complete"):
+    with pytest.raises(RuntimeError, match="is incomplete"):
         reducer.root()

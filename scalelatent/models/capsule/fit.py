@@ -17,7 +17,7 @@ from scalelatent.engine.checkpoints import KEEP_STATES
 from scalelatent.engine.incremental import count_leaves, leaf_order
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import ALLOWED_SHARE, Forecast
-from scalelatent.engine.rates import noise
+from scalelatent.engine.rates import make_noise
 from scalelatent.errors import DataError, PlanError
 from scalelatent.estimators.base import tell_cut
 from scalelatent.estimators.steps import (
@@ -610,7 +610,7 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
         row, beside = told.chain(
             f"capsule_{step.name} {block}x{p} {learner.layout().size} {n_classes}",
             learner,
-            lambda: (step.state, noise(block, columns, "float32", n_classes)),
+            lambda: (step.state, make_noise(block, columns, "float32", n_classes)),
             order,
             rows=block,
             keeps_leaves=leaves,
