@@ -21,7 +21,7 @@ chain may append one record per row to its vector; the engine concatenates recor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -69,6 +69,12 @@ class Block:
     def row_number(self, row: int) -> int:
         """Return the index in the dataset of a row of this block, for messages."""
         return self.start + row if self.rows is None else int(self.rows[row])
+
+    def slice_rows(self, first: int, stop: int) -> Block:
+        """Return the block of the rows ``first:stop`` of this block."""
+        part = slice(first, stop)
+        y, weight, rows = (None if v is None else v[part] for v in (self.y, self.weight, self.rows))
+        return replace(self, x=self.x[part], y=y, weight=weight, start=self.start + first, rows=rows)
 
 
 class Backend(Protocol):

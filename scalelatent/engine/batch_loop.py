@@ -72,7 +72,7 @@ def fit_batches(
     if store is not None and (found := store.latest_state(stage.name)) is not None:
         iteration, state, messages = found
         report_unreadable(callbacks, messages)
-        history = full_history(store, stage, first, iteration)
+        history = load_full_history(store, stage, first, iteration)
         # The event includes the last record, because the fit may have been killed before it was logged.
         last = {"record": history[-1], "history": list(history)} if history else {}
         callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
@@ -109,7 +109,7 @@ def fit_batches(
     return LoopResult(executor.get_state(stage, iteration, handle), history)
 
 
-def full_history(store: EngineStore, stage: Stage, first: int, iteration: int) -> list[dict[str, Any]]:
+def load_full_history(store: EngineStore, stage: Stage, first: int, iteration: int) -> list[dict[str, Any]]:
     """Return the records of the passes of a stage up to ``iteration``; ``first`` passes came before it."""
     # A cluster may have finished two passes that a killed driver did not record. Their stored states give
     # the missing records.

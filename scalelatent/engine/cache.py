@@ -119,19 +119,15 @@ class PieceCache:
             if key in self._pieces:
                 return True
             if self.used + size > self.limit:
-                self._drop_unused(size)
+                for unused in [k for k, t in self._touched.items() if t < self._clock - 2]:
+                    if self.used + size > self.limit:
+                        self._drop(unused)
             if self.used + size > self.limit:
                 return False
             self._pieces[key] = (piece, size)
             self._touched[key] = self._clock
             self.used += size
             return True
-
-    def _drop_unused(self, needed: int) -> None:
-        for key in [k for k, t in self._touched.items() if t < self._clock - 2]:
-            if self.used + needed <= self.limit:
-                return
-            self._drop(key)
 
     def _drop(self, key: Hashable) -> None:
         self.used -= self._pieces.pop(key)[1]

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.kernels.sparse_rows import CsrRows
 
-from .order import PermutationCache, RowOrder
+from .order import RowOrder, permutation
 from .reading import Reader, Stopped
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Feed:
         self._error: BaseException | None = None
         self._closed, self._busy, self._asked = False, False, 0.0
         self._thread: threading.Thread | None = None
-        self._permutations = {chain: PermutationCache(BUFFERS) for chain in self._chains}
+        # Many steps use the same buffer, so the permutations of each chain's buffers are cached.
+        self._permutations = {chain: lru_cache(BUFFERS)(permutation) for chain in self._chains}
         # State of the thread alone: the runs in memory, and (slab, the runs that are needed soon after it).
         self._runs: dict[int, Piece] = {}
         self._needed: tuple[int, set[int]] = (-1, set())
@@ -197,7 +199,7 @@ class Feed:
             del self._runs[run]
 
     def _list_runs(self, slab: int) -> set[int]:
-        epoch, first, last = self._list_steps(slab)
+        epoch, first, last = self._find_steps(slab)
         return {
             int(run)
             for chain in self._chains
@@ -206,7 +208,7 @@ class Feed:
 
     def _list_following_runs(self, slab: int) -> set[int]:
         """Return the runs of each chain's next buffer after a slab."""
-        epoch, _, last = self._list_steps(slab)
+        epoch, _, last = self._find_steps(slab)
         out: set[int] = set()
         for chain in self._chains:
             place = -(-self._order.places(chain, last, last)[0] // self._order.buffer_rows)
@@ -217,7 +219,7 @@ class Feed:
                 out.update(int(r) for r in self._order.runs_at(following, chain, place, place + 1))
         return out
 
-    def _list_steps(self, slab: int) -> tuple[int, int, int]:
+    def _find_steps(self, slab: int) -> tuple[int, int, int]:
         """Return (epoch, first step, last step + 1) of a slab."""
         epoch, index = divmod(slab, self._per_epoch)
         return epoch, index * self._steps, min((index + 1) * self._steps, self._order.n_steps)
@@ -225,7 +227,7 @@ class Feed:
     # -- rows ------------------------------------------------------------------------------------------------
 
     def _gather(self, slab: int) -> list[_Rows]:
-        epoch, first, last = self._list_steps(slab)
+        epoch, first, last = self._find_steps(slab)
         out = []
         for chain in self._chains:
             places, permute = self._order.places(chain, first, last), self._permutations[chain]

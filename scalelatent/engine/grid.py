@@ -52,12 +52,9 @@ class RowGrid:
 
     def n_nodes(self, level: int) -> int:
         """Return the number of nodes of a level, from 0 (leaves) to `depth` (the root)."""
-        self._check_level(level)
+        if not 0 <= level <= self.depth:
+            raise IndexError(f"RowGrid: levels are 0 to {self.depth}, not {level}")
         return -(-self.n_leaves // FAN_IN**level)
-
-    def leaf_range(self, leaf: int) -> tuple[int, int]:
-        """Return the range `(start, stop)` of rows of a leaf."""
-        return self.node_rows(0, leaf)
 
     def node_leaves(self, level: int, node: int) -> range:
         """Return the range of leaves below a node."""
@@ -86,10 +83,6 @@ class RowGrid:
         if not 0 <= start <= stop <= self.n_rows:
             raise IndexError(f"RowGrid: rows {start}:{stop} are outside 0:{self.n_rows}")
         return [(a, min(a + self.block_rows, stop)) for a in range(start, stop, self.block_rows)]
-
-    def _check_level(self, level: int) -> None:
-        if not 0 <= level <= self.depth:
-            raise IndexError(f"RowGrid: levels are 0 to {self.depth}, not {level}")
 
 
 def spaced(n: int, count: int, places: int) -> list[tuple[int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,7 @@ def split_rows(block: Block, rows: int | None) -> Iterator[Block]:
         yield block
         return
     for a in range(0, count, rows):
-        yield _slice_block(block, a, min(a + rows, count))
-
-
-def _slice_block(block: Block, a: int, b: int) -> Block:
-    part = slice(a, b)
-    y, weight, rows = (None if v is None else v[part] for v in (block.y, block.weight, block.rows))
-    return replace(block, x=block.x[part], y=y, weight=weight, start=block.start + a, rows=rows)
+        yield block.slice_rows(a, min(a + rows, count))
 
 
 def accumulate_leaf(
@@ -94,7 +87,7 @@ def fill_block(
     while True:
         tried = count - done
         try:
-            for piece in split_rows(_slice_block(block, done, count), backend.row_limits.get(what)):
+            for piece in split_rows(block.slice_rows(done, count), backend.row_limits.get(what)):
                 tried = len(piece.x)
                 yield from row_map.fill(prepared, piece, out[done : done + tried])
                 done += tried

@@ -113,7 +113,7 @@ class DropLeaves(Callback):
                 place.delete(name)
 
 
-def leaf_order(
+def make_leaf_order(
     n_rows: int, n_chains: int, batch_rows: int | None = None, min_leaf_rows: int = MIN_LEAF_ROWS
 ) -> RowOrder:
     """Return an order whose chains are leaves: rows in the order of the dataset, the same in each epoch."""

@@ -132,7 +132,9 @@ class InProcessExecutor:
         spans, saved = plan_spans(stage, iteration, self.store, self.workers, THREAD_TASK_SECONDS)
         done = 0
         for span in saved:
-            vector = self._load_span(stage, iteration, span)
+            assert self.store is not None
+            length = vector_length(stage.reductions[span.part])
+            vector = self.store.load_node(stage.name, iteration, span, length)
             if vector is None:
                 spans.append(span)
                 continue
@@ -175,11 +177,6 @@ class InProcessExecutor:
                 if self._reported_limits.get((device, slot, what)) != rows:
                     self._reported_limits[device, slot, what] = rows
                     self.callbacks.on_event(make_split_event(what, rows, backend.device))
-
-    def _load_span(self, stage: Stage, iteration: int, span: Span) -> np.ndarray | None:
-        if self.store is None:
-            return None
-        return self.store.load_node(stage.name, iteration, span, vector_length(stage.reductions[span.part]))
 
     def _backend(self, device: str, slot: int) -> Backend:
         name = device if device == "reference" else resolve_device(device)
@@ -278,13 +275,12 @@ def run_threads(
             caller_stop = CallerStop(stop, on_wait)
             run, remaining = make(0, caller_stop), len(items)
             while remaining:
-                item, value, error = _get_result(results)
-                if item is _END and (item := take()) is not _END:
+                if results.empty() and (item := take()) is not _END:
                     try:
-                        value = run(item)
+                        value, error = run(item), None
                     except Stopped:  # another thread failed, and the next result is its error
                         continue
-                elif item is _END:
+                else:
                     item, value, error = _wait_for_result(results, threads, caller_stop)
                 if error is not None:
                     raise error
@@ -294,13 +290,6 @@ def run_threads(
         stop.set()
         for thread in threads:
             thread.join()
-
-
-def _get_result(results: queue.SimpleQueue[Any]) -> tuple[Any, Any, BaseException | None]:
-    try:
-        return results.get_nowait()
-    except queue.Empty:
-        return _END, None, None
 
 
 def _wait_for_result(

@@ -135,7 +135,7 @@ class MapTask(OutputTask):
         return stop - start
 
     def source_rows(self, shard: int) -> tuple[int, int]:
-        """Return the rows of the shard itself."""
+        """Return the rows of the shard, since each output row depends on the input row of the same index."""
         start, stop = self.writer.shard_bounds(shard)
         return int(start), int(stop)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -105,7 +104,7 @@ class RowOrder:
         return chain * (whole + share) + min(chain, more), whole + share + (chain < more)
 
     def places(self, chain: int, first_step: int, last_step: int) -> tuple[int, int]:
-        """Return the range of places of the steps ``first_step:last_step`` within a chain's segment."""
+        """Return the range of a chain's segment that the steps ``first_step:last_step`` read."""
         length = self.segment(chain)[1]
         return min(first_step * self.chain_rows, length), min(last_step * self.chain_rows, length)
 
@@ -159,7 +158,7 @@ class RowOrder:
         return self.numbers(run * self.run_rows), self.numbers(last) + 1
 
     def numbers(self, rows: _Rows) -> _Rows:
-        """Return the indices in the dataset of rows that are counted without held-out rows."""
+        """Convert row indices that skip held-out rows to row indices of the dataset."""
         spared, period = self.held
         return rows + spared * (rows // (period - spared)) if spared else rows
 
@@ -182,24 +181,6 @@ def _shuffle_runs(n_runs: int, seed: int, epoch: int) -> tuple[np.ndarray, int]:
 def permutation(seed: int, epoch: int, place: int, size: int) -> np.ndarray:
     """Return the random order of the rows of the buffer that starts at ``place`` in the sequence, int32."""
     return stream(seed, "order-rows", epoch, place).permutation(size).astype(np.int32)
-
-
-class PermutationCache:
-    """Cache of the last few results of :func:`permutation`, because many steps use the same buffer."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._kept: OrderedDict[tuple[int, int, int, int], np.ndarray] = OrderedDict()
-
-    def __call__(self, seed: int, epoch: int, place: int, size: int) -> np.ndarray:
-        """Return what :func:`permutation` returns."""
-        key = seed, epoch, place, size
-        if key not in self._kept:
-            while len(self._kept) >= self._size:
-                self._kept.popitem(last=False)
-            self._kept[key] = permutation(*key)
-        self._kept.move_to_end(key)
-        return self._kept[key]
 
 
 def measure_sortedness(dataset: Dataset) -> float:

@@ -275,20 +275,16 @@ class PassContext:
 
     def run_span(self, span: Span, stop_event: StopEvent) -> np.ndarray:
         """Return the vector of one span: the sum of its leaves' statistics, then the counters."""
-        grid, reduction, layout = (
-            self.stage.grids[span.part],
-            self.reductions[span.part],
-            self.reductions[span.part].layout(),
-        )
+        grid, reduction = self.stage.grids[span.part], self.reductions[span.part]
+        layout = reduction.layout()
         if span.part not in self._prepared:
             self._prepared[span.part] = reduction.prepare(self._state, self.backend)
         prepared, before = self._prepared[span.part], self.meter.bytes_read
         start, stop = grid.node_rows(span.level, span.index)
         what = f"{self.stage.name}/{span.part}"
-        per_leaf = [grid.blocks(*grid.leaf_range(leaf)) for leaf in grid.node_leaves(span.level, span.index)]
-        rows = iter_blocks(
-            self._readers[span.part], [block for leaf in per_leaf for block in leaf], stop_event
-        )
+        leaves = grid.node_leaves(span.level, span.index)
+        per_leaf = [grid.blocks(*grid.node_rows(0, leaf)) for leaf in leaves]
+        rows = iter_blocks(self._readers[span.part], grid.blocks(start, stop), stop_event)
         total_sum = _SpanSum(span.level, vector_length(reduction))
         with name_dataset_in_errors(self.stage.datasets[span.part]), closing(rows):
             for leaf in per_leaf:

@@ -110,7 +110,7 @@ def find_resources(client: Client | None, n_jobs: int | None, limit: str | int |
 
 def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants: int) -> dict[str, int]:
     """Return the bytes of one worker while it runs a stage, by purpose."""
-    grid, reduction, rows = _first_part(stage)
+    grid, reduction, rows = _get_first_part(stage)
     stat, p = reduction.layout().nbytes, rows.n_features
     level = choose_level(grid, reduction, resources.workers * resources.threads)
     piece = _piece_bytes(source)
@@ -129,7 +129,7 @@ def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants:
     }
 
 
-def _first_part(stage: Stage) -> tuple[RowGrid, Reduction, AnyRows]:
+def _get_first_part(stage: Stage) -> tuple[RowGrid, Reduction, AnyRows]:
     """Return (grid, reduction, rows) of a stage's first part, the training part if it exists."""
     part = next(iter(stage.grids))
     return stage.grids[part], stage.reductions[part], stage.datasets[part]
@@ -174,7 +174,7 @@ def check_fits(name: str, parts: Mapping[str, int], resources: Resources, remedy
 
 def describe_stage(stage: Stage, resources: Resources) -> dict[str, Any]:
     """Return the entries of a plan about the tasks, the tree and the statistic of a pass."""
-    grid, reduction, _ = _first_part(stage)
+    grid, reduction, _ = _get_first_part(stage)
     tasks = len(list_spans(stage, resources.workers * resources.threads))
     if tasks > MAX_TASKS:
         leaf_rows = grid.leaf_rows * -(-tasks // MAX_TASKS)
@@ -263,7 +263,7 @@ class Forecast:
         beside: int = 0,
         keeps_leaves: bool = False,
     ) -> None:
-        """Add a stage of steps over minibatches; ``beside`` is the bytes of a row without its features."""
+        """Add a stage of steps over minibatches; ``beside`` is bytes per row in addition to features."""
         rows, layout, resources = self.rows["train"], learner.layout(), self.resources
         row_bytes, chains = rows.nbytes // len(rows) + beside, order.n_chains
         # A chain has the runs of its current and next buffer in memory; without shuffling, a few runs.
@@ -459,7 +459,7 @@ class Forecast:
         return order.n_rows * self.row_seconds(row, reading, self.slots(order)) + steps
 
     def pass_overhead(self, tasks: int) -> float:
-        """Return the seconds of a pass with ``tasks`` tasks without the time for its rows."""
+        """Return the overhead in seconds of a pass with ``tasks`` tasks."""
         if not self.resources.on_cluster:
             return PASS_SECONDS + TASK_SECONDS * tasks
         return CLUSTER_PASS_SECONDS + CLUSTER_TASK_SECONDS * tasks

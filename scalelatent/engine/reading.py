@@ -11,8 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from scalelatent.kernels.sparse_rows import CsrRows
 from .cache import Piece, PieceCache
 from .quarantine import Ranges
 
-T = TypeVar("T")
 PlacedPiece: TypeAlias = "tuple[tuple[int, int], Piece]"
 
 if TYPE_CHECKING:
@@ -317,9 +315,13 @@ def _read_ahead(
     try:
         for _ in pieces:
             begin = time.perf_counter()
-            item, error = _retry_until_stopped(
-                lambda: ready.get(timeout=_POLL_SECONDS), queue.Empty, stop_event
-            )
+            while True:
+                try:
+                    item, error = ready.get(timeout=_POLL_SECONDS)
+                    break
+                except queue.Empty:
+                    if stop_event.is_set():
+                        raise Stopped from None
             reader.meter.wait_seconds += time.perf_counter() - begin
             if item is None:
                 raise error or Stopped
@@ -339,25 +341,6 @@ def _limit_read_ahead(dataset: Dataset, pieces: list[tuple[int, int]], target_wi
     return max(1, min(AHEAD, AHEAD_BYTES // max(largest, 1)))
 
 
-def _retry_until_stopped(get: Callable[[], T], not_ready: type[Exception], stop_event: StopEvent) -> T:
-    """Return ``get()``, called again after each ``not_ready``; raise Stopped if the pass is cancelled."""
-    while True:
-        try:
-            return get()
-        except not_ready:
-            if stop_event.is_set():
-                raise Stopped from None
-
-
-class _NotReady(Exception):
-    """Raised if a read has not finished within the polling interval."""
-
-
-def _wait_for_read(future: Future[Piece]) -> None:
-    if not wait([future], timeout=_POLL_SECONDS).done:
-        raise _NotReady
-
-
 def _read_concurrently(
     reader: Reader, pieces: list[tuple[int, int]], stop_event: StopEvent
 ) -> Generator[PlacedPiece, None, None]:
@@ -372,8 +355,9 @@ def _read_concurrently(
         while waiting:
             piece, future = waiting.popleft()
             begin = time.perf_counter()
-            # ``future.result(timeout=...)`` would not do, because the read itself may raise a TimeoutError.
-            _retry_until_stopped(partial(_wait_for_read, future), _NotReady, stop_event)
+            while not wait([future], timeout=_POLL_SECONDS).done:
+                if stop_event.is_set():
+                    raise Stopped
             rows = future.result()
             reader.meter.wait_seconds += time.perf_counter() - begin
             for following in itertools.islice(rest, 1):
@@ -403,10 +387,4 @@ class RowMask:
             weight = np.ones(n) if block.weight is None else block.weight.copy()
             weight[first:last] = 0.0
             return replace(block, weight=weight)
-        return replace(
-            block,
-            x=block.x[first:last],
-            y=None if block.y is None else block.y[first:last],
-            weight=None if block.weight is None else block.weight[first:last],
-            start=block.start + first,
-        )
+        return block.slice_rows(first, last)

@@ -46,7 +46,7 @@ def _format_value(value: object) -> str:
 
 
 def same_form(params: Mapping[str, Any], kept: object) -> str | dict[str, str]:
-    """Return parameters in the form of ``kept``: earlier versions stored one `repr` of all parameters."""
+    """Return parameters in the format of ``kept``, which in old run folders is one `repr` of all."""
     return repr(sorted(params.items())) if isinstance(kept, str) else named_values(params)
 
 

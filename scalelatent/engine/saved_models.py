@@ -255,7 +255,7 @@ def load_model(url: str | Path) -> Any:
         ) from error
 
 
-def saved_params(params: dict[str, Any]) -> dict[str, Any]:
+def encode_params(params: dict[str, Any]) -> dict[str, Any]:
     """Return constructor parameters as JSON values; a generator as ``random_state`` becomes None."""
     out = {}
     for name, value in params.items():
@@ -275,6 +275,6 @@ def saved_params(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_params(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters from which :func:`saved_params` made ``params``."""
+    """Return the parameters from which :func:`encode_params` made ``params``."""
     pairs = {k: dict(map(tuple, v["pairs"])) for k, v in params.items() if isinstance(v, dict)}
     return {**params, **pairs}

@@ -25,7 +25,7 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-class _OneThread:
+class _ThreadLimit:
     """One-thread limit of the process, which the first user sets and the last user removes.
 
     If every user restored the limit that it found, overlapping users could remove the limit too early or
@@ -67,19 +67,19 @@ def _take_control() -> None:
             clear(force=True)
 
 
-_one_thread = _OneThread()
+_thread_limit = _ThreadLimit()
 
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
     """Limit BLAS, zarr and OpenMP to one thread each inside the ``with`` statement."""
-    _one_thread.enter()
+    _thread_limit.enter()
     try:
         # The limit of OpenMP holds only for the calling thread; the other limits hold for the process.
         with _controller().select(user_api="openmp").limit(limits=1):
             yield
     finally:
-        _one_thread.leave()
+        _thread_limit.leave()
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:

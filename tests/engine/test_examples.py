@@ -20,7 +20,7 @@ from scalelatent.engine.dask.cluster_pass import key_of
 from scalelatent.engine.dask.graph import Graph
 from scalelatent.engine.dask.trial import end_with_word, ends_without_word
 from scalelatent.engine.executor import Place
-from scalelatent.engine.order import PermutationCache, RowOrder, permutation
+from scalelatent.engine.order import RowOrder, permutation
 from scalelatent.engine.plan import summary_of
 from scalelatent.engine.quarantine import BadShard, Quarantine, check_choice, whole_shards
 from scalelatent.engine.reading import slice_column
@@ -102,9 +102,7 @@ def test_drivers_that_end_without_a_word_are_counted() -> None:
     assert ends_without_word(store, "capsule_estep", 7) == 0
 
 
-def test_permutations_are_remembered() -> None:
-    remembered = PermutationCache(2)
-    assert remembered(0, 0, 0, 4) is remembered(0, 0, 0, 4)
+def test_a_permutation_has_every_row_once() -> None:
     assert sorted(permutation(0, 0, 0, 4).tolist()) == [0, 1, 2, 3]
 
 

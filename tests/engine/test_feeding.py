@@ -157,7 +157,8 @@ def test_what_is_remembered_of_the_order_does_not_grow(rows: Dataset, epochs: in
         for epoch in range(epochs):
             for step in range(order.n_steps):
                 feed.blocks(epoch, step)
-        kept = [p for of_chain in feed._permutations.values() for p in of_chain._kept.values()]
-        assert sum(p.nbytes for p in kept) <= 2 * 2 * order.buffer_rows * 4
+        infos = [cached.cache_info() for cached in feed._permutations.values()]
+        assert all(0 < info.currsize <= feeding.BUFFERS for info in infos)
+        assert all(info.hits for info in infos)
     finally:
         feed.close()

@@ -240,7 +240,7 @@ def test_a_map_in_parts_is_cut_too(
 
 
 def test_a_map_in_parts_goes_on_where_memory_ended() -> None:
-    """The card fills up in the midst: rows before stay, and short blocks end it in words."""
+    """The GPU runs out of memory within a block: finished rows stay, and short blocks raise a named error."""
     card, coder, out = Card(400), Coder(2), np.zeros((400, 2))
     card.row_limits["map"] = 200
     block = Block(np.arange(400.0)[:, None], None, None, 30)

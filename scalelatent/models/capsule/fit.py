@@ -14,7 +14,7 @@ from scalelatent.contract.parameters import is_number
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.checkpoints import KEEP_STATES
-from scalelatent.engine.incremental import count_leaves, leaf_order
+from scalelatent.engine.incremental import count_leaves, make_leaf_order
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import ALLOWED_SHARE, Forecast
 from scalelatent.engine.rates import make_noise
@@ -484,7 +484,7 @@ def row_order(
     if algorithm_of(model) == "incremental":
         least = LEAF_ROWS_A_DIMENSION * members.total_dim
         batch = None if model.batch_rows is None else int(model.batch_rows)
-        return leaf_order(n_rows, chains, batch, min_leaf_rows=least)
+        return make_leaf_order(n_rows, chains, batch, min_leaf_rows=least)
     return RowOrder.choose(n_rows, seed, batch_rows(model), chains, options)
 
 

@@ -253,7 +253,7 @@ def test_a_plan_tells_what_an_image_takes() -> None:
 def test_no_leaf_is_small(n_rows: int) -> None:
     m = network(online=False, layers=[(32, (8, 6))])
     image_bytes = single.OneLayer(fitting.make_layers(m, (1, 96, 96))[0]).image_bytes
-    order = fitting.leaf_order(m, image_bytes, n_rows, {})
+    order = fitting.make_leaf_order(m, image_bytes, n_rows, {})
     smallest = order.step_rows(order.n_steps - 1) // order.n_chains
     assert smallest >= min(5, n_rows)
 
