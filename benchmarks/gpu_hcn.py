@@ -40,7 +40,7 @@ from hcn_common import n_found
 import scalelatent as sl
 from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import CupyBackend, make_backend
-from scalelatent.engine.chains import advance, run_chains
+from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.order import shuffled
 from scalelatent.models.hcn.kernels.windows import message_room
@@ -186,14 +186,14 @@ def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[EvidenceLe
     state = learner.start()
     for a in range(0, min(len(x), 40 * size), size):
         block = Block(x[a : a + size], None, None, 0, np.arange(a, a + size), 0)
-        state = advance(learner, state, run_chains(learner, state, [block], host), size)
+        state = apply_step(learner, state, run_chains(learner, state, [block], host), size)
     return learner, state, blocks
 
 
 def step(learner: EvidenceLearner, state: Any, blocks: list[Block], backend: Any) -> np.ndarray:
     """Beliefs after a step."""
     rows = sum(len(block.x) for block in blocks)
-    return advance(learner, state, run_chains(learner, state, blocks, backend), rows).beliefs
+    return apply_step(learner, state, run_chains(learner, state, blocks, backend), rows).beliefs
 
 
 def model_of(device: str, chains: int, args: argparse.Namespace) -> sl.HierarchicalCompositionalNetwork:

@@ -24,7 +24,7 @@ import scalelatent as sl
 from scalelatent.contract.learners import Block
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.chains import advance, run_chains
+from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.generators.images import ImageSet, image_set
 from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 from scalelatent.models.hcn.model.online import EvidenceLearner
@@ -116,7 +116,7 @@ def curve(seed: int, rows: int, forgetting: float, chains: int, batches: int, wa
         numbers = np.arange(seen, seen + n * size)
         parts = [slice(k * size, (k + 1) * size) for k in range(n)]
         blocks = [Block(x[part], None, None, seen + part.start, numbers[part]) for part in parts]
-        state = advance(learner, state, run_chains(learner, state, blocks, backend), n * size)
+        state = apply_step(learner, state, run_chains(learner, state, blocks, backend), n * size)
         seen += n * size
         if seen // every > (seen - n * size) // every:
             out.append([seen, n_found(to_features(state.beliefs > 0), images.features)])

@@ -37,7 +37,7 @@ from hcn_common import n_found
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.chains import advance, run_chains
+from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.generators.images import ImageSet, image_set
 from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
 from scalelatent.models.hcn.model.batch import LeafMessages, start_leaf, visit
@@ -133,7 +133,7 @@ def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int
         for a in range(0, ROWS, 5):
             rows = order[a : a + 5]
             block = Block(x[rows], None, None, 0, rows, epoch)
-            state = advance(learner, state, run_chains(learner, state, [block], backend), 5)
+            state = apply_step(learner, state, run_chains(learner, state, [block], backend), 5)
     return state.beliefs, ITERATIONS
 
 

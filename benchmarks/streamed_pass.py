@@ -31,7 +31,7 @@ from scalelatent.deploy.probes import peak_bytes
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.passes import PassContext, Span, make_stage, seconds_per_row, spans_of
+from scalelatent.engine.passes import PassContext, Span, list_spans, make_stage, seconds_per_row
 from scalelatent.engine.rates import read_seconds
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
@@ -166,7 +166,7 @@ def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
         for d in (2, 8):
             em, _ = learner(d, seed)
             spans = len(
-                spans_of(make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes), 2)
+                list_spans(make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes), 2)
             )
             here, there, idle, driver = [], [], [], []
             for _ in range(3):

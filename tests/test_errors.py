@@ -40,5 +40,5 @@ def test_a_callback_that_fails_is_warned_of_once() -> None:
 
 def test_a_row_of_a_block_has_its_number_in_the_dataset() -> None:
     x = np.zeros((2, 1))
-    assert Block(x, None, None, 7).number(1) == 8
-    assert Block(x, None, None, 7, np.array([9, 3])).number(1) == 3
+    assert Block(x, None, None, 7).row_number(1) == 8
+    assert Block(x, None, None, 7, np.array([9, 3])).row_number(1) == 3

@@ -1,1 +1,1 @@
-"""What a model is to the engine: learners, statistics, and the table of model kinds."""
+"""The interface between models and the engine: learners, statistics, and the table of model kinds."""

@@ -1,4 +1,4 @@
-"""Non-finite values, and values beyond float32."""
+"""Find values that are not finite or too large for float32, and describe them for error messages."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from scalelatent.kernels.sparse_rows import CsrRows
 
 from .learners import Block
 
-# As the first step says it, before the weights have moved.
-_FIRST = ("pass 1", "step 1")
+# Names of the steps that compute with the initial weights.
+_FIRST_STEPS = ("pass 1", "step 1")
 
-LARGEST = 1e18
-"""Squares of larger values, and their sums, are beyond float32."""
+LARGEST_VALUE = 1e18
+"""Largest magnitude of a feature; sums of squares of larger values overflow float32."""
 
 
 def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
-    """Where the first non-finite or too large value of a block lies, in words, or None."""
+    """Describe the first value of a block that is not finite or above ``largest``; None if there is none."""
     x = block.x
     if x.dtype.kind != "f" and (largest == np.inf or x.dtype.kind not in "iu"):
         return None
     if isinstance(x, CsrRows):
         x = x.to_dense()
     elif not isinstance(x, np.ndarray):
-        x = x.get()  # rows that lie on a device
+        x = x.get()  # copies rows from the GPU
     with np.errstate(over="ignore"):
         single = x.astype(np.float32, copy=False)
         bad = ~np.isfinite(single) | (np.abs(single) > largest)
     if not bad.any():
         return None
     row, feature = map(int, np.argwhere(bad)[0])
-    number, value = block.number(row), x[row, feature]
+    number, value = block.row_number(row), x[row, feature]
     place = f"row {number}, feature {feature} is {value:g}"
     if not np.isfinite(value):
         return place
@@ -41,22 +41,22 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
 
 
 def find_too_large(block: Block) -> str | None:
-    """Like :func:`find_nonfinite` with ``LARGEST``."""
+    """Return what :func:`find_nonfinite` returns for ``LARGEST_VALUE``, at the cost of one product."""
     x = block.x.data if isinstance(block.x, CsrRows) else block.x
     if x.dtype.kind not in "fiu" or not isinstance(x, np.ndarray):
         return None
-    if x.dtype.kind != "f":  # of the integers only those of 8 bytes are ever so large, and their squares wrap
-        fits = x.dtype.itemsize < 8 or not x.size or max(-int(x.min()), int(x.max())) <= LARGEST
-        return None if fits else find_nonfinite(block, LARGEST)
+    if x.dtype.kind != "f":  # only 8-byte integers can exceed the limit, and their squares overflow
+        fits = x.dtype.itemsize < 8 or not x.size or max(-int(x.min()), int(x.max())) <= LARGEST_VALUE
+        return None if fits else find_nonfinite(block, LARGEST_VALUE)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.vdot(x, x))
-    return None if squares <= LARGEST**2 else find_nonfinite(block, LARGEST)
+    return None if squares <= LARGEST_VALUE**2 else find_nonfinite(block, LARGEST_VALUE)
 
 
-def diverged(members: list[int], when: str, step: str) -> DivergenceError:
-    """The error of a fit whose objective is not finite any more."""
-    if when in _FIRST:
-        why = ", with the first weights: scale the features to about 1"
+def make_divergence_error(members: list[int], when: str, advice: str) -> DivergenceError:
+    """Return the error for a fit whose objective is no longer finite; ``advice`` is the user's next step."""
+    if when in _FIRST_STEPS:
+        why = ", with the initial weights: scale the features to about 1"
     else:
-        why = f": the weights have grown beyond float32; {step}"
+        why = f": the weights have grown beyond float32; {advice}"
     return DivergenceError(f"the log-loss of member(s) {members} is not finite in {when}{why}")

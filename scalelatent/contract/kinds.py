@@ -1,4 +1,4 @@
-"""The table of kinds: what each model tells the rest of the package, found by folder and by entry point."""
+"""Table of model kinds: one `Kind` per model, from this package and from entry points of other packages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .parameters import Parameters
 
 GROUP = "scalelatent.models"
-OWN = "scalelatent.models:KINDS"
+OWN_ENTRY_POINT = "scalelatent.models:KINDS"
 
 
 class HasKind(Protocol):
-    """An estimator: what the contract has to know of it."""
+    """An estimator with the name of its kind."""
 
     @property
     def _kind(self) -> str: ...
@@ -30,42 +30,43 @@ class HasKind(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """What a model tells the rest of the package.
+    """Description of one model for the rest of the package: its classes, kernels and report.
 
-    A package of models declares its kinds by an entry point of the group ``scalelatent.models``, whose value
-    is a `Kind` or an iterable of some. The module that holds them is imported to list them, so it should
-    import little; what is given as ``"module:name"`` is imported when it is first used.
+    Another package declares its kinds with an entry point of the group ``scalelatent.models``. The value of
+    the entry point is a `Kind` or an iterable of `Kind`. Its module is imported whenever kinds are listed, so
+    it should import little. Objects given as ``"module:name"`` are imported at their first use.
 
     Attributes
     ----------
     name : str
-        In job files, saved models and the names of tasks.
+        Name of the kind in job files, in saved models and in the names of tasks.
     estimator : str
         ``"module:Class"``, a subclass of `scalelatent.estimators.base.StreamedEstimator`.
     parameters : str
-        ``"module:TABLE"``, the constructor's `scalelatent.contract.parameters.Parameters`, in a module that
-        imports little: job files are read by it.
+        ``"module:TABLE"`` of the constructor's `scalelatent.contract.parameters.Parameters`. Its module
+        should import little, because every job file is checked with it.
     kernels : mapping
-        Kernel -> backend (``"reference"``, ``"numba"``, ``"cupy"``) -> ``"module:function"``.
+        Name of the kernel -> backend (``"reference"``, ``"numba"``, ``"cupy"``) -> ``"module:function"``.
     warm : str
-        Package whose compiled kernels ``scalelatent cluster warm`` compiles ahead; "" has none.
+        Package whose kernels ``scalelatent cluster warm`` compiles in advance; "" if there are none.
     python_only : str
-        How Python code fits this kind, where a job cannot; "" where jobs fit it.
+        Instruction for fitting this kind from Python, if jobs cannot fit it; "" if jobs can.
     takes_targets : bool
-        Whether it learns outputs, which a job may name as a dataset (``[data] target``).
+        True if the model learns outputs, which a job may name as a dataset (``[data] target``).
     supervised : bool
-        Whether it cannot learn without labels or outputs, so that a job must not leave them out.
+        True if the model cannot be fitted without labels or outputs; jobs without them are refused.
     report_seconds, report_rows : float, int or None
-        What a report takes beside predictions, and the most rows that it looks at (None: all).
+        Seconds that a report takes in addition to predictions, and the maximum number of rows that it uses
+        (None: all rows).
     scorer : str
         ``"module:Class"`` of a `scalelatent.evaluation.scoring.Scorer`.
     report : str
-        ``"module:function"`` that makes a model's part of a report (`scalelatent.report.page.Section`); ""
-        has the part that all models share.
+        ``"module:function"`` that makes the model's section of a report (`scalelatent.report.page.Section`);
+        "" for reports with only the sections that all models share.
     compare : str
-        ``"module:function"`` that draws figures of several runs of this kind side by side; "" has none.
+        ``"module:function"`` that draws figures of several runs of this kind side by side; "" if none.
     scoring_seconds : float
-        What scoring takes for a row beside its prediction.
+        Seconds per row that scoring takes in addition to the prediction.
 
     Examples
     --------
@@ -90,21 +91,21 @@ class Kind:
     scoring_seconds: float = 0.0
 
     def estimator_class(self) -> Any:
-        return load(self.estimator)
+        return import_object(self.estimator)
 
     def table(self) -> Parameters:
-        table: Parameters = load(self.parameters)
+        table: Parameters = import_object(self.parameters)
         return table
 
 
-def load(place: str) -> Any:
-    """What ``"module:name"`` names."""
-    module, _, name = place.partition(":")
+def import_object(reference: str) -> Any:
+    """Import and return the object that ``"module:name"`` names."""
+    module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def find_kind(name: str) -> Kind:
-    """The kind of a name, of ours or of other packages; a JobError names the nearest."""
+    """Return the kind with this name, from any package; raise a JobError with the closest name otherwise."""
     kind = own_kinds().get(name) or known_kinds().get(name)
     if kind is None:
         known = [name for name, kind in known_kinds().items() if not kind.python_only]
@@ -115,20 +116,20 @@ def find_kind(name: str) -> Kind:
 
 
 def job_kind(name: str) -> Kind:
-    """The kind of a name that a job gives; a JobError where jobs do not fit it."""
+    """Return the kind that a job file names; raise a JobError if jobs cannot fit this kind."""
     kind = find_kind(name)
     if kind.python_only:
-        raise JobError(f"[model] kind = {name!r} is not fitted by jobs: in Python, {kind.python_only}")
+        raise JobError(f"[model] kind = {name!r} cannot be fitted by a job: in Python, {kind.python_only}")
     return kind
 
 
 def kind_of(model: HasKind) -> Kind:
-    """The kind of an estimator."""
+    """Return the kind of an estimator."""
     return find_kind(model._kind)
 
 
 def find_kernels(name: str) -> Mapping[str, str] | None:
-    """Backend -> ``"module:function"`` of a kernel; None where there is no such kernel."""
+    """Return the functions of a kernel (backend -> ``"module:function"``), or None for an unknown name."""
     for kinds in (own_kinds, known_kinds):
         for kind in kinds().values():
             if name in kind.kernels:
@@ -142,45 +143,45 @@ def kernel_names() -> list[str]:
 
 @cache
 def own_kinds() -> dict[str, Kind]:
-    """The kinds of this package, by name."""
-    return {kind.name: kind for kind in load(OWN)}
+    """Return the kinds of this package, by name."""
+    return {kind.name: kind for kind in import_object(OWN_ENTRY_POINT)}
 
 
 @cache
 def known_kinds() -> dict[str, Kind]:
-    """All kinds, by name: ours, and those of the entry points of other packages."""
-    from importlib.metadata import entry_points  # takes a third of `import scalelatent`
+    """Return all kinds by name: those of this package, then those of other packages' entry points."""
+    from importlib.metadata import entry_points  # this import takes a third of `import scalelatent`
 
     found = dict(own_kinds())
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        if point.value == OWN:
+        if point.value == OWN_ENTRY_POINT:
             continue
-        for kind in _kinds_of(point):
+        for kind in _load_kinds(point):
             if kind.name in found:
-                _warn(point, f"there is a kind {kind.name!r} already")
+                _warn_ignored(point, f"another package already defines the kind {kind.name!r}")
             else:
                 found[kind.name] = kind
     return found
 
 
-def _kinds_of(point: EntryPoint) -> Iterable[Kind]:
-    """The kinds of an entry point; none, with a warning, where it is broken."""
+def _load_kinds(point: EntryPoint) -> Iterable[Kind]:
+    """Return the kinds of an entry point; warn and return none if the entry point is broken."""
     try:
-        given = point.load()
-        kinds = [given] if isinstance(given, Kind) else list(given)
+        value = point.load()
+        kinds = [value] if isinstance(value, Kind) else list(value)
     except Exception as error:  # noqa: BLE001  another package's code may raise anything
-        _warn(point, f"{type(error).__name__}: {error}")
+        _warn_ignored(point, f"{type(error).__name__}: {error}")
         return []
-    if odd := [kind for kind in kinds if not isinstance(kind, Kind)]:
-        _warn(point, f"{odd[0]!r:.80} is not a scalelatent.contract.kinds.Kind")
+    if invalid := [kind for kind in kinds if not isinstance(kind, Kind)]:
+        _warn_ignored(point, f"{invalid[0]!r:.80} is not a scalelatent.contract.kinds.Kind")
         return []
     return kinds
 
 
-def _warn(point: EntryPoint, why: str) -> None:
+def _warn_ignored(point: EntryPoint, why: str) -> None:
     package = f"package {point.dist.name} {point.dist.version}" if point.dist is not None else "a package"
     warnings.warn(
-        f"{package}: its models are left out: entry point {point.name} = {point.value!r} of {GROUP}: {why}",
+        f"{package}: its models are ignored: entry point {point.name} = {point.value!r} of {GROUP}: {why}",
         UserWarning,
         stacklevel=2,
     )

@@ -1,7 +1,7 @@
-"""The contract between the models and the engine.
+"""The interface between the models and the engine.
 
 A model is pure mathematics over arrays; the engine decides where and when it runs. A model learns in one of
-two ways, and hands out rows in two more; each is a small protocol here:
+two ways and writes rows in two more. Each way is a small protocol in this module:
 
 =========================  ==========================================  ===================================
 protocol                   one unit of work                            used by
@@ -13,16 +13,15 @@ protocol                   one unit of work                            used by
 :class:`RowSets`           some of the rows, written out of core       centroids of an MBN
 =========================  ==========================================  ===================================
 
-Everything additive is a :class:`Stats`: one float64 vector with named views. The engine merges vectors,
-whatever the model put into them, in one fixed order; so a model never writes a merge of its own and a
-statistic travels as one buffer. What a chain has to say of each of its rows alone may follow in the vector:
-records of rows are put one after another, where the rest is summed.
+Every additive statistic is a :class:`Stats`: one float64 vector with named views. The engine sums these
+vectors in one fixed order, so a model never defines its own merge and a statistic is sent as one buffer. A
+chain may append one record per row to its vector; the engine concatenates records and sums the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
 
     from scalelatent.kernels.arrays import Array, HostRows
 
-# What the engine hands on without looking inside: a learner's state, what it prepares of one for the blocks
-# of a span, what it keeps of a leaf. A protocol without brackets is that of a learner of any state.
+# Types that the engine passes on without reading them: a learner's state, its parameters prepared for the
+# blocks of a span, and the data that it keeps per leaf.
 State = TypeVar("State")
 StateIn = TypeVar("StateIn", contravariant=True)
 Prepared = TypeVar("Prepared")
@@ -49,17 +48,17 @@ Table = TypeVar("Table")
 
 @dataclass(frozen=True)
 class Block:
-    """A fixed run of rows, as a kernel sees it. Arrays are never changed in place.
+    """The rows of one kernel call; their arrays are never changed in place.
 
-    ``x`` is (rows, features) in the dataset's own dtype: an ndarray, or :class:`.CsrRows` where the
-    dataset's rows are CSR and the work wants ``csr``. ``y`` is int32 class codes or None; where the work
-    wants ``targets`` (see :class:`~.wants.Targets`) uint8 (rows, v), outputs of 0 and 1.
-    ``weight`` is float64 or None, ``start`` the number of the first row in the dataset. In minibatches
-    rows are not contiguous: ``rows`` (int64) then has the number of each, ``epoch`` counts from 0, and
-    ``chain`` is the number of the chain in its step.
+    ``x`` is (rows, features) in the dataset's own dtype: an ndarray, or :class:`.CsrRows` if the dataset's
+    rows are CSR and the work requests ``csr``. ``y`` is int32 class codes or None; if the work requests
+    ``targets`` (see :class:`~.wants.Targets`), ``y`` is uint8 (rows, v) of zeros and ones. ``weight`` is
+    float64 or None, and ``start`` is the index of the first row in the dataset. The rows of a minibatch are
+    not contiguous: ``rows`` (int64) then has the index of each row, ``epoch`` counts from 0, and ``chain`` is
+    the index of the chain within its step.
     """
 
-    x: Any  # an array of the backend's library, or CsrRows: what the work wants
+    x: Any  # an array of the backend's library, or CsrRows
     y: np.ndarray | None
     weight: np.ndarray | None
     start: int
@@ -67,13 +66,19 @@ class Block:
     epoch: int = 0
     chain: int = 0
 
-    def number(self, row: int) -> int:
-        """Number in the dataset of a row of the block, for messages."""
+    def row_number(self, row: int) -> int:
+        """Return the index in the dataset of a row of this block, for messages."""
         return self.start + row if self.rows is None else int(self.rows[row])
+
+    def slice_rows(self, first: int, stop: int) -> Block:
+        """Return the block of the rows ``first:stop`` of this block."""
+        part = slice(first, stop)
+        y, weight, rows = (None if v is None else v[part] for v in (self.y, self.weight, self.rows))
+        return replace(self, x=self.x[part], y=y, weight=weight, start=self.start + first, rows=rows)
 
 
 class Backend(Protocol):
-    """What a work computes with: arrays of one library, kernels for them, and scratch. Of one thread."""
+    """One thread's array library, its kernels and its reusable buffers."""
 
     name: str
     device: str
@@ -82,51 +87,51 @@ class Backend(Protocol):
 
     @property
     def xp(self) -> ModuleType:
-        """The array library, numpy or CuPy; CuPy's operators then run on this backend's stream."""
+        """Array library, numpy or CuPy; CuPy's operators then run on this backend's stream."""
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """The body of a kernel."""
+        """Return the function of a kernel."""
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Scratch of this shape, valid until the same name is asked for again."""
+        """Return a reusable array of this shape, valid until the next call with the same name."""
 
     def asarray(self, a: Array, dtype: npt.DTypeLike, name: str | None = None) -> Array:
-        """``a`` as a contiguous array of ``dtype``."""
+        """Return ``a`` as a contiguous array of ``dtype``, in a named buffer if it is copied."""
 
     def take(self, a: Array, rows: Array, name: str) -> Array:
-        """Rows of ``a`` in a named buffer."""
+        """Return some rows of ``a`` in a named buffer."""
 
     def matmul(self, a: Array, b: Array, name: str) -> Array:
-        """Matrix product in a named buffer."""
+        """Return the matrix product in a named buffer."""
 
     def table(self, table: Table) -> Table:
-        """A table of a kernel, where the kernel wants it."""
+        """Return a kernel's table of constants in the memory of the backend's device."""
 
     def to_host(self, a: Array) -> np.ndarray:
-        """As numpy, after all work before it."""
+        """Return a numpy copy of ``a`` after all earlier work on the device has finished."""
 
     def release_memory(self) -> None:
-        """Let go of scratch, and of what a pool keeps for later."""
+        """Release the buffers and the free blocks of the memory pool."""
 
     def name_error(self, error: Exception) -> Exception:
-        """Return the error that names the card, for one of ``card_errors``."""
+        """Return an error that names the GPU, for an error of a type in ``card_errors``."""
 
 
 class Reduction(Protocol[StateIn, Prepared]):
-    """An additive pass over rows: what a task computes from its span."""
+    """An additive statistic of rows, which a task computes over its span."""
 
     @property
     def wants(self) -> Wants:
-        """Optional requests."""
+        """Optional requests to the engine."""
 
     def layout(self) -> Layout:
-        """Shape of the statistic."""
+        """Return the names and shapes of the statistic's fields."""
 
     def flops_per_row(self) -> float:
-        """Floating point operations a row, for the size of leaves and spans."""
+        """Return the floating point operations per row, which set the size of leaves and spans."""
 
     def prepare(self, state: StateIn, backend: Backend) -> Prepared:
-        """What every block of a span needs (for example parameters in float32 on the device)."""
+        """Return the data that every block of a span needs, such as float32 parameters on the device."""
 
     def accumulate(self, prepared: Prepared, block: Block, stats: Stats) -> None:
         """Add the block's contribution to ``stats``."""
@@ -134,193 +139,195 @@ class Reduction(Protocol[StateIn, Prepared]):
 
 @runtime_checkable
 class BatchLearner(Protocol[State]):
-    """Learning by passes: statistics of all rows under one state give the next state."""
+    """A learner by passes: the statistics of all rows under one state give the next state."""
 
     def reductions(self) -> Mapping[str, Reduction[State, Any]]:
-        """The parts of a pass: ``"train"`` and, where there are validation rows, ``"validation"``."""
+        """Return the parts of a pass: ``"train"`` and, if there are validation rows, ``"validation"``."""
 
     def update(self, state: State, stats: Mapping[str, Stats]) -> State:
-        """M-step and schedule: a new state; a pure function."""
+        """Return the state after the M-step; a pure function."""
 
     def summary(self, state: State) -> dict[str, Any]:
-        """The scalars of the last pass that the driver, the callbacks and the dashboard see."""
+        """Return the scalars of the last pass for the driver, the callbacks and the dashboard."""
 
     def is_done(self, state: State) -> bool:
-        """True where no member wants another pass."""
+        """Return True if no member needs another pass."""
 
 
 class RowMap(Protocol[Prepared]):
-    """A function of rows whose output is as large as the data: projections, predictions, codes of a layer."""
+    """A function with one output row per row of the data: projections, predictions, codes of a layer."""
 
     @property
     def wants(self) -> Wants:
-        """Optional requests."""
+        """Optional requests to the engine."""
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of one output row, dtype)."""
+        """Return (shape of one output row, dtype)."""
 
     def prepare(self, backend: Backend) -> Prepared:
-        """What every block needs."""
+        """Return the data that every block needs, such as parameters on the device."""
 
     def apply(self, prepared: Prepared, block: Block) -> np.ndarray:
-        """Output rows of the block, (rows, *shape)."""
+        """Return the output rows of the block, (rows, *shape)."""
 
 
 class LabelMap(RowMap[Prepared], Protocol[Prepared]):
-    """A :class:`RowMap` that may want ``labels``: it makes those of its output itself."""
+    """A :class:`RowMap` that may request ``labels``: it computes the labels of its output rows itself."""
 
     def labels(self, out: np.ndarray) -> np.ndarray:
-        """Class codes of output rows."""
+        """Return the class codes of output rows."""
 
 
 @runtime_checkable
 class PartedMap(RowMap[Prepared], Protocol[Prepared]):
-    """A :class:`RowMap` whose columns are computed one after the other, each over many rows: what it takes to
-    prepare a column is then done seldom. A block is a whole shard of the output.
+    """A :class:`RowMap` that computes its output column by column.
 
-    It may be several such maps, one after the other (``stages``, each of which can be cut by columns), and
-    another map that follows.
+    A block is a whole shard of the output, so that many rows share the cost of preparing a column. A map can
+    be a composition of several such maps (``stages``, each of which can be split by columns), followed by a
+    plain map (``last``).
     """
 
     @property
     def last(self) -> RowMap | None:
-        """The map that follows."""
+        """Plain map that is applied after the stages, or None."""
 
     def stages(self) -> Sequence[PartedMap]:
-        """The maps that it is made of."""
+        """Return the maps of which this map is the composition."""
 
     def row_bytes(self) -> int:
-        """Bytes of a row of its output, and of what it has in between."""
+        """Return the bytes of one row of the output and of all intermediate results."""
 
     def of_columns(self, first: int, stop: int) -> PartedMap:
-        """The map to some of the output's columns; of a map of one stage."""
+        """Return the map to a range of the output's columns; only for a map of one stage."""
 
     def fill(self, prepared: Prepared, block: Block, out: np.ndarray) -> Iterator[None]:
-        """Write the output rows of the block; hands over now and then, so that it can be called off."""
+        """Write the output rows of the block; yield from time to time, so that the caller can stop."""
 
 
 class CostedMap(PartedMap[Prepared], Protocol[Prepared]):
-    """A :class:`PartedMap` of one stage that says what its columns cost, which cuts its output into tiles."""
+    """A :class:`PartedMap` of one stage with the costs from which the size of output tiles is chosen."""
 
     def flops_per_row(self) -> float:
-        """Floating point operations for one column of a row."""
+        """Return the floating point operations for one column of one row."""
 
     def column_flops(self) -> float:
-        """Floating point operations that a column takes before its first row."""
+        """Return the floating point operations that prepare one column, independent of the rows."""
 
 
 class RowSets(Protocol):
-    """Sets of some rows each, all of one size, that are kept; as CSR rows where they want ``csr``."""
+    """Sets of selected rows, all of one size, to be copied out of a dataset; CSR if they request ``csr``."""
 
     @property
     def wants(self) -> Wants:
-        """Optional requests."""
+        """Optional requests to the engine."""
 
     @property
     def n_sets(self) -> int:
-        """How many."""
+        """Number of sets."""
 
     @property
     def set_rows(self) -> int:
-        """Rows of each."""
+        """Number of rows of each set."""
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of a row as it is kept, dtype)."""
+        """Return (shape of one stored row, dtype)."""
 
     def rows(self, which: int) -> np.ndarray:
-        """Numbers of a set's rows, in rising order."""
+        """Return the indices of a set's rows in the dataset, in ascending order."""
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
-        """Some rows of ``x`` as the set keeps them."""
+        """Return some rows of ``x`` in the form in which the set stores them."""
 
     def check(self, x: HostRows, start: int) -> None:
-        """Raise ValueError where rows, of which the first is ``start``, cannot be used."""
+        """Raise a ValueError if the rows ``x``, the first of which is row ``start``, cannot be used."""
 
 
 class StepLearner(Protocol[State, PreparedOut]):
-    """What learners by steps have in common, see :class:`OnlineLearner`."""
+    """Common methods of all learners by steps, see :class:`OnlineLearner`."""
 
     @property
     def wants(self) -> Wants:
-        """Optional requests."""
+        """Optional requests to the engine."""
 
     def layout(self) -> Layout:
-        """Shape of the statistic that a chain returns."""
+        """Return the names and shapes of the fields of a chain's statistic."""
 
     def flops_per_row(self) -> float:
-        """Floating point operations a row."""
+        """Return the floating point operations per row."""
 
     def prepare(self, state: State, backend: Backend) -> PreparedOut:
-        """What the chains of one step need (for example parameters in float32); once a step and thread."""
+        """Return the data that the chains of one step need; called once per step and thread."""
 
     def step(self, state: State, stats: Stats, n_rows: int) -> State:
-        """A new state after one batch of ``n_rows`` rows; a pure function."""
+        """Return the state after one batch of ``n_rows`` rows; a pure function."""
 
     def end_epoch(self, state: State) -> State:
-        """The state after an epoch (a schedule); a pure function. ``return state`` where there is none."""
+        """Return the state after an epoch, such as one with a lower learning rate; a pure function."""
 
     def summary(self, state: State) -> dict[str, Any]:
-        """The scalars that the driver, the callbacks and the dashboard see."""
+        """Return the scalars for the driver, the callbacks and the dashboard."""
 
     def is_done(self, state: State) -> bool:
-        """True where no more steps are wanted; asked at the ends of epochs and after validations only."""
+        """Return True if no more steps are needed; called only after an epoch or a validation."""
 
 
 class OnlineLearner(StepLearner[State, Prepared], Protocol[State, Prepared]):
-    """Learning by minibatches: stats, gradients and evidence alike.
+    """A learner by minibatches, from statistics, gradients or log-odds.
 
-    A *step* takes one batch, cut into a few *chains* of rows. Chains know nothing of each other: each starts
-    from the same state and adds what it found to a statistic of its own; the statistics are summed (records
-    of rows put one after another) in the order of the chains, wherever these ran, and give the next state.
-    How many chains there are belongs to the job, so it changes the result, and the number of workers never
-    does.
+    A *step* uses one batch, which is split into a few *chains* of rows. Chains are independent: each starts
+    from the same state and fills its own statistic. The statistics are summed (their row records are
+    concatenated) in the order of the chains, on whichever workers these ran, and give the next state. The job
+    sets the number of chains, which changes the result; the number of workers never changes the result.
 
-    A learner that measures rows which are held out is a :class:`ValidatedLearner` too.
+    A learner that also measures held-out rows is a :class:`ValidatedLearner` too.
     """
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """One chain of one step: add the gradient, statistics or evidence of these rows, in their order, to
-        ``stats``, and write its fields of rows: one record for each of the block's, in their order. A chain
-        that updates itself row by row keeps its own copy of the parameters; ``prepared`` belongs to other
-        chains too and is never changed. Random numbers are keyed by (seed, stage, ``block.epoch``, row of
+        """Add the contribution of one chain's rows to ``stats``, and write one record per row, in order.
+
+        ``prepared`` is shared with other chains and is never changed; a chain that updates parameters row by
+        row works on its own copy. Random numbers are keyed by (seed, stage, ``block.epoch``, row of
         ``block.rows``).
         """
 
 
 @runtime_checkable
 class SideBySide(Protocol[PreparedIn]):
-    """An :class:`OnlineLearner` that can take all chains of a step that a worker has at once. Devices get
-    them so: one launch keeps a whole card busy, where a chain alone would not.
+    """An :class:`OnlineLearner` that can run all of a worker's chains of a step in one call.
+
+    GPUs use this call, because a single chain is too small to keep a GPU busy.
     """
 
     def run_chains(self, prepared: PreparedIn, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """What ``run_chain`` does, for each block and its statistic: the same bits."""
+        """Do the same as ``run_chain`` for each block and its statistic, with the same bits."""
 
 
 @runtime_checkable
 class ValidatedLearner(StepLearner[State, PreparedOut], Protocol[State, PreparedOut]):
-    """A learner by steps that also measures rows which are held out."""
+    """A learner by steps that also measures held-out rows."""
 
     def validation(self) -> Reduction[State, Any]:
-        """The pass over the validation rows under the state of the moment."""
+        """Return the reduction over the validation rows under the current state."""
 
     def validated(self, state: State, stats: Stats) -> State:
-        """A new state that knows what the pass measured (for ``summary``, ``is_done`` and schedules); a pure
-        function, called before ``end_epoch``.
+        """Return the state with the result of a validation pass, for ``summary``, ``is_done`` and schedules.
+
+        This is a pure function, which is called before ``end_epoch``.
         """
 
 
 class LeafLearner(ValidatedLearner[State, Prepared], Protocol[State, Prepared, Kept]):
-    """A learner whose chains are *leaves*: fixed runs of rows, of which it keeps something between visits."""
+    """A learner whose chains are *leaves*: fixed ranges of rows, for each of which it keeps some data."""
 
     def visit(self, prepared: Prepared, block: Block, kept: Kept | None) -> Kept:
-        """What is to be kept of a leaf under the state of the moment, a tree of arrays; ``kept`` is what its
-        visit in the epoch before left, or None.
+        """Return the data to keep for a leaf under the current state, as a tree of arrays.
+
+        ``kept`` is the leaf's data from the previous epoch, or None at the first visit.
         """
 
     def exchange(self, prepared: Prepared, kept: Kept | None, new: Kept, stats: Stats) -> None:
-        """Add to ``stats`` what a visit changes: what was kept, and what is kept from now on."""
+        """Add to ``stats`` the change that replacing the data ``kept`` of a leaf with ``new`` makes."""
 
 
 Work = BatchLearner | StepLearner | Mapping[str, Reduction]
-"""What a stage runs: many passes, steps over minibatches, or one pass of reductions."""
+"""Work of a stage: many passes, steps over minibatches, or one pass of several reductions."""

@@ -1,4 +1,7 @@
-"""Parameters of models, declared: name, default, what is allowed. Light: job files are read by it."""
+"""Declarations of model parameters: names, defaults and allowed values.
+
+Job files are checked with these declarations, so this module imports little.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ DEVICES = ("auto", "cpu", "gpu")
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a parameter is a finite number; a bool is refused."""
+    """Return True for a finite number that is not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_whole(value: object, least: int = 1) -> TypeGuard[float]:
-    """Whether a parameter is a whole number of at least ``least``."""
+    """Return True for a whole number of at least ``least``."""
     return is_number(value) and int(value) == value and value >= least
 
 
@@ -32,15 +35,15 @@ def _is_same(value: object, default: object) -> bool:
 
 
 class Allowed(Protocol):
-    """What a parameter may be."""
+    """Rule for the allowed values of a parameter."""
 
     def refusal(self, value: object) -> str:
-        """What is wrong with a value, after ``name=value``; empty where it is allowed."""
+        """Return the end of an error message that starts with ``name=value``, or "" for an allowed value."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number within bounds, or one of ``also``; ``give`` is what the message tells to do."""
+    """A finite number within bounds, or one of ``also``; ``give`` is the advice in the error message."""
 
     give: str = "give a finite number"
     least: float = -math.inf
@@ -76,11 +79,11 @@ class Whole:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some names, or None where it is among them."""
+    """One of several names; None is allowed only if it is one of ``values``."""
 
     values: tuple[str | None, ...]
     silent: tuple[str, ...] = ()
-    """Also allowed, and named in no message: for tests."""
+    """Allowed values for tests, which messages do not list."""
 
     def refusal(self, value: object) -> str:
         if (value is None or isinstance(value, str)) and value in self.values + self.silent:
@@ -90,7 +93,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Flag:
-    """True or False, or None where it is among ``also``."""
+    """True or False; None is allowed only if it is in ``also``."""
 
     give: str = "give True or False"
     also: tuple[None, ...] = ()
@@ -103,7 +106,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Items:
-    """A list of things that are allowed each, or ``one`` of them alone."""
+    """A non-empty list of items that ``item`` allows, or a single item if ``one`` is True."""
 
     item: Allowed
     give: str
@@ -122,7 +125,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Where:
-    """What a function says yes to."""
+    """Any value for which the function ``fits`` returns True."""
 
     fits: Callable[[Any], bool]
     give: str
@@ -133,7 +136,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Anything:
-    """Checked where the rows are known, or what it stands for is made."""
+    """Any value; the fit checks the value later, when it knows the rows."""
 
     def refusal(self, value: object) -> str:
         return ""
@@ -146,25 +149,25 @@ class Parameter:
     name: str
     default: object
     allowed: Allowed
-    doc: str  # one line, for job files
+    doc: str  # one line of help for job files
     decides: bool = True  # a resumed fit must have the same value
-    changes_on_resume: bool = False  # a resumed fit may have another value, which holds from there on
-    searched: bool = True  # candidates of a search may differ in it
-    # it came after the first run folders were written, which are as if it had its default
+    changes_on_resume: bool = False  # a resumed fit may use another value from then on
+    searched: bool = True  # candidates of a search may have different values
+    # True for a parameter that some run folders are too old to record; such runs used the default.
     later: bool = False
 
     def check(self, value: object) -> None:
-        """Raise a ValueError that names the parameter and what it may be."""
+        """Raise a ValueError that names the parameter and its allowed values if ``value`` is not allowed."""
         if why := self.allowed.refusal(value):
             raise ValueError(f"{self.name}={value!r}{why}")
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """All parameters of a model, in the order of its constructor, and rules that several have to keep."""
+    """All parameters of a model, in the order of its constructor, and rules about combinations of them."""
 
     entries: tuple[Parameter, ...]
-    rules: tuple[Callable[[Any], None], ...] = ()  # functions of the model that raise ValueError
+    rules: tuple[Callable[[Any], None], ...] = ()  # functions of a model that raise a ValueError
 
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self.entries)
@@ -179,14 +182,14 @@ class Parameters:
         return {entry.name: entry.default for entry in self.entries}
 
     def check(self, model: object) -> None:
-        """Refuse values out of range, by a ValueError that names the parameter and what it may be."""
+        """Raise a ValueError that names the parameter if a value or combination of values is not allowed."""
         for entry in self.entries:
             entry.check(getattr(model, entry.name))
         for rule in self.rules:
             rule(model)
 
     def deciding(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the given values that decide a fit's result."""
+        """Return those of the given values that change the result of a fit."""
         return {
             entry.name: given[entry.name]
             for entry in self.entries
@@ -196,13 +199,13 @@ class Parameters:
 
 WARM_START = Parameter("warm_start", False, Flag(), "start from the last fit", decides=False, searched=False)
 RANDOM_STATE = Parameter(
-    "random_state", None, Anything(), "seed of everything random; None draws one", decides=False
+    "random_state", None, Anything(), "seed of all random numbers; None draws one", decides=False
 )
 DEVICE = Parameter(
     "device",
     "auto",
     Choice(DEVICES, silent=("reference",)),
-    "'auto' is the GPU where there is one",
+    "'auto' uses a GPU if there is one",
     decides=False,
     searched=False,
 )
@@ -213,7 +216,7 @@ N_JOBS = Parameter(
         lambda value: value is None or (is_whole(value, -(2**31)) and value != 0),
         "give a number of threads of at least 1, or None for all cores",
     ),
-    "threads of a fit in one process",
+    "number of threads of a fit in one process",
     decides=False,
     searched=False,
 )

@@ -1,4 +1,4 @@
-"""Additive statistics: one float64 vector with named views, so that the engine merges any model's alike."""
+"""Additive statistics: one float64 vector with named views, which the engine merges for every model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
-    """Sum of vectors, in their order; what follows the first ``size`` numbers is concatenated."""
+    """Return the sum of the first ``size`` numbers of all vectors, in order, then the rest concatenated."""
     if len(vectors) == 1:
         return vectors[0]
     size = len(vectors[0]) if size is None else size
@@ -27,15 +27,15 @@ def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of the fields of a statistic, in the order in which they lie in the vector."""
+    """Names and shapes of the fields of a statistic, in the order of the vector."""
 
     fields: tuple[tuple[str, tuple[int, ...]], ...]
-    # (name, width) of records of rows, of chains of an `OnlineLearner` alone
+    # (name, width) of the fields of a row record; only chains of an `OnlineLearner` have row records.
     row_fields: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def slices(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
-        """Name -> (place in the vector, shape)."""
+        """Name of a field -> (slice of the vector, shape)."""
         out, start = {}, 0
         for name, shape in self.fields:
             stop = start + prod(shape)
@@ -45,7 +45,7 @@ class Layout:
 
     @cached_property
     def columns(self) -> dict[str, slice]:
-        """Name -> columns in the records of rows."""
+        """Name of a row field -> columns of the row records."""
         out, start = {}, 0
         for name, width in self.row_fields:
             out[name] = slice(start, start + width)
@@ -54,21 +54,21 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """Length of what is summed, in float64 numbers."""
+        """Number of float64 numbers that are summed: the vector without row records."""
         return sum(prod(shape) for _, shape in self.fields)
 
     @property
     def row_width(self) -> int:
-        """Numbers in the record of a row."""
+        """Number of float64 numbers in the record of one row."""
         return sum(width for _, width in self.row_fields)
 
     def length(self, n_rows: int = 0) -> int:
-        """Length of the vector with the records of so many rows."""
+        """Return the length of the vector with the records of ``n_rows`` rows."""
         return self.size + n_rows * self.row_width
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one statistic, without records of rows."""
+        """Bytes of one statistic without row records."""
         return 8 * self.size
 
 
@@ -78,8 +78,8 @@ class Stats:
     __slots__ = ("layout", "vector")
 
     def __init__(self, layout: Layout, vector: np.ndarray) -> None:
-        more = vector.size - layout.size
-        fits = more >= 0 and not more % layout.row_width if layout.row_width else more == 0
+        excess = vector.size - layout.size
+        fits = excess >= 0 and not excess % layout.row_width if layout.row_width else excess == 0
         if vector.ndim != 1 or not fits or vector.dtype != np.float64:
             raise ValueError(
                 f"a statistic of this layout is a float64 vector of {layout.size} numbers"
@@ -91,11 +91,11 @@ class Stats:
 
     @classmethod
     def zeros(cls, layout: Layout, n_rows: int = 0) -> Stats:
-        """The identity of :meth:`merge`; ``n_rows`` of a chain that says something of each."""
+        """Return a statistic of zeros, with space for the records of ``n_rows`` rows."""
         return cls(layout, np.zeros(layout.length(n_rows)))
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A view of one field, in its shape; of a field of rows, shape (rows, width)."""
+        """Return a view of one field in its shape; a row field has shape (rows, width)."""
         columns = self.layout.columns.get(name)
         if columns is not None:
             return self.vector[self.layout.size :].reshape(-1, self.layout.row_width)[:, columns]
@@ -103,11 +103,11 @@ class Stats:
         return self.vector[place].reshape(shape)
 
     def merge(self, other: Stats) -> Stats:
-        """Sum of two statistics, and the records of rows of both; neither is changed."""
+        """Return the sum of two statistics with the row records of both; neither is changed."""
         return Stats(self.layout, merge_vectors([self.vector, other.vector], self.layout.size))
 
     def scale(self, factor: float) -> Stats:
-        """The statistic times a number (forgetting), without records of rows; the original is not changed."""
+        """Return a copy multiplied by ``factor``, without row records."""
         return Stats(self.layout, self.vector[: self.layout.size] * factor)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What a work may ask of the engine; the engine reads it before it makes blocks."""
+"""Optional requests of a reduction, row map or learner, which the engine reads before it makes blocks."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ SOURCES = ("y", "x")
 
 @dataclass(frozen=True)
 class Corruption:
-    """Inputs made of outputs, new ones in each epoch: a pure function of (seed, stage, epoch, row)."""
+    """Random corruption of outputs into inputs: a pure function of (seed, stage, epoch, row)."""
 
-    kind: str  # 'flip': exchange zeros and ones; 'occlude': set a patch of an image to 0, at a random place
-    rate: float = 0.0  # of 'flip': share of the outputs of each row, exactly so many (rounded)
-    # of 'occlude': height and width of the patch, which lies whole within the image
-    size: tuple[int, int] = (0, 0)
-    shape: tuple[int, int] = (0, 0)  # of 'occlude': height and width of the image that a row is
+    kind: str  # 'flip' inverts random outputs; 'occlude' sets a patch at a random position to 0
+    rate: float = 0.0  # 'flip': share of each row's outputs to invert; their number is rounded, not random
+    size: tuple[int, int] = (0, 0)  # 'occlude': height and width of the patch, which is within the image
+    shape: tuple[int, int] = (0, 0)  # 'occlude': height and width of the image in a row
     seed: int = 0
-    # what the random numbers are for: training and validation rows have streams of their own
-    stage: str = "corruption"
+    stage: str = "corruption"  # name of the random stream: training and validation rows have different ones
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Where ``Block.y`` comes from, for a work that learns outputs (rows, v) instead of classes.
+    """Source of ``Block.y`` for a learner of outputs (rows, v) instead of classes.
 
-    Blocks then have uint8 ``y`` (rows, v) of zeros and ones, checked as they are read.
+    Blocks then have uint8 ``y`` (rows, v) of zeros and ones, which the engine checks while it reads them.
 
     Attributes
     ----------
     source : {'y', 'x'}
-        The outputs of the dataset; or its rows themselves, and ``Block.x`` is then uint8 too: what
-        ``corruption`` makes of the outputs, or (rows, 0) without one (an RBM without inputs).
+        'y' uses the outputs of the dataset. 'x' uses its rows as outputs; ``Block.x`` is then the uint8
+        outputs after ``corruption``, or (rows, 0) without a corruption (an RBM without inputs).
     corruption : Corruption or None
-        Of source 'x'.
+        Corruption of the outputs into inputs; only for source 'x'.
     """
 
     source: str = "y"
@@ -44,7 +42,8 @@ class Targets:
             raise ValueError(f"source={self.source!r} is not one of {', '.join(SOURCES)}")
         if self.corruption is not None and self.source != "x":
             raise ValueError(
-                "a corruption makes inputs of outputs, so rows have none of their own: source='x'"
+                f"source={self.source!r} has inputs of its own, and a corruption makes inputs from outputs: "
+                "set source='x', or corruption=None"
             )
 
 
@@ -52,25 +51,19 @@ class Targets:
 class Wants:
     """Optional requests of a reduction, row map, set of rows or online learner: its attribute ``wants``."""
 
-    # Blocks of a CSR dataset stay :class:`.CsrRows`; else each is made dense when its turn comes.
-    csr: bool = False
-    targets: Targets | None = None  # Outputs in place of class codes.
-    # Of a row map: the labels of its output are not copied but made by its method ``labels``
-    # (:class:`~.learners.LabelMap`).
-    labels: bool = False
-    # Of a reduction: rows of a block, where the user says none. Of a row map: rows of a block.
-    block_rows: int | None = None
-    # Of a reduction: what merging may cost of computing, above the usual 2 %, where rows would else make
-    # fewer than 16 leaves.
+    csr: bool = False  # keep the blocks of a CSR dataset as :class:`.CsrRows` instead of dense arrays
+    targets: Targets | None = None  # read outputs instead of class codes
+    labels: bool = False  # the row map is a :class:`~.learners.LabelMap`, which computes its output's labels
+    block_rows: int | None = None  # rows of a block, unless the user sets another number for a reduction
+    # Merging may take this share of the computing time, instead of 0.02, to make up to 16 leaves.
     merge_share: float | None = None
-    # Bytes that a thread needs beside its block and statistic, and those for each row of the block (of a
-    # chain). A plan guesses from the statistic where nothing is said.
+    # (bytes per thread, bytes per row of its block or chain) in addition to block and statistic; without it
+    # `plan` estimates both from the size of the statistic.
     scratch: tuple[int, int] | None = None
-    # A label -1 that is none of the classes means that the row has none: its class code is -1. Elsewhere
-    # -1 is a label like others.
+    # The label -1 marks a row without a class, unless -1 is one of the classes; its class code is -1.
     unlabelled: bool = False
 
     @property
     def form(self) -> tuple[bool, Targets | None, bool]:
-        """What makes blocks of the same rows alike."""
+        """Requests that change the contents of a block: works with equal forms can share blocks."""
         return self.csr, self.targets, self.unlabelled

@@ -1,4 +1,4 @@
-"""The backend table."""
+"""Backends: array library, kernels and buffers of one thread, on the CPU (numpy) or on a GPU (CuPy)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.kinds import find_kernels, kernel_names, load
+from scalelatent.contract.kinds import find_kernels, import_object, kernel_names
 from scalelatent.contract.learners import Backend, Table
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import DeviceLostError, DeviceMemoryError, RunError
@@ -34,23 +34,23 @@ _log = logging.getLogger(__name__)
 
 @cache
 def find_kernel(name: str, backend: str) -> Callable[..., Any]:
-    """The body of a kernel for a backend."""
+    """Return the function of a kernel for a backend."""
     bodies = find_kernels(name)
     if bodies is None or backend not in bodies:
-        there = kernel_names() if bodies is None else sorted(bodies)
-        raise RunError(f"kernel {name!r} has no body for backend {backend!r}; there are: {', '.join(there)}")
-    return load(bodies[backend])
+        known = kernel_names() if bodies is None else sorted(bodies)
+        raise RunError(f"kernel {name!r} has no body for backend {backend!r}; there are: {', '.join(known)}")
+    return import_object(bodies[backend])
 
 
 class HostBackend:
-    """numpy arrays, and numba kernels or (``name="reference"``) the reference kernels in float64."""
+    """numpy arrays, and numba kernels or (``name="reference"``) the reference kernels in float64.
 
-    # Buffers are kept by name and used again, since fresh pages for each block cost more than the kernel on
-    # them. So an instance belongs to one thread.
+    Buffers are reused by name, because new memory pages for each block cost more than the kernel that fills
+    them. Each instance therefore belongs to one thread.
+    """
 
     xp: ModuleType = np
-    # Errors that a card may raise in a model's expressions: none here.
-    card_errors: tuple[type[Exception], ...] = ()
+    card_errors: tuple[type[Exception], ...] = ()  # only a GPU has errors of its own
     device = "cpu"
 
     def __init__(self, name: str = "numba") -> None:
@@ -93,24 +93,24 @@ class HostBackend:
         return a
 
     def release_memory(self) -> None:
-        """Nothing: there is enough."""
+        """Do nothing, because the buffers of the CPU are small."""
 
     def name_error(self, error: Exception) -> Exception:
         return error
 
 
 def gpu_count() -> int:
-    """CUDA devices that CuPy can use here; 0 without CuPy or driver."""
+    """Return the number of CUDA devices that CuPy can use; 0 without CuPy or driver."""
     try:
         import cupy
 
         return int(cupy.cuda.runtime.getDeviceCount())
-    except Exception:  # noqa: BLE001  no CuPy, no driver, no device: all mean 0 here
+    except Exception:  # noqa: BLE001  CuPy, driver or device is missing
         return 0
 
 
 def resolve_device(device: str) -> str:
-    """``"cpu"`` or ``"gpu"`` for this process."""
+    """Return ``"cpu"`` or ``"gpu"`` for this process."""
     if device not in DEVICES:
         raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
     if device == "auto":
@@ -124,17 +124,17 @@ def resolve_device(device: str) -> str:
 
 
 def computes_on_card(device: str) -> bool:
-    """Whether a backend of this process for ``device`` computes on a card."""
+    """Return True if a backend of this process for ``device`` computes on a GPU."""
     return device not in ("cpu", "reference") and resolve_device(device) == "gpu"
 
 
 def check_card(device_id: int = 0) -> str:
-    """Return why a card cannot multiply two matrices, or compile and run a kernel; empty if it can."""
+    """Return why a GPU cannot multiply two matrices, or compile and run a kernel; "" if it can."""
     try:
         backend = CupyBackend(device_id=device_id)
         a = backend.asarray(np.array([[1, 2], [3, 4]]), np.float32)
         found = backend.to_host(backend.xp.maximum(backend.matmul(a, a, "product"), 8))
-    except Exception as error:  # noqa: BLE001  whatever a library or driver raises is the answer
+    except Exception as error:  # noqa: BLE001  libraries and drivers may raise anything
         return f"{type(error).__name__}: {error}" if not isinstance(error, RunError) else str(error)
     return (
         ""
@@ -146,7 +146,7 @@ def check_card(device_id: int = 0) -> str:
 def make_backend(device: str, slot: int = 0) -> Backend:
     """Return a new backend for ``"cpu"``, ``"gpu"`` or ``"reference"``; each thread needs its own.
 
-    ``slot`` numbers the threads of a process, which share its cards in turn.
+    ``slot`` is the index of the thread in its process; threads are distributed evenly to the GPUs.
     """
     if device == "reference":
         return HostBackend("reference")
@@ -157,33 +157,32 @@ def make_backend(device: str, slot: int = 0) -> Backend:
 
 @contextmanager
 def keep_current_device() -> Iterator[None]:
-    """Give the calling thread the CUDA device and stream back that were its current ones."""
-    before = sys.modules.get("cupy")
-    kept = (before.cuda.Device(), before.cuda.get_current_stream()) if before and gpu_count() else None
+    """Restore the calling thread's current CUDA device and stream on exit."""
+    cupy = sys.modules.get("cupy")
+    before = (cupy.cuda.Device(), cupy.cuda.get_current_stream()) if cupy and gpu_count() else None
     try:
         yield
     finally:
-        if kept is not None:
-            for current in kept:
+        if before is not None:
+            for current in before:
                 current.use()
 
 
-STAGED_BYTES = 2**16  # smaller copies are not worth page-locked memory
-# cudaErrorMemoryAllocation; cublasCreate on a full card reports one of the two others (not initialized,
-# allocation failed). The card can still be used after these errors.
+STAGED_BYTES = 2**16  # arrays from this size on are copied to the GPU through page-locked memory
+# Codes of cudaErrorMemoryAllocation, and of the two errors of cublasCreate on a GPU without free memory. The
+# GPU can still be used after these errors.
 _NO_MEMORY, _CUBLAS_NO_MEMORY = 2, (1, 3)
-POOL_SHARE, POOL_SPARE = 0.9, 512 * 2**20
+POOL_SHARE, POOL_SPARE = 0.9, 512 * 2**20  # CuPy's pool may use this share of the free memory, minus 512 MiB
 _NATIVE = "?bhilqBHILQefd"
 
 
 class CupyBackend:
-    """CuPy arrays and CUDA kernels; the methods of :class:`~.backend.HostBackend`."""
+    """CuPy arrays and CUDA kernels, with the methods of :class:`~.backend.HostBackend`.
 
-    # All work runs on the backend's own device and non-blocking stream: each method, and each use of `xp`,
-    # makes them the current ones of the calling thread; to_host waits for the stream. The stream has
-    # its own cuBLAS handle, so products have the same bits whatever other threads do. CuPy's pool is limited
-    # to 90 % of the memory that was free less 512 MiB, unless CUPY_GPU_MEMORY_LIMIT or the caller has set a
-    # limit.
+    All work runs on the backend's own device and non-blocking stream. Each method and each use of `xp` makes
+    them current in the calling thread, and `to_host` waits for the stream. The stream has its own cuBLAS
+    handle, so other threads do not change the bits of matrix products.
+    """
 
     name = "cupy"
 
@@ -193,28 +192,27 @@ class CupyBackend:
         self._device = self._cupy.cuda.Device(device_id)
         self._device.use()
         self.stream = self._cupy.cuda.Stream(non_blocking=True)
-        self.device = _device_name(self._cupy)  # asked now: after an error the card may not answer
+        self.device = _device_name(self._cupy)  # read now, because it may be unreadable after an error
         self._buffers: dict[str, cupy.ndarray] = {}
         self._staging: dict[str, tuple[np.ndarray, cupy.cuda.Event]] = {}
         self._tables: dict[int, tuple[Any, Any]] = {}
         self._rows = 0
         self.row_limits: dict[str, int] = {}
-        # RMM, as CuPy's allocator, raises a plain MemoryError.
+        # RMM as the allocator of CuPy raises a plain MemoryError.
         runtime, driver = self._cupy.cuda.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError
         self.card_errors: tuple[type[Exception], ...] = (DeviceMemoryError, MemoryError, runtime, driver)
         _limit_pool(self._cupy)
 
     @property
     def xp(self) -> ModuleType:
-        """CuPy, after this backend's device and stream were made the thread's current ones."""
+        """CuPy, after this backend's device and stream were made current in the calling thread."""
         self._make_current()
         return self._cupy
 
-    # -- what the models call
-    # -------------------------------------------------------------------------------------------
+    # -- methods for models ----------------------------------------------------------------------------------
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """The kernel's CuPy body, on this backend's stream and with this backend's errors."""
+        """Return the kernel's CuPy function, which runs on this backend's stream and raises its errors."""
         body = find_kernel(name, self.name)
 
         def call(*args: Any) -> Any:
@@ -229,13 +227,13 @@ class CupyBackend:
         if kept is None or kept.size < size or kept.dtype != dtype:
             with self._work(f"the buffer {name!r} of {size * np.dtype(dtype).itemsize / 2**20:.1f} MiB"):
                 self._buffers.pop(name, None)
-                del kept  # its memory may serve the new one
+                del kept  # frees its memory for the new buffer
                 kept = self._buffers[name] = self._cupy.empty(size, dtype=dtype)
         return kept[:size].reshape(shape)
 
     def asarray(self, a: Array, dtype: npt.DTypeLike, name: str | None = None) -> cupy.ndarray:
         dtype = np.dtype(dtype)
-        with self._work("moving an array to the card"):
+        with self._work("moving an array to the GPU"):
             if isinstance(a, self._cupy.ndarray):
                 return self._convert(a, dtype, name)
             if name is None:
@@ -252,7 +250,7 @@ class CupyBackend:
             return self._convert(stored, dtype, name)
 
     def take(self, a: cupy.ndarray, rows: Array, name: str) -> cupy.ndarray:
-        """Rows of ``a`` in a named buffer; ``rows`` on the host or on the device."""
+        """Return some rows of ``a`` in a named buffer; ``rows`` is on the host or on the device."""
         out = self.buffer(name, (len(rows), *a.shape[1:]), a.dtype)
         if out.size:
             with self._work("gathering rows"):
@@ -260,7 +258,7 @@ class CupyBackend:
         return out
 
     def matmul(self, a: cupy.ndarray, b: cupy.ndarray, name: str) -> cupy.ndarray:
-        """Matrix product in a named buffer; float32 or float64."""
+        """Return the matrix product in a named buffer; float32 or float64."""
         check_same_width(a.shape[1], b.shape[0])
         out = self.buffer(name, (a.shape[0], b.shape[1]), a.dtype)
         with self._work("a matrix product"):
@@ -268,15 +266,15 @@ class CupyBackend:
         return out
 
     def table(self, table: Table) -> Table:
-        """A table with its arrays on the device; kept, so that a table is moved once."""
+        """Return a copy of a table with its arrays on the device; each table is copied only once."""
         kept = self._tables.get(id(table))
         if kept is None:
             if len(self._tables) >= 64:
                 self._tables.clear()
             arrays = {f.name: getattr(table, f.name) for f in fields(table)} if is_dataclass(table) else {}
-            with self._work("moving a table to the card"):
+            with self._work("moving a table to the GPU"):
                 moved = {key: self._cupy.asarray(a) for key, a in arrays.items() if isinstance(a, np.ndarray)}
-            # The table itself is kept too: its id stays taken.
+            # The original is kept too, so that no other object gets its id.
             kept = self._tables[id(table)] = table, replace(cast(Any, table), **moved) if moved else table
         found: Table = kept[1]
         return found
@@ -284,7 +282,7 @@ class CupyBackend:
     def to_host(self, a: Array) -> np.ndarray:
         if isinstance(a, np.ndarray):
             return a
-        with self._work("work on the card"):
+        with self._work("work on the GPU"):
             host = a.get()
             self.stream.synchronize()
         return host
@@ -296,10 +294,10 @@ class CupyBackend:
         self._cupy.get_default_memory_pool().free_all_blocks()
 
     def name_error(self, error: Exception) -> Exception:
-        """Return an error that names the card, for one raised by an expression in a model."""
+        """Return an error that names the GPU, for one raised by an expression in a model."""
         return self._named(error, "a block")
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------
 
     def _convert(self, a: cupy.ndarray, dtype: np.dtype, name: str | None) -> cupy.ndarray:
         if a.dtype == dtype and a.flags.c_contiguous:
@@ -322,7 +320,7 @@ class CupyBackend:
         except (self._cupy.cuda.runtime.CUDARuntimeError, MemoryError) as error:
             if not isinstance(self._named(error, "page-locked memory"), DeviceMemoryError):
                 raise
-            # The host, not the card, is short of memory that can be page-locked. Pageable memory is slower.
+            # The host has no more memory that can be page-locked, so copy from slower pageable memory.
             _warn_pageable(self.device)
             out.set(np.ascontiguousarray(a, dtype=dtype))
             return out
@@ -333,25 +331,25 @@ class CupyBackend:
         return out
 
     def _pinned(self, name: str, nbytes: int) -> tuple[np.ndarray, cupy.cuda.Event]:
-        """Page-locked bytes that no copy reads any more, and the event that tells so."""
+        """Return (page-locked bytes that no copy is reading, event to record after the next copy)."""
         kept = self._staging.get(name)
         if kept is not None:
             kept[1].synchronize()
         if kept is None or kept[0].nbytes < nbytes:
             self._staging.pop(name, None)
-            del kept  # its memory may serve the new buffer
+            del kept  # frees its memory for the new buffer
             memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
             event = self._cupy.cuda.Event(disable_timing=True)
             kept = self._staging[name] = np.ndarray((nbytes,), np.uint8, buffer=memory), event
         return kept
 
     def _make_current(self) -> None:
-        self._device.use()  # first: CuPy refuses the stream of another device
+        self._device.use()  # must come first, because CuPy refuses the stream of another device
         self.stream.use()
 
     @contextmanager
     def _work(self, what: str) -> Iterator[None]:
-        """Run a part of this backend on its stream, and name the card in its errors."""
+        """Run the ``with`` statement on this backend's stream, and name the GPU in its errors."""
         self._make_current()
         try:
             yield
@@ -362,7 +360,7 @@ class CupyBackend:
             raise named from error
 
     def _named(self, error: Exception, what: str) -> Exception:
-        """Return the error that a user reads in place of one of CuPy's; other errors as they are."""
+        """Return an error with advice for the user instead of a CuPy error; return other errors unchanged."""
         cuda = self._cupy.cuda
         no_memory: tuple[int, ...] = ()
         if isinstance(error, (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError)):
@@ -381,7 +379,7 @@ class CupyBackend:
             return error
         if self._is_lost():
             return DeviceLostError(
-                f"GPU {self.device}: {what} failed: {error}. The card refuses all further work of this "
+                f"GPU {self.device}: {what} failed: {error}. The GPU refuses all further work of this "
                 "process: restart the process (a worker with a nanny is restarted) and resume the run. If it "
                 "happens again, look for Xid in the kernel log (dmesg), or use device='cpu' and report it"
             )
@@ -393,7 +391,7 @@ class CupyBackend:
         )
 
     def _is_lost(self) -> bool:
-        # CUDA repeats an error that has destroyed a process's context in every later call.
+        # After an error that destroyed the process's context, every later CUDA call fails.
         try:
             self._cupy.cuda.runtime.deviceSynchronize()
         except self._cupy.cuda.runtime.CUDARuntimeError:
@@ -406,12 +404,12 @@ class CupyBackend:
         gib = 2.0**30
         now = (
             f"GPU {self.device}: no memory for {what}: this process holds {pool.used_bytes() / gib:.2f} GiB "
-            f"of its limit of {pool.get_limit() / gib:.2f}, and {free / gib:.2f} of the card's "
+            f"of its limit of {pool.get_limit() / gib:.2f}, and {free / gib:.2f} of the GPU's "
             f"{total / gib:.2f} GiB are free"
         )
-        # A run's block_rows and model are fixed; where it computes is not.
+        # A resumed run may use another device, but not another block_rows or model.
         now += (
-            ". End other work on this card, or use device='cpu' ([cluster] device), then resume the run; or "
+            ". End other work on this GPU, or use device='cpu' ([cluster] device), then resume the run; or "
         )
         if self._rows >= 512:
             smaller = 2 ** (self._rows.bit_length() - 2)
@@ -426,7 +424,7 @@ class CupyBackend:
 
 
 def _import_cupy() -> tuple[ModuleType, ModuleType]:
-    """Return CuPy and its cuBLAS, whose library is loaded here; raise RunError without them or a device."""
+    """Return CuPy and its cuBLAS module; raise a RunError if one of them or a CUDA device is missing."""
     try:
         import cupy
 
@@ -452,7 +450,7 @@ def _import_cupy() -> tuple[ModuleType, ModuleType]:
 
 @cache
 def _warn_pageable(device: str) -> None:
-    """Warn once for each card of a process."""
+    """Warn once per GPU that rows are copied from pageable memory."""
     _log.warning(
         "GPU %s: no page-locked host memory for the rows; they are copied more slowly from pageable memory. "
         "Give this process more memory, or raise the limit of locked memory (ulimit -l)",
@@ -461,6 +459,7 @@ def _warn_pageable(device: str) -> None:
 
 
 def _limit_pool(cupy: ModuleType) -> None:
+    """Limit CuPy's pool, unless CUPY_GPU_MEMORY_LIMIT or the caller has set a limit."""
     pool = cupy.get_default_memory_pool()
     if not pool.get_limit():
         free, _ = cupy.cuda.runtime.memGetInfo()

@@ -1,4 +1,4 @@
-"""Batch learning: pass after pass until the learner, a callback or an interrupt ends it."""
+"""Run batch learning: one pass after another until the learner or a callback stops, or an error occurs."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from .passes import Stage
 
 @dataclass(frozen=True)
 class LoopResult:
-    """The last state and one record a pass."""
+    """Last state of a fit, and one record per pass."""
 
     state: Any
     history: list[dict[str, Any]]
 
 
 class Progress:
-    """Tells callbacks about rows, and what else is known of the stage, at most ten times a second."""
+    """Reporter of the finished rows of a pass to the callbacks, at most ten times a second."""
 
     def __init__(self, callbacks: Callback, stage: str, iteration: int, **about: object) -> None:
         self._callbacks, self._stage, self._iteration = callbacks, stage, iteration
         self._about = about
-        self._begin, self._told = time.perf_counter(), 0.0
-        self._first: int | None = None
+        self._begin, self._reported = time.perf_counter(), 0.0
+        self._first: int | None = None  # rows that an interrupted pass had finished, which the rate excludes
 
     def __call__(self, done: int, total: int) -> None:
         now = time.perf_counter()
         if self._first is None:
-            self._first = done  # rows that an interrupted pass had left: no part of the rate
-        if done < total and now - self._told < 0.1:
+            self._first = done
+        if done < total and now - self._reported < 0.1:
             return
-        self._told = now
+        self._reported = now
         rate = (done - self._first) / max(now - self._begin, 1e-9)
         self._callbacks.on_progress(
             {
@@ -64,13 +64,16 @@ def fit_batches(
     checkpoint_passes: int | None = None,
     first: int = 0,
 ) -> LoopResult:
-    """Run a :class:`~scalelatent.contract.learners.BatchLearner` to its end."""
+    """Run a :class:`~scalelatent.contract.learners.BatchLearner` from its last checkpoint until it is done.
+
+    ``first`` is the number of passes of earlier stages, from which passes are counted.
+    """
     iteration, history = first, []
     if store is not None and (found := store.latest_state(stage.name)) is not None:
         iteration, state, messages = found
-        tell_unreadable(callbacks, messages)
-        history = full_history(store, stage, first, iteration)
-        # With its record: the logger may have been killed before it wrote this one.
+        report_unreadable(callbacks, messages)
+        history = load_full_history(store, stage, first, iteration)
+        # The event includes the last record, because the fit may have been killed before it was logged.
         last = {"record": history[-1], "history": list(history)} if history else {}
         callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
     done = stage.batch.is_done(state)
@@ -106,16 +109,16 @@ def fit_batches(
     return LoopResult(executor.get_state(stage, iteration, handle), history)
 
 
-def full_history(store: EngineStore, stage: Stage, first: int, iteration: int) -> list[dict[str, Any]]:
-    """Records of the passes of a stage up to a state; ``first`` passes were before it."""
-    # A cluster may be two passes ahead of a driver that is killed before it notes them; their states still
-    # know what was measured.
+def load_full_history(store: EngineStore, stage: Stage, first: int, iteration: int) -> list[dict[str, Any]]:
+    """Return the records of the passes of a stage up to ``iteration``; ``first`` passes came before it."""
+    # A cluster may have finished two passes that a killed driver did not record. Their stored states give
+    # the missing records.
     history = store.load_history(stage.name, iteration)
     missing = set(range(first + 1, iteration + 1)).difference(record["pass"] for record in history)
     for number in sorted(missing.intersection(store.iterations(stage.name))):
         try:
             summary = stage.batch.summary(store.load_state(stage.name, number))
-        except RunError:  # torn: the fit goes on from a later one
+        except RunError:  # a damaged state, which the resume does not need
             continue
         record = make_record(stage, summary, 0.0, stage.rows, 0)
         store.append_history(stage.name, record)
@@ -126,13 +129,13 @@ def full_history(store: EngineStore, stage: Stage, first: int, iteration: int) -
 def make_record(
     stage: Stage, summary: dict[str, Any], seconds: float, rows: int, bytes_read: int
 ) -> dict[str, Any]:
-    """One line of the history: the learner's scalars, and what they cost."""
-    more = {"stage": stage.name, "seconds": round(seconds, 6), "rows": rows, "bytes_read": bytes_read}
-    return {**summary, **more}
+    """Return one record of the history: the learner's scalars and the cost of the pass."""
+    cost = {"stage": stage.name, "seconds": round(seconds, 6), "rows": rows, "bytes_read": bytes_read}
+    return {**summary, **cost}
 
 
-def tell_unreadable(callbacks: Callback, messages: list[str]) -> None:
-    """Tell about checkpoints that a resume had to pass over."""
+def report_unreadable(callbacks: Callback, messages: list[str]) -> None:
+    """Notify the callbacks of checkpoints that a resume could not read."""
     for message in messages:
         callbacks.on_event({"event": "checkpoint_unreadable", "message": message})
 
@@ -161,7 +164,10 @@ def write_checkpoint(
     *,
     kept: bool,
 ) -> None:
-    """Make a state safe on disk and tell of it; ``where`` is what callbacks read."""
+    """Store a state durably and notify the callbacks; their event contains the entries of ``where``.
+
+    ``kept`` is True if the executor has already written the state, which then is only flushed.
+    """
     begin = time.perf_counter()
     try:
         if not (kept and store.make_durable(name, iteration)):

@@ -1,4 +1,4 @@
-"""A bounded cache of pieces of rows, one for each process."""
+"""Keep rows in memory between passes: one cache of pieces of rows per process, with an upper bound."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
     from scalelatent.kernels.arrays import HostRows
 
-# Bytes of a cache where rows are read ahead in time, and the share of a process's memory where they are not.
+# Size of a cache: bytes if reading ahead keeps up with computing, otherwise a share of the process's memory.
 SMALL_BYTES, DEFAULT_SHARE = 2**27, 0.3
 CACHE_VARIABLE = "SCALELATENT_CACHE_BYTES"
 
 Piece: TypeAlias = "tuple[HostRows, np.ndarray | None, np.ndarray | None]"
-"""Columns of a run of rows: rows (ndarray or CsrRows), label codes, weights; None where there is none."""
+"""Contiguous rows: (x as ndarray or CsrRows, label codes or outputs or None, weights or None)."""
 
 
 def memory_limit() -> int:
-    """Bytes this process may use: the Dask worker's limit, the control group's, or the machine's memory."""
+    """Return the bytes that this process may use: a Dask worker's limit, else that of `machine_memory`."""
     import sys
 
     if "distributed" in sys.modules:
@@ -38,20 +38,19 @@ def memory_limit() -> int:
 
 
 def machine_memory() -> tuple[int, str]:
-    """Bytes that the machine lets this process use, and what sets the limit."""
-    # Containers and batch systems show the host's memory, but kill at the limit of their control group (v2 or
-    # v1).
+    """Return (bytes that this process may use on this machine, name of the limit)."""
+    # Containers and batch systems show the host's memory, but kill a process at the limit of its cgroup.
     limits = [(_installed_memory(), "the machine")]
     for file, name in _cgroup_files():
         try:
             limits.append((int(file.read_text()), name))
-        except (OSError, ValueError):  # no such group, or "max"
+        except (OSError, ValueError):  # there is no such cgroup, or its limit is "max"
             continue
     return min((limit for limit in limits if limit[0] > 0), key=lambda limit: limit[0])
 
 
 def _cgroup_files() -> Iterator[tuple[Path, str]]:
-    """Where limits may stand: of the process's own groups, of those around them, and of the root."""
+    """Yield the limit files of the process's cgroups, of their parents and of the root cgroup."""
     root = Path("/sys/fs/cgroup")
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -77,10 +76,12 @@ def _installed_memory() -> int:
 
 
 class PieceCache:
-    """Pieces by key, at most ``limit`` bytes; safe for several threads."""
+    """Thread-safe cache of pieces by key, with an upper bound of ``limit`` bytes.
 
-    # Passes are cyclic scans, on which "least recently used" evicts each piece just before it is wanted. So
-    # pieces are admitted up to the limit and stay; only those that two whole passes did not touch make room.
+    Each pass reads all pieces in the same order, and then a least-recently-used cache would evict each piece
+    just before its next use. So pieces stay once they are in, and only those that were not used in the last
+    two passes are evicted for new ones.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -91,7 +92,7 @@ class PieceCache:
         self._lock = threading.Lock()
 
     def resize(self, limit: int) -> None:
-        """Allow more bytes, or fewer: what is over goes at once."""
+        """Change the limit, and evict pieces until the cache is within the limit."""
         with self._lock:
             self.limit = limit
             for key in list(self._pieces):
@@ -100,7 +101,7 @@ class PieceCache:
                 self._drop(key)
 
     def start_pass(self) -> None:
-        """Advance the clock by which unused pieces are told."""
+        """Count a pass, which identifies the pieces that were not used for two passes."""
         with self._lock:
             self._clock += 1
 
@@ -112,25 +113,21 @@ class PieceCache:
             return found[0] if found else None
 
     def put(self, key: Hashable, piece: Piece) -> bool:
-        """Keep the piece if there is room; its arrays must not be changed afterwards."""
+        """Store a piece if there is room; return True if it is stored. Its arrays must not change later."""
         size = sum(a.nbytes for a in piece if a is not None)
         with self._lock:
             if key in self._pieces:
                 return True
             if self.used + size > self.limit:
-                self._drop_unused(size)
+                for unused in [k for k, t in self._touched.items() if t < self._clock - 2]:
+                    if self.used + size > self.limit:
+                        self._drop(unused)
             if self.used + size > self.limit:
                 return False
             self._pieces[key] = (piece, size)
             self._touched[key] = self._clock
             self.used += size
             return True
-
-    def _drop_unused(self, wanted: int) -> None:
-        for key in [k for k, t in self._touched.items() if t < self._clock - 2]:
-            if self.used + wanted <= self.limit:
-                return
-            self._drop(key)
 
     def _drop(self, key: Hashable) -> None:
         self.used -= self._pieces.pop(key)[1]
@@ -147,41 +144,47 @@ _shared: PieceCache | None = None
 _shared_lock = threading.Lock()
 
 
-def shared_cache(asked: float | None = None) -> PieceCache:
-    """The cache of this process, :data:`SMALL_BYTES` at first."""
+def shared_cache(size: float | None = None) -> PieceCache:
+    """Return the cache of this process, resized to ``size`` (bytes, or a share of its memory) if given.
+
+    The environment variable SCALELATENT_CACHE_BYTES, in bytes, takes precedence over ``size``.
+    """
     global _shared
-    given = os.environ.get(CACHE_VARIABLE)
+    fixed = os.environ.get(CACHE_VARIABLE)
     with _shared_lock:
         if _shared is None:
-            _shared = PieceCache(SMALL_BYTES if given is None else int(given))
-        if asked is not None and given is None:
-            _shared.resize(limit_of(asked, memory_limit()))
+            _shared = PieceCache(SMALL_BYTES if fixed is None else int(fixed))
+        if size is not None and fixed is None:
+            _shared.resize(compute_limit(size, memory_limit()))
         return _shared
 
 
-def limit_of(asked: float, memory: int) -> int:
-    """Bytes of a cache in a process that may use ``memory``; the small one is never above a tenth of it."""
-    if asked == SMALL_BYTES:
+def compute_limit(size: float, memory: int) -> int:
+    """Return the bytes of a cache of ``size`` (bytes, or a share) in a process that may use ``memory`` bytes.
+
+    The default ``SMALL_BYTES`` is reduced to a tenth of the memory if that is less.
+    """
+    if size == SMALL_BYTES:
         return min(SMALL_BYTES, memory // 10)
-    return int(asked * memory if 0 < asked <= 1 else asked)
+    return int(size * memory if 0 < size <= 1 else size)
 
 
 def parse_cache(value: Any) -> float | None:
-    """What a user says of the cache as :func:`shared_cache` takes it; None for "auto"."""
+    """Return the user's cache size as bytes or as a share of the memory; None for "auto"."""
     if value is None or value == "auto":
         return None
     try:
         if isinstance(value, str):
             from dask.utils import parse_bytes
 
-            # Of "0.3" that would make no bytes.
+            # parse_bytes would convert the share "0.3" to 0 bytes.
             value = value if value.replace(".", "", 1).isdecimal() else parse_bytes(value)
-        found = float("nan") if isinstance(value, bool) else float(value)
+        size = float("nan") if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, KeyError):
-        found = float("nan")
-    if not 0 <= found < float("inf"):
+        size = float("nan")
+    if not 0 <= size < float("inf"):
         raise ValueError(
             f"cache={value!r}: give 'auto', an amount of memory such as '512MiB' (0 for none), or a share of "
             "each process's memory such as 0.3"
         )
-    return found
+    return size

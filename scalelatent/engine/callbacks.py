@@ -1,4 +1,4 @@
-"""Hooks into a fit: progress, logs, early stops of your own."""
+"""Callbacks of a fit: progress, logs and early stopping."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from scalelatent.kernels.observers import observed
 
 
 class Callback:
-    """Base of all callbacks: override what you need. Hooks run in the process that called ``fit``, between
-    spans.
+    """Base class of all callbacks; override the methods that you need.
+
+    The methods run in the process that called ``fit``.
 
     Examples
     --------
@@ -24,76 +25,85 @@ class Callback:
     """
 
     keeps_run_folder = False
-    """Whether it writes the run folder: then no fit writes another record there."""
+    """True if this callback writes the run folder; a fit then adds no other such callback."""
 
     tells_cluster = False
-    """Whether it tells a scheduler's page of the run: then no other callback does."""
+    """True if this callback sends the run to the dashboard; a fit then adds no other such callback."""
 
     shows_progress = False
-    """Whether it is a display: then no fit opens another one."""
+    """True if this callback displays progress; a fit then opens no other display."""
 
     def on_run_start(self, info: dict[str, Any]) -> None:
-        """Before a job's fit, of callbacks that the job names. ``info``: run (the run folder), id, name,
-        kind, values (every value of the job by its ``"section.key"``), resumed.
+        """Handle the start of a job's fit; only callbacks that the job file names receive this call.
+
+        ``info``: run (the run folder), id, name, kind, values (every value of the job by its
+        ``"section.key"``), resumed.
         """
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        """Before the first pass. ``info``: rows, features, members, max_iter, seed, resumed_pass (or None),
-        stage.
+        """Handle the start of the fit, before the first pass.
+
+        ``info``: rows, features, members, max_iter, seed, resumed_pass (or None), stage.
         """
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """A part of the fit begins. ``info``: stage (for example ``"moments"``, ``"projection"``, ``"em"``),
-        rows; of a network's layer also layer (its number), layers (how many) and k (centroids).
+        """Handle the start of a stage of the fit.
+
+        ``info``: stage (for example ``"moments"``, ``"projection"``, ``"em"``), rows; for a layer of a
+        network also layer (its number), layers (their number) and k (number of centroids).
         """
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Some rows are done. ``info``: stage, pass, rows_done, rows_total, rows_per_s; of a layer as
+        """Handle the progress of a pass.
+
+        ``info``: stage, pass, rows_done, rows_total, rows_per_s; for a layer also the keys of
         :meth:`on_stage`.
         """
 
     def on_wait(self) -> None:
-        """Called at least twice a second while the executor waits or computes; what it raises ends the fit,
-        and what is complete is kept.
+        """Run a check at least twice per second while the executor waits or computes.
+
+        An error that this method raises ends the fit; finished passes are kept.
         """
 
     def on_pass_end(self, record: dict[str, Any]) -> bool | None:
-        """After each pass. ``record``: pass, stage, objective, train_error, validation_error, seconds, rows,
-        bytes_read, …
+        """Handle the end of a pass; return True to stop the fit, which then ends with the best model so far.
 
-        Return True to stop: the fit ends normally with the best model so far.
+        ``record``: pass, stage, objective, train_error, validation_error, seconds, rows, bytes_read, …
         """
         return None
 
     def on_report(self, record: dict[str, Any]) -> bool | None:
-        """In mid-epoch of an online fit, every ``report_steps`` steps and after validations: a record like
-        that of :meth:`on_pass_end`. Return True to stop.
+        """Handle a report within an epoch of an online fit; return True to stop the fit.
+
+        Reports come every ``report_steps`` steps and after each validation. ``record`` has the keys of
+        :meth:`on_pass_end`.
         """
         return None
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
-        """A checkpoint is safe on disk. ``info``: pass, path, seconds; online also step."""
+        """Handle a stored checkpoint. ``info``: pass, path, seconds; in an online fit also step."""
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Something worth a line in the log. ``info``: event, and what belongs to it (of ``"resumed"``
-        history: the records of the passes that were done).
+        """Handle an event of the log.
 
-        ``compiling_kernels`` and ``kernel_compiled`` may come from a thread that computes, since no other
-        thread knows of it before it is over.
+        ``info``: event (its name) and further keys; ``"resumed"`` has history, the records of the finished
+        passes. ``compiling_kernels`` and ``kernel_compiled`` may be reported from a computing thread.
         """
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        """After the last pass. ``info``: passes, pass_seconds (their sum)."""
+        """Handle the end of the fit. ``info``: passes, pass_seconds (seconds of all passes)."""
 
     def on_run_end(self, info: dict[str, Any]) -> None:
-        """After a job's run, of callbacks that the job names. ``info``: run, state (``"done"``,
-        ``"failed"``, ``"cancelled"``, or ``"running"`` where the cluster was lost), error, scores, model,
-        report (places, or None).
+        """Handle the end of a job's run; only callbacks that the job file names receive this call.
+
+        ``info``: run, state (``"done"``, ``"failed"``, ``"cancelled"``, or ``"running"`` if the cluster was
+        lost), error, scores, model, report (path or URL, or None).
         """
 
 
 class Callbacks(Callback):
-    """Several callbacks as one."""
+    """Several callbacks that are called as one."""
 
     def __init__(self, callbacks: Iterable[Callback] | Callback = ()) -> None:
         self.callbacks: Sequence[Callback] = (
@@ -109,86 +119,86 @@ class Callbacks(Callback):
             self.tells_cluster |= callback.tells_cluster
             self.shows_progress |= callback.shows_progress
 
-    def _tell(self, hook: str, *given: dict[str, Any]) -> list[object]:
-        """What all answer."""
-        return [getattr(callback, hook)(*given) for callback in self.callbacks]
+    def _call_all(self, hook: str, *infos: dict[str, Any]) -> list[object]:
+        """Call one method of all callbacks; return their results."""
+        return [getattr(callback, hook)(*infos) for callback in self.callbacks]
 
     def on_run_start(self, info: dict[str, Any]) -> None:
-        self._tell("on_run_start", info)
+        self._call_all("on_run_start", info)
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        self._tell("on_fit_start", info)
+        self._call_all("on_fit_start", info)
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        self._tell("on_stage", info)
+        self._call_all("on_stage", info)
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        self._tell("on_progress", info)
+        self._call_all("on_progress", info)
 
     def on_wait(self) -> None:
-        self._tell("on_wait")
+        self._call_all("on_wait")
 
     def on_pass_end(self, record: dict[str, Any]) -> bool:
-        """Pass on; all are asked, any may stop."""
-        return any(self._tell("on_pass_end", record))
+        """Call all callbacks; return True if any of them returns True."""
+        return any(self._call_all("on_pass_end", record))
 
     def on_report(self, record: dict[str, Any]) -> bool:
-        return any(self._tell("on_report", record))
+        return any(self._call_all("on_report", record))
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
-        self._tell("on_checkpoint", info)
+        self._call_all("on_checkpoint", info)
 
     def on_event(self, info: dict[str, Any]) -> None:
-        self._tell("on_event", info)
+        self._call_all("on_event", info)
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        self._tell("on_fit_end", info)
+        self._call_all("on_fit_end", info)
 
     def on_run_end(self, info: dict[str, Any]) -> None:
-        self._tell("on_run_end", info)
+        self._call_all("on_run_end", info)
 
 
 class Unfailing(Callbacks):
-    """Several callbacks that cannot end a fit: what one raises is warned of once."""
+    """Several callbacks whose errors do not end a fit; the first error of each callback becomes a warning."""
 
     def __init__(self, callbacks: Iterable[Callback] | Callback = ()) -> None:
         super().__init__(callbacks)
         self._warned: set[int] = set()
 
-    def _tell(self, hook: str, *given: dict[str, Any]) -> list[object]:
-        answers = []
-        for number, callback in enumerate(self.callbacks):
+    def _call_all(self, hook: str, *infos: dict[str, Any]) -> list[object]:
+        results = []
+        for index, callback in enumerate(self.callbacks):
             try:
-                answers.append(getattr(callback, hook)(*given))
-            except Exception as error:  # noqa: BLE001  whatever another package raises, the fit goes on
-                if number not in self._warned:
-                    self._warned.add(number)
+                results.append(getattr(callback, hook)(*infos))
+            except Exception as error:  # noqa: BLE001  another package's callback may raise anything
+                if index not in self._warned:
+                    self._warned.add(index)
                     warn_user(
-                        f"callback {type(callback).__name__}: {type(error).__name__}: {error}; the fit goes "
-                        "on, and further errors of this callback are not told"
+                        f"callback {type(callback).__name__}: {type(error).__name__}: {error}; the fit "
+                        "continues, and further errors of this callback are not reported"
                     )
-        return answers
+        return results
 
 
 COMPILING = "compiling kernels (once for this machine)"
 
 
 def kernel_event(kernel: str, seconds: float | None, **where: object) -> dict[str, Any]:
-    """The event that tells of a kernel that is compiled, before (no seconds) or after."""
+    """Return the event of a kernel's compilation: its start (``seconds`` is None) or its end."""
     if seconds is None:
         return {"event": "compiling_kernels", "kernel": kernel, **where, "message": COMPILING}
     return {"event": "kernel_compiled", "kernel": kernel, **where, "seconds": round(seconds, 1)}
 
 
 @contextmanager
-def telling_of_kernels(callbacks: Callback) -> Iterator[None]:
-    """Tell callbacks of kernels that this process compiles, by the thread that does so."""
+def report_compilations(callbacks: Callback) -> Iterator[None]:
+    """Notify callbacks of the kernels that this process compiles inside, from the compiling thread."""
     with observed(lambda kernel, seconds: callbacks.on_event(kernel_event(kernel, seconds))):
         yield
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    # Without it where another thread imports IPython just now, as clients of MLflow do: then this is none.
-    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return ask is not None and getattr(ask(), "kernel", None) is not None
+    """Return True if this process is the kernel of a notebook."""
+    # `get_ipython` is missing while another thread, such as an MLflow client, is importing IPython.
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_ipython is not None and getattr(get_ipython(), "kernel", None) is not None

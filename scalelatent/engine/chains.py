@@ -1,4 +1,4 @@
-"""Chains of a step on the threads of one process: what both executors run."""
+"""Run the chains of a minibatch step on the threads of one process, for both executors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from .feeding import Feed
 from .grid import PairTree, TreeReducer
 from .order import RowOrder
 from .passes import Stage
-from .reading import Meter, Reader, Stopped, naming
+from .reading import Meter, Reader, Stopped, name_dataset_in_errors
 from .threads import single_threaded
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
-# How often a computing thread looks whether to go on.
-CHECK_SECONDS = 0.2
+CHECK_SECONDS = 0.2  # interval at which computing threads check whether to stop
 
 
 class CountsSteps(Protocol):
-    """A state that says how many steps led to it."""
+    """A state with the number of steps that produced it."""
 
     @property
     def iteration(self) -> int: ...
@@ -43,14 +42,14 @@ Counted = TypeVar("Counted", bound=CountsSteps)
 
 
 class RowCheck:
-    """Calls something now and then: it may raise to leave, and costs too much for every block."""
+    """A check that runs ``call`` at most once per interval; ``call`` may raise to stop the fit."""
 
     def __init__(self, call: Callable[[], None], seconds: float = CHECK_SECONDS) -> None:
         self._call, self._seconds = call, seconds
         self._next = time.monotonic()
 
     def __call__(self) -> None:
-        """Call it, if it is time."""
+        """Run the check if the interval has passed."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._seconds
@@ -67,13 +66,15 @@ def run_chains(
     first: int = 0,
     n_chains: int | None = None,
 ) -> TreeReducer:
-    """Statistics of chains from the ``first`` on, on this thread; at once where learner and device can."""
-    # Merged as far as they go by the fixed tree of all chains, so some chains on one thread or worker come to
-    # few vectors, with the bits of any other share of the work.
+    """Run the chains ``first``, ``first + 1``, … on this thread; return their statistics, partly merged.
+
+    Statistics are merged in the fixed tree of all ``n_chains`` chains, so that one thread returns few vectors
+    and the result has the same bits for any distribution of the chains.
+    """
     layout, prepared = learner.layout(), learner.prepare(state, backend)
     sums = TreeReducer(PairTree(len(blocks) if n_chains is None else n_chains), layout.size)
     if isinstance(backend, CupyBackend) and isinstance(learner, SideBySide):
-        for chain, vector in enumerate(_side_by_side(learner, prepared, blocks, backend, check), first):
+        for chain, vector in enumerate(_run_together(learner, prepared, blocks, backend, check), first):
             sums.add(0, chain, vector)
         return sums
     for chain, block in enumerate(blocks, first):
@@ -88,14 +89,14 @@ def run_chains(
     return sums
 
 
-def _side_by_side(
+def _run_together(
     learner: Any,
     prepared: object,
     blocks: Sequence[Block | None],
     backend: Backend,
     check: Callable[[], None],
 ) -> list[np.ndarray]:
-    """Statistics of chains that are launched together; by halves where they do not fit the card together."""
+    """Run chains in one call on a GPU, or in two halves if its memory is too small; return their vectors."""
     layout = learner.layout()
     stats = [Stats.zeros(layout, 0 if block is None else len(block.x)) for block in blocks]
     which = [k for k, block in enumerate(blocks) if block is not None]
@@ -110,12 +111,12 @@ def _side_by_side(
             backend.release_memory()
             half = which[len(which) // 2]
             parts = blocks[:half], blocks[half:]
-            return [v for part in parts for v in _side_by_side(learner, prepared, part, backend, check)]
+            return [v for part in parts for v in _run_together(learner, prepared, part, backend, check)]
     return [s.vector for s in stats]
 
 
-def advance(learner: StepLearner[State, Any], state: State, sums: TreeReducer, n_rows: int) -> State:
-    """The state after a step, given the statistics of all chains."""
+def apply_step(learner: StepLearner[State, Any], state: State, sums: TreeReducer, n_rows: int) -> State:
+    """Return the state after a step from the statistics of all its chains."""
     return learner.step(state, Stats(learner.layout(), sums.root()), n_rows)
 
 
@@ -128,21 +129,24 @@ def learn_stream(
     seen: int,
     classes: np.ndarray | None = None,
 ) -> Counted:
-    """The state after a step for each ``batch_rows`` rows, in their order, in this process."""
+    """Take one step per ``batch_rows`` rows, in order, in this process; return the last state.
+
+    ``seen`` is the number of rows of earlier calls.
+    """
     backend, reader = make_backend(device), Reader(dataset, None, Meter(), classes, wants=learner.wants)
     with single_threaded():
         for a in range(0, len(dataset), batch_rows):
             b = min(a + batch_rows, len(dataset))
-            # Numbers of rows go on over calls: they key the random numbers of rows.
+            # The row indices key the random numbers, so they continue from the earlier calls.
             numbers = np.arange(seen + a, seen + b, dtype=np.int64)
             x, y, weight = reader.read(a, b)
             block = reader.block(x, y, weight, seen + a, numbers, state.iteration)
-            state = advance(learner, state, run_chains(learner, state, [block], backend), b - a)
+            state = apply_step(learner, state, run_chains(learner, state, [block], backend), b - a)
     return state
 
 
 class ChainRunner:
-    """Some chains of one stage, by the threads of this process, with their rows read ahead."""
+    """Runner of some chains of a stage on the threads of this process, with rows that are read ahead."""
 
     def __init__(
         self,
@@ -153,7 +157,7 @@ class ChainRunner:
         cache: PieceCache | None,
         n_epochs: int,
     ) -> None:
-        self.meter, self.rows = Meter(), 0  # what its chains cost to read, and have taken
+        self.meter, self.rows = Meter(), 0  # cost of reading, and number of rows of all finished steps
         self.order, self.device = order, backends[0].name
         self.learner: OnlineLearner = stage.online
         self._dataset = stage.datasets["train"]
@@ -161,7 +165,7 @@ class ChainRunner:
         self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
         if isinstance(backends[0], CupyBackend) and isinstance(self.learner, SideBySide):
-            n = 1  # its chains are one launch
+            n = 1  # a GPU runs all chains in one call
         edges = [len(chains) * i // n for i in range(n + 1)]
         self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]
         self._first = chains.start
@@ -170,10 +174,10 @@ class ChainRunner:
     def run(
         self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None
     ) -> TreeReducer:
-        """Statistics of the chains in a step."""
+        """Return the statistics of the runner's chains in one step."""
         try:
             blocks = self._feed.blocks(epoch, step, check)
-            with naming(self._dataset):
+            with name_dataset_in_errors(self._dataset):
                 found = self._run(state, blocks, check)
             self.rows += sum(len(block.x) for block in blocks if block is not None)
             return found
@@ -183,7 +187,7 @@ class ChainRunner:
     def _run(self, state: object, blocks: Sequence[Block | None], check: Callable[[], None]) -> TreeReducer:
         stop = threading.Event()
 
-        def go_on() -> None:
+        def check_stop() -> None:
             if stop.is_set():
                 raise Stopped
 
@@ -193,14 +197,14 @@ class ChainRunner:
 
         others: list[Future[TreeReducer]] = []
         if self._pool is not None:
-            others = [self._pool.submit(run, *share, go_on) for share in self._shares[1:]]
+            others = [self._pool.submit(run, *share, check_stop) for share in self._shares[1:]]
         try:
             with keep_current_device():
                 out = run(*self._shares[0], check)
             while wait(others, timeout=CHECK_SECONDS).not_done:
                 check()
         except BaseException:
-            # No other thread may still use the blocks: the others end with the block they are at.
+            # Wait until the other threads have finished their current block and no longer use its rows.
             stop.set()
             wait(others)
             raise
@@ -210,19 +214,19 @@ class ChainRunner:
         return out
 
     def step(self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None) -> object:
-        """The state after a step; the runner has all chains."""
+        """Return the state after a step, for a runner of all chains."""
         rows = self.order.step_rows(step)
-        return advance(self.learner, state, self.run(epoch, step, state, check), rows)
+        return apply_step(self.learner, state, self.run(epoch, step, state, check), rows)
 
     def close(self) -> None:
-        """End all threads."""
+        """Stop all threads."""
         self._feed.close()
         if self._pool is not None:
             self._pool.shutdown()
 
 
 class InProcessSteps:
-    """The steps of an online fit in this process; a handle is the state itself."""
+    """Steps of an online fit in this process; the handle of a state is the state itself."""
 
     def __init__(self, runner: ChainRunner, cache: PieceCache) -> None:
         self._runner, self._learner, self._cache = runner, runner.learner, cache
@@ -241,7 +245,7 @@ class InProcessSteps:
         return handle
 
     def steps(self, place: Place, stop: int, handle: object) -> Iterator[Advance]:
-        """One at a time."""
+        """Yield the result of each step."""
         if place.step == 0:
             self._cache.start_pass()
         before, check = self._runner.meter.bytes_read, RowCheck(self.callbacks.on_wait)

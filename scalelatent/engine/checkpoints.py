@@ -1,4 +1,4 @@
-"""The engine's folder of a run: what a resume, and every worker, needs to find."""
+"""Read and write the engine's files in a run folder: everything that a resume or a worker reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalelatent.storage.record import read_record, write_record
 from .passes import Span, Stage
 from .resume_identity import differences
 
-KEEP_STATES = 3
+KEEP_STATES = 3  # number of the newest states of a stage that stay in the run folder
 _STATE = re.compile(r"state-(?P<stage>.+)-(?P<iteration>\d{6,})\.rec")
 _DURABLE = re.compile(r"durable-(?P<stage>.+)-(?P<iteration>\d{6,})")
 _NODE = re.compile(
@@ -28,7 +28,7 @@ _NODE = re.compile(
 
 
 class EngineStore:
-    """Records of one run in one folder."""
+    """Files of one run in its run folder; a task gives ``run`` and may write only into that run."""
 
     def __init__(self, folder: str | Path | Location, run: str | None = None) -> None:
         self.place = locate(folder)
@@ -40,21 +40,21 @@ class EngineStore:
             self.place.make()
         except OSError as error:
             raise RunError(
-                f"cannot make the run folder {self.place.url}: {error}; choose another `run_dir`"
+                f"cannot create the run folder {self.place.url}: {error}; choose another `run_dir`"
             ) from error
 
     @cached_property
     def ref(self) -> tuple[str, str]:
-        """(url of the folder, id of this run): what a task needs to find the records."""
-        kept = self.place.read("run-id")
-        if kept is None:
-            kept = uuid.uuid4().hex[:12].encode()
-            self.write_bytes("run-id", kept)
-        return self.place.url, kept.decode()
+        """(URL of the folder, id of this run), with which a task opens this store."""
+        run_id = self.place.read("run-id")
+        if run_id is None:
+            run_id = uuid.uuid4().hex[:12].encode()
+            self.write_bytes("run-id", run_id)
+        return self.place.url, run_id.decode()
 
     @property
     def folder(self) -> Path:
-        """Path of a folder on a disk."""
+        """Path of the run folder, which must be on a disk."""
         path = self.place.local_path("")
         if path is None:
             raise RunError(f"{self.place.url} is not a folder on a disk")
@@ -62,7 +62,7 @@ class EngineStore:
 
     @property
     def scratch(self) -> Location:
-        """Place of temporary datasets."""
+        """Folder of temporary datasets."""
         return self.place.at("scratch")
 
     # -- records ---------------------------------------------------------------------------------------------
@@ -74,23 +74,23 @@ class EngineStore:
     def read(self, name: str) -> Any:
         return read_record(self.place, name)
 
-    def names(self, pattern: re.Pattern[str]) -> list[re.Match[str]]:
-        """What lies here under names that fit wholly, in order."""
+    def match_names(self, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+        """Return the matches of all file names that match the whole pattern, in order."""
         return [m for name in self.place.keys("") if (m := pattern.fullmatch(name))]
 
     def remove(self, name: str) -> None:
-        """Remove a record; none there is no error."""
+        """Remove a record if it exists."""
         self.place.delete(name)
 
-    # -- identity: a folder belongs to one fit ---------------------------------------------------------------
+    # -- identity of the fit to which the folder belongs -----------------------------------------------------
 
     def claim(self, identity: dict[str, Any], resume: bool) -> None:
-        """Bind the folder to a fit, or check that it is bound to this one."""
+        """Record the identity of a new fit, or raise a RunError if the folder belongs to a different fit."""
         kept = self.identity()
         if kept is not None:
             if not resume:
                 raise RunError(
-                    f"{self.place.url} already holds a fit: go on with it by resume=True (`scalelatent "
+                    f"{self.place.url} already holds a fit: resume it with resume=True (`scalelatent "
                     "resume`), or choose another run_dir"
                 )
             changed = differences(kept, identity)
@@ -103,20 +103,20 @@ class EngineStore:
         self.write_bytes("identity.json", json.dumps(identity, indent=1, sort_keys=True).encode())
 
     def identity(self) -> dict[str, Any] | None:
-        """What :meth:`claim` bound the folder to, or None."""
+        """Return the identity that :meth:`claim` recorded, or None."""
         text = self.place.read("identity.json")
         try:
             return None if text is None else dict(json.loads(text))
         except (ValueError, TypeError):
             raise RunError(
-                f"{self.place.name_of('identity.json')} is damaged, so it is not known which rows and "
-                "parameters the checkpoints beside it belong to: put it back, or choose another run_dir"
+                f"{self.place.name_of('identity.json')} is damaged, so the rows and parameters of the "
+                "checkpoints in this folder are unknown: restore the file, or choose another run_dir"
             ) from None
 
     # -- stages and results ----------------------------------------------------------------------------------
 
     def save_stage(self, stage: Stage) -> None:
-        """Constants of a stage, for the workers; datasets by reference."""
+        """Write a stage for the workers, with references to its datasets instead of their rows."""
         tree = {
             "name": stage.name,
             "work": stage.work,
@@ -130,21 +130,21 @@ class EngineStore:
         self.write(f"stage-{stage.name}.rec", tree, durable=False)
 
     def load_stage(self, name: str) -> Stage:
-        """The stage as :meth:`save_stage` wrote it."""
+        """Return the stage that :meth:`save_stage` wrote."""
         from scalelatent.data import Dataset
 
         tree = self.read(f"stage-{name}.rec")
         datasets = {part: Dataset.from_spec(json.loads(text)) for part, text in tree["datasets"].items()}
         skipped = {part: tuple(map(tuple, rows)) for part, rows in json.loads(tree["skipped"]).items()}
-        how = tree["device"], tree["classes"], skipped, tree.get("cache")
-        return Stage(tree["name"], tree["work"], datasets, tree["grids"], *how)
+        options = tree["device"], tree["classes"], skipped, tree.get("cache")
+        return Stage(tree["name"], tree["work"], datasets, tree["grids"], *options)
 
     def save_result(self, name: str, tree: object) -> None:
-        """The result of a finished stage; its presence marks the stage as done."""
+        """Write the result of a stage, which also marks the stage as finished."""
         self.write(f"result-{name}.rec", tree)
 
     def load_result(self, name: str) -> Any | None:
-        """The result, or None where the stage is not done; a torn record counts as not done."""
+        """Return the result of a stage, or None if the stage is unfinished or its record is damaged."""
         try:
             return self.read(f"result-{name}.rec")
         except RunError:
@@ -156,14 +156,13 @@ class EngineStore:
     # -- states ----------------------------------------------------------------------------------------------
 
     def state_path(self, stage: str, iteration: int) -> str:
-        """Path or address of a state's record."""
+        """Return the path or URL of a state's record."""
         return self.place.name_of(_state_name(stage, iteration))
 
     def save_state(self, stage: str, iteration: int, state: object, durable: bool) -> None:
-        """Write a state, and drop all but the newest few and the newest durable one."""
-        # A durable state is replaced by a durable one only.
-        states, marks = self._states(stage)
-        durable = durable or iteration in marks
+        """Write a state; remove all others except the newest ``KEEP_STATES`` and the newest durable one."""
+        states, marks = self._list_states(stage)
+        durable = durable or iteration in marks  # only a durable state may replace a durable state
         self.write(_state_name(stage, iteration), state, durable=durable)
         if durable:
             self._mark_durable(stage, iteration, marks)
@@ -174,7 +173,7 @@ class EngineStore:
                 self.remove(_state_name(stage, old))
 
     def make_durable(self, stage: str, iteration: int) -> bool:
-        """Make a state outlive a power failure where it lies; False where there is none."""
+        """Flush a state's file to survive a power failure; return False if there is no such file."""
         name = _state_name(stage, iteration)
         self._check_run(name)
         try:
@@ -183,19 +182,19 @@ class EngineStore:
             return False
         except OSError as error:
             raise self._unwritable(name, error) from error
-        self._mark_durable(stage, iteration, self._states(stage)[1])
+        self._mark_durable(stage, iteration, self._list_states(stage)[1])
         return True
 
     def _mark_durable(self, stage: str, iteration: int, before: list[int]) -> None:
-        """Note that a state is durable; marks of others go, and with them what kept those states."""
+        """Mark a state as durable and remove the older marks, so that older states may be removed."""
         if iteration not in before:
             self.write_bytes(_durable_name(stage, iteration), b"durable\n", durable=True)
         for old in before:
             if old != iteration:
                 self.remove(_durable_name(stage, old))
 
-    def _states(self, stage: str) -> tuple[list[int], list[int]]:
-        """(iterations of all states, of durable ones), in order, from one listing of the folder."""
+    def _list_states(self, stage: str) -> tuple[list[int], list[int]]:
+        """Return the iterations of (all states, durable states), in order, from one listing of the folder."""
         names = self.place.keys("")
         found = [[m for name in names if (m := pattern.fullmatch(name))] for pattern in (_STATE, _DURABLE)]
         states, marks = (sorted(int(m["iteration"]) for m in ms if m["stage"] == stage) for ms in found)
@@ -205,22 +204,22 @@ class EngineStore:
         return self.read(_state_name(stage, iteration))
 
     def latest_state(self, stage: str) -> tuple[int, Any, list[str]] | None:
-        """(iteration, state, messages about unreadable newer ones), or None where there is none."""
+        """Return (iteration, newest readable state, messages about unreadable newer states), or None."""
         messages: list[str] = []
         for iteration in reversed(self.iterations(stage)):
             try:
                 return iteration, self.load_state(stage, iteration), messages
             except RunError as error:
-                messages.append(f"{error}; falling back to the checkpoint before it")
+                messages.append(f"{error}; falling back to the previous checkpoint")
         return None
 
     def iterations(self, stage: str) -> list[int]:
-        """Passes after which a state was kept, in order."""
-        return self._states(stage)[0]
+        """Return the iterations of the stored states of a stage, in order."""
+        return self._list_states(stage)[0]
 
     def drop_stage(self, stage: str) -> None:
-        """Forget constants and states of a stage that is done; its history stays."""
-        states, marks = self._states(stage)
+        """Remove the constants and states of a finished stage, but not its history."""
+        states, marks = self._list_states(stage)
         for iteration in states:
             self.remove(_state_name(stage, iteration))
         for iteration in marks:
@@ -230,14 +229,14 @@ class EngineStore:
     # -- finished spans of the pass in progress --------------------------------------------------------------
 
     def save_node(self, stage: str, iteration: int, span: Span, vector: np.ndarray) -> None:
-        """Keep the vector of a finished span until its pass is done."""
+        """Write the statistic of a finished span, so that a resume in the same pass can reuse it."""
         self.write(_node_name(stage, iteration, span), vector, durable=False)
 
     def nodes(self, stage: str, iteration: int) -> list[Span]:
-        """Spans of the pass that are done."""
+        """Return the finished spans of a pass."""
         return [
             Span(m["part"], int(m["level"]), int(m["index"]))
-            for m in self.names(_NODE)
+            for m in self.match_names(_NODE)
             if m["stage"] == stage and int(m["iteration"]) == iteration
         ]
 
@@ -249,15 +248,15 @@ class EngineStore:
         return vector if np.shape(vector) == (length,) else None
 
     def drop_nodes(self, upto: int | None = None) -> None:
-        """Forget finished spans: their pass is done. The next one (``iteration > upto``) may have begun."""
-        for match in self.names(_NODE):
+        """Remove the finished spans of all passes, or only of passes up to ``upto``."""
+        for match in self.match_names(_NODE):
             if upto is None or int(match["iteration"]) <= upto:
                 self.remove(match[0])
 
     # -- history ---------------------------------------------------------------------------------------------
 
     def append_history(self, stage: str, record: dict[str, Any]) -> None:
-        """One line a pass."""
+        """Append the record of a pass to the history of a stage."""
         name = f"history-{stage}.jsonl"
         self._check_run(name)
         try:
@@ -266,15 +265,14 @@ class EngineStore:
             raise self._unwritable(name, error) from error
 
     def load_history(self, stage: str, upto: int, key: str = "pass") -> list[dict[str, Any]]:
-        """Records of passes 1 .."""
+        """Return the records whose ``key`` is at most ``upto``, in order; remove the others from the file."""
         name = f"history-{stage}.jsonl"
         log, kept = self._history(name), {}
         for line in log.lines():
             try:
                 record = json.loads(line)
-                number = record[key]
-                if number <= upto:
-                    kept[number] = record
+                if record[key] <= upto:
+                    kept[record[key]] = record
             except (ValueError, TypeError, KeyError):  # a damaged line
                 continue
         records = [kept[k] for k in sorted(kept)]
@@ -288,7 +286,7 @@ class EngineStore:
         return self._histories.setdefault(name, LineLog(self.place, name))
 
     def write_bytes(self, name: str, data: bytes, durable: bool = False) -> None:
-        """Write what is not a record: it has a form of its own."""
+        """Write a file that is not a record, such as JSON text."""
         self._check_run(name)
         try:
             self.place.write(name, data, durable=durable)
@@ -296,24 +294,24 @@ class EngineStore:
             raise self._unwritable(name, error) from error
 
     def _check_run(self, name: str) -> None:
-        """Before a task writes: a task may outlive its run, and the folder belong to another by then."""
+        """Raise a RunError if a task of an earlier run would write into the folder of another run."""
         if self._run is None:
             return
         try:
-            there = self.place.read("run-id")
+            run_id = self.place.read("run-id")
         except OSError as error:
             raise self._unwritable(name, error) from error
-        if there != self._run.encode():
-            state = "was removed" if there is None else f"belongs to run {there.decode()} now"
+        if run_id != self._run.encode():
+            state = "was removed" if run_id is None else f"belongs to run {run_id.decode()} now"
             raise RunError(
                 f"{self.place.url} {state}, and this is a task of run {self._run}: {name} was not written. "
-                "If that run is still wanted, start it again in a folder of its own"
+                "To repeat that run, start it again in its own folder"
             )
 
     def _unwritable(self, name: str, error: OSError) -> RunError:
         return RunError(
-            f"cannot write {self.place.name_of(name)}: {error}. Free space or put the place right, then "
-            "resume the run; checkpoints are kept"
+            f"cannot write {self.place.name_of(name)}: {error}. Free some space or repair the storage, then "
+            "resume the run; its checkpoints are safe"
         )
 
 

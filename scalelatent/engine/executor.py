@@ -1,4 +1,4 @@
-"""What both executors offer; the loops know nothing else of where work runs."""
+"""Interface of the executors, through which the loops run work in this process or on a cluster."""
 
 from __future__ import annotations
 
@@ -17,104 +17,102 @@ if TYPE_CHECKING:
     from .mapwrite import OutputTask
     from .quarantine import Quarantine
 
-# A state, or what stands for it where it lies on the cluster: an executor makes it, and alone reads it.
+# A state, or a reference to a state on the cluster; only the executor that made the handle can read it.
 Handle = TypeVar("Handle")
-# Rows done so far, rows of the pass.
-OnRows = Callable[[int, int], None]
-# States of an online fit that a worker keeps.
-KEEP_REPLICAS = 3
+OnRows = Callable[[int, int], None]  # called with (finished rows, rows of the pass)
+KEEP_REPLICAS = 3  # number of states of an online fit that a worker keeps in memory
 
 
 @dataclass(frozen=True)
 class StepResult(Generic[Handle]):
-    """What the driver sees of a pass: scalars, and a handle of the state that followed."""
+    """Result of a pass for the driver: scalars, and a handle of the next state."""
 
     summary: dict[str, Any]
     done: bool
     rows: int
-    bytes_read: int  # decoded from storage, over all workers; 0 where all came from caches
+    bytes_read: int  # bytes decoded from storage by all workers; 0 if all rows came from caches
     state: Handle
 
 
 @dataclass(frozen=True)
 class Place:
-    """How far an online fit is."""
+    """Position of an online fit: epoch, step of the epoch, and whether this position was validated."""
 
     epoch: int = 0
     step: int = 0
     validated: bool = False
 
     def total(self, order: RowOrder) -> int:
-        """Steps since the start."""
+        """Return the number of steps since the start of the fit."""
         return self.epoch * order.n_steps + self.step
 
     def rows_seen(self, order: RowOrder) -> int:
-        """Training rows since the start."""
+        """Return the number of training rows since the start of the fit."""
         return self.epoch * order.n_rows + min(self.step * order.batch_rows, order.n_rows)
 
 
 @dataclass(frozen=True)
 class Advance(Generic[Handle]):
-    """Steps that are done."""
+    """Progress of an online fit after one or more steps."""
 
-    step: int  # steps of the epoch done so far
-    state: Handle  # after them
-    bytes_read: int  # since the last one
+    step: int  # number of finished steps of the epoch
+    state: Handle  # state after these steps
+    bytes_read: int  # bytes read since the previous report
 
 
 class OnlineSteps(AbstractContextManager["OnlineSteps[Handle]"], Protocol[Handle]):
-    """The steps of one online fit."""
+    """Runner of the steps of one online fit."""
 
     callbacks: Callback
 
     def put(self, place: Place, state: object, *, kept: bool = False) -> Handle:
-        """Make a state known where it is needed; returns its handle. ``kept``: the run folder has it."""
+        """Return a handle of a state; ``kept`` is True if the run folder contains the state already."""
 
     def get(self, place: Place, handle: Handle) -> Any:
-        """The state of a handle."""
+        """Return the state of a handle."""
 
     def steps(self, place: Place, stop: int, handle: Handle) -> Iterator[Advance[Handle]]:
-        """Do the steps from a place up to ``stop`` of its epoch, one or some at a time."""
+        """Run the steps from ``place`` up to ``stop`` of its epoch; yield after one or more steps."""
 
     def end_epoch(self, place: Place, handle: Handle) -> Handle:
-        """The learner's ``end_epoch``; ``place`` is the start of the next epoch."""
+        """Apply the learner's ``end_epoch``; ``place`` is the start of the next epoch."""
 
     def summary(self, place: Place, handle: Handle) -> tuple[dict[str, Any], bool]:
-        """The learner's scalars, and whether it is done."""
+        """Return the learner's scalars, and True if the learner is done."""
 
 
 class Executor(Protocol[Handle]):
-    """Runs passes and maps."""
+    """Runner of passes, online steps and row maps."""
 
     @property
     def workers(self) -> int:
-        """Spans that run at once."""
+        """Number of spans that run at the same time."""
 
     @property
     def keeps_states(self) -> bool:
-        """Whether a step leaves its state in the run folder."""
+        """True if a step writes its state into the run folder."""
 
     @property
     def quarantine(self) -> Quarantine:
-        """The shards that a fit leaves out."""
+        """Shards that the fit excludes."""
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> Handle:
-        """Make a state known where it is needed; returns its handle."""
+        """Return a handle of a state, with which passes start."""
 
     def get_state(self, stage: Stage, iteration: int, handle: Handle) -> Any:
-        """The state of a handle."""
+        """Return the state of a handle."""
 
     def step(self, stage: Stage, iteration: int, handle: Handle, on_rows: OnRows) -> StepResult[Handle]:
-        """One pass of a learner, and its M-step."""
+        """Run one pass of a learner and its M-step."""
 
     def end(self) -> None:
-        """No further pass of this fit follows: call off what may have begun."""
+        """Cancel passes that were started in advance, because the fit has ended."""
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> OnlineSteps[Any]:
-        """The steps of an online learner over the training rows of a stage."""
+        """Return a runner of an online learner's steps over the training rows of a stage."""
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
-        """One pass of reductions without a state."""
+        """Run one pass of reductions without a state; return their statistics by part."""
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
-        """Write the missing shards of an :class:`~.outputs.OutputTask`."""
+        """Write the missing shards of an :class:`~.mapwrite.OutputTask`."""

@@ -1,4 +1,4 @@
-"""Rows of minibatches."""
+"""Read and gather the rows of minibatches in a background thread."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.kernels.sparse_rows import CsrRows
 
-from .order import Permutations, RowOrder
+from .order import RowOrder, permutation
 from .reading import Reader, Stopped
 
 if TYPE_CHECKING:
@@ -21,24 +22,28 @@ if TYPE_CHECKING:
 
     from .cache import Piece
 
-AHEAD = 2
-# Buffers of a chain: the one in use, and the next.
-BUFFERS = 2
-SLAB_BYTES, SLAB_STEPS = 2**21, 256
-IDLE_SECONDS, CLOSE_SECONDS = 10.0, 5.0
-_POLL_SECONDS = 0.25
+AHEAD = 2  # number of slabs that are gathered in advance
+BUFFERS = 2  # buffers of a chain in memory: the current one and the next one
+SLAB_BYTES, SLAB_STEPS = 2**21, 256  # upper bounds on a slab: bytes per chain, and steps
+IDLE_SECONDS = 10.0  # an unused feed releases its rows after this time
+CLOSE_SECONDS = 5.0  # longest time that closing a feed waits for a read
+_POLL_SECONDS = 0.25  # interval at which waiting threads check for changes
 
-# (x, codes or outputs, weight, row numbers) of one chain in some consecutive steps.
+# (x, codes or outputs, weight, row indices) of one chain in the steps of one slab.
 _Rows: TypeAlias = "tuple[HostRows, np.ndarray | None, np.ndarray | None, np.ndarray]"
 
 
 class Feed:
-    """Blocks of some chains, step by step."""
+    """Blocks of the given chains, step by step.
 
-    # Rows are gathered a slab at a time, those of some consecutive steps, so that a step of a few rows costs
-    # a few slices. Held are, for each chain, the runs of the buffer in use and of the next, and a few slabs.
-    # A feed that is not asked for a while releases its thread and rows, and takes them up again when it is
-    # asked.
+    1. The steps of an epoch are split into *slabs* of consecutive steps. The rows of a slab are gathered at
+       once, so that a step only slices arrays.
+    2. A thread gathers the slab that the caller needs, then up to ``AHEAD`` further slabs.
+    3. In its spare time the thread reads runs of the next buffers, one at a time.
+    4. It releases every run that neither these slabs nor the next buffers need.
+    5. After ``IDLE_SECONDS`` without a request the thread ends and releases all rows; the next request starts
+       a new thread.
+    """
 
     def __init__(self, reader: Reader, order: RowOrder, chains: Iterable[int], n_epochs: int) -> None:
         self._reader, self._order, self._chains = reader, order, list(chains)
@@ -48,20 +53,21 @@ class Feed:
         self._n_slabs = n_epochs * self._per_epoch
         self._whole = _rows_in_memory(reader)
         self._current: tuple[int, list[_Rows]] = (-1, [])
-        # What the thread and the caller share, under the condition.
+        # State that the thread and the caller share, protected by the condition.
         self._change = threading.Condition()
-        self._wanted = 0
+        self._requested = 0
         self._ready: dict[int, list[_Rows]] = {}
         self._error: BaseException | None = None
         self._closed, self._busy, self._asked = False, False, 0.0
         self._thread: threading.Thread | None = None
-        self._permutations = {chain: Permutations(BUFFERS) for chain in self._chains}
-        # The thread's own: runs in use, and the numbers of those worth holding at a slab.
-        self._held: dict[int, Piece] = {}
-        self._near: tuple[int, set[int]] = (-1, set())
+        # Many steps use the same buffer, so the permutations of each chain's buffers are cached.
+        self._permutations = {chain: lru_cache(BUFFERS)(permutation) for chain in self._chains}
+        # State of the thread alone: the runs in memory, and (slab, the runs that are needed soon after it).
+        self._runs: dict[int, Piece] = {}
+        self._needed: tuple[int, set[int]] = (-1, set())
 
     def blocks(self, epoch: int, step: int, check: Callable[[], None] = lambda: None) -> list[Block | None]:
-        """A block for each chain; None where a chain has no rows in this (last) step."""
+        """Return a block for each chain, or None for a chain without rows in this (last) step."""
         slab = epoch * self._per_epoch + step // self._steps
         with self._change:
             self._busy = True
@@ -86,12 +92,12 @@ class Feed:
         return out
 
     def rest(self) -> None:
-        """The step is done: if no other is asked for within a while, rows go."""
+        """Mark the current step as finished, which starts the time to release the rows of an unused feed."""
         with self._change:
             self._busy, self._asked = False, time.monotonic()
 
     def close(self) -> None:
-        """Stop the thread and release all rows; a read that hangs is abandoned."""
+        """Stop the thread and release all rows, without waiting for a read that hangs."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -105,21 +111,21 @@ class Feed:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _fetch(self, slab: int, check: Callable[[], None]) -> None:
-        """Wait until a slab is there, and make it the current one."""
+        """Wait until a slab is ready, and make it the current slab."""
         begin = time.perf_counter()
         with self._change:
-            self._wanted = slab
+            self._requested = slab
             for old in [k for k in self._ready if not slab <= k <= slab + AHEAD]:
                 del self._ready[old]
-        while not self._take_up(slab):
+        while not self._make_current(slab):
             check()
         self._reader.meter.wait_seconds += time.perf_counter() - begin
 
-    def _take_up(self, slab: int) -> bool:
-        """Make a slab the current one; where it is not ready, see to it that it will be, and wait a bit."""
+    def _make_current(self, slab: int) -> bool:
+        """Make a slab the current one; if it is not ready after a short wait, return False."""
         with self._change:
             if self._closed:
-                raise RuntimeError("rows are asked of a feed that was closed")
+                raise RuntimeError("a closed feed was asked for rows")
             if slab not in self._ready:
                 if self._error is not None:
                     error, self._error, self._thread = self._error, None, None
@@ -131,7 +137,7 @@ class Feed:
                 self._change.wait(_POLL_SECONDS)
             if slab not in self._ready:
                 return False
-            # In one go: the thread must at no time find it neither ready nor current, and read it again.
+            # Both changes are made under one lock, so that the thread does not read the slab again.
             self._current = (slab, self._ready.pop(slab))
             return True
 
@@ -139,31 +145,31 @@ class Feed:
         try:
             while True:
                 with self._change:
-                    wanted, current = self._wanted, self._current[0]
-                    todo = [k for k in self._ahead(wanted) if k not in self._ready and k != current]
-                self._forget(wanted)
+                    requested, current = self._requested, self._current[0]
+                    todo = [k for k in self._list_ahead(requested) if k not in self._ready and k != current]
+                self._release_runs(requested)
                 if todo:
                     rows = self._gather(todo[0])
                     with self._change:
                         self._ready[todo[0]] = rows
                         self._change.notify_all()
-                elif not self._read_one_run() and self._wait(wanted):
+                elif not self._read_next_run() and self._wait_for_request(requested):
                     return
         except Stopped:
-            self._held.clear()
-        except BaseException as error:  # noqa: BLE001  handed to the caller, which raises it
+            self._runs.clear()
+        except BaseException as error:  # noqa: BLE001  passed to the caller, which raises it
             with self._change:
                 self._error = error
-                self._held.clear()
+                self._runs.clear()
                 self._change.notify_all()
 
-    def _ahead(self, wanted: int) -> range:
-        return range(wanted, max(wanted + 1, min(wanted + 1 + AHEAD, self._n_slabs)))
+    def _list_ahead(self, requested: int) -> range:
+        return range(requested, max(requested + 1, min(requested + 1 + AHEAD, self._n_slabs)))
 
-    def _wait(self, wanted: int) -> bool:
-        """Until there is something to do; True where the thread is to end."""
+    def _wait_for_request(self, requested: int) -> bool:
+        """Wait until another slab is requested; return True if the thread must end instead."""
         with self._change:
-            while not self._closed and self._wanted == wanted:
+            while not self._closed and self._requested == requested:
                 if not self._busy and time.monotonic() - self._asked > IDLE_SECONDS:
                     break
                 self._change.wait(_POLL_SECONDS)
@@ -172,37 +178,37 @@ class Feed:
                     return False
             self._thread = None
             self._ready.clear()
-            self._held.clear()
+            self._runs.clear()
             return True
 
-    def _read_one_run(self) -> bool:
-        """Read a run of the next buffers, with which the thread fills its spare time."""
-        missing = self._near[1].difference(self._held)
+    def _read_next_run(self) -> bool:
+        """Read one missing run of the next buffers; return False if none is missing."""
+        missing = self._needed[1].difference(self._runs)
         if not missing:
             return False
-        self._piece(min(missing))
+        self._read_run(min(missing))
         return True
 
-    def _forget(self, wanted: int) -> None:
-        """Release the runs that are not needed soon."""
-        if self._near[0] == wanted:
+    def _release_runs(self, requested: int) -> None:
+        """Release the runs that are not needed soon after the requested slab."""
+        if self._needed[0] == requested:
             return
-        near = {run for slab in self._ahead(wanted) for run in self._runs(slab)}
-        self._near = (wanted, near | self._runs_after(self._ahead(wanted)[-1]))
-        for run in [run for run in self._held if run not in self._near[1]]:
-            del self._held[run]
+        needed = {run for slab in self._list_ahead(requested) for run in self._list_runs(slab)}
+        self._needed = (requested, needed | self._list_following_runs(self._list_ahead(requested)[-1]))
+        for run in [run for run in self._runs if run not in self._needed[1]]:
+            del self._runs[run]
 
-    def _runs(self, slab: int) -> set[int]:
-        epoch, first, last = self._steps_of(slab)
+    def _list_runs(self, slab: int) -> set[int]:
+        epoch, first, last = self._find_steps(slab)
         return {
             int(run)
             for chain in self._chains
             for run in self._order.runs_at(epoch, chain, *self._order.places(chain, first, last))
         }
 
-    def _runs_after(self, slab: int) -> set[int]:
-        """Runs of the buffers that follow on those of a slab."""
-        epoch, _, last = self._steps_of(slab)
+    def _list_following_runs(self, slab: int) -> set[int]:
+        """Return the runs of each chain's next buffer after a slab."""
+        epoch, _, last = self._find_steps(slab)
         out: set[int] = set()
         for chain in self._chains:
             place = -(-self._order.places(chain, last, last)[0] // self._order.buffer_rows)
@@ -213,30 +219,30 @@ class Feed:
                 out.update(int(r) for r in self._order.runs_at(following, chain, place, place + 1))
         return out
 
-    def _steps_of(self, slab: int) -> tuple[int, int, int]:
-        """(epoch, first step, one past the last step)."""
+    def _find_steps(self, slab: int) -> tuple[int, int, int]:
+        """Return (epoch, first step, last step + 1) of a slab."""
         epoch, index = divmod(slab, self._per_epoch)
         return epoch, index * self._steps, min((index + 1) * self._steps, self._order.n_steps)
 
     # -- rows ------------------------------------------------------------------------------------------------
 
     def _gather(self, slab: int) -> list[_Rows]:
-        epoch, first, last = self._steps_of(slab)
+        epoch, first, last = self._find_steps(slab)
         out = []
         for chain in self._chains:
             places, permute = self._order.places(chain, first, last), self._permutations[chain]
             rows = self._order.rows_at(epoch, chain, *places, permute)
-            out.append(self._take_whole(rows) if self._whole is not None else self._take(rows))
+            out.append(self._take_in_memory(rows) if self._whole is not None else self._take_from_runs(rows))
         return out
 
-    def _take_whole(self, rows: np.ndarray) -> _Rows:
+    def _take_in_memory(self, rows: np.ndarray) -> _Rows:
         assert self._whole is not None
         (x, y, weight), rows = self._whole, self._order.numbers(rows)
         y = None if y is None else y.take(rows, axis=0)
         weight = None if weight is None else weight.take(rows, axis=0)
         return x.take(rows, axis=0), y, weight, rows
 
-    def _take(self, rows: np.ndarray) -> _Rows:
+    def _take_from_runs(self, rows: np.ndarray) -> _Rows:
         size, numbers = self._order.run_rows, self._order.numbers(rows)
         by_run = np.argsort(rows // size, kind="stable")
         runs = rows[by_run] // size
@@ -245,24 +251,28 @@ class Feed:
         columns = []
         for column in range(3):
             parts = [
-                (self._piece(run)[column], numbers[at] - self._order.run_range(run)[0], at)
+                (self._read_run(run)[column], numbers[at] - self._order.run_range(run)[0], at)
                 for run, at in spans
             ]
             columns.append(_gather_parts(parts, len(rows)))
         x, y, weight = columns
         return x, y, weight, numbers
 
-    def _piece(self, run: int) -> Piece:
+    def _read_run(self, run: int) -> Piece:
+        """Return the rows of a run, from memory if possible."""
         if self._closed:
             raise Stopped
-        piece = self._held.get(run)
+        piece = self._runs.get(run)
         if piece is None:
-            piece = self._held[run] = self._reader.read(*self._order.run_range(run))
+            piece = self._runs[run] = self._reader.read(*self._order.run_range(run))
         return piece
 
 
 def _gather_parts(parts: list[tuple[Any, np.ndarray, np.ndarray]], n: int) -> Any:
-    """One column of rows from several runs: (rows of a run, which of them, and where they go)."""
+    """Return one column of ``n`` rows from several runs.
+
+    Each part is (the run's column, indices of the rows in the run, their positions in the result).
+    """
     if not parts or parts[0][0] is None:
         return None
     first = parts[0][0]
@@ -277,7 +287,7 @@ def _gather_parts(parts: list[tuple[Any, np.ndarray, np.ndarray]], n: int) -> An
 
 
 def _rows_in_memory(reader: Reader) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None] | None:
-    """(x, codes or outputs, weight) where all rows are an array in memory, so that nothing has to be read."""
+    """Return (x, codes or outputs, weight) if all rows are an array in memory, otherwise None."""
     dataset = reader.dataset
     if dataset.is_stored or dataset.lazy(0, 1) is not None:
         return None
@@ -285,7 +295,7 @@ def _rows_in_memory(reader: Reader) -> tuple[np.ndarray, np.ndarray | None, np.n
     if not (isinstance(one, np.ndarray) and np.may_share_memory(one, again)):
         return None
     if reader.targets is not None:
-        # Outputs of another type are made uint8 run by run: all at once would be a second copy of them.
+        # Outputs of another dtype are converted to uint8 run by run, to avoid a second copy of all outputs.
         read = dataset.read_binary if reader.targets.source == "x" else dataset.read_targets
         if not np.may_share_memory(read(0, 1), read(0, 1)):
             return None

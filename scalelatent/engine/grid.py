@@ -1,4 +1,4 @@
-"""The row grid: which rows form a block, which blocks a leaf, and which leaves a node of the reduce tree."""
+"""Split rows into blocks and leaves, and sum the statistics of leaves in a fixed tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAN_IN = 8
 
 @dataclass(frozen=True)
 class RowGrid:
-    """Rows cut into blocks, blocks into leaves, leaves into a fixed 8-ary tree."""
+    """Division of a dataset: rows form blocks, blocks form leaves, and leaves form a fixed 8-ary tree."""
 
     n_rows: int
     """Number of rows of the dataset."""
@@ -31,11 +31,11 @@ class RowGrid:
     def __post_init__(self) -> None:
         for name in ("n_rows", "block_rows", "leaf_blocks"):
             if getattr(self, name) < 1:
-                raise ValueError(f"RowGrid: {name} is {getattr(self, name)}, but it has to be at least 1")
+                raise ValueError(f"RowGrid: {name} is {getattr(self, name)}, but it must be at least 1")
 
     @cached_property
     def leaf_rows(self) -> int:
-        """Rows of a leaf; the last leaf may have fewer."""
+        """Number of rows of a leaf; the last leaf may have fewer."""
         return self.block_rows * self.leaf_blocks
 
     @cached_property
@@ -44,79 +44,72 @@ class RowGrid:
 
     @cached_property
     def depth(self) -> int:
-        """Levels above the leaves: the smallest `d` with `8**d >= n_leaves`. Level `depth` is the root."""
+        """Number of levels above the leaves: the smallest `d` with `8**d >= n_leaves`"""
         depth = 0
         while FAN_IN**depth < self.n_leaves:
             depth += 1
         return depth
 
     def n_nodes(self, level: int) -> int:
-        """Number of nodes of a level, 0 (leaves) to `depth` (the root)."""
-        self._check_level(level)
+        """Return the number of nodes of a level, from 0 (leaves) to `depth` (the root)."""
+        if not 0 <= level <= self.depth:
+            raise IndexError(f"RowGrid: levels are 0 to {self.depth}, not {level}")
         return -(-self.n_leaves // FAN_IN**level)
 
-    def leaf_range(self, leaf: int) -> tuple[int, int]:
-        """Rows `(start, stop)` of a leaf."""
-        return self.node_rows(0, leaf)
-
     def node_leaves(self, level: int, node: int) -> range:
-        """Leaves under a node, as a range."""
+        """Return the range of leaves below a node."""
         if not 0 <= node < self.n_nodes(level):
             raise IndexError(f"RowGrid: level {level} has nodes 0 to {self.n_nodes(level) - 1}, not {node}")
         width = FAN_IN**level
         return range(node * width, min((node + 1) * width, self.n_leaves))
 
     def node_rows(self, level: int, node: int) -> tuple[int, int]:
-        """Rows `(start, stop)` under a node."""
+        """Return the range `(start, stop)` of rows below a node."""
         leaves = self.node_leaves(level, node)
         return leaves.start * self.leaf_rows, min(leaves.stop * self.leaf_rows, self.n_rows)
 
     def family(self, level: int, node: int) -> range:
-        """Nodes of a level that share a parent with `node`, in order; the last family may be smaller."""
+        """Return the nodes of a level with the same parent as `node`; the last family may be smaller."""
         first = node // FAN_IN * FAN_IN
         return range(first, min(first + FAN_IN, self.n_nodes(level)))
 
     def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Blocks of the rows `start:stop`, in order."""
+        """Return the blocks of the rows `start:stop`, in order."""
         if start % self.leaf_rows or not (stop == self.n_rows or stop % self.block_rows == 0):
             raise ValueError(
-                f"RowGrid: rows {start}:{stop} do not lie on the grid (leaves of {self.leaf_rows} rows, "
-                f"blocks of {self.block_rows}, {self.n_rows} rows in all)"
+                f"RowGrid: rows {start}:{stop} do not match the grid (leaves of {self.leaf_rows} rows, "
+                f"blocks of {self.block_rows}, {self.n_rows} rows in total)"
             )
         if not 0 <= start <= stop <= self.n_rows:
-            raise IndexError(f"RowGrid: rows {start}:{stop} do not lie in 0:{self.n_rows}")
+            raise IndexError(f"RowGrid: rows {start}:{stop} are outside 0:{self.n_rows}")
         return [(a, min(a + self.block_rows, stop)) for a in range(start, stop, self.block_rows)]
 
-    def _check_level(self, level: int) -> None:
-        if not 0 <= level <= self.depth:
-            raise IndexError(f"RowGrid: levels are 0 to {self.depth}, not {level}")
 
-
-def spaced(n: int, wanted: int, places: int) -> list[tuple[int, int]]:
-    """Evenly spaced runs of `n` rows, together `wanted` (in at most so many places) or all."""
-    if n <= wanted:
+def spaced(n: int, count: int, places: int) -> list[tuple[int, int]]:
+    """Return evenly spaced ranges, at most `places`, with about `count` of `n` rows in total."""
+    if n <= count:
         return [(0, n)]
-    each = max(1, wanted // places)
-    starts = np.linspace(0, n - each, wanted // each).astype(int)
+    each = max(1, count // places)
+    starts = np.linspace(0, n - each, count // each).astype(int)
     return [(int(a), int(a) + each) for a in starts]
 
 
 class Tree(Protocol):
-    """Which nodes are merged: level 0 has the leaves, level ``depth`` the root."""
+    """Structure of a reduce tree: level 0 has the leaves, level ``depth`` has the root."""
 
     fan_in: ClassVar[int]
 
     @property
     def depth(self) -> int:
-        """Levels above the leaves."""
+        """Number of levels above the leaves."""
 
     def family(self, level: int, node: int) -> range:
-        """Nodes of a level that share a parent with ``node``."""
+        """Return the nodes of a level with the same parent as ``node``."""
 
 
 @dataclass(frozen=True)
 class PairTree:
-    """Leaves merged by twos: some of them on one thread or worker come to few nodes."""
+    """Binary tree of the chains of a step, in which one thread or worker can merge most of its chains."""
 
     n_leaves: int
     fan_in: ClassVar[int] = 2
@@ -126,13 +119,13 @@ class PairTree:
         return (self.n_leaves - 1).bit_length()
 
     def family(self, level: int, node: int) -> range:
-        """A node and its sibling; the last one of a level may have none."""
+        """Return a node and its sibling; the last node of a level may have no sibling."""
         first = node // 2 * 2
         return range(first, min(first + 2, -(-self.n_leaves // 2**level)))
 
 
 class TreeReducer:
-    """Collects nodes of one part's tree in any order and merges complete families at once."""
+    """Sum over one tree: nodes are added in any order, and each complete family is merged at once."""
 
     def __init__(self, tree: Tree, size: int | None = None) -> None:
         self.tree, self.size = tree, size
@@ -149,13 +142,13 @@ class TreeReducer:
             self._nodes[level, index] = merged
 
     def nodes(self) -> dict[tuple[int, int], np.ndarray]:
-        """What it holds: vectors by level and index, in the order of their leaves."""
+        """Return the vectors that are not merged yet, by (level, index), in the order of their leaves."""
         return dict(sorted(self._nodes.items(), key=lambda node: node[0][1] * self.tree.fan_in ** node[0][0]))
 
     def root(self) -> np.ndarray:
-        """The whole sum; an error where a node is missing."""
+        """Return the sum of all leaves; raise a RuntimeError if a node is missing."""
         if list(self._nodes) != [(self.tree.depth, 0)]:
             raise RuntimeError(
-                f"the tree is not complete: it holds {sorted(self._nodes)} of depth {self.tree.depth}"
+                f"the tree of depth {self.tree.depth} is incomplete: it has only {sorted(self._nodes)}"
             )
         return self._nodes[self.tree.depth, 0]

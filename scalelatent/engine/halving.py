@@ -1,9 +1,8 @@
-"""Blocks in halves where a card's memory is too small for whole ones."""
+"""Split blocks in halves on a GPU whose memory is too small for whole blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,17 @@ from scalelatent.contract.stats import Stats
 from scalelatent.errors import DeviceMemoryError
 
 LEAST_ROWS = 64
-"""Blocks this short are not cut: what does not fit then is the model."""
+"""Shorter blocks are not split further, because then the model itself does not fit into memory."""
 
 
-def pieces(block: Block, rows: int | None) -> Iterator[Block]:
-    """A block in runs of so many rows; whole where that is None."""
+def split_rows(block: Block, rows: int | None) -> Iterator[Block]:
+    """Yield a block in pieces of up to ``rows`` rows, or the whole block if ``rows`` is None."""
     count = len(block.x)
     if rows is None or count <= rows:
         yield block
         return
     for a in range(0, count, rows):
-        yield _run(block, a, min(a + rows, count))
-
-
-def _run(block: Block, a: int, b: int) -> Block:
-    run = slice(a, b)
-    y, weight, numbers = (None if v is None else v[run] for v in (block.y, block.weight, block.rows))
-    return replace(block, x=block.x[run], y=y, weight=weight, start=block.start + a, rows=numbers)
+        yield block.slice_rows(a, min(a + rows, count))
 
 
 def accumulate_leaf(
@@ -38,28 +31,31 @@ def accumulate_leaf(
     reduction: Reduction[Any, Prepared],
     prepared: Prepared,
     blocks: Iterator[Block],
-    again: Callable[[], Iterable[Block]],
+    reread: Callable[[], Iterable[Block]],
     stats: Stats,
 ) -> None:
-    """Add the blocks of a leaf to a statistic of zeros."""
+    """Add the blocks of a leaf to a statistic of zeros.
+
+    If the GPU runs out of memory, halve the rows per call and start the leaf again with ``reread``.
+    """
     largest = 0
     todo: Iterable[Block] = blocks
     while True:
         try:
             for block in todo:
                 largest = max(largest, len(block.x))
-                for piece in pieces(block, backend.row_limits.get(what)):
+                for piece in split_rows(block, backend.row_limits.get(what)):
                     reduction.accumulate(prepared, piece, stats)
         except backend.card_errors as error:
             _halve(backend, what, largest, error)
         else:
             break
-        # Not before the error is gone: its frames hold the arrays that were too large.
+        # Release memory only here, because the frames of the error refer to the arrays that were too large.
         backend.release_memory()
         stats.vector.fill(0.0)
         if isinstance(todo, Generator):
-            todo.close()  # what it reads ahead
-        todo = again()
+            todo.close()  # stops reading ahead
+        todo = reread()
     for _ in blocks:
         pass
 
@@ -67,10 +63,10 @@ def accumulate_leaf(
 def apply_block(
     backend: Backend, what: str, row_map: RowMap[Prepared], prepared: Prepared, block: Block
 ) -> np.ndarray:
-    """The output rows of a block."""
+    """Return the output rows of a block."""
     while True:
         try:
-            parts = pieces(block, backend.row_limits.get(what))
+            parts = split_rows(block, backend.row_limits.get(what))
             out = [row_map.apply(prepared, piece) for piece in parts]
             return out[0] if len(out) == 1 else np.concatenate(out)
         except backend.card_errors as error:
@@ -86,12 +82,12 @@ def fill_block(
     block: Block,
     out: np.ndarray,
 ) -> Iterator[None]:
-    """Write the output rows of a block by a ``PartedMap``; hands over as that does."""
+    """Write the output rows of a block of a ``PartedMap``; yield whenever ``PartedMap.fill`` yields."""
     done, count = 0, len(block.x)
     while True:
         tried = count - done
         try:
-            for piece in pieces(_run(block, done, count), backend.row_limits.get(what)):
+            for piece in split_rows(block.slice_rows(done, count), backend.row_limits.get(what)):
                 tried = len(piece.x)
                 yield from row_map.fill(prepared, piece, out[done : done + tried])
                 done += tried
@@ -101,27 +97,27 @@ def fill_block(
         backend.release_memory()
 
 
-def cut_event(what: str, rows: int, device: str, worker: str | None = None) -> dict[str, Any]:
-    """The event that tells of blocks in halves."""
+def make_split_event(what: str, rows: int, device: str, worker: str | None = None) -> dict[str, Any]:
+    """Return the event that reports split blocks of the stage and part ``what``."""
     stage, _, part = what.partition("/")
     place = f"GPU {device}" + (f" of {worker}" if worker else "")
     if part:
         message = (
-            f"{place}: its memory has ended; blocks of {stage} ({part} rows) are computed {rows} rows at a "
-            "time there from now on, which changes the rounding of their sums. Free the card, or set "
+            f"{place} is out of memory: it computes blocks of {stage} ({part} rows) {rows} rows at a time "
+            "from now on, which changes the rounding of their sums. Free its memory, or set "
             f"[engine] block_rows = {rows} for the next run"
         )
-    else:  # a map, whose blocks are not optional
+    else:  # a map, whose block size the user cannot set
         message = (
-            f"{place}: its memory has ended; rows of {stage} are computed {rows} at a time there from now "
-            "on, which takes longer. Free the card for the next run"
+            f"{place} is out of memory: it computes {rows} rows of {stage} at a time from now on, which "
+            "takes longer. Free its memory for the next run"
         )
-    more = {} if worker is None else {"worker": worker}
-    return {"event": "blocks_cut", "stage": stage, "part": part, "rows": rows, **more, "message": message}
+    where = {} if worker is None else {"worker": worker}
+    return {"event": "blocks_cut", "stage": stage, "part": part, "rows": rows, **where, "message": message}
 
 
 def _halve(backend: Backend, what: str, rows: int, error: Exception) -> None:
-    """Allow half the rows of what was tried last; raise where memory is not the fault, or rows are few."""
+    """Halve the rows per call; raise the error if it is not a lack of memory or there are too few rows."""
     named = backend.name_error(error)
     tried = min(rows, backend.row_limits.get(what, rows))
     if tried < 2 * LEAST_ROWS or not isinstance(named, DeviceMemoryError):

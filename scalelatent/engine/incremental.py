@@ -1,4 +1,4 @@
-"""Incremental learning: what each leaf contributed at its last visit lies in the run folder."""
+"""Incremental learning: the run folder stores the data of each leaf from its last visit."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from .callbacks import Callback
 from .checkpoints import KEEP_STATES, EngineStore
 from .order import RowOrder
 
-# Steps of an epoch, where rows allow: more leaves gain little, for a leaf's contribution is always an epoch
-# old. A leaf is one block in memory.
-STEPS, LEAF_ROWS, MIN_LEAF_ROWS = 32, 65536, 256
+# Number of steps of an epoch, if there are enough rows; more steps gain little, because the data of a leaf is
+# always one epoch old.
+STEPS = 32
+LEAF_ROWS, MIN_LEAF_ROWS = 65536, 256  # bounds on the rows of a leaf, which is one block in memory
 _LEAF = re.compile(r"leaf-(?P<stage>.+)-(?P<epoch>\d{6,})-(?P<row>\d+)\.rec")
 
 
 @dataclass(frozen=True)
 class KeptLeaves(Generic[State, Prepared]):
-    """An incremental learner with the contributions of its leaves in a folder."""
+    """An incremental learner that stores the data of its leaves in the run folder.
 
-    # What a visit leaves is written under its epoch and never replaced: a task that runs twice, or a resume
-    # in mid-epoch, finds what the first run found. A chain of a step is a leaf; leaves of one step are
-    # computed from one state.
+    Each chain of a step is a leaf, and all leaves of a step use the same state. The data of a visit is stored
+    under its epoch and never replaced, so that a repeated task or a resume reads the same data again.
+    """
 
     learner: LeafLearner[State, Prepared, Any]
     folder: str
@@ -50,19 +51,19 @@ class KeptLeaves(Generic[State, Prepared]):
         return self.learner.prepare(state, backend)
 
     def name(self, epoch: int, row: int) -> str:
-        """Of the record of a contribution: epoch of the visit, first row of the leaf."""
+        """Return the file name of a leaf's data, from the epoch of the visit and the first row."""
         return f"leaf-{self.stage}-{epoch:06d}-{row}.rec"
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Visit a leaf, keep what it contributes, and add what that changes."""
+        """Visit a leaf, store its new data, and add the change from its old data to ``stats``."""
         old = None
         if block.epoch > 0:
             try:
                 old = read_record(self.folder, self.name(block.epoch - 1, block.start))
             except RunError as error:
                 raise RunError(
-                    f"{error}. Incremental learning needs what each leaf contributed before: start the fit "
-                    "again in another run_dir"
+                    f"{error}. Incremental learning needs the data of each leaf from the previous epoch: "
+                    "start the fit again in another run_dir"
                 ) from error
         new = self.learner.visit(prepared, block, old)
         EngineStore(self.folder, self.run).write(self.name(block.epoch, block.start), new, durable=False)
@@ -88,24 +89,21 @@ class KeptLeaves(Generic[State, Prepared]):
 
 
 class DropLeaves(Callback):
-    """Removes contributions that no checkpoint needs."""
+    """Callback that removes the data of leaves that no checkpoint needs."""
 
     def __init__(self, learner: KeptLeaves) -> None:
         self._learner = learner
         self._epochs: list[int] = []
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
-        """``info["pass"]`` epochs are done; the steps after it read what the epoch before it left."""
+        """Remove the data of epochs that a resume from the oldest of the kept checkpoints does not read."""
         self._epochs = [*self._epochs, int(info["pass"])][-KEEP_STATES:]
-        if len(self._epochs) < KEEP_STATES:  # checkpoints of an earlier run may be older
+        if len(self._epochs) < KEEP_STATES:  # older checkpoints of an earlier run may still exist
             return
-        self._drop(self._epochs[0] - 1)
+        self.drop(self._epochs[0] - 1)
 
-    def all(self) -> None:
-        """Remove them all: the fit is done."""
-        self._drop(None)
-
-    def _drop(self, before: int | None) -> None:
+    def drop(self, before: int | None = None) -> None:
+        """Remove the data of all epochs, or only of those before the epoch ``before``."""
         place = locate(self._learner.folder)
         for name in place.keys(""):
             found = _LEAF.fullmatch(name)
@@ -115,10 +113,10 @@ class DropLeaves(Callback):
                 place.delete(name)
 
 
-def leaf_order(
+def make_leaf_order(
     n_rows: int, n_chains: int, batch_rows: int | None = None, min_leaf_rows: int = MIN_LEAF_ROWS
 ) -> RowOrder:
-    """Order of rows whose chains are leaves: as they are stored, the same each epoch."""
+    """Return an order whose chains are leaves: rows in the order of the dataset, the same in each epoch."""
     if batch_rows is None:
         rows = max(-(-n_rows // (STEPS * n_chains)), min(max(min_leaf_rows, MIN_LEAF_ROWS), LEAF_ROWS))
         batch_rows = n_chains * min(rows, LEAF_ROWS, -(-n_rows // n_chains))
@@ -126,6 +124,6 @@ def leaf_order(
 
 
 def count_leaves(order: RowOrder) -> int:
-    """Leaves of an order: chains of all steps that have rows."""
+    """Return the number of leaves of an order: the chains with rows, over all steps of an epoch."""
     last = order.step_rows(order.n_steps - 1)
     return (order.n_steps - 1) * order.n_chains + min(last, order.n_chains)

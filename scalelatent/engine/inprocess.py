@@ -1,4 +1,4 @@
-"""The executor of one process: threads over spans, the oracle of the Dask executor."""
+"""Executor that runs spans on the threads of this process; the Dask executor must give the same bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.idle import lend
+from scalelatent.contract.idle_threads import allow_threads
 from scalelatent.contract.learners import Backend
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import ShardError
@@ -24,11 +24,11 @@ from .chains import ChainRunner, InProcessSteps
 from .checkpoints import EngineStore
 from .executor import OnRows, StepResult
 from .grid import TreeReducer
-from .halving import cut_event
+from .halving import make_split_event
 from .order import RowOrder
-from .passes import PassContext, Span, Stage, plan_spans, split_vector, vector_length, worth_saving
+from .passes import PassContext, Span, Stage, is_worth_saving, plan_spans, split_vector, vector_length
 from .quarantine import Quarantine
-from .rates import choose_cache, map_cache
+from .rates import choose_cache, choose_map_cache
 from .reading import Meter, StopEvent, Stopped
 from .threads import resolve_jobs
 
@@ -39,12 +39,12 @@ _POLL_SECONDS = 0.2
 _END: Any = object()
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-# Handing a span to a thread costs tens of microseconds, to a worker of a cluster milliseconds.
+# Least seconds of a span; passing a span to a thread takes tens of microseconds.
 THREAD_TASK_SECONDS = 2e-4
 
 
 class InProcessExecutor:
-    """``n_jobs`` threads over spans; one thread runs inline."""
+    """Executor with ``n_jobs`` threads, one of which is the calling thread."""
 
     keeps_states = False
 
@@ -60,20 +60,20 @@ class InProcessExecutor:
         self.workers = resolve_jobs(n_jobs)
         self.store = store
         self.checkpoint_seconds = checkpoint_seconds
-        self._own = cache if isinstance(cache, PieceCache) else None
-        self._asked = None if isinstance(cache, PieceCache) else cache
-        self._allowed = ""
-        self.cache = self._own or shared_cache()
+        self._own_cache = cache if isinstance(cache, PieceCache) else None
+        self._cache_size = None if isinstance(cache, PieceCache) else cache
+        self._cached_stage = ""
+        self.cache = self._own_cache or shared_cache()
         self.callbacks = callbacks or Callback()
         self.quarantine = quarantine or Quarantine("stop", store)
         self._backends: dict[tuple[str, int], Backend] = {}
-        self._cuts: dict[tuple[str, int, str], int] = {}
+        self._reported_limits: dict[tuple[str, int, str], int] = {}
 
-    def _allow(self, stage: Stage, *, once: bool = False) -> None:
-        """Let the rows of a stage have their share of the process's cache."""
-        if self._own is None and stage.name != self._allowed:
-            shared_cache(choose_cache(self._asked, stage, once=once))
-            self._allowed = stage.name
+    def _resize_cache(self, stage: Stage, *, once: bool = False) -> None:
+        """Set the size of the process's cache for the rows of a stage, once per stage."""
+        if self._own_cache is None and stage.name != self._cached_stage:
+            shared_cache(choose_cache(self._cache_size, stage, once=once))
+            self._cached_stage = stage.name
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> object:
         return state
@@ -83,18 +83,18 @@ class InProcessExecutor:
 
     def step(self, stage: Stage, iteration: int, handle: object, on_rows: OnRows) -> StepResult:
         stats, rows, nbytes = self._reduce(stage, iteration, handle, on_rows)
-        with lend(self.workers):
+        with allow_threads(self.workers):
             state = stage.batch.update(handle, stats)
         if self.store is not None:
             self.store.drop_nodes()
         return StepResult(stage.batch.summary(state), stage.batch.is_done(state), rows, nbytes, state)
 
     def end(self) -> None:
-        """Nothing begins before it is asked for."""
+        """Do nothing, because this executor never starts a pass in advance."""
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> InProcessSteps:
-        """Steps in this process, by threads over the chains of a step."""
-        self._allow(stage, once=n_epochs == 1)
+        """Return a runner that distributes the chains of each step to threads."""
+        self._resize_cache(stage, once=n_epochs == 1)
         threads = min(self.workers, order.n_chains)
         backends = [self._backend(stage.device, slot) for slot in range(threads)]
         chains = range(order.n_chains)
@@ -110,27 +110,31 @@ class InProcessExecutor:
     def _reduce(
         self, stage: Stage, iteration: int, state: object, on_rows: OnRows
     ) -> tuple[dict[str, Stats], int, int]:
+        """Run a pass, again from its start after each bad shard that is excluded."""
         while True:
-            now = replace(stage, skipped=self.quarantine.of(stage))
+            remaining = replace(stage, skipped=self.quarantine.excluded_parts(stage))
             try:
-                return self._reduced(now, iteration, state, on_rows)
+                return self._reduce_once(remaining, iteration, state, on_rows)
             except ShardError as error:
                 where = {"stage": stage.name, "pass": iteration + 1}
-                if not self.quarantine.take(error, self.callbacks, **where):
+                if not self.quarantine.exclude_unreadable(error, self.callbacks, **where):
                     raise
-                if self.store is not None:  # what is done of this pass was done of all rows
+                if self.store is not None:  # the finished spans include rows that are now excluded
                     self.store.drop_nodes()
 
-    def _reduced(
+    def _reduce_once(
         self, stage: Stage, iteration: int, state: object, on_rows: OnRows
     ) -> tuple[dict[str, Stats], int, int]:
-        self._allow(stage)
+        """Return (statistics by part, rows, bytes read) of one pass."""
+        self._resize_cache(stage)
         self.cache.start_pass()
         reducers = {part: TreeReducer(grid) for part, grid in stage.grids.items()}
-        spans, kept = plan_spans(stage, iteration, self.store, self.workers, THREAD_TASK_SECONDS)
+        spans, saved = plan_spans(stage, iteration, self.store, self.workers, THREAD_TASK_SECONDS)
         done = 0
-        for span in kept:
-            vector = self._kept(stage, iteration, span)
+        for span in saved:
+            assert self.store is not None
+            length = vector_length(stage.reductions[span.part])
+            vector = self.store.load_node(stage.name, iteration, span, length)
             if vector is None:
                 spans.append(span)
                 continue
@@ -150,7 +154,7 @@ class InProcessExecutor:
             def run(span: Span) -> np.ndarray:
                 begin = time.perf_counter()
                 vector = context.run_span(span, stop)
-                if self.store is not None and worth_saving(
+                if self.store is not None and is_worth_saving(
                     time.perf_counter() - begin, vector.nbytes, self.checkpoint_seconds
                 ):
                     self.store.save_node(stage.name, iteration, span, vector)
@@ -159,24 +163,20 @@ class InProcessExecutor:
             return run
 
         run_threads(spans, self.workers, compute, finish, self.callbacks.on_wait)
-        self._tell_cuts()
+        self._report_limits()
         out, rows, nbytes = {}, 0, 0
         for part, reducer in reducers.items():
             out[part], part_rows, part_bytes = split_vector(stage, part, reducer.root())
             rows, nbytes = rows + part_rows, nbytes + part_bytes
         return out, rows, nbytes
 
-    def _tell_cuts(self) -> None:
+    def _report_limits(self) -> None:
+        """Notify the callbacks of GPUs whose memory was too small for whole blocks."""
         for (device, slot), backend in self._backends.items():
             for what, rows in backend.row_limits.items():
-                if self._cuts.get((device, slot, what)) != rows:
-                    self._cuts[device, slot, what] = rows
-                    self.callbacks.on_event(cut_event(what, rows, backend.device))
-
-    def _kept(self, stage: Stage, iteration: int, span: Span) -> np.ndarray | None:
-        if self.store is None:
-            return None
-        return self.store.load_node(stage.name, iteration, span, vector_length(stage.reductions[span.part]))
+                if self._reported_limits.get((device, slot, what)) != rows:
+                    self._reported_limits[device, slot, what] = rows
+                    self.callbacks.on_event(make_split_event(what, rows, backend.device))
 
     def _backend(self, device: str, slot: int) -> Backend:
         name = device if device == "reference" else resolve_device(device)
@@ -186,17 +186,17 @@ class InProcessExecutor:
         return self._backends[key]
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
-        """Write the missing shards, one thread a shard."""
+        """Write the missing shards of a map's output, each on one thread."""
         while True:
-            skipped = self.quarantine.rows_of(task.dataset)
-            now = replace(task, skipped=skipped, cache=map_cache(self._asked, task))
+            skipped = self.quarantine.excluded_rows(task.dataset)
+            remaining = replace(task, skipped=skipped, cache=choose_map_cache(self._cache_size, task))
             try:
-                return self._run_map(now, on_rows)
+                return self._run_map_once(remaining, on_rows)
             except ShardError as error:
-                if not self.quarantine.take(error, self.callbacks, stage=task.name):
+                if not self.quarantine.exclude_unreadable(error, self.callbacks, stage=task.name):
                     raise
 
-    def _run_map(self, task: OutputTask, on_rows: OnRows) -> None:
+    def _run_map_once(self, task: OutputTask, on_rows: OnRows) -> None:
         self.cache.start_pass()
         missing = task.writer.missing()
         done = task.rows_done(missing)
@@ -212,21 +212,21 @@ class InProcessExecutor:
             return lambda shard: task.write_shard(shard, backend, stop, Meter())
 
         run_threads(missing, self.workers, compute, finish, self.callbacks.on_wait)
-        self._tell_cuts()
+        self._report_limits()
 
 
 class CallerStop(StopEvent):
-    """The stop flag of the calling thread, which has callbacks to ask between two blocks."""
+    """Stop event of the calling thread, which also calls ``on_wait`` between two blocks."""
 
     def __init__(self, stop: StopEvent, on_wait: Callable[[], None] | None) -> None:
         super().__init__()
-        self._stop, self._on_wait, self._asked = stop, on_wait, 0.0
+        self._stop, self._on_wait, self._called = stop, on_wait, 0.0
 
     def is_set(self) -> bool:
-        """Whether to stop; asks the callbacks, which may raise."""
+        """Return True if the pass must stop, after a call of ``on_wait``, which may raise an error."""
         now = time.monotonic()
-        if self._on_wait is not None and now - self._asked >= _POLL_SECONDS:
-            self._asked = now
+        if self._on_wait is not None and now - self._called >= _POLL_SECONDS:
+            self._called = now
             self._on_wait()
         return self._stop.is_set()
 
@@ -238,9 +238,12 @@ def run_threads(
     finish: Callable[[Item, Value], None],
     on_wait: Callable[[], None] | None = None,
 ) -> None:
-    """Run a function over items by threads, the calling one among them."""
-    # A calling thread that only waited would be woken for every result, and on a busy machine take a core
-    # each time from the threads that compute. on_wait may raise to leave.
+    """Run the functions from ``make`` over all items, on the calling thread and ``workers - 1`` others.
+
+    ``finish`` runs on the calling thread for each result. ``on_wait`` may raise an error to stop all threads.
+    The calling thread computes too: if it only waited, each result would wake it and interrupt a computing
+    thread.
+    """
     stop, todo = StopEvent(), deque(items)
     results: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -269,42 +272,33 @@ def run_threads(
         thread.start()
     try:
         with keep_current_device():
-            attention = CallerStop(stop, on_wait)
-            run, left = make(0, attention), len(items)
-            while left:
-                item, value, error = _received(results)
-                if item is _END and (item := take()) is not _END:
+            caller_stop = CallerStop(stop, on_wait)
+            run, remaining = make(0, caller_stop), len(items)
+            while remaining:
+                if results.empty() and (item := take()) is not _END:
                     try:
-                        value = run(item)
-                    except Stopped:  # another thread has failed: its error is the next result
+                        value, error = run(item), None
+                    except Stopped:  # another thread failed, and the next result is its error
                         continue
-                elif item is _END:
-                    item, value, error = _awaited(results, threads, attention)
+                else:
+                    item, value, error = _wait_for_result(results, threads, caller_stop)
                 if error is not None:
                     raise error
                 finish(item, value)
-                left -= 1
+                remaining -= 1
     finally:
         stop.set()
         for thread in threads:
             thread.join()
 
 
-def _received(results: queue.SimpleQueue[Any]) -> tuple[Any, Any, BaseException | None]:
-    try:
-        return results.get_nowait()
-    except queue.Empty:
-        return _END, None, None
-
-
-def _awaited(
-    results: queue.SimpleQueue[Any], threads: Sequence[threading.Thread], attention: StopEvent
+def _wait_for_result(
+    results: queue.SimpleQueue[Any], threads: Sequence[threading.Thread], stop: StopEvent
 ) -> tuple[Any, Any, BaseException | None]:
     while True:
         try:
-            # Short waits, so that Ctrl-C is seen at once.
-            return results.get(timeout=_POLL_SECONDS)
+            return results.get(timeout=_POLL_SECONDS)  # a short wait, so that Ctrl-C works at once
         except queue.Empty:
-            attention.is_set()
+            stop.is_set()  # calls on_wait
             if not any(thread.is_alive() for thread in threads) and results.empty():
-                raise RuntimeError("all threads of the pass ended before it was done") from None
+                raise RuntimeError("all threads of the pass ended before the pass was finished") from None

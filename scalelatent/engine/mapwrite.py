@@ -1,4 +1,4 @@
-"""Outputs as large as the data: rows -> rows, shard by shard, each shard with one writer."""
+"""Write the output of row maps as datasets: each shard is computed and written by one task."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from scalelatent.contract.learners import Backend, Block, LabelMap, PartedMap, P
 from .backend import computes_on_card, make_backend
 from .cache import shared_cache
 from .halving import apply_block, fill_block
-from .passes import BLOCK_BYTES, BLOCK_ROWS, card_block
+from .passes import BLOCK_BYTES, BLOCK_ROWS, choose_gpu_block_rows
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopEvent, Stopped, iter_blocks, naming
+from .reading import Meter, Reader, StopEvent, Stopped, iter_blocks, name_dataset_in_errors
 from .threads import resolve_jobs, single_threaded
 
 if TYPE_CHECKING:
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 
     from .executor import Executor, OnRows
 
-# Of a block of a map whose columns come one after the other: rows as they are stored, and what they become.
+# Upper bounds on a block of a map that is computed column by column: bytes of input and output, and rows.
 PARTED_BYTES, PARTED_ROWS = 2**26, 2**17
+# The output of such a map has up to this many shards, if each then has at least this many rows.
 PARTED_LEAST, PARTED_SHARDS = 4096, 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputTask:
-    """Base of a map and of sets of rows."""
+    """Base class of the tasks that write a dataset: :class:`MapTask`, and sets of selected rows."""
 
     name: str
     dataset: Dataset
@@ -49,30 +50,30 @@ class OutputTask:
 
     @cached_property
     def writer(self) -> DatasetWriter:
-        """The writer of the output, attached in this process."""
+        """Writer of the output dataset in this process."""
         from scalelatent.data import DatasetWriter
 
         return DatasetWriter.attach(self.url)
 
     @property
     def rows(self) -> int:
-        """Rows of the output's shards, together: those of tiles side by side count each."""
+        """Number of rows of all shards of the output; each tile of columns counts separately."""
         return int(self.writer.n_rows * self.writer.n_tiles)
 
     def rows_done(self, missing: list[int]) -> int:
-        """Rows of the shards that are written, given those that are not."""
+        """Return the number of rows of all shards that are not in ``missing``."""
         return self.rows - sum(b - a for a, b in map(self.writer.shard_bounds, missing))
 
     def source_rows(self, shard: int) -> tuple[int, int]:
-        """The rows in that a shard may be made of."""
+        """Return the range of input rows from which a shard is computed."""
         raise NotImplementedError
 
     def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
-        """Compute and write one shard; returns its rows. Running it twice writes the same file."""
+        """Compute and write one shard, and return its rows; a repeated call writes the same file."""
         raise NotImplementedError
 
     def to_tree(self) -> dict[str, Any]:
-        """What a record holds of it, for the workers."""
+        """Return the task as a tree for a record, from which workers read it."""
         fields = {
             "name": self.name,
             "dataset": self.dataset.spec(),
@@ -85,7 +86,7 @@ class OutputTask:
 
 
 def common_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of :class:`OutputTask` out of its record."""
+    """Return the attributes of an :class:`OutputTask` from its record."""
     fields: dict[str, Any] = json.loads(tree["task"])
     fields["dataset"] = open_spec(fields["dataset"])
     fields["skipped"] = tuple(map(tuple, fields["skipped"]))
@@ -100,7 +101,7 @@ def open_spec(spec: DatasetSpec) -> Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class MapTask(OutputTask):
-    """One map over a dataset into another, made by :func:`start_map`."""
+    """Task that applies a map to a dataset and writes the output dataset; :func:`start_map` makes it."""
 
     row_map: RowMap
     with_labels: bool = True
@@ -108,12 +109,12 @@ class MapTask(OutputTask):
 
     def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
         start, stop = self.writer.shard_bounds(shard)
-        tiled = self.writer.n_tiles > 1
-        # Rows that are read once are not kept: they would push out what is read again.
-        cache = shared_cache(self.cache) if tiled else None
+        is_tiled = self.writer.n_tiles > 1
+        # Only rows that several tiles read are cached.
+        cache = shared_cache(self.cache) if is_tiled else None
         reader = Reader(self.dataset, cache, meter, skipped=self.skipped, wants=self.row_map.wants)
         row_map = self.row_map
-        if tiled:
+        if is_tiled:
             row_map = cast(PartedMap, row_map).of_columns(*self.writer.shard_columns(shard))
         shape, dtype = row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
@@ -124,22 +125,24 @@ class MapTask(OutputTask):
             else map_block(row_map, self.dataset, bool(backend.card_errors))
         )
         blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
-        with naming(self.dataset):
+        with name_dataset_in_errors(self.dataset):
             for block in iter_blocks(reader, blocks, stop_event):
                 at = block.start - start
                 rows = slice(at, at + len(block.x))
                 fill_rows(backend, self.name, row_map, prepared, block, out[rows], stop_event)
-            y, weight = self._beside(start, stop, out)
+            y, weight = self._make_labels_and_weights(start, stop, out)
         self.writer.write_shard(shard, out, y, weight)
         return stop - start
 
     def source_rows(self, shard: int) -> tuple[int, int]:
-        """Those of the shard itself."""
+        """Return the rows of the shard, since each output row depends on the input row of the same index."""
         start, stop = self.writer.shard_bounds(shard)
         return int(start), int(stop)
 
-    def _beside(self, start: int, stop: int, out: np.ndarray) -> tuple[DenseOrCsr | None, np.ndarray | None]:
-        """Labels and weights of rows of the output."""
+    def _make_labels_and_weights(
+        self, start: int, stop: int, out: np.ndarray
+    ) -> tuple[DenseOrCsr | None, np.ndarray | None]:
+        """Return the labels and weights of the output rows ``start:stop``, each None if there are none."""
         weight = (
             self.dataset.read_weight(start, stop) if self.with_labels and self.dataset.has_weight else None
         )
@@ -167,13 +170,13 @@ def fill_rows(
     out: np.ndarray,
     stop_event: StopEvent,
 ) -> None:
-    """Output rows of a block."""
-    on_card = backend.card_errors
+    """Write the output rows of a block to ``out``."""
+    on_gpu = backend.card_errors
     if not isinstance(row_map, PartedMap):
-        apply = partial(apply_block, backend, name, row_map) if on_card else row_map.apply
+        apply = partial(apply_block, backend, name, row_map) if on_gpu else row_map.apply
         out[...] = apply(prepared, block)
         return
-    fill = partial(fill_block, backend, name, row_map) if on_card else row_map.fill
+    fill = partial(fill_block, backend, name, row_map) if on_gpu else row_map.fill
     for _ in fill(prepared, block, out):
         if stop_event.is_set():
             raise Stopped
@@ -181,24 +184,24 @@ def fill_rows(
 
 
 def map_block(row_map: RowMap, dataset: Dataset, on_card: bool) -> int:
-    """Return the rows of a block of a map: what the map wishes for, or by their width and the device."""
+    """Return the rows of a block of a map: the number that the map requests, or a suitable one."""
     return row_map.wants.block_rows or block_rows(dataset.n_features, on_card)
 
 
 def block_rows(n_features: int, on_card: bool = False) -> int:
-    """Return the rows of a block of a map: as in a pass, but 32 MiB (a card: 256) as dense rows at most."""
-    usual = max(256, min(BLOCK_ROWS, BLOCK_BYTES // (4 * n_features)))
-    wanted, most = (card_block(n_features), 2**28) if on_card else (usual, 2**25)
-    return max(1, min(wanted, most // (4 * n_features)))
+    """Return the rows of a block of a map: as in a pass, with at most 32 MiB (256 MiB on a GPU)."""
+    cpu_rows = max(256, min(BLOCK_ROWS, BLOCK_BYTES // (4 * n_features)))
+    rows, max_bytes = (choose_gpu_block_rows(n_features), 2**28) if on_card else (cpu_rows, 2**25)
+    return max(1, min(rows, max_bytes // (4 * n_features)))
 
 
 def parted_rows(row_bytes: int, row_map: PartedMap) -> int:
-    """Rows of a block of a ``PartedMap``."""
+    """Return the rows of a block of a ``PartedMap``."""
     return max(1, min(PARTED_ROWS, PARTED_BYTES // (row_bytes + row_map.row_bytes())))
 
 
 def parted_layout(dataset: Dataset, row_map: RowMap) -> LayoutOptions:
-    """Rows of a shard of a map's output."""
+    """Return the layout options for the output of a map; only a ``PartedMap`` needs any."""
     if not isinstance(row_map, PartedMap):
         return {}
     n = len(dataset)
@@ -219,7 +222,10 @@ def start_map(
     overwrite: bool = False,
     **layout: Unpack[LayoutOptions],
 ) -> MapTask:
-    """Make (or, with ``resume``, find) the output dataset; ``layout`` are arguments of ``create_dataset``."""
+    """Create the output dataset (or find it, with ``resume``) and return the task that writes it.
+
+    ``layout`` is passed to ``create_dataset``.
+    """
     from scalelatent.data import create_dataset
 
     shape, dtype = row_map.output()
@@ -255,7 +261,7 @@ def start_map(
 
 
 def map_rows(executor: Executor, task: OutputTask, on_rows: OnRows) -> Dataset:
-    """Write what is missing and finish the dataset."""
+    """Write the missing shards, and return the finished dataset."""
     tiles = task.writer.n_tiles
     executor.run_map(task, lambda done, total: on_rows(done // tiles, total // tiles))
     return task.writer.finalize()
@@ -269,7 +275,10 @@ def map_to_array(
     progress: OnRows | None = None,
     first_row: int = 0,
 ) -> np.ndarray:
-    """A map over rows into one array in memory, by threads over runs of rows; the first has this number."""
+    """Return the output of a map as one array, computed by threads over ranges of rows.
+
+    ``first_row`` is the index of the first row, if the rows continue those of earlier calls.
+    """
     from .inprocess import run_threads
 
     shape, dtype = row_map.output()
@@ -278,7 +287,7 @@ def map_to_array(
         _map_by_columns(row_map, dataset, out, device, n_jobs, progress)
         return out
     step, jobs = map_block(row_map, dataset, computes_on_card(device)), resolve_jobs(n_jobs)
-    run = step * max(1, min(16, len(dataset) // (4 * jobs * step)))
+    range_rows = step * max(1, min(16, len(dataset) // (4 * jobs * step)))
     done = 0
 
     def compute(slot: int, stop: StopEvent) -> Callable[[int], int]:
@@ -286,9 +295,9 @@ def map_to_array(
         prepared = row_map.prepare(backend)
 
         def work(first: int) -> int:
-            last = min(first + run, len(dataset))
+            last = min(first + range_rows, len(dataset))
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
-            with naming(dataset):
+            with name_dataset_in_errors(dataset):
                 for block in iter_blocks(Reader(dataset, None, Meter(), wants=row_map.wants), blocks, stop):
                     rows = slice(block.start, block.start + len(block.x))
                     if first_row:
@@ -306,7 +315,7 @@ def map_to_array(
             progress(done, len(dataset))
 
     with single_threaded():
-        run_threads(range(0, len(dataset), run), jobs, compute, finish)
+        run_threads(range(0, len(dataset), range_rows), jobs, compute, finish)
     return out
 
 
@@ -318,14 +327,14 @@ def _map_by_columns(
     n_jobs: int | None,
     progress: OnRows | None,
 ) -> None:
-    """A map in parts over rows into ``out``, by threads over its columns."""
+    """Write the output of a ``PartedMap`` to ``out``, computed by threads over its columns."""
     from .inprocess import run_threads
 
     rows, threads = parted_rows(dataset.nbytes // len(dataset), row_map), resolve_jobs(n_jobs)
     stop = StopEvent()
     reader = Reader(dataset, None, Meter(), wants=row_map.wants)
     blocks = [(a, min(a + rows, len(dataset))) for a in range(0, len(dataset), rows)]
-    with single_threaded(), naming(dataset):
+    with single_threaded(), name_dataset_in_errors(dataset):
         for block in iter_blocks(reader, blocks, stop):
             start = block.start
             for part in row_map.stages():
@@ -333,7 +342,7 @@ def _map_by_columns(
                 found = np.empty((len(block.x), width), dtype=dtype)
                 edges = np.linspace(0, width, min(width, 4 * threads) + 1).astype(int)
                 cuts = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
-                compute = partial(_columns_worker, part, block, found, device)
+                compute = partial(_make_column_worker, part, block, found, device)
                 run_threads(cuts, threads, compute, lambda cut, _: None)
                 block = Block(found, None, None, start)
             last = row_map.last
@@ -347,7 +356,7 @@ def _map_by_columns(
                 progress(start + len(found), len(dataset))
 
 
-def _columns_worker(
+def _make_column_worker(
     part: PartedMap, block: Block, found: np.ndarray, device: str, slot: int, stop: StopEvent
 ) -> Callable[[tuple[int, int]], None]:
     backend = make_backend(device, slot)

@@ -1,4 +1,4 @@
-"""Online learning: step after step over minibatches in the order of a :class:`~.order.RowOrder`."""
+"""Run online learning: one step per minibatch in the order of a :class:`~.order.RowOrder`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalelatent.contract.learners import Reduction, State, ValidatedLearner
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import RunError
 
-from .batch_loop import LoopResult, Progress, make_record, tell_unreadable, write_checkpoint
+from .batch_loop import LoopResult, Progress, make_record, report_unreadable, write_checkpoint
 from .callbacks import Callback
 from .checkpoints import EngineStore
 from .executor import Executor, OnlineSteps, Place
@@ -21,7 +21,7 @@ from .passes import Stage
 
 @dataclass(frozen=True)
 class ValidationPass(Generic[State]):
-    """The validation of an online learner as one pass of a batch learner, for the batch machinery."""
+    """Adapter that presents the validation of an online learner as one pass of a batch learner."""
 
     learner: ValidatedLearner[State, Any]
 
@@ -52,10 +52,17 @@ def fit_online(
     report_steps: int | None = None,
     validate_steps: int | None = None,
 ) -> LoopResult:
-    """Run an :class:`~scalelatent.contract.learners.OnlineLearner` for some epochs, or until it is done."""
+    """Run an :class:`~scalelatent.contract.learners.OnlineLearner` for ``n_epochs``, or until it is done.
+
+    1. Restore the last checkpoint of the run folder, if there is one.
+    2. Run steps up to the next report, validation or end of an epoch.
+    3. Validate if due, end the epoch if it is complete, and append a record to the history.
+    4. Write a checkpoint if one is due, and pass the record to the callbacks.
+    5. Repeat from 2. Write a checkpoint at the end, and also if an error or an interrupt occurs.
+    """
     n_rows = len(stage.datasets["train"])
     if order.n_rows + len(held_rows(order.held, n_rows)) != n_rows:
-        raise ValueError(f"the order is one of {order.n_rows} rows, but the stage trains on {n_rows}")
+        raise ValueError(f"the order has {order.n_rows} rows, but the stage has {n_rows} training rows")
     settings = _Settings(n_epochs, checkpoint_seconds, checkpoint_steps, report_steps, validate_steps)
     fit = _OnlineFit(executor, stage, order, callbacks, store, settings)
     state = fit.restore(state)
@@ -84,7 +91,7 @@ class _Settings:
 
 
 class _OnlineFit:
-    """What the loop knows between two steps."""
+    """State of the loop between two steps: position, history, and the times of the last checkpoint."""
 
     def __init__(
         self,
@@ -97,11 +104,11 @@ class _OnlineFit:
     ) -> None:
         self.executor, self.stage, self.order = executor, stage, order
         self.callbacks, self.store, self.settings = callbacks, store, settings
-        # One object, so that an interrupt never falls between a place and its state.
+        # Position and state are one tuple, so that an interrupt cannot separate them.
         self.at: tuple[Place, Any] = (Place(), None)
         self.done, self.history = False, list[dict[str, Any]]()
         self._restored = False
-        self._pending = False  # the steps of a part are done, what follows on them is not
+        self._pending = False  # True after a resume between the steps of a part and its report
         self._saved, self._saved_at = Place(), time.perf_counter()
         self._since, self._rows, self._bytes = self._saved_at, 0, 0
         self._validation: Stage | None = None
@@ -117,12 +124,12 @@ class _OnlineFit:
     # -- resume ----------------------------------------------------------------------------------------------
 
     def restore(self, state: object) -> Any:
-        """The state of the last checkpoint, or the given one."""
+        """Return the state of the last checkpoint, or the given state if there is none."""
         store, name, order = self.store, self.stage.name, self.order
         if store is None or (found := store.latest_state(name)) is None:
             return state
         total, kept, messages = found
-        tell_unreadable(self.callbacks, messages)
+        report_unreadable(self.callbacks, messages)
         if kept["order"] != order:
             raise RunError(
                 f"{store.state_path(name, total)} was made with another order of rows ({kept['order']}, now "
@@ -131,31 +138,31 @@ class _OnlineFit:
         place: Place = kept["place"]
         self.at, self._saved, self._restored = (place, None), place, True
         self.history = store.load_history(name, total, key="steps")
-        told = bool(self.history) and self.history[-1]["steps"] == total
-        if place.step == 0 and place.epoch > 0 and not told:
-            # Interrupted after the epoch's end and before its line was written.
+        is_recorded = bool(self.history) and self.history[-1]["steps"] == total
+        if place.step == 0 and place.epoch > 0 and not is_recorded:
+            # The fit was interrupted after the end of an epoch and before its record was written.
             self._append(self.stage.online.summary(kept["state"]), place.epoch)
         elif place.step > 0:
-            due = self._validation_due(place)
-            self._pending = due or place.step == order.n_steps or (self._is_stop(place) and not told)
-            if self._pending and told:
+            due = self._is_validation_due(place)
+            self._pending = due or place.step == order.n_steps or (self._is_stop(place) and not is_recorded)
+            if self._pending and is_recorded:
                 self.history = store.load_history(name, total - 1, key="steps")
         where = {"pass": place.epoch, "step": place.step, "history": list(self.history)}
         self.callbacks.on_event({"event": "resumed", "stage": name, **where})
         return kept["state"]
 
     def begin(self, run: OnlineSteps, state: object) -> None:
-        """Hand the first state over."""
+        """Pass the first state to the runner of the steps."""
         self.run, place = run, self.place
         self.at = (place, run.put(place, state, kept=self._restored))
-        # A learner is asked where it is asked in a fit that was never interrupted.
+        # `is_done` is called only where an uninterrupted fit calls it too.
         if not self._pending and (place.step == 0 or place.validated):
             self.done = self.stage.online.is_done(state)
         self._since = self._saved_at = time.perf_counter()
 
     @property
     def place(self) -> Place:
-        """How far the fit is."""
+        """Position of the fit."""
         return self.at[0]
 
     # -- steps -----------------------------------------------------------------------------------------------
@@ -164,14 +171,14 @@ class _OnlineFit:
         every = (self.settings.report_steps, self.settings.validate_steps)
         return place.step == self.order.n_steps or any(k and place.step % k == 0 for k in every)
 
-    def _validation_due(self, place: Place) -> bool:
+    def _is_validation_due(self, place: Place) -> bool:
         if self._validation is None or place.validated:
             return False
         every = self.settings.validate_steps
         return place.step == self.order.n_steps or bool(every and place.step % every == 0)
 
     def next_stop(self) -> int:
-        """Where the part ends that comes next: validation, report or the end of the epoch."""
+        """Return the step of the next validation or report, or of the end of the epoch."""
         step = self.place.step
         if self._pending:
             return step
@@ -179,7 +186,7 @@ class _OnlineFit:
         return min([self.order.n_steps] + [(step // k + 1) * k for k in every if k])
 
     def advance(self, stop: int) -> None:
-        """Do the steps up to ``stop`` of the epoch."""
+        """Run the steps up to ``stop`` of the epoch."""
         if self.place.step >= stop:
             return
         order, epoch = self.order, self.place.epoch
@@ -190,13 +197,13 @@ class _OnlineFit:
             rows = min(done.step * order.batch_rows, order.n_rows)
             self._rows, self._bytes, before = self._rows + rows - before, self._bytes + done.bytes_read, rows
             progress(rows, order.n_rows)
-            if self._due():
+            if self._is_checkpoint_due():
                 self.checkpoint()
 
     def end_part(self) -> bool:
-        """What follows on the steps of a part: validation, schedule, record; True where a callback stops."""
+        """Validate, end the epoch and report, as due; return True if a callback stops the fit."""
         epoch, ended = self.place.epoch, self.place.step == self.order.n_steps
-        if self._validation_due(self.place):
+        if self._is_validation_due(self.place):
             self._validate()
         if ended:
             following = Place(epoch + 1)
@@ -205,7 +212,7 @@ class _OnlineFit:
         summary, done = self.run.summary(*self.at)
         self.done = done and (ended or self.place.validated)
         record = self._append(summary, epoch + 1)
-        if self.done or self._due():
+        if self.done or self._is_checkpoint_due():
             self.checkpoint()
         stop = self.callbacks.on_pass_end(record) if ended else self.callbacks.on_report(record)
         if stop:
@@ -238,7 +245,7 @@ class _OnlineFit:
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
-    def _due(self) -> bool:
+    def _is_checkpoint_due(self) -> bool:
         if self.store is None:
             return False
         steps, seconds = self.settings.checkpoint_steps, self.settings.checkpoint_seconds
@@ -247,7 +254,7 @@ class _OnlineFit:
         return time.perf_counter() - self._saved_at >= seconds
 
     def checkpoint(self) -> None:
-        """Make the state of the moment safe, unless it is."""
+        """Store the current state, unless the last checkpoint has it."""
         place, handle = self.at
         if self.store is None or self._saved == place:
             return

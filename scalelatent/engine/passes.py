@@ -1,4 +1,4 @@
-"""One pass: its parts, their grids, and the function that a task runs over a span."""
+"""One pass over a dataset: choose blocks, leaves and spans, and compute the statistic of one span."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ from .cache import PieceCache
 from .grid import FAN_IN, RowGrid
 from .halving import accumulate_leaf
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopEvent, iter_blocks, naming
+from .reading import Meter, Reader, StopEvent, iter_blocks, name_dataset_in_errors
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
     from .checkpoints import EngineStore
 
-COUNTERS = 2  # rows done, bytes read: appended to every vector
-# Kernels take a block strip by strip, so its size is not a cache's: what counts is that threads, which hand
-# Python's lock to each other, do so seldom, and that a block is no larger than a chunk of the usual layout.
+COUNTERS = 2  # numbers appended to every statistic's vector: rows done, bytes read
+# Default upper bounds of a block: bytes and rows on a CPU, bytes on a GPU; and the smallest block in rows.
+# Blocks are larger than a CPU cache, so that threads rarely wait for Python's lock, but not larger than a
+# chunk of a dataset with the default layout.
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
-MERGE_SHARE, FEW_LEAVES = 0.02, 16
-# From so many leaves' worth of rows on there are two.
-_TWO_LEAVES = 1.5
-MIN_TASK_SECONDS = 0.03
-# What a task costs the one scheduler, and the share of its core that one job may take.
+MERGE_SHARE = 0.02  # upper bound on the time to merge leaves, as a share of the time to compute them
+FEW_LEAVES = 16  # a reduction that requests `merge_share` gets up to this many leaves
+_TWO_LEAVES = 1.5  # split the rows into two leaves from this multiple of the smallest useful leaf
+MIN_TASK_SECONDS = 0.03  # least seconds of a task on a cluster
+# Seconds that Dask's scheduler spends on one task, and the largest share of its time for one job.
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
-# Bytes a second between workers, and the share of computing a span that sending its statistic may cost.
+# Bytes per second between workers; sending a statistic may take this share of the time to compute it.
 SEND_RATE, SEND_SHARE = 5e8, 0.1
-# Orders of magnitude for sizes only, never for results: bytes/s of merging in cache, flop/s of one core.
+# Rough rates from which sizes are chosen: bytes per second of merging, flops per second of one core.
 _MERGE_RATE, FLOP_RATE = 2e10, 6e10
 
 
 @dataclass(frozen=True)
 class Span:
-    """A node of one part's tree: all leaves below ``(level, index)``."""
+    """All leaves below the node ``(level, index)`` of the reduce tree of one part; the rows of one task."""
 
     part: str
     level: int
@@ -62,30 +63,30 @@ class Span:
 
 @dataclass(frozen=True)
 class Stage:
-    """What one or many passes run on."""
+    """A learner or reduction with its datasets: the constants of one pass, many passes, or an online fit."""
 
-    name: str  # read on the dashboard: "capsule_estep"
-    work: Work  # an online learner's training rows come in minibatches: only validation rows have a grid
-    datasets: Mapping[str, Dataset]  # by part: training rows, validation rows, which share one pass
-    grids: Mapping[str, RowGrid]
+    name: str  # shown on the dashboard, such as "capsule_estep"
+    work: Work
+    datasets: Mapping[str, Dataset]  # by part: "train", and "validation" for rows of the same passes
+    grids: Mapping[str, RowGrid]  # by part; the training rows of an online learner have no grid
     device: str = "auto"  # or "cpu", "gpu", "reference"
-    classes: np.ndarray | None = None  # their positions are the codes that kernels see
-    skipped: Mapping[str, Ranges] = field(default_factory=dict)  # rows left out, see quarantine
-    cache: float | None = None  # what rows may take of a process's cache, see shared_cache
+    classes: np.ndarray | None = None  # kernels receive the position of a label in this array
+    skipped: Mapping[str, Ranges] = field(default_factory=dict)  # by part: excluded rows, see `quarantine`
+    cache: float | None = None  # size of the row cache of each process, see `shared_cache`
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
-        """Part name -> reduction."""
-        return _reductions(self.work)
+        """Reductions by part."""
+        return _get_reductions(self.work)
 
     @property
     def batch(self) -> BatchLearner:
-        """The learner of a stage of many passes."""
+        """Learner of a stage of many passes."""
         return cast(BatchLearner, self.work)
 
     @property
     def online(self) -> OnlineLearner:
-        """The learner of a stage of steps."""
+        """Learner of a stage of minibatch steps."""
         return cast(OnlineLearner, self.work)
 
     @property
@@ -93,7 +94,7 @@ class Stage:
         return sum(grid.n_rows for grid in self.grids.values())
 
 
-def _reductions(work: Work) -> Mapping[str, Reduction]:
+def _get_reductions(work: Work) -> Mapping[str, Reduction]:
     if isinstance(work, Mapping):
         return work
     if isinstance(work, BatchLearner):
@@ -104,7 +105,7 @@ def _reductions(work: Work) -> Mapping[str, Reduction]:
 def make_stage(
     name: str,
     work: Work,
-    datasets: Mapping[str, Any],  # datasets; of a plan also rows that do not exist yet, by their shape
+    datasets: Mapping[str, Any],  # `plan` gives shapes of rows in place of datasets
     device: str,
     classes: np.ndarray | None = None,
     *,
@@ -114,16 +115,16 @@ def make_stage(
 ) -> Stage:
     """Return a stage with grids chosen for its reductions.
 
-    ``card_blocks`` makes blocks as large as a card wants them; a mixed cluster shares smaller ones.
+    ``card_blocks`` chooses the large blocks that suit GPUs; clusters with CPU workers use smaller blocks.
     """
-    reductions = dict(_reductions(work))
+    reductions = dict(_get_reductions(work))
     online = not isinstance(work, (Mapping, BatchLearner))
     if online and "validation" not in datasets:
         reductions.clear()
     if card_blocks and block_rows is None and leaf_rows is None:
         width = max(dataset.n_features for dataset in datasets.values())
-        wished = max((reduction.wants.block_rows or 0 for reduction in reductions.values()), default=0)
-        block_rows = max(card_block(width), wished)
+        requested = max((reduction.wants.block_rows or 0 for reduction in reductions.values()), default=0)
+        block_rows = max(choose_gpu_block_rows(width), requested)
     grids = {
         part: choose_grid(datasets[part], reduction, block_rows, leaf_rows)
         for part, reduction in reductions.items()
@@ -132,54 +133,56 @@ def make_stage(
     return Stage(name, work, {part: datasets[part] for part in parts}, grids, device, classes)
 
 
-def card_block(n_features: int) -> int:
-    """Return the rows of a block that is worth a launch on a card."""
-    return _power_of_two(GPU_BLOCK_BYTES / (4 * max(n_features, 1)), 2048, 65536)
+def choose_gpu_block_rows(n_features: int) -> int:
+    """Return the rows of a block that keeps a GPU busy."""
+    return _round_up_to_power(GPU_BLOCK_BYTES / (4 * max(n_features, 1)), 2048, 65536)
 
 
-def given_grid(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of [engine] about blocks and leaves."""
+def select_grid_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the [engine] options ``block_rows`` and ``leaf_rows`` that the user set."""
     return {k: options[k] for k in ("block_rows", "leaf_rows") if options.get(k) is not None}
 
 
 def choose_grid(
     dataset: Dataset, reduction: Reduction, block_rows: int | None = None, leaf_rows: int | None = None
 ) -> RowGrid:
-    """Blocks worth a call, and leaves so large that merging costs little: the same on any cluster."""
-    n, wants, chosen = len(dataset), reduction.wants, block_rows is None
-    block_rows = choose_block(dataset.n_features, block_rows, leaf_rows, wants.block_rows)
+    """Return a grid with leaves so large that merging costs little; it is the same on any cluster."""
+    n, wants, is_free = len(dataset), reduction.wants, block_rows is None
+    block_rows = choose_block_rows(dataset.n_features, block_rows, leaf_rows, wants.block_rows)
     if leaf_rows is None:
-        least = 3 * reduction.layout().nbytes / _MERGE_RATE / seconds_per_row(reduction)
-        wanted = max(least / MERGE_SHARE, n / 1024)
-        if wants.merge_share is not None and n < FEW_LEAVES * max(wanted, block_rows):
-            wanted = max(least / wants.merge_share, n / FEW_LEAVES)
-            if chosen:
-                return _few_leaves(n, wanted, block_rows)
-        leaf_rows = block_rows * _power_of_two(wanted / block_rows, 1, 2**20)
+        merge_rows = 3 * reduction.layout().nbytes / _MERGE_RATE / seconds_per_row(reduction)
+        target = max(merge_rows / MERGE_SHARE, n / 1024)
+        if wants.merge_share is not None and n < FEW_LEAVES * max(target, block_rows):
+            target = max(merge_rows / wants.merge_share, n / FEW_LEAVES)
+            if is_free:
+                return _make_few_leaves(n, target, block_rows)
+        leaf_rows = block_rows * _round_up_to_power(target / block_rows, 1, 2**20)
     return RowGrid(n, min(block_rows, max(n, 1)), leaf_rows // block_rows)
 
 
-def _few_leaves(n: int, wanted: float, wished: int) -> RowGrid:
-    """Few leaves of one size and even in number, so that threads end together."""
-    many = n / max(wanted, min(wished, n / 4), 1.0)
-    leaf_rows = math.ceil(max(n, 1) / (2 * max(round(many / 2), 1) if many >= _TWO_LEAVES else 1))
-    blocks = math.ceil(leaf_rows / wished)
+def _make_few_leaves(n: int, target: float, block_rows: int) -> RowGrid:
+    """Return a grid of an even number of leaves of equal size, so that threads finish at the same time."""
+    count = n / max(target, min(block_rows, n / 4), 1.0)
+    leaf_rows = math.ceil(max(n, 1) / (2 * max(round(count / 2), 1) if count >= _TWO_LEAVES else 1))
+    blocks = math.ceil(leaf_rows / block_rows)
     return RowGrid(n, math.ceil(leaf_rows / blocks), blocks)
 
 
-def choose_block(
-    n_features: int, block_rows: int | None = None, leaf_rows: int | None = None, wished: int | None = None
+def choose_block_rows(
+    n_features: int, block_rows: int | None = None, leaf_rows: int | None = None, requested: int | None = None
 ) -> int:
-    """Rows of a block: as given, else as requested or suits a call, such that it divides a given leaf."""
-    # What passes here for one number of features passes for any: a fit is refused before it begins.
+    """Return the rows of a block: the user's number, else a divisor of the user's leaf near the request.
+
+    Whether the options are refused does not depend on ``n_features``, so a session can check them early.
+    """
     for name, value in (("block_rows", block_rows), ("leaf_rows", leaf_rows)):
         if value is not None and value < 1:
             raise JobError(f"{name}={value}: set [engine] {name} to at least 1, or leave it out")
     if block_rows is None:
-        usual = _power_of_two(BLOCK_BYTES / (4 * max(n_features, 1)), LEAST_BLOCK, BLOCK_ROWS)
-        block_rows = wished or usual
+        default = _round_up_to_power(BLOCK_BYTES / (4 * max(n_features, 1)), LEAST_BLOCK, BLOCK_ROWS)
+        block_rows = requested or default
         if leaf_rows is not None:
-            block_rows = _fitting(block_rows, leaf_rows)
+            block_rows = _fit_block_to_leaf(block_rows, leaf_rows)
     if leaf_rows is not None and leaf_rows % block_rows:
         raise JobError(
             f"leaf_rows={leaf_rows} is not a multiple of block_rows={block_rows}: set [engine] leaf_rows to "
@@ -189,28 +192,28 @@ def choose_block(
 
 
 def seconds_per_row(reduction: Reduction | StepLearner) -> float:
-    """Order of magnitude on one core, before anything was measured."""
+    """Return a rough estimate of the seconds per row on one core, before any measurement."""
     return max(reduction.flops_per_row(), 1.0) / FLOP_RATE
 
 
-def _fitting(block_rows: int, leaf_rows: int) -> int:
-    """The block that a leaf of the user's size allows."""
+def _fit_block_to_leaf(block_rows: int, leaf_rows: int) -> int:
+    """Return the rows of a block near ``block_rows`` that divides the user's leaf."""
     common = math.gcd(block_rows, leaf_rows)
     if leaf_rows <= block_rows:
         return leaf_rows
     if common >= LEAST_BLOCK:
         return common
-    if _divisor(leaf_rows, LEAST_BLOCK) >= LEAST_BLOCK // 4:
-        return _divisor(leaf_rows, block_rows)
+    if _find_largest_divisor(leaf_rows, LEAST_BLOCK) >= LEAST_BLOCK // 4:
+        return _find_largest_divisor(leaf_rows, block_rows)
     return leaf_rows if leaf_rows <= BLOCK_ROWS else LEAST_BLOCK
 
 
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor up to ``most``."""
+def _find_largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of ``number`` that is at most ``most``."""
     return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
 
 
-def _power_of_two(value: float, low: int, high: int) -> int:
+def _round_up_to_power(value: float, low: int, high: int) -> int:
     power = low
     while power < value and power < high:
         power *= 2
@@ -218,12 +221,12 @@ def _power_of_two(value: float, low: int, high: int) -> int:
 
 
 def cluster_task_seconds(workers: int) -> float:
-    """Least seconds of a span on a cluster."""
+    """Return the least seconds of a task on a cluster, for which the scheduler keeps up with its workers."""
     return max(MIN_TASK_SECONDS, workers * SCHEDULER_SECONDS / SCHEDULER_SHARE)
 
 
 def choose_level(grid: RowGrid, reduction: Reduction, workers: int, task_seconds: float | None = None) -> int:
-    """Level of the spans."""
+    """Return the tree level of the spans: large enough for ``task_seconds``, small enough for all workers."""
     if task_seconds is None:
         sending = reduction.layout().nbytes / SEND_RATE
         task_seconds = max(cluster_task_seconds(workers), sending / SEND_SHARE)
@@ -239,8 +242,8 @@ def choose_level(grid: RowGrid, reduction: Reduction, workers: int, task_seconds
     return level
 
 
-def spans_of(stage: Stage, workers: int, task_seconds: float | None = None) -> list[Span]:
-    """All spans of a pass, the training rows first; see :func:`choose_level`."""
+def list_spans(stage: Stage, workers: int, task_seconds: float | None = None) -> list[Span]:
+    """Return all spans of a pass, with the training rows first; see :func:`choose_level`."""
     out = []
     for part, reduction in stage.reductions.items():
         level = choose_level(stage.grids[part], reduction, workers, task_seconds)
@@ -249,7 +252,7 @@ def spans_of(stage: Stage, workers: int, task_seconds: float | None = None) -> l
 
 
 class PassContext:
-    """One state prepared for one thread: parameters on its device, readers of its parts."""
+    """One thread's view of a pass: the prepared state, and a reader per part."""
 
     def __init__(self, stage: Stage, state: object, backend: Backend, cache: PieceCache | None) -> None:
         self.stage = stage
@@ -271,45 +274,41 @@ class PassContext:
         }
 
     def run_span(self, span: Span, stop_event: StopEvent) -> np.ndarray:
-        """Read, compute and reduce one span: the statistic of its node, then the counters."""
-        grid, reduction, layout = (
-            self.stage.grids[span.part],
-            self.reductions[span.part],
-            self.reductions[span.part].layout(),
-        )
+        """Return the vector of one span: the sum of its leaves' statistics, then the counters."""
+        grid, reduction = self.stage.grids[span.part], self.reductions[span.part]
+        layout = reduction.layout()
         if span.part not in self._prepared:
             self._prepared[span.part] = reduction.prepare(self._state, self.backend)
         prepared, before = self._prepared[span.part], self.meter.bytes_read
         start, stop = grid.node_rows(span.level, span.index)
         what = f"{self.stage.name}/{span.part}"
-        per_leaf = [grid.blocks(*grid.leaf_range(leaf)) for leaf in grid.node_leaves(span.level, span.index)]
-        rows = iter_blocks(
-            self._readers[span.part], [block for leaf in per_leaf for block in leaf], stop_event
-        )
-        tree = _NodeTree(span.level, vector_length(reduction))
-        with naming(self.stage.datasets[span.part]), closing(rows):
+        leaves = grid.node_leaves(span.level, span.index)
+        per_leaf = [grid.blocks(*grid.node_rows(0, leaf)) for leaf in leaves]
+        rows = iter_blocks(self._readers[span.part], grid.blocks(start, stop), stop_event)
+        total_sum = _SpanSum(span.level, vector_length(reduction))
+        with name_dataset_in_errors(self.stage.datasets[span.part]), closing(rows):
             for leaf in per_leaf:
-                vector = tree.zeros()
+                vector = total_sum.zeros()
                 stats = Stats(layout, vector[: layout.size])
                 blocks = islice(rows, len(leaf))
-                if self.backend.card_errors:  # a card, whose memory may end
-                    again = partial(iter_blocks, self._readers[span.part], leaf, stop_event)
-                    accumulate_leaf(self.backend, what, reduction, prepared, blocks, again, stats)
+                if self.backend.card_errors:  # a GPU, which may run out of memory
+                    reread = partial(iter_blocks, self._readers[span.part], leaf, stop_event)
+                    accumulate_leaf(self.backend, what, reduction, prepared, blocks, reread, stats)
                 else:
                     for block in blocks:
                         reduction.accumulate(prepared, block, stats)
-                tree.add(vector)
-        total = tree.total()
+                total_sum.add(vector)
+        total = total_sum.total()
         total[layout.size] = stop - start
         total[layout.size + 1] = self.meter.bytes_read - before
         return total
 
 
-class _NodeTree:
-    """The tree below one span, fed leaf by leaf."""
+class _SpanSum:
+    """Sum of the leaves of one span in the order of the reduce tree, as they are computed."""
 
-    # A node's sum grows in the vector of its first child, and vectors that were added are used again: fresh
-    # pages for each leaf would cost more than the additions.
+    # The vector of a node's first child becomes the node's sum, and the vectors of the other children are
+    # reused, because allocating a vector per leaf would take longer than the additions.
 
     def __init__(self, level: int, size: int) -> None:
         self._sums: list[np.ndarray | None] = [None] * (level + 1)
@@ -318,7 +317,7 @@ class _NodeTree:
         self._free: list[np.ndarray] = []
 
     def zeros(self) -> np.ndarray:
-        """A vector for the next leaf."""
+        """Return a vector of zeros for the next leaf."""
         if not self._free:
             return np.zeros(self._size)
         vector = self._free.pop()
@@ -326,25 +325,25 @@ class _NodeTree:
         return vector
 
     def add(self, vector: np.ndarray, level: int = 0) -> None:
-        """Take a child of the open node of a level (the leaf itself at the top of a span of one leaf)."""
-        held = self._sums[level]
-        if held is None:
+        """Add a child's vector to the open node of a level, and close the node after its last child."""
+        node_sum = self._sums[level]
+        if node_sum is None:
             self._sums[level] = vector
         else:
-            held += vector
+            node_sum += vector
             self._free.append(vector)
         self._counts[level] += 1
         if level < self._top and self._counts[level] == FAN_IN:
             self._close(level)
 
     def _close(self, level: int) -> None:
-        held = self._sums[level]
+        node_sum = self._sums[level]
         self._sums[level], self._counts[level] = None, 0
-        if held is not None:
-            self.add(held, level + 1)
+        if node_sum is not None:
+            self.add(node_sum, level + 1)
 
     def total(self) -> np.ndarray:
-        """Sum of the span, once all its leaves are in."""
+        """Return the sum of the span after its last leaf was added."""
         for level in range(self._top):
             self._close(level)
         root = self._sums[self._top]
@@ -353,23 +352,23 @@ class _NodeTree:
 
 
 def vector_length(reduction: Reduction) -> int:
-    """Length of the vector of a span: its statistic and counters."""
+    """Return the length of the vector of a span: its statistic and its counters."""
     return reduction.layout().size + COUNTERS
 
 
 def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, int, int]:
-    """(statistic, rows, bytes read) of a part's root vector."""
+    """Return (statistic, rows, bytes read) from the vector of a part's root."""
     layout = stage.reductions[part].layout()
     return Stats(layout, vector[: layout.size]), int(vector[-COUNTERS]), int(vector[-COUNTERS + 1])
 
 
-# A finished span is worth keeping where writing it costs under a twentieth of computing it: a file, and its
-# bytes.
+# Estimated seconds per file and bytes per second of a disk. A finished span is saved if writing it takes
+# less than this share of the time to compute it.
 _FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
 
 
-def worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
-    """Whether a finished span is kept for a resume in mid-pass."""
+def is_worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
+    """Return True if a finished span should be saved, so that a resume in the same pass can reuse it."""
     return checkpoint_seconds <= 0 or seconds * _SAVE_SHARE > _FILE_SECONDS + nbytes / _DISK_RATE
 
 
@@ -380,30 +379,29 @@ def plan_spans(
     workers: int,
     task_seconds: float | None = None,
 ) -> tuple[list[Span], list[Span]]:
-    """(spans to do, spans that an interrupted run left finished), which cover all leaves once."""
-    spans = spans_of(stage, workers, task_seconds)
-    left = set() if store is None else set(store.nodes(stage.name, iteration))
-    if not left:
+    """Return (spans to compute, saved spans of an interrupted run), which together cover every leaf once."""
+    spans = list_spans(stage, workers, task_seconds)
+    finished = set() if store is None else set(store.nodes(stage.name, iteration))
+    if not finished:
         return spans, []
     todo: list[Span] = []
-    kept: list[Span] = []
+    reused: list[Span] = []
     for part, grid in stage.grids.items():
         level = next(span.level for span in spans if span.part == part)
-        have = {(span.level, span.index) for span in left if span.part == part}
-        for node in _cover(grid, level, have):
-            (kept if node in have else todo).append(Span(part, *node))
-    return todo, kept
+        saved = {(span.level, span.index) for span in finished if span.part == part}
+        for node in _cover_leaves(grid, level, saved):
+            (reused if node in saved else todo).append(Span(part, *node))
+    return todo, reused
 
 
-def _cover(grid: RowGrid, level: int, have: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Nodes that cover all leaves: those at hand, and beside them nodes of ``level`` or below."""
-    # Nodes with something at hand under them.
-    above = {
-        (up, index // FAN_IN ** (up - low)) for low, index in have for up in range(low + 1, grid.depth + 1)
+def _cover_leaves(grid: RowGrid, level: int, saved: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield nodes that cover every leaf once: saved nodes, and other nodes of ``level`` or below."""
+    ancestors = {
+        (up, index // FAN_IN ** (up - low)) for low, index in saved for up in range(low + 1, grid.depth + 1)
     }
 
     def walk(node: tuple[int, int]) -> Iterator[tuple[int, int]]:
-        if node in have or (node[0] <= level and node not in above):
+        if node in saved or (node[0] <= level and node not in ancestors):
             yield node
             return
         first = node[1] * FAN_IN

@@ -1,4 +1,4 @@
-"""What a fit will need, before anything runs: tasks, bytes, seconds; and the refusal of what cannot fit."""
+"""Estimate the tasks, bytes and seconds of a fit before it runs, and refuse a fit that cannot run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scalelatent.data.layout import choose_layout
 from scalelatent.errors import PlanError
 
 from .backend import make_backend
-from .cache import DEFAULT_SHARE, SMALL_BYTES, limit_of, memory_limit, parse_cache
+from .cache import DEFAULT_SHARE, SMALL_BYTES, compute_limit, memory_limit, parse_cache
 from .checkpoints import KEEP_STATES
 from .executor import KEEP_REPLICAS
 from .feeding import AHEAD as SLABS_AHEAD
@@ -24,7 +24,15 @@ from .feeding import SLAB_BYTES
 from .grid import FAN_IN, RowGrid
 from .mapwrite import block_rows
 from .order import RowOrder
-from .passes import FLOP_RATE, Stage, choose_level, given_grid, make_stage, seconds_per_row, spans_of
+from .passes import (
+    FLOP_RATE,
+    Stage,
+    choose_level,
+    list_spans,
+    make_stage,
+    seconds_per_row,
+    select_grid_options,
+)
 from .rates import (
     EIGEN_SIZE,
     GATHER_RATE,
@@ -33,7 +41,7 @@ from .rates import (
     choose_cache,
     cpu_seconds,
     label_seconds,
-    noise,
+    make_noise,
     rates,
     read_seconds,
     reading_share,
@@ -49,68 +57,64 @@ if TYPE_CHECKING:
 
     from .rates import AnyRows
 
-# Resident size of a process that has imported everything (pandas and pyarrow too, where scikit-learn finds
-# them: 60 MiB) and compiled its kernels (70 MiB; tests/estimators/test_plan_check.py), and of a worker that
-# loads its own.
+# Resident bytes of a process without rows: one that has imported everything (pandas and pyarrow take 60 MiB)
+# and compiled its kernels (70 MiB), and a worker. Measured by tests/estimators/test_plan_check.py.
 PROCESS_BYTES, WORKER_BYTES = 448 * 2**20, 240 * 2**20
-# Freed memory that the allocator keeps for each thread, in workers so set (dask/worker_side.py).
-KEPT_BYTES = 2**25
-ALLOWED_SHARE = 0.6
-MAX_TASKS = 10_000
-# Seconds of a pass beside its rows, and of a task: in this process, and on a cluster, whose scheduler hands
-# out tasks while they compute.
+KEPT_BYTES = 2**25  # freed bytes that the allocator of a worker keeps per thread (dask/worker_side.py)
+ALLOWED_SHARE = 0.6  # largest share of a worker's memory for a fit, without its cache
+MAX_TASKS = 10_000  # upper bound on the tasks of a pass
+# Seconds per pass and per task in addition to the computation: in this process, and on a cluster.
 PASS_SECONDS, TASK_SECONDS = 1e-3, 2e-4
 CLUSTER_PASS_SECONDS, CLUSTER_TASK_SECONDS = 0.02, 2e-3
-# Seconds of a step beside its chains and the parameters that it makes, and of these before they are measured.
+# Seconds per online step in addition to its chains; also the estimate of the M-step before it is measured.
 STEP_SECONDS = 1.5e-4
-# A fit that would take longer is told of before it begins.
-LONG_SECONDS = 3600.0
+LONG_SECONDS = 3600.0  # a fit that would take longer gives a warning before it starts
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Where a fit would run."""
+    """Workers, threads and memory with which a fit would run."""
 
     workers: int
-    threads: int  # of each worker
+    threads: int  # threads per worker
     memory: int  # bytes that each worker may use
-    cores: int = 0  # of all, which also read; 0: twice the threads
+    cores: int = 0  # cores of all workers together; 0 means two cores per thread
     on_cluster: bool = False
 
     @property
     def slots(self) -> int:
-        """Threads that compute at once."""
+        """Number of threads that compute at the same time."""
         return self.workers * self.threads
 
     def to_dict(self) -> dict[str, int]:
-        """As a plan tells them."""
+        """Return the entries of a plan about its resources."""
         return {"workers": self.workers, "threads": self.threads, "memory": self.memory}
 
 
 def find_resources(client: Client | None, n_jobs: int | None, limit: str | int | float | None) -> Resources:
-    """Workers, threads and memory of a cluster, or of this process."""
+    """Return the resources of a cluster, or of this process if ``client`` is None."""
     from dask.utils import parse_bytes
 
-    given = None if limit in (None, "auto", 0) else int(parse_bytes(limit))
+    user_limit = None if limit in (None, "auto", 0) else int(parse_bytes(limit))
     if client is None:
-        return Resources(1, resolve_jobs(n_jobs), given or memory_limit(), cpu_count())
+        return Resources(1, resolve_jobs(n_jobs), user_limit or memory_limit(), cpu_count())
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    # Workers of other machines are taken to have a core for each of their threads.
-    here = all(str(w.get("host", "127.0.0.1")).startswith("127.") for w in workers)
-    cores = cpu_count() if here else sum(int(w["nthreads"]) for w in workers)
+    # Workers on other machines are assumed to have one core per thread.
+    is_local = all(str(w.get("host", "127.0.0.1")).startswith("127.") for w in workers)
+    cores = cpu_count() if is_local else sum(int(w["nthreads"]) for w in workers)
     limits = [int(w["memory_limit"]) for w in workers if w["memory_limit"]]
     threads = max([int(w["nthreads"]) for w in workers], default=1)
-    memory = given or min(limits, default=memory_limit())
+    memory = user_limit or min(limits, default=memory_limit())
     return Resources(max(len(workers), 1), threads, memory, cores, True)
 
 
 def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants: int) -> dict[str, int]:
-    """Bytes of one worker while it runs a stage, by what holds them."""
-    grid, reduction, rows = _first_part(stage)
+    """Return the bytes of one worker while it runs a stage, by purpose."""
+    grid, reduction, rows = _get_first_part(stage)
     stat, p = reduction.layout().nbytes, rows.n_features
     level = choose_level(grid, reduction, resources.workers * resources.threads)
     piece = _piece_bytes(source)
-    ahead = max(AHEAD, 2 * source.reads_at_once)  # in flight, packed and unpacked
+    ahead = max(AHEAD, 2 * source.reads_at_once)  # each concurrent read has compressed and decoded bytes
     row_bytes = p * rows.dtype.itemsize
     blocks = _block_bytes(reduction, grid.block_rows, p, row_bytes)
     waiting = sum(min(FAN_IN, grid.n_nodes(above)) for above in range(level, grid.depth))
@@ -118,26 +122,26 @@ def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants:
         "process": process_bytes(resources),
         "pieces read ahead": resources.threads * (ahead + 2) * piece,
         "blocks and buffers": resources.threads * blocks,
-        # Of each level the sum so far, and the leaf that is being filled.
+        # One partial sum per level, and the leaf that is being computed.
         "statistics in a span": resources.threads * (2 + level) * stat,
         "statistics waiting for their siblings": (waiting + 2) * stat,
         "constants and states": constants,
     }
 
 
-def _first_part(stage: Stage) -> tuple[RowGrid, Reduction, AnyRows]:
-    """The training rows; of a stage without them the others."""
+def _get_first_part(stage: Stage) -> tuple[RowGrid, Reduction, AnyRows]:
+    """Return (grid, reduction, rows) of a stage's first part, the training part if it exists."""
     part = next(iter(stage.grids))
     return stage.grids[part], stage.reductions[part], stage.datasets[part]
 
 
 def process_bytes(resources: Resources) -> int:
-    """What a process holds before any rows; workers keep what each of their threads frees."""
+    """Return the bytes of a process before it reads any rows."""
     return WORKER_BYTES + resources.threads * KEPT_BYTES if resources.on_cluster else PROCESS_BYTES
 
 
 def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_bytes: int) -> int:
-    """Of a block and what is made of it."""
+    """Return the bytes of a block and of the buffers that its computation needs."""
     if work.wants.scratch is not None:
         fixed, each = work.wants.scratch
         return fixed + rows * (row_bytes + each)
@@ -146,7 +150,7 @@ def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_
 
 
 def _piece_bytes(source: AnyRows) -> int:
-    """Bytes of the largest piece of rows that is read at once."""
+    """Return the bytes of the largest piece of rows that is read in one call; 0 for rows in memory."""
     if isinstance(source, RowShape) or not source.is_stored:
         return 0
     pieces = source.pieces(0, min(len(source), 10**6))
@@ -154,7 +158,7 @@ def _piece_bytes(source: AnyRows) -> int:
 
 
 def check_fits(name: str, parts: Mapping[str, int], resources: Resources, remedy: str) -> int:
-    """Peak bytes of a worker without its cache."""
+    """Return the peak bytes of a worker without its cache; raise a PlanError if they exceed the limit."""
     peak, allowed = sum(parts.values()), int(ALLOWED_SHARE * resources.memory)
     if peak > allowed:
         if peak - parts["process"] < parts["process"] // 4:
@@ -162,23 +166,21 @@ def check_fits(name: str, parts: Mapping[str, int], resources: Resources, remedy
         largest = max((k for k in parts if k != "process"), key=lambda k: parts[k])
         raise PlanError(
             f"{name} would need {peak / 2**20:,.0f} MiB a worker ({largest}: {parts[largest] / 2**20:,.0f} "
-            "MiB), above the "
-            f"{ALLOWED_SHARE:.0%} of {resources.memory / 2**20:,.0f} MiB that a fit may take: {remedy}, or "
-            "give each worker "
-            f"{peak / ALLOWED_SHARE / 2**30:,.1f} GiB ([cluster] memory_limit)"
+            f"MiB), above the {ALLOWED_SHARE:.0%} of {resources.memory / 2**20:,.0f} MiB for a fit: "
+            f"{remedy}, or give each worker {peak / ALLOWED_SHARE / 2**30:,.1f} GiB ([cluster] memory_limit)"
         )
     return peak
 
 
 def describe_stage(stage: Stage, resources: Resources) -> dict[str, Any]:
-    """Tasks, tree and statistic of a pass."""
-    grid, reduction, _ = _first_part(stage)
-    tasks = len(spans_of(stage, resources.workers * resources.threads))
+    """Return the entries of a plan about the tasks, the tree and the statistic of a pass."""
+    grid, reduction, _ = _get_first_part(stage)
+    tasks = len(list_spans(stage, resources.workers * resources.threads))
     if tasks > MAX_TASKS:
-        wanted = grid.leaf_rows * -(-tasks // MAX_TASKS)
+        leaf_rows = grid.leaf_rows * -(-tasks // MAX_TASKS)
         raise PlanError(
             f"{stage.name} would make {tasks} tasks a pass, above {MAX_TASKS}: set [engine] "
-            f"leaf_rows to {wanted} or more"
+            f"leaf_rows to {leaf_rows} or more"
         )
     return {
         "rows": stage.rows,
@@ -192,7 +194,7 @@ def describe_stage(stage: Stage, resources: Resources) -> dict[str, Any]:
 
 
 class Forecast:
-    """The plan of a fit: a model declares its stages in their order; bytes and seconds are counted here."""
+    """Plan of a fit: a model adds its stages in order, and this class sums their bytes and seconds."""
 
     def __init__(
         self,
@@ -205,24 +207,22 @@ class Forecast:
         measure: bool,
     ) -> None:
         self.kind, self.train, self.held, self.resources = kind, train, held, resources
-        # Whether what is not known of this machine may be measured.
-        self.options, self.measure = dict(options), measure
-        self.codes = 0  # classes of the rows that speed is measured with
-        # What the next stages read.
-        # Also rows that do not exist yet, by their shape.
+        self.options, self.measure = dict(options), measure  # measure: rates may be measured now
+        self.codes = 0  # number of classes of the random rows with which speed is measured
+        # Input rows of the next stages by part: datasets, or shapes of rows that the fit will make.
         self.rows: dict[str, Any] = {"train": train} if held is None else {"train": train, "validation": held}
         self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict()}
         self.seconds: dict[str, float] = {}
         self.least = self.most = 0.0
         self.scratch = 0
-        self._grid = given_grid(options)
+        self._grid = select_grid_options(options)
         self._asked = parse_cache(options.get("cache"))
         self._cache = self._peak = 0
 
     # -- stages ----------------------------------------------------------------------------------------------
 
     def stage(self, name: str, work: Work, held: int, remedy: str) -> Stage:
-        """A stage of passes, ``held`` being the bytes of its constants and states."""
+        """Add a stage of passes and return it; ``held`` is the bytes of its constants and states."""
         stage = make_stage(f"{self.kind}_{name}", work, self.rows, "cpu", **self._grid)
         memory = stage_memory(stage, self.resources, self.train, held)
         self._add_stage(name, describe_stage(stage, self.resources), memory, remedy)
@@ -230,11 +230,11 @@ class Forecast:
         allowed = self._choose_cache(stage)
         self.caches(nbytes, allowed)
         if self.measure and self._asked is None and allowed == SMALL_BYTES:
-            self._tell_what_keeping_saves(stage, nbytes)
+            self._suggest_cache(stage, nbytes)
         return stage
 
-    def _tell_what_keeping_saves(self, stage: Stage, nbytes: int) -> None:
-        """Where it is more than a little, and all rows would fit."""
+    def _suggest_cache(self, stage: Stage, nbytes: int) -> None:
+        """Suggest a larger cache if reading takes a notable share of the time and all rows would fit."""
         share = reading_share(stage)
         if share > READ_SHARE and nbytes <= DEFAULT_SHARE * self.resources.memory * self.resources.workers:
             self.out["keeping_rows"] = (
@@ -246,7 +246,7 @@ class Forecast:
         return choose_cache(self._asked if self.measure else self._asked or SMALL_BYTES, stage, once=once)
 
     def one_pass(self, name: str, reduction: Reduction, held: int, remedy: str) -> None:
-        """A pass over the training rows."""
+        """Add a stage of a single pass over the training rows."""
         stage = self.stage(name, {"train": reduction}, held, remedy)
         self.add(name, self.a_pass(stage, self.rates(stage)))
 
@@ -263,16 +263,16 @@ class Forecast:
         beside: int = 0,
         keeps_leaves: bool = False,
     ) -> None:
-        """A stage of steps over minibatches; ``beside`` are the bytes of a row that are not its features."""
+        """Add a stage of steps over minibatches; ``beside`` is bytes per row in addition to features."""
         rows, layout, resources = self.rows["train"], learner.layout(), self.resources
         row_bytes, chains = rows.nbytes // len(rows) + beside, order.n_chains
-        # A chain holds the runs of the buffer in use and of the next; without shuffling a few runs.
+        # A chain has the runs of its current and next buffer in memory; without shuffling, a few runs.
         runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
         held = min(2 * order.n_rows, chains * runs * order.run_rows) if rows.is_stored else 0
         slab = chains * max(SLAB_BYTES, order.chain_rows * row_bytes)
         threads = min(resources.threads, chains)
-        # A thread merges as it goes. On a cluster a step's come from all sides, and none waits for its
-        # sibling.
+        # A thread merges its statistics in a tree, which leaves at most `depth` of them. On a cluster, a
+        # worker receives the statistics of all workers.
         depth = chains.bit_length() + 1
         summed = min(chains, (depth if resources.workers == 1 else 2 * depth * resources.workers) * threads)
         memory = {
@@ -299,12 +299,12 @@ class Forecast:
         self.caches(len(rows) * row_bytes if rows.is_stored else 0, self._choose_cache(stage, n_epochs == 1))
 
     def maps(self, name: str, row_map: RowMap) -> None:
-        """The next stages read rows behind a map, written where those before it are stored."""
+        """Add a map of all rows, whose output the next stages read; it is stored if its input is stored."""
         (width,) = row_map.output()[0]
         for part, rows in self.rows.items():
             p, size = rows.n_features, min(block_rows(rows.n_features), len(rows))
             what = f"{self.kind}_{name} {size}x{p} {rows.dtype} {row_map.output()}"
-            make = partial(_map_probe, row_map, partial(self.noise, size, rows))
+            make = partial(_make_map_probe, row_map, partial(self.noise, size, rows))
             row = self.probe(what, make, 2.0 * p * width / FLOP_RATE, rows=size)
             slots, new = self.resources.slots, RowShape(len(rows), width, rows.is_stored)
             if rows.is_stored:
@@ -315,7 +315,7 @@ class Forecast:
             self.rows[part] = new
 
     def fits(self, name: str, memory: dict[str, int], remedy: str) -> int:
-        """Peak bytes of a worker in a stage; refuses one that does not fit."""
+        """Return the peak bytes of a worker in a stage; raise a PlanError if they exceed the limit."""
         peak = check_fits(name, memory, self.resources, remedy)
         self._peak = max(self._peak, peak)
         return peak
@@ -327,12 +327,12 @@ class Forecast:
         self.out["stages"][name] = {**described, "memory_bytes": memory, "peak_bytes": peak}
 
     def caches(self, nbytes: int, allowed: float | None = None) -> None:
-        """Count what rows that are read again and again may take of a process's cache."""
+        """Add the cache of a stage whose rows have ``nbytes``; a plan has the largest cache of its stages."""
         if allowed is None:
             allowed = float(SMALL_BYTES) if self._asked is None else self._asked
-        self._cache = max(self._cache, min(nbytes, limit_of(allowed, self.resources.memory)))
+        self._cache = max(self._cache, min(nbytes, compute_limit(allowed, self.resources.memory)))
 
-    # -- what is measured ------------------------------------------------------------------------------------
+    # -- measurements ----------------------------------------------------------------------------------------
 
     def probe(
         self,
@@ -343,7 +343,10 @@ class Forecast:
         rows: int = 1,
         threads: int | None = None,
     ) -> float:
-        """Seconds a row of the call that ``make`` gives each of some threads; ``nominal`` if not measured."""
+        """Return the measured seconds per row of a call on several threads, or ``nominal`` if not measured.
+
+        ``make`` returns the call for one thread, and ``what`` is the name under which the result is stored.
+        """
         if not self.measure:
             return nominal
         threads = threads or self.resources.slots
@@ -352,19 +355,19 @@ class Forecast:
     def rates(
         self, stage: Stage, state: object = None, block: Callable[[], Block] | None = None, about: str = ""
     ) -> dict[str, float]:
-        """Seconds a row of each part of a pass on one thread of some, of noise or of a given block."""
+        """Return the seconds per row of each part of a pass on one thread, for random rows or ``block``."""
         found = {}
         for part, reduction in stage.reductions.items():
             size, rows, layout = stage.grids[part].block_rows, stage.datasets[part], reduction.layout()
             shape = f"{size}x{rows.n_features} {rows.dtype} {layout.size} {reduction.flops_per_row():.0f}"
-            make = partial(_pass_probe, reduction, state, block or partial(self.noise, size, rows))
+            make = partial(_make_pass_probe, reduction, state, block or partial(self.noise, size, rows))
             what = f"{stage.name}{about} {shape} {self.codes}"
             found[part] = self.probe(what, make, seconds_per_row(reduction), rows=size)
         return found
 
     def noise(self, size: int, rows: AnyRows) -> Block:
-        """A block of noise in as many classes as the rows have."""
-        return noise(size, rows.n_features, rows.dtype, self.codes)
+        """Return a block of random rows with the shape and the number of classes of ``rows``."""
+        return make_noise(size, rows.n_features, rows.dtype, self.codes)
 
     def chain(
         self,
@@ -376,7 +379,7 @@ class Forecast:
         rows: int,
         keeps_leaves: bool = False,
     ) -> tuple[float, float]:
-        """Seconds a row of a chain of what ``begin`` gives, a state and a block, and of the step after it."""
+        """Return (seconds per row of a chain, seconds of its step); ``begin`` returns (state, block)."""
         slots = self.slots(order)
 
         def make(stepping: bool) -> Callable[[], object]:
@@ -402,15 +405,15 @@ class Forecast:
         return row, self.probe(what, partial(make, True), STEP_SECONDS, threads=1)
 
     def slots(self, order: RowOrder) -> int:
-        """Threads that take the chains of a step at once."""
+        """Return the number of threads that run chains of a step at the same time."""
         return min(self.resources.slots, order.n_chains)
 
     def scratch_rates(self) -> tuple[float, float]:
-        """Seconds a byte of writing rows, and of reading them."""
+        """Return the seconds per byte of (writing, reading) rows; 0 without measuring."""
         return scratch_rates() if self.measure else (0.0, 0.0)
 
     def eigenvectors(self, name: str, p: int, matrices: int = 1) -> None:
-        """Add the eigenvectors of symmetric matrices of p columns."""
+        """Add the seconds for the eigenvectors of symmetric matrices with ``p`` columns."""
 
         def make() -> Callable[[], object]:
             x = np.random.default_rng(0).standard_normal((EIGEN_SIZE, EIGEN_SIZE))
@@ -420,7 +423,7 @@ class Forecast:
         self.add(name, matrices * one * p**3)
 
     def labels(self) -> None:
-        """Add the pass over all labels that a fit begins with."""
+        """Add the seconds of reading all labels, with which a fit starts."""
         for rows in self.rows.values():
             if self.measure and rows.classes is not None:
                 self.add("looking at labels", label_seconds(rows, rows.classes))
@@ -428,41 +431,41 @@ class Forecast:
     # -- seconds ---------------------------------------------------------------------------------------------
 
     def reading(self, dataset: AnyRows) -> float:
-        """Seconds of reading a row."""
+        """Return the seconds of reading one row; 0 for rows in memory or without measuring."""
         if not dataset.is_stored or not self.measure:
             return 0.0
         return read_seconds(dataset)
 
     def row_seconds(self, computing: float, reading: float, slots: int | None = None) -> float:
-        """Seconds a row of threads that compute while others read ahead."""
+        """Return the seconds per row if ``slots`` threads compute while others read ahead."""
         slots = slots or self.resources.slots
         cores = self.resources.cores or 2 * slots
         return max(computing / slots, reading / slots, (computing + reading) / min(2 * slots, max(cores, 1)))
 
     def a_pass(self, stage: Stage, computing: Mapping[str, float]) -> float:
-        """Seconds of a pass, given those of a row of each part on one thread."""
-        total = self.pass_overhead(len(spans_of(stage, self.resources.slots)))
+        """Return the seconds of a pass from ``computing``, the seconds per row and thread of each part."""
+        total = self.pass_overhead(len(list_spans(stage, self.resources.slots)))
         for part, dataset in stage.datasets.items():
             slots = min(self.resources.slots, stage.grids[part].n_leaves)
             total += len(dataset) * self.row_seconds(computing[part], self.reading(dataset), slots)
         return total
 
     def an_epoch(self, order: RowOrder, row: float, step: float, beside: int = 0) -> float:
-        """Seconds of an epoch of steps, given those of a row and of what follows a step's chains."""
+        """Return the seconds of an epoch from the seconds per row and per step."""
         rows = self.rows["train"]
-        # Each row is picked out of others, twice.
+        # Each row is copied twice: out of its run and out of its slab.
         reading = self.reading(rows) + 2 * (rows.nbytes / len(rows) + beside) / GATHER_RATE
         steps = order.n_steps * (step + STEP_SECONDS)
         return order.n_rows * self.row_seconds(row, reading, self.slots(order)) + steps
 
     def pass_overhead(self, tasks: int) -> float:
-        """Seconds of a pass of so many tasks beside its rows."""
+        """Return the overhead in seconds of a pass with ``tasks`` tasks."""
         if not self.resources.on_cluster:
             return PASS_SECONDS + TASK_SECONDS * tasks
         return CLUSTER_PASS_SECONDS + CLUSTER_TASK_SECONDS * tasks
 
     def add(self, name: str, seconds: float, least: float | None = None, most: float | None = None) -> None:
-        """Add seconds of a stage, at the least and the most where its length is not settled."""
+        """Add the expected seconds of a stage, and its bounds if they differ."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.least += seconds if least is None else least
         self.most += seconds if most is None else most
@@ -470,19 +473,19 @@ class Forecast:
     def learns(
         self, name: str, a_pass: float, passes: Mapping[str, int], slowest: float | None = None
     ) -> None:
-        """Add passes, at least, usually and at most so many, of which one takes ``slowest`` at the worst."""
+        """Add the passes of a stage; the upper bound uses ``slowest`` instead of ``a_pass`` seconds."""
         least, most = passes["at_least"], passes["at_most"]
         usual = passes.get("expected", most)
         self.add(name, a_pass * usual, a_pass * least, (slowest or a_pass) * most)
         self.passes(a_pass, least, most, usual)
 
     def passes(self, a_pass: float, least: int, most: int, usual: int | None = None) -> None:
-        """Tell of all models alike how many passes a fit has, and what one takes."""
+        """Set the plan's entries for the number of passes and the seconds per pass."""
         usual = most if usual is None else usual
         self.out["passes"] = {"at_least": least, "expected": usual, "at_most": most}
         self.out["seconds_per_pass"] = a_pass
 
-    # -- the whole -------------------------------------------------------------------------------------------
+    # -- result ----------------------------------------------------------------------------------------------
 
     def told(
         self,
@@ -494,8 +497,11 @@ class Forecast:
         kept_at_most: bool = False,
         predicting: float | None = None,
     ) -> dict[str, Any]:
-        """The plan, once all stages are in: bytes of a checkpoint, of the model and of what else a run keeps
-        (or may keep at most), computing seconds of predicting a row, and what would make the fit shorter.
+        """Return the plan after all stages were added.
+
+        ``checkpoint``, ``model`` and ``kept`` are bytes on disk: of a checkpoint, of the saved model, and of
+        everything else. ``kept_at_most`` marks ``kept`` as an upper bound, ``predicting`` is the computing
+        seconds to predict one row, and ``shorter`` is the advice for a shorter fit.
         """
         out = self.out
         out["cache_bytes"], out["peak_bytes_per_worker"] = self._cache, self._peak + self._cache
@@ -506,22 +512,24 @@ class Forecast:
         if predicting is not None:
             out["predicting_seconds_per_row"] = self.row_seconds(predicting, self.reading(self.train))
         out["shorter"], out["seconds"] = shorter, self.seconds
-        return totalled(out, self.least, self.most)
+        return add_totals(out, self.least, self.most)
 
 
-def _map_probe(row_map: RowMap, make_block: Callable[[], Block]) -> Callable[[], object]:
+def _make_map_probe(row_map: RowMap, make_block: Callable[[], Block]) -> Callable[[], object]:
     prepared, block = row_map.prepare(make_backend("cpu")), make_block()
     return lambda: row_map.apply(prepared, block)
 
 
-def _pass_probe(reduction: Reduction, state: object, make_block: Callable[[], Block]) -> Callable[[], object]:
+def _make_pass_probe(
+    reduction: Reduction, state: object, make_block: Callable[[], Block]
+) -> Callable[[], object]:
     prepared, block = reduction.prepare(state, make_backend("cpu")), make_block()
     stats = Stats.zeros(reduction.layout())
     return lambda: reduction.accumulate(prepared, block, stats)
 
 
-def totalled(out: dict[str, Any], least: float, most: float) -> dict[str, Any]:
-    """A plan with the sum of its seconds, and all in a line."""
+def add_totals(out: dict[str, Any], least: float, most: float) -> dict[str, Any]:
+    """Add the total seconds and the summary to a plan, and return the plan."""
     expected = sum(out["seconds"].values())
     out["expected_seconds"] = expected
     out["expected_seconds_at_least"], out["expected_seconds_at_most"] = (
@@ -533,7 +541,7 @@ def totalled(out: dict[str, Any], least: float, most: float) -> dict[str, Any]:
 
 
 def summary_of(out: Mapping[str, Any]) -> str:
-    """Time, memory and disk of a plan as a line."""
+    """Return the time, memory and disk space of a plan as one line of text."""
     least, most = out["expected_seconds_at_least"], out["expected_seconds_at_most"]
     between = f" ({duration(least)} to {duration(most)})" if most > 1.25 * least + 2 else ""
     memory = f"{out['peak_bytes_per_worker'] / 2**20:,.0f} MiB a worker"
@@ -546,7 +554,7 @@ def summary_of(out: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as text."""
+    """Return seconds as text in a suitable unit."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     if seconds < 90 * 60:
@@ -558,7 +566,7 @@ def duration(seconds: float) -> str:
 
 
 def long_fit(out: Mapping[str, Any]) -> str | None:
-    """The warning about a fit that would take over an hour; else None."""
+    """Return a warning if a fit would take longer than ``LONG_SECONDS``, otherwise None."""
     if out["expected_seconds"] <= LONG_SECONDS:
         return None
     return f"this fit would take about {duration(out['expected_seconds'])}: to shorten it, {out['shorter']}"

@@ -1,4 +1,4 @@
-"""How fast this machine is, measured once and kept beside its compiled kernels."""
+"""Measure how fast this machine is; the results are stored next to its compiled kernels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowShape:
-    """Stands for float32 rows that do not exist yet (projected ones), which will be on disk or not."""
+    """Shape of float32 rows that a fit will make later, such as projected rows, in memory or on disk."""
 
     n_rows: int
     n_features: int
@@ -56,15 +56,13 @@ class RowShape:
 
 
 FORMAT = 2
-# A machine changes: its BLAS, its neighbours, its disk.
-STALE_SECONDS = 90 * 86400.0
-PROBE_SECONDS = 0.15
-# That threads wait for each other before they measure.
-WAIT_SECONDS = 60.0
+STALE_SECONDS = 90 * 86400.0  # older rates are measured again, since a machine's software and load change
+PROBE_SECONDS = 0.15  # CPU seconds of one measurement
+WAIT_SECONDS = 60.0  # longest time that measuring threads wait for each other to start
 
 
-def machine() -> dict[str, Any]:
-    """What rates belong to: another version or processor measures again."""
+def describe_machine() -> dict[str, Any]:
+    """Return the versions and the processor; if they change, rates are measured again."""
     return {
         "format": FORMAT,
         "scalelatent": __version__,
@@ -85,7 +83,7 @@ def _cpu_name() -> str:
 
 
 class Rates:
-    """Seconds of one unit of work, by what it is."""
+    """Measured seconds per unit of work, by the name of the work, stored in a JSON file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,7 +92,7 @@ class Rates:
         self._since = 0.0
 
     def get(self, name: str, measure: Callable[[], float]) -> float:
-        """The rate that is known by a name, measured now where it is not."""
+        """Return the stored rate, or the result of ``measure`` if there is none or if it is too old."""
         with self._lock:
             if self._known is None:
                 self._known = self._read()
@@ -105,40 +103,42 @@ class Rates:
             return found[0]
 
     def measure_again(self) -> None:
-        """Take what was measured before this moment for old."""
+        """Measure every rate again that was measured before this call."""
         self._since = time.time()
 
     def _read(self) -> dict[str, tuple[float, float]]:
         try:
             kept = json.loads(self.path.read_text())
-            if kept.pop("machine") == machine():
+            if kept.pop("machine") == describe_machine():
                 return {name: (float(rate), float(at)) for name, (rate, at) in kept["rates"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         return {}
 
     def _write(self) -> None:
-        """Keep what is known with what other processes have written meanwhile."""
+        """Write the rates together with those that other processes have written since."""
         assert self._known is not None
         rates = self._read() | self._known
-        aside = self.path.with_name(f".{self.path.name}-{os.getpid()}")
+        temporary = self.path.with_name(f".{self.path.name}-{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_text(json.dumps({"machine": machine(), "rates": rates}, indent=1))
-            aside.replace(self.path)
+            temporary.write_text(json.dumps({"machine": describe_machine(), "rates": rates}, indent=1))
+            temporary.replace(self.path)
         except OSError:
             pass
 
 
 rates = Rates(Path(jit.CACHE) / "rates.json")
-"""Those of this machine."""
+"""Rates of this machine."""
 
 
 def cpu_seconds(
     make: Callable[[], Callable[[], object]], threads: int, least: float = PROBE_SECONDS
 ) -> float:
-    """CPU seconds of a call on one thread, while as many others as the machine has cores for do the same."""
-    # What else the machine does at that moment does not count; what threads take from each other does.
+    """Return the CPU seconds of one call while ``threads`` threads (at most one per core) make the same call.
+
+    CPU time includes the competition of these threads for caches and memory, but not the load by others.
+    """
     threads = max(1, min(threads, cpu_count()))
     barrier = threading.Barrier(threads)
 
@@ -148,7 +148,7 @@ def cpu_seconds(
         except BaseException:
             barrier.abort()
             raise
-        with suppress(threading.BrokenBarrierError):  # of a thread that failed: its error is what is told
+        with suppress(threading.BrokenBarrierError):  # another thread failed, and its error is raised below
             barrier.wait(WAIT_SECONDS)
         begin, clock, calls = time.thread_time(), time.perf_counter(), 0
         while not calls or (time.thread_time() - begin < least and time.perf_counter() - clock < 20 * least):
@@ -160,17 +160,15 @@ def cpu_seconds(
         return float(np.mean(list(pool.map(measure, [make() for _ in range(threads)]))))
 
 
-# What scratch rows are probed with: a shard that no cache of the processor holds.
+# Size of the dataset with which writing and reading are measured; it is larger than a processor's cache.
 SCRATCH_ROWS, SCRATCH_FEATURES = 32_768, 196
-EIGEN_SIZE = 400
-# Bytes a second that rows are gathered with out of others.
-GATHER_RATE = 1.5e9
-# Seconds a byte of writing and of reading, where neither can be measured.
-NOMINAL_SCRATCH = 5e-9, 2e-10
+EIGEN_SIZE = 400  # columns of the matrix with which eigenvectors are measured
+GATHER_RATE = 1.5e9  # bytes per second at which rows are gathered into a minibatch
+NOMINAL_SCRATCH = 5e-9, 2e-10  # seconds per byte of writing and of reading, if they cannot be measured
 
 
-def noise(rows: int, p: int, dtype: DTypeLike, codes: int) -> Block:
-    """A block of noise."""
+def make_noise(rows: int, p: int, dtype: DTypeLike, codes: int) -> Block:
+    """Return a block of random rows with ``p`` features and labels of ``codes`` classes."""
     rng, dtype = np.random.default_rng(0), np.dtype(dtype)
     if dtype == np.float64:
         x: np.ndarray = rng.standard_normal((rows, p))
@@ -183,13 +181,13 @@ def noise(rows: int, p: int, dtype: DTypeLike, codes: int) -> Block:
 
 
 def scratch_rates() -> tuple[float, float]:
-    """Seconds a byte of writing a dataset of float32 rows, and of reading it."""
+    """Return the seconds per byte of (writing, reading) a dataset of float32 rows."""
     found: dict[str, float] = {}
 
     def measure() -> None:
         from scalelatent.data import Dataset
 
-        x = noise(SCRATCH_ROWS, SCRATCH_FEATURES, "float32", 0).x
+        x = make_noise(SCRATCH_ROWS, SCRATCH_FEATURES, "float32", 0).x
         with tempfile.TemporaryDirectory(prefix="scalelatent-") as folder:
             begin = time.process_time()
             stored = Dataset.from_arrays(x).save(Path(folder) / "rows.zarr")
@@ -210,13 +208,13 @@ def scratch_rates() -> tuple[float, float]:
     try:
         names = ("write", "read")
         write, read = (rates.get(f"{name} scratch", partial(rate, name)) for name in names)
-    except (OSError, DataError):  # no place for temporary files, which the fit may not need
+    except (OSError, DataError):  # there is no space for temporary files, but the fit may not need any
         return NOMINAL_SCRATCH
     return write, read
 
 
 def label_seconds(dataset: Dataset, classes: np.ndarray) -> float:
-    """Seconds of reading all labels of a dataset once."""
+    """Return the seconds of reading all labels of a dataset once."""
     n = min(len(dataset), 2**17)
 
     def measure() -> float:
@@ -229,7 +227,7 @@ def label_seconds(dataset: Dataset, classes: np.ndarray) -> float:
 
 
 def read_seconds(dataset: AnyRows) -> float:
-    """Seconds that a thread takes to read and decode a row of a stored dataset, measured once."""
+    """Return the seconds in which one thread reads and decodes one row of a stored dataset."""
     if isinstance(dataset, RowShape):
         return scratch_rates()[1] * dataset.nbytes / max(len(dataset), 1)
 
@@ -238,11 +236,11 @@ def read_seconds(dataset: AnyRows) -> float:
         for number, (start, stop) in enumerate(pieces, 1):
             times = []
             try:
-                for _ in range(2):  # the first one may wait for the disk, and finds out what is there
+                for _ in range(2):  # the first read may wait for the disk
                     begin = time.perf_counter()
                     dataset.read_x(start, stop)
                     times.append(time.perf_counter() - begin)
-            except ShardError:  # the fit may leave it out
+            except ShardError:  # the fit may exclude this shard
                 if number == len(pieces):
                     raise
             else:
@@ -252,44 +250,45 @@ def read_seconds(dataset: AnyRows) -> float:
     return rates.get(f"read {dataset.fingerprint()}", measure)
 
 
-# Reading ahead hides what it takes from a single thread, not from processors that all compute: where it takes
-# more than this share of computing, plans say what keeping rows would save (streamed_pass.py, part kept).
+# If reading takes more than this share of the computing time, `plan` suggests to keep the rows in memory,
+# because reading ahead takes time from computing when all cores compute (benchmarks/streamed_pass.py).
 READ_SHARE = 0.05
 
 
-def choose_cache(asked: float | None, stage: Stage, *, once: bool = False) -> float:
-    """What the rows of a stage may take of each process's cache, as :func:`~.cache.shared_cache` takes it.
+def choose_cache(size: float | None, stage: Stage, *, once: bool = False) -> float:
+    """Return the cache size for the rows of a stage, in the form of :func:`~.cache.shared_cache`.
 
-    ``once``: training rows are read a single time, and keeping more of them than of small sets gains nothing.
+    A ``size`` that the user set is returned unchanged. ``once`` is True if training rows are read only once,
+    so that a large cache would gain nothing.
     """
-    if asked is not None:
-        return asked
+    if size is not None:
+        return size
     if once and len(stage.datasets) == 1:
         return float(SMALL_BYTES)
-    if any(ds.reads_at_once > 1 for ds in _many_rows(stage).values()):
-        return DEFAULT_SHARE  # rows of an object store are not read to find out
+    if any(ds.reads_at_once > 1 for ds in _list_large_datasets(stage).values()):
+        return DEFAULT_SHARE  # reading from an object store is not measured, because it is always slow
     return DEFAULT_SHARE if reading_share(stage) > 1 else float(SMALL_BYTES)
 
 
 def reading_share(stage: Stage) -> float:
-    """How long a thread reads a row of a stage beside computing on it, at most; 0 where rows are few."""
+    """Return the largest ratio of reading time to computing time per row of a stage; 0 if rows are few."""
     return max(
         (
             read_seconds(ds) / seconds_per_row(stage.reductions.get(part, stage.online))
-            for part, ds in _many_rows(stage).items()
+            for part, ds in _list_large_datasets(stage).items()
         ),
         default=0.0,
     )
 
 
-def _many_rows(stage: Stage) -> dict[str, Dataset]:
-    """The stored rows of a stage; none where they are few."""
+def _list_large_datasets(stage: Stage) -> dict[str, Dataset]:
+    """Return the stored datasets of a stage by part, or none if the small cache can keep all of them."""
     stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}
     return stored if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES else {}
 
 
-def map_cache(asked: float | None, task: OutputTask) -> float:
-    """The same for rows that tasks of a map read more than once, each time for seconds of work."""
-    if asked is not None:
-        return asked
+def choose_map_cache(size: float | None, task: OutputTask) -> float:
+    """Return the cache size for a map whose tasks may read a row several times; see :func:`choose_cache`."""
+    if size is not None:
+        return size
     return DEFAULT_SHARE if task.dataset.reads_at_once > 1 else float(SMALL_BYTES)

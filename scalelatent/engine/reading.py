@@ -1,4 +1,4 @@
-"""Rows of a dataset, a piece at a time, in the form that the work requests."""
+"""Read the rows of a dataset piece by piece, ahead of the computation, in the form that the work requests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,26 +19,25 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.data.csr import index_dtype
 from scalelatent.errors import DataError, RunError, ScalelatentError, ShardError
+from scalelatent.kernels.corruption import corrupt
 from scalelatent.kernels.sparse_rows import CsrRows
 
 from .cache import Piece, PieceCache
 from .quarantine import Ranges
 
-T = TypeVar("T")
 PlacedPiece: TypeAlias = "tuple[tuple[int, int], Piece]"
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.kernels.arrays import DenseOrCsr, HostRows
 
-# A piece of rows with outputs is cut where these would be more: outputs may be far wider than rows.
-TARGET_BYTES = 2**24
+TARGET_BYTES = 2**24  # upper bound on the bytes of outputs in one piece; outputs may be wider than rows
 _NO_WANTS = Wants()
 
 
 @contextmanager
-def naming(dataset: Dataset) -> Iterator[None]:
-    """Add the name of the dataset to errors of kernels and of damaged shards."""
+def name_dataset_in_errors(dataset: Dataset) -> Iterator[None]:
+    """Add the URL of the dataset to errors of kernels and damaged shards that are raised inside."""
     try:
         yield
     except ShardError as error:
@@ -49,7 +47,7 @@ def naming(dataset: Dataset) -> Iterator[None]:
     except MemoryError as error:
         raise RunError(
             f"out of memory on rows of {dataset.url or 'the given arrays'}: {error}. Give the worker more "
-            "memory, or fewer threads ([cluster] memory_limit, threads), then resume the run; or start again "
+            "memory or fewer threads ([cluster] memory_limit, threads), then resume the run; or start again "
             "in another folder with a lower [engine] block_rows (engine={'block_rows': ...})"
         ) from error
     except (ValueError, FloatingPointError) as error:
@@ -58,30 +56,30 @@ def naming(dataset: Dataset) -> Iterator[None]:
 
 
 def as_rows(x: DenseOrCsr) -> HostRows:
-    """Rows as kernels take them: an ndarray as it is, a scipy matrix as :class:`CsrRows`."""
+    """Return the rows in the form that kernels read: an ndarray unchanged, or :class:`CsrRows`."""
     return x if isinstance(x, np.ndarray) else CsrRows.of(x)
 
 
 class Stopped(Exception):
-    """The pass was called off."""
+    """Raised in the threads of a pass after the pass was cancelled."""
 
 
 class StopEvent(threading.Event):
-    """Tells a pass to stop, and hears how far it is; a task of a cluster has one of its own kind."""
+    """Event that stops a pass, with hooks by which a subclass follows the progress of the pass."""
 
     notes = False
-    """Each read and each computation is told to ``note`` before it is begun, so nothing is read ahead."""
+    """True if ``note`` must be called before each read and computation; rows are then not read ahead."""
 
     def moved(self) -> None:
-        """Another block is about to be computed on."""
+        """React to the start of the computation on the next block."""
 
     def note(self, doing: str, start: int, stop: int) -> None:
-        """The next step, with its rows."""
+        """Record that the action ``doing`` on the rows ``start:stop`` is about to start."""
 
 
 @dataclass
 class Meter:
-    """What reading cost: bytes decoded, by any of the threads that read, and seconds waited for."""
+    """Cost of reading: bytes decoded by all reading threads, and seconds that computing waited for rows."""
 
     bytes_read: int = 0
     wait_seconds: float = 0.0
@@ -93,7 +91,7 @@ class Meter:
 
 
 class Reader:
-    """Pieces of one dataset through the cache."""
+    """Pieces of rows of one dataset, from the cache if possible."""
 
     def __init__(
         self,
@@ -119,13 +117,13 @@ class Reader:
 
     @property
     def target_width(self) -> int:
-        """Outputs of a row; 0 where they are not read."""
+        """Number of outputs per row; 0 if outputs are not read."""
         if self.targets is None:
             return 0
         return self.dataset.n_features if self.targets.source == "x" else int(self.dataset.n_targets or 0)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Rows cut into what is read at once."""
+        """Split the rows ``start:stop`` into ranges, each of which is read in one call."""
         pieces = self.dataset.pieces(start, stop)
         if self.targets is None:
             return pieces
@@ -142,34 +140,34 @@ class Reader:
         epoch: int = 0,
         chain: int = 0,
     ) -> Block:
-        """Columns of some rows (of a piece, or gathered out of several) as kernels take them."""
+        """Return a block of these rows in the form that the work requests."""
         if self.targets is not None and self.targets.source == "x":
             assert isinstance(x, np.ndarray)
-            x, y = _observed(x, self.targets, start, rows, epoch), x
+            x, y = _make_inputs(x, self.targets, start, rows, epoch), x
         elif isinstance(x, CsrRows) and not self.csr:
             x = x.to_dense()
         return Block(x, y, weight, start, rows, epoch, chain)
 
     def cached(self, start: int, stop: int) -> Piece | None:
-        """A piece that is at hand without reading."""
+        """Return a piece from the cache, or None."""
         return self.cache.get((self._name, start, stop)) if self.cache is not None else None
 
     def read(self, start: int, stop: int) -> Piece:
-        """(x, codes or outputs, weight) of a piece; where rows are their own outputs, x are these."""
+        """Return (x, codes or outputs, weight) of a piece; x is the outputs if rows are their own outputs."""
         found = self.cached(start, stop)
         if found is not None:
             return found
-        piece = self._read_around(start, stop) if self.skipped else self._read(start, stop)
+        piece = self._read_unskipped(start, stop) if self.skipped else self._read(start, stop)
         if self.cache is not None:
             self.cache.put((self._name, start, stop), piece)
         return piece
 
     def _read(self, start: int, stop: int) -> Piece:
         ds = self.dataset
-        itself = self.targets is not None and self.targets.source == "x"
+        has_own_outputs = self.targets is not None and self.targets.source == "x"
         piece = (
-            ds.read_binary(start, stop) if itself else as_rows(ds.read_x(start, stop)),
-            None if itself else self._read_y(start, stop),
+            ds.read_binary(start, stop) if has_own_outputs else as_rows(ds.read_x(start, stop)),
+            None if has_own_outputs else self._read_y(start, stop),
             ds.read_weight(start, stop) if ds.has_weight else None,
         )
         if ds.is_stored:
@@ -183,22 +181,22 @@ class Reader:
             return None
         return self.dataset.read_codes(start, stop, self.classes, unlabelled=self.unlabelled)
 
-    def _read_around(self, start: int, stop: int) -> Piece:
-        """A piece without the rows that are to be left out, in whose places there is nothing."""
-        held: list[PlacedPiece] = []
+    def _read_unskipped(self, start: int, stop: int) -> Piece:
+        """Return a piece in which the skipped rows were not read, but are zeros with weight 0."""
+        parts: list[PlacedPiece] = []
         row = start
-        inside = [(max(a, start), min(b, stop)) for a, b in self.skipped if a < stop and b > start]
-        for a, b in [*inside, (stop, stop)]:
+        skipped = [(max(a, start), min(b, stop)) for a, b in self.skipped if a < stop and b > start]
+        for a, b in [*skipped, (stop, stop)]:
             if row < a:
                 x, y, weight = self._read(row, a)
-                held.append(((row, a), (x, y, np.ones(a - row) if weight is None else weight)))
+                parts.append(((row, a), (x, y, np.ones(a - row) if weight is None else weight)))
             if a < b:
-                held.append(((a, b), self._nothing(b - a)))
+                parts.append(((a, b), self._make_zeros(b - a)))
             row = b
-        x, y, weight = (cut(held, column, start, stop) for column in range(3))
+        x, y, weight = (slice_column(parts, column, start, stop) for column in range(3))
         return x, y, weight
 
-    def _nothing(self, rows: int) -> Piece:
+    def _make_zeros(self, rows: int) -> Piece:
         dtype, p = self.dataset.dtype, self.dataset.n_features
         if self.targets is not None and self.targets.source == "x":
             return np.zeros((rows, p), np.uint8), None, np.zeros(rows)
@@ -214,32 +212,21 @@ class Reader:
         return x, y, np.zeros(rows)
 
 
-def _observed(v: np.ndarray, targets: Targets, start: int, rows: np.ndarray | None, epoch: int) -> np.ndarray:
-    """The input of rows that are outputs."""
-    how = targets.corruption
-    if how is None:
+def _make_inputs(
+    v: np.ndarray, targets: Targets, start: int, rows: np.ndarray | None, epoch: int
+) -> np.ndarray:
+    """Return the inputs that the corruption makes from the outputs ``v``; shape (rows, 0) without one."""
+    if targets.corruption is None:
         return np.empty((len(v), 0), np.uint8)
-    from scalelatent.kernels.corruption import corrupt
-
     rows = np.arange(start, start + len(v)) if rows is None else rows
-    return corrupt(
-        v,
-        rows,
-        epoch,
-        kind=how.kind,
-        rate=how.rate,
-        size=how.size,
-        shape=how.shape,
-        seed=how.seed,
-        stage=how.stage,
-    )
+    return corrupt(v, rows, epoch, **vars(targets.corruption))
 
 
-def cut(held: list[PlacedPiece], column: int, start: int, stop: int) -> Any:
-    """Rows start to stop of a column (x, y or weight) of pieces: a view where one piece has them all."""
+def slice_column(pieces: list[PlacedPiece], column: int, start: int, stop: int) -> Any:
+    """Return the rows start:stop of one column (x, y or weight); a view if one piece has all of them."""
     parts = [
         rows[max(start - a, 0) : stop - a]
-        for (a, b), piece in held
+        for (a, b), piece in pieces
         if (rows := piece[column]) is not None and a < stop and b > start
     ]
     if not parts:
@@ -252,34 +239,36 @@ def cut(held: list[PlacedPiece], column: int, start: int, stop: int) -> Any:
     return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
 
 
-AHEAD, AHEAD_BYTES = 3, 2**25
-_POLL_SECONDS = 0.2
+AHEAD, AHEAD_BYTES = 3, 2**25  # upper bounds on the pieces and bytes that are read ahead
+_POLL_SECONDS = 0.2  # interval at which waiting threads check whether the pass was cancelled
 
 
 def iter_blocks(
     reader: Reader, blocks: list[tuple[int, int]], stop_event: StopEvent
 ) -> Generator[Block, None, None]:
-    """The blocks of a run of rows, in order."""
+    """Yield the blocks of adjacent ranges of rows, in order, and read the following rows ahead."""
     if not blocks:
         return
     pieces = reader.pieces(blocks[0][0], blocks[-1][1])
-    at_hand = not reader.dataset.is_stored or all(reader.cached(*piece) is not None for piece in pieces)
-    at_once = ((piece, reader.read(*piece)) for piece in pieces)
-    several = reader.dataset.reads_at_once > 1
-    ahead = _read_several if several else _read_ahead
-    source: Generator[PlacedPiece, None, None] = at_once if at_hand else ahead(reader, pieces, stop_event)
+    in_memory = not reader.dataset.is_stored or all(reader.cached(*piece) is not None for piece in pieces)
+    read_ahead = _read_concurrently if reader.dataset.reads_at_once > 1 else _read_ahead
+    source: Generator[PlacedPiece, None, None]
     if stop_event.notes:
         source = _read_noted(reader, pieces, stop_event.note)
+    elif in_memory:
+        source = ((piece, reader.read(*piece)) for piece in pieces)
+    else:
+        source = read_ahead(reader, pieces, stop_event)
     try:
-        held: list[PlacedPiece] = []
+        current: list[PlacedPiece] = []
         for start, stop in blocks:
             if stop_event.is_set():
                 raise Stopped
             stop_event.moved()
-            while not held or held[-1][0][1] < stop:
-                held.append(next(source))
-            held = [entry for entry in held if entry[0][1] > start]
-            x, y, weight = (cut(held, column, start, stop) for column in range(3))
+            while not current or current[-1][0][1] < stop:
+                current.append(next(source))
+            current = [entry for entry in current if entry[0][1] > start]
+            x, y, weight = (slice_column(current, column, start, stop) for column in range(3))
             assert x is not None
             stop_event.note("computing on", start, stop)
             yield reader.block(x, y, weight, start)
@@ -298,9 +287,9 @@ def _read_noted(
 def _read_ahead(
     reader: Reader, pieces: list[tuple[int, int]], stop_event: StopEvent
 ) -> Generator[PlacedPiece, None, None]:
-    """Read by a thread, at most ``AHEAD`` pieces in front of the consumer, of large ones fewer."""
+    """Yield the pieces in order; a thread reads up to ``AHEAD`` pieces, or ``AHEAD_BYTES``, in advance."""
     ready: queue.Queue[tuple[PlacedPiece | None, BaseException | None]] = queue.Queue(
-        maxsize=_how_far(reader.dataset, pieces, reader.target_width)
+        maxsize=_limit_read_ahead(reader.dataset, pieces, reader.target_width)
     )
     closed = threading.Event()
 
@@ -318,7 +307,7 @@ def _read_ahead(
             for piece in pieces:
                 if not put((piece, reader.read(*piece))):
                     return
-        except BaseException as error:  # noqa: BLE001  handed to the consumer, which raises it
+        except BaseException as error:  # noqa: BLE001  passed to the consumer, which raises it
             put(None, error)
 
     thread = threading.Thread(target=work, name="scalelatent-read", daemon=True)
@@ -326,49 +315,36 @@ def _read_ahead(
     try:
         for _ in pieces:
             begin = time.perf_counter()
-            item, error = _got(lambda: ready.get(timeout=_POLL_SECONDS), queue.Empty, stop_event)
+            while True:
+                try:
+                    item, error = ready.get(timeout=_POLL_SECONDS)
+                    break
+                except queue.Empty:
+                    if stop_event.is_set():
+                        raise Stopped from None
             reader.meter.wait_seconds += time.perf_counter() - begin
             if item is None:
                 raise error or Stopped
             yield item
     finally:
         closed.set()
-        # Where the pass is called off, a read that hangs is left behind: it holds nothing up.
+        # A cancelled pass does not wait for a read that hangs.
         thread.join(timeout=1.0 if stop_event.is_set() else None)
 
 
-def _how_far(dataset: Dataset, pieces: list[tuple[int, int]], beside: int = 0) -> int:
-    # The bytes of sparse rows are not known without reading; their row groups are small.
-    if dataset.is_sparse:
+def _limit_read_ahead(dataset: Dataset, pieces: list[tuple[int, int]], target_width: int) -> int:
+    """Return the number of pieces to read ahead."""
+    if dataset.is_sparse:  # their bytes are unknown before they are read, but their row groups are small
         return AHEAD
-    width = dataset.n_features * dataset.dtype.itemsize + beside
-    largest = max(stop - start for start, stop in pieces) * width
+    row_bytes = dataset.n_features * dataset.dtype.itemsize + target_width
+    largest = max(stop - start for start, stop in pieces) * row_bytes
     return max(1, min(AHEAD, AHEAD_BYTES // max(largest, 1)))
 
 
-def _got(get: Callable[[], T], not_yet: type[Exception], stop_event: StopEvent) -> T:
-    """What ``get`` brings, asked for until it is there or the pass is called off."""
-    while True:
-        try:
-            return get()
-        except not_yet:
-            if stop_event.is_set():
-                raise Stopped from None
-
-
-class _NotYet(Exception):
-    """A read is not done."""
-
-
-def _done(future: Future[Piece]) -> None:
-    if not wait([future], timeout=_POLL_SECONDS).done:
-        raise _NotYet
-
-
-def _read_several(
+def _read_concurrently(
     reader: Reader, pieces: list[tuple[int, int]], stop_event: StopEvent
 ) -> Generator[PlacedPiece, None, None]:
-    """Read by several threads, each waiting for a network; the pieces come in order, and as many are held."""
+    """Yield the pieces in order; several threads read them, because each waits for the network."""
     at_once = reader.dataset.reads_at_once
     waiting: deque[tuple[tuple[int, int], Future[Piece]]] = deque()
     pool = ThreadPoolExecutor(min(at_once, len(pieces)), thread_name_prefix="scalelatent-read")
@@ -379,8 +355,9 @@ def _read_several(
         while waiting:
             piece, future = waiting.popleft()
             begin = time.perf_counter()
-            # Asked whether it is done: a TimeoutError may also be what the read itself came to.
-            _got(partial(_done, future), _NotYet, stop_event)
+            while not wait([future], timeout=_POLL_SECONDS).done:
+                if stop_event.is_set():
+                    raise Stopped
             rows = future.result()
             reader.meter.wait_seconds += time.perf_counter() - begin
             for following in itertools.islice(rest, 1):
@@ -392,14 +369,14 @@ def _read_several(
 
 @dataclass(frozen=True)
 class RowMask:
-    """A run of rows of a dataset."""
+    """A contiguous range of rows, of which a candidate of a search uses either the inside or the outside."""
 
     start: int
     stop: int
     inside: int
 
     def apply(self, block: Block) -> Block | None:
-        """What a member sees of a block; None where it sees nothing."""
+        """Return the part of a block that the candidate uses, or None if it uses no row of the block."""
         n = len(block.x)
         first, last = max(self.start - block.start, 0), min(self.stop - block.start, n)
         if first >= last:
@@ -410,10 +387,4 @@ class RowMask:
             weight = np.ones(n) if block.weight is None else block.weight.copy()
             weight[first:last] = 0.0
             return replace(block, weight=weight)
-        return replace(
-            block,
-            x=block.x[first:last],
-            y=None if block.y is None else block.y[first:last],
-            weight=None if block.weight is None else block.weight[first:last],
-            start=block.start + first,
-        )
+        return block.slice_rows(first, last)

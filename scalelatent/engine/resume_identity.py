@@ -1,4 +1,4 @@
-"""What a run folder is bound to, so that only the same fit goes on in it: parameters by name and value."""
+"""Compare the parameters of a fit with those in its run folder, so that only the same fit is resumed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 __all__ = ["differences", "named_values", "same_form"]
 
-_FEW = 16  # numbers of an array that a message may show
+_SHOWN_NUMBERS = 16  # arrays with up to this many numbers are shown in messages
 
 
 def named_values(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Parameters as text that is equal for equal values alone; those of a nested one by their path."""
+    """Return parameters as text, which is equal only for equal values; nested names are joined by dots."""
     found: dict[str, str] = {}
     for name, value in sorted(params.items()):
         if isinstance(value, Mapping):
@@ -25,34 +25,34 @@ def named_values(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             for i, one in enumerate(value):
                 found |= named_values(one, f"{prefix}{name}[{i}].")
         else:
-            found[f"{prefix}{name}"] = _text(value)
+            found[f"{prefix}{name}"] = _format_value(value)
     return found
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, np.ndarray) and value.dtype != object:
-        # numpy abbreviates what it prints, in length and in digits.
+        # A digest, because numpy abbreviates the text of arrays: it shows few elements and few digits.
         little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
         digest = hashlib.blake2b(little.tobytes(), digest_size=8).hexdigest()
-        shown = f" {value.tolist()}" if value.size <= _FEW else ""
+        shown = f" {value.tolist()}" if value.size <= _SHOWN_NUMBERS else ""
         return f"array {value.dtype.name} {value.shape}{shown} #{digest}"
-    if isinstance(value, np.ndarray):  # of objects, which numpy abbreviates, too
-        return f"array object {value.shape} {_text(value.tolist())}"
+    if isinstance(value, np.ndarray):  # an array of objects
+        return f"array object {value.shape} {_format_value(value.tolist())}"
     if isinstance(value, np.generic):
         return repr(value.item())
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(_format_value, value))}]"
     return repr(value)
 
 
 def same_form(params: Mapping[str, Any], kept: object) -> str | dict[str, str]:
-    """Parameters in the form that a folder has them; those of earlier versions hold one `repr` of all."""
+    """Return parameters in the format of ``kept``, which in old run folders is one `repr` of all."""
     return repr(sorted(params.items())) if isinstance(kept, str) else named_values(params)
 
 
 def differences(kept: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """What is not alike, each as ``name: was -> is``."""
-    was, now = _flat(kept), _flat(given)
+    """Return the values that differ between two identities, each as ``name: old -> new``."""
+    was, now = _flatten(kept), _flatten(given)
     return [
         f"{name}: {was.get(name, 'None')} -> {now.get(name, 'None')}"
         for name in sorted({*was, *now})
@@ -60,13 +60,13 @@ def differences(kept: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _flat(identity: Mapping[str, Any]) -> dict[str, str]:
-    """What is in an identity, the parameters by name; what is not there is like None."""
+def _flatten(identity: Mapping[str, Any]) -> dict[str, str]:
+    """Return the entries of an identity as text, with one entry per parameter."""
     rest = {name: str(value) for name, value in identity.items() if name != "params"}
     params = identity.get("params", {})
     if isinstance(params, str):
         try:
             params = named_values(dict(ast.literal_eval(params)))
-        except (ValueError, SyntaxError, TypeError):  # not of plain values
+        except (ValueError, SyntaxError, TypeError):  # the `repr` has other values than literals
             params = {"parameters": params}
     return {**rest, **params}

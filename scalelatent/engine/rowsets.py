@@ -1,4 +1,4 @@
-"""Sets of rows drawn from a dataset, written out of core: what a layer of clusterings has as centroids."""
+"""Copy sets of selected rows out of a dataset in one pass, such as the centroids of clusterings."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from scalelatent.storage.disk import Location
 from .cache import shared_cache
 from .mapwrite import OutputTask, common_fields, open_spec
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopEvent, Stopped, as_rows, naming
+from .reading import Meter, Reader, StopEvent, Stopped, as_rows, name_dataset_in_errors
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.kernels.arrays import DenseOrCsr, HostRows
 
 
-# Of a shard: the rows are read once for all its sets, which are in memory meanwhile. As many shards as are
-# wanted for tasks, unless they were small.
+# Upper bound on the bytes of a shard of sets, which is in memory while its task reads the dataset; bytes to
+# which a small shard is filled before the next one starts; and the number of shards to aim at.
 SHARD_BYTES, SMALL_BYTES, SHARDS = 2**26, 2**22, 16
 
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Rows of given numbers, in rising order, as one set of dense float32 rows: a sample."""
+    """A sample of rows as a single set of dense float32 rows, given by ascending row indices."""
 
     numbers: np.ndarray
     n_features: int
@@ -54,43 +54,43 @@ class ChosenRows:
         return self.numbers
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> np.ndarray:
-        """Rows, dense, in float32."""
+        """Return some rows of ``x`` as dense float32 rows."""
         some = x.take(rows).to_dense() if isinstance(x, CsrRows) else x[rows]
         return np.asarray(some, dtype=np.float32)
 
     def check(self, x: HostRows, start: int) -> None:
-        """Refuse values that are not finite, naming the row."""
+        """Raise a ValueError that names the row if a value is not finite."""
         if place := find_nonfinite(Block(x, None, None, start)):
             raise ValueError(place)
 
 
 @dataclass(frozen=True)
 class StoredSets:
-    """Sets as :class:`SetsTask` wrote them, read when they are wanted."""
+    """Sets that :class:`SetsTask` wrote, which are read on demand."""
 
-    spec: str  # of the dataset of all
-    rows: int  # of a set
-    # places, in all sets one after the other, of rows that lay in bad shards and are 0
+    spec: str  # specification of the dataset that contains all sets
+    rows: int  # number of rows of a set
+    # Positions in the concatenated sets of rows from bad shards; these rows are zeros.
     missing: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, dataset: Dataset, rows: int) -> StoredSets:
-        """The sets of a dataset."""
+        """Return the sets of ``rows`` rows each that a dataset contains."""
         return cls(json.dumps(dataset.spec()), rows)
 
     @property
     def dataset(self) -> Dataset:
-        """All rows."""
+        """Dataset of the rows of all sets."""
         return open_spec(json.loads(self.spec))
 
     def read(self, which: int) -> HostRows:
-        """Rows of a set: ndarray, or :class:`~scalelatent.kernels.sparse_rows.CsrRows`."""
+        """Return the rows of a set as ndarray or :class:`~scalelatent.kernels.sparse_rows.CsrRows`."""
         return as_rows(self.dataset.read_x(which * self.rows, (which + 1) * self.rows))
 
 
 @dataclass(frozen=True)
 class SomeOfSet:
-    """Some rows of a single stored set: what one of several that shared it has asked for."""
+    """Some rows of a stored set that several candidates of a search share."""
 
     whole: StoredSets
     places: np.ndarray
@@ -104,7 +104,7 @@ class SomeOfSet:
 
 
 def places_within(sets: RowSets, ranges: Ranges) -> tuple[int, ...]:
-    """Places of rows of sets, one set after the other, whose numbers lie in some ranges."""
+    """Return the positions in the concatenated sets of the rows whose indices are in ``ranges``."""
     if not ranges:
         return ()
     numbers = np.concatenate([sets.rows(which) for which in range(sets.n_sets)])
@@ -116,7 +116,7 @@ def places_within(sets: RowSets, ranges: Ranges) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SetsTask(OutputTask):
-    """One pass over a dataset that writes sets of its rows, made by :func:`start_sets`."""
+    """Task that writes sets of rows in one pass over a dataset; :func:`start_sets` makes it."""
 
     sets: RowSets
 
@@ -127,25 +127,24 @@ class SetsTask(OutputTask):
         start, stop = self.writer.shard_bounds(shard)
         numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
         kept: list[list[HostRows]] = [[] for _ in numbers]
-        wanted = [self.sets.rows(which) for which in numbers]
-        with naming(self.dataset):
-            for first, x, places in self._pieces(wanted, stop_event, meter):
+        selected = [self.sets.rows(which) for which in numbers]
+        with name_dataset_in_errors(self.dataset):
+            for first, x, places in self._read_pieces(selected, stop_event, meter):
                 for i, which in enumerate(numbers):
-                    rows = wanted[i][places[i]]
+                    rows = selected[i][places[i]]
                     if len(rows):
                         kept[i].append(self.sets.take(which, x, rows - first))
-        self.writer.write_shard(shard, _joined([part for parts in kept for part in parts]))
+        self.writer.write_shard(shard, _concatenate([part for parts in kept for part in parts]))
         return int(stop - start)
 
-    def _pieces(
-        self, wanted: list[np.ndarray], stop_event: StopEvent, meter: Meter
+    def _read_pieces(
+        self, selected: list[np.ndarray], stop_event: StopEvent, meter: Meter
     ) -> Iterator[tuple[int, HostRows, list[slice]]]:
-        """(first row, rows, places of those in each set) of the pieces that hold some."""
-        # Other shards read the same rows.
-        cache = shared_cache(self.cache)
+        """Yield (first row, rows, slice of each set's indices) for the pieces that contain selected rows."""
+        cache = shared_cache(self.cache)  # the tasks of other shards read the same rows
         reader = Reader(self.dataset, cache, meter, wants=self.sets.wants, skipped=self.skipped)
         for first, last in self.dataset.pieces():
-            places = [slice(*(int(i) for i in np.searchsorted(rows, [first, last]))) for rows in wanted]
+            places = [slice(*(int(i) for i in np.searchsorted(rows, [first, last]))) for rows in selected]
             if all(place.start == place.stop for place in places):
                 continue
             if stop_event.is_set():
@@ -165,7 +164,7 @@ class SetsTask(OutputTask):
         return cls(**common_fields(tree), sets=tree["sets"])
 
 
-def _joined(parts: list[HostRows]) -> DenseOrCsr:
+def _concatenate(parts: list[HostRows]) -> DenseOrCsr:
     sparse = [part for part in parts if isinstance(part, CsrRows)]
     if not sparse:
         return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
@@ -176,7 +175,7 @@ def _joined(parts: list[HostRows]) -> DenseOrCsr:
 
 
 def start_sets(name: str, dataset: Dataset, sets: RowSets, url: str | Path, device: str = "cpu") -> SetsTask:
-    """Make or find the dataset of the sets."""
+    """Create the dataset of the sets, or find it after an interrupted run; return the task that writes it."""
     from scalelatent.data import create_dataset
 
     shape, dtype = sets.output()
@@ -187,7 +186,6 @@ def start_sets(name: str, dataset: Dataset, sets: RowSets, url: str | Path, devi
         assert dataset.nnz is not None
         nnz = -(-dataset.nnz * n_rows // len(dataset))
         row_bytes = max(1, dataset.nbytes // len(dataset))
-    together = _together(sets, row_bytes)
     create_dataset(
         str(url),
         n_rows,
@@ -195,7 +193,7 @@ def start_sets(name: str, dataset: Dataset, sets: RowSets, url: str | Path, devi
         dtype,
         nnz=nnz,
         chunk_rows=None if sets.wants.csr else k,
-        shard_rows=together * k,
+        shard_rows=_choose_shard_sets(sets, row_bytes) * k,
         resume=True,
         provenance={"made_by": name, "rows_of": dataset.fingerprint()},
     )
@@ -203,7 +201,7 @@ def start_sets(name: str, dataset: Dataset, sets: RowSets, url: str | Path, devi
 
 
 def write_sets(source: Any, sets: RowSets, place: Location) -> str:
-    """Put sets at a place: stored ones as they are, linked on one disk; returns the fingerprint."""
+    """Write sets to ``place``, or link their files if they are stored; return the dataset's fingerprint."""
     from scalelatent.data import create_dataset
     from scalelatent.data.write.create import link_dataset
 
@@ -218,17 +216,17 @@ def write_sets(source: Any, sets: RowSets, place: Location) -> str:
         dtype,
         nnz=len(source.rows.data) if isinstance(first, CsrRows) else None,
         chunk_rows=None if isinstance(first, CsrRows) else sets.set_rows,
-        shard_rows=_together(sets, max(1, first.nbytes // sets.set_rows)) * sets.set_rows,
+        shard_rows=_choose_shard_sets(sets, max(1, first.nbytes // sets.set_rows)) * sets.set_rows,
         provenance={"made_by": "save"},
     )
     for shard in range(writer.n_shards):
         start, stop = writer.shard_bounds(shard)
         numbers = range(start // sets.set_rows, stop // sets.set_rows)
-        writer.write_shard(shard, _joined([source.read(which) for which in numbers]))
+        writer.write_shard(shard, _concatenate([source.read(which) for which in numbers]))
     return str(writer.finalize().fingerprint())
 
 
-def _together(sets: RowSets, row_bytes: int) -> int:
-    """Sets of a shard."""
+def _choose_shard_sets(sets: RowSets, row_bytes: int) -> int:
+    """Return the number of sets in a shard."""
     each = sets.set_rows * row_bytes
     return max(1, min(SHARD_BYTES // each, max(-(-sets.n_sets // SHARDS), SMALL_BYTES // each), sets.n_sets))

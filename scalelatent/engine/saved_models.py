@@ -1,4 +1,4 @@
-"""Models on disk: a zarr group of arrays with JSON attributes. No pickle, no times, no host names."""
+"""Save and load models: a zarr group of arrays with JSON attributes, without pickle, times or host names."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 FORMAT, FORMAT_VERSION = "scalelatent-model", 1
 UNFINISHED = "scalelatent-model-unfinished"
-"""Attribute 'format' while arrays are still being written."""
-OF_ATTRIBUTES = "attributes_digest"
+"""Value of the attribute 'format' while arrays are being written."""
+OF_ATTRIBUTES = "attributes_digest"  # name of the attribute with the digest of all other attributes
 _NAME = re.compile(r"(?!\.)[\w.-]+")
 
 
@@ -37,7 +37,10 @@ def save_model(
     overwrite: bool = False,
     beside: Callable[[Location], dict[str, str]] | None = None,
 ) -> None:
-    """Write a model: what is there is whole, since the digests of its arrays are written last."""
+    """Write a model; a reader finds either a complete model or none, because digests are written last.
+
+    ``beside`` writes datasets into the model's folder and returns their fingerprints by name.
+    """
     import zarr
 
     place = locate(url)
@@ -61,20 +64,20 @@ def save_model(
             group.update_attributes({**attrs, OF_ATTRIBUTES: _digest_of_attributes(attrs)})
     except OSError as error:
         raise DataError(
-            f"cannot write the model {place.url}: {error}; free space or choose another place, then save "
+            f"cannot write the model {place.url}: {error}; free some space or choose another path, then save "
             "again"
         ) from error
 
 
 def _check_room(place: Location, overwrite: bool) -> None:
-    """Refuse a place where something lies that is not a model, or one that may not go."""
+    """Raise a DataError if the place contains anything but a model that may be overwritten."""
     if place.is_empty():
         return
     if not overwrite:
-        raise DataError(f"{place.url} exists: choose another place, or pass overwrite=True to replace it")
+        raise DataError(f"{place.url} exists: choose another path, or pass overwrite=True to replace it")
     if format_of(place) not in (FORMAT, UNFINISHED, REMOVED):
         raise DataError(
-            f"{place.url} exists and is not a saved model, so it is not replaced; choose another place, or "
+            f"{place.url} exists and is not a saved model, so it is not replaced; choose another path, or "
             "remove it yourself"
         )
 
@@ -82,7 +85,7 @@ def _check_room(place: Location, overwrite: bool) -> None:
 def read_model(
     url: str | Path | Location,
 ) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, np.ndarray]]:
-    """(kind, params, values, arrays) of a saved model."""
+    """Return (kind, params, values, arrays) of a saved model, after a check of all digests."""
     import zarr
 
     place = locate(url)
@@ -100,16 +103,16 @@ def read_model(
             f"{place.url} is a zarr array, not a saved model: give a folder that `save` wrote, or a run "
             "folder's model.zarr"
         ) from None
-    except Exception as error:  # whatever zarr raises of metadata that was changed
+    except Exception as error:  # zarr may raise anything if its metadata was changed
         raise DataError(
             f"{place.url} is damaged: its zarr.json cannot be read ({error}); save the model again"
         ) from error
     if attrs.get("format") != FORMAT:
-        broken_off = not attrs or attrs.get("format") in (UNFINISHED, REMOVED)
-        unfinished = "; if a model was being written there, it was not finished: save it again"
+        is_unfinished = not attrs or attrs.get("format") in (UNFINISHED, REMOVED)
+        advice = "; if a model was being written there, it was not finished: save it again"
         raise DataError(
             f"{place.url} is a zarr group, but no saved model (its format is {attrs.get('format')!r}, not "
-            f"{FORMAT!r}){unfinished if broken_off else ''}"
+            f"{FORMAT!r}){advice if is_unfinished else ''}"
         )
     version = attrs.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
@@ -119,20 +122,20 @@ def read_model(
         )
     _check_attributes(place, attrs)
     arrays = {name: _read_array(place, group, name, digest) for name, digest in attrs["digests"].items()}
-    for name, print_ in attrs.get("datasets", {}).items():
-        _check_dataset(place.at(name), print_)
+    for name, fingerprint in attrs.get("datasets", {}).items():
+        _check_dataset(place.at(name), fingerprint)
     return attrs["kind"], attrs["params"], attrs["values"], arrays
 
 
 def _check_attributes(place: Location, attrs: dict[str, Any]) -> None:
-    """Refuse attributes that are not those that were saved, or name what no model has."""
-    kinds = {"kind": str, "params": dict, "values": dict, "digests": dict, "format_version": int}
-    odd = [name for name, kind in kinds.items() if not isinstance(attrs.get(name), kind)]
+    """Raise a DataError if attributes were changed since they were saved, or have wrong types or names."""
+    types = {"kind": str, "params": dict, "values": dict, "digests": dict, "format_version": int}
+    wrong = [name for name, type_ in types.items() if not isinstance(attrs.get(name), type_)]
     if not isinstance(attrs.get("datasets", {}), dict):
-        odd.append("datasets")
-    if odd:
+        wrong.append("datasets")
+    if wrong:
         raise DataError(
-            f"{place.url} is damaged: its attribute {odd[0]!r} is {_brief(attrs.get(odd[0]))}; save the "
+            f"{place.url} is damaged: its attribute {wrong[0]!r} is {_brief(attrs.get(wrong[0]))}; save the "
             "model again"
         )
     # Models of earlier versions have no digest of their attributes.
@@ -144,8 +147,8 @@ def _check_attributes(place: Location, attrs: dict[str, Any]) -> None:
     outside = [name for name in (*attrs["digests"], *attrs.get("datasets", {})) if not _NAME.fullmatch(name)]
     if outside:
         raise DataError(
-            f"{place.url} is damaged: {_brief(outside[0])} is not the name of a part of it, which lies "
-            "in its own folder; save the model again"
+            f"{place.url} is damaged: {_brief(outside[0])} is not the name of a file in the model's folder; "
+            "save the model again"
         )
 
 
@@ -156,18 +159,18 @@ def _read_array(place: Location, group: zarr.Group, name: str, digest: str) -> n
     damaged = f"{place.url} is damaged: its array {name!r}"
     try:
         array = group.get(name)
-        # zarr reads a chunk that is gone as zeros: a model that predicts, and wrongly.
-        stored = isinstance(array, zarr.Array)
-        nbytes = max(math.prod(array.shape), math.prod(array.chunks)) * array.dtype.itemsize if stored else 0
+        # The digest is needed because zarr reads a missing chunk as zeros without an error.
+        exists = isinstance(array, zarr.Array)
+        nbytes = max(math.prod(array.shape), math.prod(array.chunks)) * array.dtype.itemsize if exists else 0
         if nbytes > psutil.virtual_memory().total:
             raise DataError(
                 f"{damaged} has the shape {array.shape}, which is {nbytes / 2**30:,.0f} GiB and more than "
                 "this machine has; save the model again"
             )
-        found = np.asarray(array[...]) if stored else np.empty(0)
+        found = np.asarray(array[...]) if exists else np.empty(0)
     except ScalelatentError:
         raise
-    except Exception as error:  # whatever zarr and its codecs raise of metadata that was changed
+    except Exception as error:  # zarr and its codecs may raise anything if metadata was changed
         raise DataError(f"{damaged} cannot be read ({error}); save the model again") from error
     if _digest(found) != digest:
         raise DataError(f"{damaged} is not the one that was saved; save it again")
@@ -203,21 +206,22 @@ def _digest(array: np.ndarray) -> str:
 
 
 def load_model(url: str | Path) -> Any:
-    """A fitted estimator from a saved model or from a run folder that holds one.
+    """Load a fitted estimator from a saved model or from a run folder that contains one.
 
     Parameters
     ----------
     url : str or path
-        What ``save`` wrote, or a run folder; a path, ``s3://bucket/model.zarr`` or another address.
+        Path or URL of a model that ``save`` wrote, such as ``s3://bucket/model.zarr``, or of a run folder.
 
     Returns
     -------
     estimator
+        The fitted estimator.
 
     Raises
     ------
     DataError
-        Missing, no model, or of a newer format.
+        There is no model, it is damaged, or it has a newer format.
 
     Examples
     --------
@@ -251,11 +255,11 @@ def load_model(url: str | Path) -> Any:
         ) from error
 
 
-def saved_params(params: dict[str, Any]) -> dict[str, Any]:
-    """Constructor parameters as JSON; a generator as random_state is not stored (``seed_`` is)."""
+def encode_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Return constructor parameters as JSON values; a generator as ``random_state`` becomes None."""
     out = {}
     for name, value in params.items():
-        if name in ("n_jobs", "device"):  # where a model was fitted is not part of it
+        if name in ("n_jobs", "device"):  # these describe the machine of the fit, not the model
             continue
         if isinstance(value, np.generic):
             value = value.item()
@@ -264,13 +268,13 @@ def saved_params(params: dict[str, Any]) -> dict[str, Any]:
         elif name == "random_state" and not isinstance(value, (int, type(None))):
             value = None
         elif isinstance(value, dict):
-            # JSON keys are strings: a mapping is kept as pairs.
+            # JSON keys must be strings, so a mapping is stored as a list of pairs.
             value = {"pairs": [[k.item() if isinstance(k, np.generic) else k, v] for k, v in value.items()]}
         out[name] = value
     return out
 
 
 def restore_params(params: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`saved_params`."""
+    """Return the parameters from which :func:`encode_params` made ``params``."""
     pairs = {k: dict(map(tuple, v["pairs"])) for k, v in params.items() if isinstance(v, dict)}
     return {**params, **pairs}

@@ -1,4 +1,4 @@
-"""Thread pools of libraries."""
+"""Limit the thread pools of BLAS, OpenMP and zarr, and choose the number of threads of a fit."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ T = TypeVar("T")
 
 @lru_cache(maxsize=1)
 def _controller() -> ThreadpoolController:
-    import numpy.linalg  # noqa: F401  both BLAS libraries have to be loaded before the controller looks
+    import numpy.linalg  # noqa: F401  both BLAS libraries must be loaded before the controller is created
     import scipy.linalg  # noqa: F401
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
 
 
-class _OneThread:
-    """The limit of the whole process: the first to come sets it, the last to leave takes it back."""
+class _ThreadLimit:
+    """One-thread limit of the process, which the first user sets and the last user removes.
 
-    # Each on its own would restore what it found, and so either let the pools loose under another or leave
-    # them limited for ever.
+    If every user restored the limit that it found, overlapping users could remove the limit too early or
+    leave it set forever.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,43 +59,42 @@ class _OneThread:
 
 
 def _take_control() -> None:
-    """Let the calling thread set the limits of OpenBLAS."""
-    # From threadpoolctl 3.8 on only the thread that set a limit first may change it; all others do nothing in
-    # silence.
+    """Allow the calling thread to set the limits of OpenBLAS."""
+    # Since threadpoolctl 3.8, changes by any thread but the first that set a limit are silently ignored.
     for library in _controller().lib_controllers:
         clear = getattr(library, "clear_controlling_thread", None)
         if clear is not None:
             clear(force=True)
 
 
-_one_thread = _OneThread()
+_thread_limit = _ThreadLimit()
 
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """BLAS and zarr use one thread each inside, in all threads of the process."""
-    _one_thread.enter()
+    """Limit BLAS, zarr and OpenMP to one thread each inside the ``with`` statement."""
+    _thread_limit.enter()
     try:
-        # OpenMP counts by calling thread, not by process.
+        # The limit of OpenMP holds only for the calling thread; the other limits hold for the process.
         with _controller().select(user_api="openmp").limit(limits=1):
             yield
     finally:
-        _one_thread.leave()
+        _thread_limit.leave()
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """What a call returns, waited for only so long: for requests to a cluster that may never be answered."""
-    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+    """Return ``call()``; raise a TimeoutError after ``seconds``, since requests to a cluster may hang."""
+    results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
         try:
-            answers.put((call(), None))
+            results.put((call(), None))
         except BaseException as error:  # noqa: BLE001  raised in the calling thread
-            answers.put((None, error))
+            results.put((None, error))
 
     threading.Thread(target=work, name="bounded-call", daemon=True).start()
     try:
-        value, error = answers.get(timeout=seconds)
+        value, error = results.get(timeout=seconds)
     except queue.Empty:
         raise TimeoutError(f"no answer in {seconds:g} s") from None
     if error is not None:
@@ -103,9 +103,8 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 
 def resolve_jobs(n_jobs: int | None) -> int:
-    """Threads that ``n_jobs`` means: -1 is all cores that a batch system or a container allows."""
-    # None is what joblib.parallel_config says: one thread in a worker of joblib's, as in a grid search with
-    # n_jobs=-1.
+    """Return the number of threads for ``n_jobs``; -1 means all cores that this process may use."""
+    # None means the setting of joblib.parallel_config, which is one thread in a worker of a grid search.
     from dask.system import cpu_count
 
     if n_jobs is None:
@@ -116,9 +115,8 @@ def resolve_jobs(n_jobs: int | None) -> int:
 
 
 def _joblib_jobs() -> int | None:
-    """What joblib was set to, or its worker that calls is left with; None where it was not set."""
-    # It reads a setting here, and stores nothing.
-    from joblib import effective_n_jobs  # noqa: TID251
+    """Return the number of jobs that joblib is set to or allows in its worker; None if it is not set."""
+    from joblib import effective_n_jobs  # noqa: TID251  only reads a setting
     from joblib.parallel import get_active_backend  # noqa: TID251
 
     backend, n_jobs = get_active_backend()

@@ -28,7 +28,7 @@ from scalelatent.engine.cache import memory_limit as process_memory
 from scalelatent.engine.callbacks import Callbacks
 from scalelatent.engine.mapwrite import map_rows, map_to_array, parted_layout, start_map
 from scalelatent.engine.plan import LONG_SECONDS, Forecast, Resources, find_resources, long_fit
-from scalelatent.engine.saved_models import restore_params, save_model, saved_params
+from scalelatent.engine.saved_models import encode_params, restore_params, save_model
 from scalelatent.errors import DataError, LongFitWarning, warn_user
 from scalelatent.storage.disk import Location, locate
 
@@ -633,7 +633,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         values, arrays = self._to_saved()
         if hasattr(self, "feature_names_in_"):
             values["feature_names_in"] = [str(name) for name in self.feature_names_in_]
-        params, beside = saved_params(self.get_params(deep=False)), self._beside_saved()
+        params, beside = encode_params(self.get_params(deep=False)), self._beside_saved()
         save_model(url, self._kind, params, values, arrays, overwrite=overwrite, beside=beside)
 
     def to_onnx(self, path: str | Path) -> None:

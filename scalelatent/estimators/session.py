@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.idle import lend
+from scalelatent.contract.idle_threads import allow_threads
 from scalelatent.contract.learners import CostedMap, Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
@@ -26,13 +26,13 @@ from scalelatent.deploy.clusters import client_of, current_job
 from scalelatent.engine.backend import computes_on_card
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
-from scalelatent.engine.callbacks import Callback, Callbacks, telling_of_kernels
+from scalelatent.engine.callbacks import Callback, Callbacks, report_compilations
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.incremental import DropLeaves, KeptLeaves
 from scalelatent.engine.mapwrite import map_rows, map_to_array, open_spec, parted_rows, start_map
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import warn_if_sorted
-from scalelatent.engine.passes import Stage, choose_block, given_grid, make_stage
+from scalelatent.engine.passes import Stage, choose_block_rows, make_stage, select_grid_options
 from scalelatent.engine.plan import MAX_TASKS
 from scalelatent.engine.quarantine import Quarantine, check_choice
 from scalelatent.engine.resume_identity import same_form
@@ -149,7 +149,7 @@ class FitSession:
         self.client = self._exit.enter_context(self._connection)
         self._exit.enter_context(single_threaded())
         if self.client is None:  # workers tell of theirs
-            self._exit.enter_context(telling_of_kernels(self.callbacks))
+            self._exit.enter_context(report_compilations(self.callbacks))
         if self.run_dir is not None:
             self.store = EngineStore(locate(self.run_dir).at("engine"))
         elif self.client is not None:
@@ -191,7 +191,7 @@ class FitSession:
         from scalelatent.engine.inprocess import InProcessExecutor
 
         # Refused before anything is written, for whatever number of columns a stage will have.
-        choose_block(1, **given_grid(self.options))
+        choose_block_rows(1, **select_grid_options(self.options))
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
             quarantine = Quarantine(self.on_bad_shard)
@@ -301,7 +301,7 @@ class FitSession:
 
     def _serve(self, step: Step) -> Any:
         if isinstance(step, Derive):
-            with lend(resolve_jobs(self.n_jobs) if self.client is None else 1):
+            with allow_threads(resolve_jobs(self.n_jobs) if self.client is None else 1):
                 return step.value()
         if isinstance(step, Map):
             return self.mapped(step.name, step)
@@ -383,7 +383,7 @@ class FitSession:
     @property
     def grid(self) -> dict[str, Any]:
         """The arguments of ``make_stage`` about blocks and leaves."""
-        return {**given_grid(self.options), "card_blocks": self._card_blocks}
+        return {**select_grid_options(self.options), "card_blocks": self._card_blocks}
 
     def collect(
         self, name: str, reduction: Reduction, rows: Rows | Dataset, classes: np.ndarray | None = None
@@ -411,7 +411,7 @@ class FitSession:
         self.leaves(place)
         task = start_map(stage, dataset, row_map, place.url, self.device, resume=True)
         out = map_rows(self.executor, task, progress)
-        self.executor.quarantine.follow(dataset, out)
+        self.executor.quarantine.exclude_mapped(dataset, out)
         return out
 
     def _map_in_memory(self, row_map: RowMap, dataset: Dataset, progress: Progress) -> Dataset:
@@ -440,13 +440,13 @@ class FitSession:
         order, work, options = step.order(self.options), step.learner, self.options
         callbacks, every = list(self.callbacks.callbacks), options.get("checkpoint_steps")
         datasets = {part: self._weighed(rows) for part, rows in step.rows.items()}
-        drop = None
+        cleaner = None
         if step.keeps_leaves:
             assert self.store is not None, "Begin asks for records"
             folder, run = self.store.ref
             work = KeptLeaves(step.learner, folder, f"{self.kind}_{name}", run)
-            drop = DropLeaves(work)
-            callbacks, every = [*callbacks, drop], every or order.n_steps
+            cleaner = DropLeaves(work)
+            callbacks, every = [*callbacks, cleaner], every or order.n_steps
         elif order.buffer_rows < order.segment(0)[1]:
             # Not for leaves, whose totals are over all rows: their order does not matter.
             warn_if_sorted(datasets["train"], order)
@@ -466,8 +466,8 @@ class FitSession:
             validate_steps=options.get("validate_steps"),
         )
         through = bool(result.history) and result.history[-1]["steps"] >= step.n_epochs * order.n_steps
-        if drop is not None and (through or step.learner.is_done(result.state)):
-            drop.all()
+        if cleaner is not None and (through or step.learner.is_done(result.state)):
+            cleaner.drop()
         return result
 
     def _weighed(self, rows: Rows) -> Dataset:
@@ -504,7 +504,7 @@ class FitSession:
             self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
             task = start_sets(stage, dataset, step.sets, place.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
-            missing = places_within(step.sets, self.executor.quarantine.rows_of(dataset))
+            missing = places_within(step.sets, self.executor.quarantine.excluded_rows(dataset))
             kept = self._done(step, stage, written, begin, missing=list(missing))
         missing = tuple(int(i) for i in kept.get("missing", ()))
         return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows, missing)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from scalelatent.contract.kinds import load
+from scalelatent.contract.kinds import import_object
 from scalelatent.engine.callbacks import Callback, Unfailing
 from scalelatent.errors import JobError, nearest
 
@@ -68,7 +68,7 @@ def callbacks_trouble(tables: Sequence[Mapping[str, Any]]) -> str:
 
 def _class_of(name: str, where: str) -> type[Callback]:
     if name in OWN:
-        found = load(OWN[name])
+        found = import_object(OWN[name])
     else:
         points: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=GROUP)}
         if name not in points:

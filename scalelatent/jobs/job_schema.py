@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.contract.kinds import Kind, known_kinds, load, own_kinds
+from scalelatent.contract.kinds import Kind, import_object, known_kinds, own_kinds
 from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Where, Whole
 
 from .job_callbacks import KEYS, OWN
@@ -82,7 +82,7 @@ def job_page() -> str:
     lines += ["## [[callbacks]]", "", CALLBACKS_TEXT, ""]
     for callback, place in OWN.items():
         lines += [f'### kind = "{callback}"', ""]
-        given = inspect.signature(load(place)).parameters.values()
+        given = inspect.signature(import_object(place)).parameters.values()
         told = ((one, *KEYS[callback][one.name]) for one in given)
         lines += _table((f"`{one.name}`", value, _default(one.default), doc) for one, value, doc in told)
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
 from scalelatent.deploy.worker_processes import refuse_numbers
-from scalelatent.engine.plan import long_fit, totalled
+from scalelatent.engine.plan import add_totals, long_fit
 
 from .datasets import JobData, open_job_data
 from .job_cluster import check_certificates, connect
@@ -103,7 +103,7 @@ def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]
     needs["disk_bytes"] += REPORT_BYTES + 2 * kept
     if not cluster:
         needs["peak_bytes_per_worker"] += FIGURE_BYTES
-    return totalled(needs, least, most)
+    return add_totals(needs, least, most)
 
 
 def _needs(

@@ -74,7 +74,7 @@ class _Record(Callbacks):
             place.make()
         except OSError as error:
             raise RunError(
-                f"cannot make the run folder {place.url}: {error}; choose another `run_dir`"
+                f"cannot create the run folder {place.url}: {error}; choose another `run_dir`"
             ) from error
         self.exit.enter_context(self._held.lock())
         if place.keys("") in ([], ["lock"]):

@@ -16,7 +16,7 @@ from scalelatent.contract.kinds import find_kind
 from scalelatent.deploy.checks import check_versions
 from scalelatent.deploy.clusters import job_named
 from scalelatent.engine.batch_loop import Progress
-from scalelatent.engine.callbacks import Callback, Callbacks, Unfailing, telling_of_kernels
+from scalelatent.engine.callbacks import Callback, Callbacks, Unfailing, report_compilations
 from scalelatent.errors import JobError, LongFitWarning, ScalelatentError
 from scalelatent.storage.disk import is_local
 
@@ -226,7 +226,7 @@ def _steps(
     estimator.save(folder.model_url, overwrite=True)
     folder.event("model_saved", path=folder.model_url)
     request.check()
-    with telling_of_kernels(callbacks):  # the fit has told of its own
+    with report_compilations(callbacks):  # the fit has told of its own
         if data.test is not None:
             from scalelatent.evaluation.scoring import scorer_of  # compiled kernels come with it
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalelatent.contract.finite import LARGEST, find_nonfinite
+from scalelatent.contract.finite import LARGEST_VALUE, find_nonfinite
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
@@ -83,8 +83,8 @@ class SecondMoments:
             with np.errstate(invalid="ignore", over="ignore"):
                 moment = prepared.to_host(part.T @ part)
             # A NaN or a value too large, wherever it is in a row, reaches the diagonal.
-            if not (length := np.trace(moment)) <= LARGEST**2:
-                place = find_nonfinite(block, LARGEST)
+            if not (length := np.trace(moment)) <= LARGEST_VALUE**2:
+                place = find_nonfinite(block, LARGEST_VALUE)
                 if place or not np.isfinite(length):
                     raise NonFiniteError(
                         place or f"the second moments of rows {block.start} and on overflow float64"
@@ -118,7 +118,7 @@ class Project:
         return backend, backend.asarray(self.basis, np.float32)
 
     def apply(self, prepared: tuple[Backend, Array], block: Block) -> np.ndarray:
-        if place := find_nonfinite(block, LARGEST):
+        if place := find_nonfinite(block, LARGEST_VALUE):
             raise NonFiniteError(place)
         backend, basis = prepared
         return backend.to_host(mapped_rows(self.intercept, backend, block.x, np.float32, "x") @ basis)

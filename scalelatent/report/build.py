@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.kinds import kind_of, load
+from scalelatent.contract.kinds import import_object, kind_of
 from scalelatent.data import Dataset
 from scalelatent.errors import DataError
 
@@ -83,7 +83,7 @@ def build_report(
         run.history = [dict(record) for record in model.history_]
         run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
     place = kind_of(model).report
-    section: Section = (load(place) if place else plain_section)(
+    section: Section = (import_object(place) if place else plain_section)(
         model, data, run, _rows_name(run, role), progress
     )
     page = Page(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from scalelatent.contract.kinds import known_kinds, load
+from scalelatent.contract.kinds import import_object, known_kinds
 from scalelatent.errors import DataError
 
 from .explained import wilson
@@ -223,7 +223,7 @@ def _pictures(compared: Mapping[str, Any]) -> list[Picture]:
             )
         )
         if kind is not None and kind.compare:
-            pictures = load(kind.compare)(measured)
+            pictures = import_object(kind.compare)(measured)
             found += [replace(picture, name=f"{picture.name}{after}") for picture in pictures]
     return found
 

@@ -46,11 +46,11 @@ def test_ours_are_declared_as_others_declare_theirs():
     import tomllib
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"] == {kinds.GROUP: {"scalelatent": kinds.OWN}}
+    assert project["entry-points"] == {kinds.GROUP: {"scalelatent": kinds.OWN_ENTRY_POINT}}
 
 
 def test_a_kind_of_another_package(others):
-    others(scalelatent=kinds.OWN, means=f"{__name__}:MEANS")
+    others(scalelatent=kinds.OWN_ENTRY_POINT, means=f"{__name__}:MEANS")
     assert find_kind("means") is MEANS
     assert find_kernels("means_step") == {"numba": "a:b"}
     assert set(known_kinds()) == {*own_kinds(), "means"}
@@ -71,7 +71,7 @@ def test_others_are_not_asked_for_ours(others):
         (f"{__name__}:NOWHERE", "AttributeError"),
         ("sys:path", "is not a scalelatent.contract.kinds.Kind"),
         ("sys:maxsize", "TypeError"),
-        (f"{__name__}:AGAIN", "there is a kind 'capsule' already"),
+        (f"{__name__}:AGAIN", "another package already defines the kind 'capsule'"),
     ],
 )
 def test_a_broken_entry_point_is_a_warning(others, value, why):
@@ -94,7 +94,7 @@ def test_a_broken_package_is_named(tmp_path):
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == str(sorted(own_kinds()))
-    assert "package broken-models 1.2: its models are left out" in done.stderr
+    assert "package broken-models 1.2: its models are ignored" in done.stderr
 
 
 def test_reading_job_files_imports_little():

@@ -161,11 +161,11 @@ def test_a_batch_of_another_scale_is_told_and_changes_nothing(algorithm: str) ->
 
 
 def test_divergence_is_an_error_of_its_own() -> None:
-    from scalelatent.contract.finite import diverged
+    from scalelatent.contract.finite import make_divergence_error
 
-    assert isinstance(diverged([0], "pass 3", "lower `momentum`"), DivergenceError | RunError)
-    assert "momentum" in str(diverged([0], "pass 3", "lower `momentum`"))
-    assert "momentum" not in str(diverged([0], "pass 1", "lower `momentum`"))
+    assert isinstance(make_divergence_error([0], "pass 3", "lower `momentum`"), DivergenceError | RunError)
+    assert "momentum" in str(make_divergence_error([0], "pass 3", "lower `momentum`"))
+    assert "momentum" not in str(make_divergence_error([0], "pass 1", "lower `momentum`"))
 
 
 # Labels: name, what is given, words of the message.

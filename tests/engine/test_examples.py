@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelatent.contract.finite import LARGEST, diverged, find_nonfinite, find_too_large
+from scalelatent.contract.finite import LARGEST_VALUE, find_nonfinite, find_too_large, make_divergence_error
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
-from scalelatent.engine.cache import limit_of
-from scalelatent.engine.chains import RowCheck, advance, run_chains
+from scalelatent.engine.cache import compute_limit
+from scalelatent.engine.chains import RowCheck, apply_step, run_chains
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.dask.cluster_pass import key_of
 from scalelatent.engine.dask.graph import Graph
 from scalelatent.engine.dask.trial import end_with_word, ends_without_word
 from scalelatent.engine.executor import Place
-from scalelatent.engine.order import Permutations, RowOrder, permutation
+from scalelatent.engine.order import RowOrder, permutation
 from scalelatent.engine.plan import summary_of
 from scalelatent.engine.quarantine import BadShard, Quarantine, check_choice, whole_shards
-from scalelatent.engine.reading import cut
+from scalelatent.engine.reading import slice_column
 from scalelatent.engine.resume_identity import named_values
 from scalelatent.kernels.cuda import matrix_layout
 
@@ -35,9 +35,9 @@ def test_places_of_bad_values_are_named() -> None:
     assert find_nonfinite(block(np.nan)) == "row 7, feature 1 is nan"
     assert find_nonfinite(block(1e39)) == "row 7, feature 1 is 1e+39, beyond float32"
     told = "row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18"
-    assert find_nonfinite(block(1e38), LARGEST) == find_too_large(block(1e38, "f4")) == told
-    assert "the weights have grown" in str(diverged([0], "pass 7", "lower it"))
-    assert "with the first weights" in str(diverged([0], "pass 1", "lower it"))
+    assert find_nonfinite(block(1e38), LARGEST_VALUE) == find_too_large(block(1e38, "f4")) == told
+    assert "the weights have grown" in str(make_divergence_error([0], "pass 7", "lower it"))
+    assert "with the initial weights" in str(make_divergence_error([0], "pass 1", "lower it"))
 
 
 def test_a_check_calls_now_and_then() -> None:
@@ -67,13 +67,13 @@ def test_a_step_of_a_learner() -> None:
     learner: Any = Mean()
     rows = Block(np.ones((4, 2)), None, None, 0, rows=np.arange(4))
     sums = run_chains(learner, np.zeros(2), [rows], None)
-    assert advance(learner, np.zeros(2), sums, 4).tolist() == [0.5, 0.5]
+    assert apply_step(learner, np.zeros(2), sums, 4).tolist() == [0.5, 0.5]
 
 
 def test_sizes_and_names() -> None:
     assert matrix_layout((2, 3), (40, 4), 4) == (True, 10)
     assert matrix_layout((3, 2), (4, 40), 4) == (False, 10)
-    assert (limit_of(0.25, 400), limit_of(64, 400)) == (100, 64)
+    assert (compute_limit(0.25, 400), compute_limit(64, 400)) == (100, 64)
     params = {"capsule_dim": 4, "estimator": {"nu_schedule": [(0.5, 3)]}}
     assert named_values(params) == {"capsule_dim": "4", "estimator.nu_schedule": "[[0.5, 3]]"}
     stage: Any = SimpleNamespace(name="capsule_estep")
@@ -102,21 +102,21 @@ def test_drivers_that_end_without_a_word_are_counted() -> None:
     assert ends_without_word(store, "capsule_estep", 7) == 0
 
 
-def test_permutations_are_remembered() -> None:
-    remembered = Permutations(2)
-    assert remembered(0, 0, 0, 4) is remembered(0, 0, 0, 4)
+def test_a_permutation_has_every_row_once() -> None:
     assert sorted(permutation(0, 0, 0, 4).tolist()) == [0, 1, 2, 3]
 
 
 def test_rows_of_pieces_and_of_bad_shards() -> None:
     held = [((0, 2), (np.arange(2), None, None)), ((2, 4), (np.arange(2, 4), None, None))]
-    assert cut(held, 0, 1, 3).tolist() == [1, 2]
-    assert cut(held, 1, 1, 3) is None
+    assert slice_column(held, 0, 1, 3).tolist() == [1, 2]
+    assert slice_column(held, 1, 1, 3) is None
     rows = Dataset.from_arrays(np.zeros((90, 2), np.uint8))
     stored = rows.save("memory://tests-whole-shards", chunk_rows=10, shard_rows=40)
     assert (whole_shards(stored, 35, 45), whole_shards(stored[30:], 55, 60)) == ((0, 80), (80, 90))
     quarantine = Quarantine("skip")
     quarantine.shards.append(BadShard("rows.zarr", "rows.zarr/x/c/1", 100, 200, 3, "workers died of it"))
-    assert quarantine.rows_of(SimpleNamespace(place=None, url="rows.zarr", extent=(150, 400))) == ((0, 50),)
+    assert quarantine.excluded_rows(SimpleNamespace(place=None, url="rows.zarr", extent=(150, 400))) == (
+        (0, 50),
+    )
     with pytest.raises(ValueError, match="'stop' or 'skip', not 'skp': did you mean 'skip'"):
         check_choice("skp")

@@ -91,7 +91,7 @@ def test_a_feed_that_nobody_uses_lets_go_and_takes_up_again(rows: Dataset) -> No
         assert _threads()  # the caller computes
         feed.rest()
         assert _eventually(lambda: not _threads())
-        assert not feed._held
+        assert not feed._runs
         assert not feed._ready
         again = feed.blocks(0, 4)[0]
         assert again is not None
@@ -100,7 +100,7 @@ def test_a_feed_that_nobody_uses_lets_go_and_takes_up_again(rows: Dataset) -> No
 
 def test_a_thread_that_has_gone_is_started_again(rows: Dataset) -> None:
     with feeding_on(rows) as (feed, _):
-        feed._thread = threading.Thread()  # as one that died without a word
+        feed._thread = threading.Thread()  # a thread that is not alive
         assert feed.blocks(0, 0)[0] is not None
 
 
@@ -157,7 +157,8 @@ def test_what_is_remembered_of_the_order_does_not_grow(rows: Dataset, epochs: in
         for epoch in range(epochs):
             for step in range(order.n_steps):
                 feed.blocks(epoch, step)
-        kept = [p for of_chain in feed._permutations.values() for p in of_chain._kept.values()]
-        assert sum(p.nbytes for p in kept) <= 2 * 2 * order.buffer_rows * 4
+        infos = [cached.cache_info() for cached in feed._permutations.values()]
+        assert all(0 < info.currsize <= feeding.BUFFERS for info in infos)
+        assert all(info.hits for info in infos)
     finally:
         feed.close()

@@ -21,7 +21,7 @@ grids = st.builds(
 
 @given(grids)
 def test_leaves_and_blocks_tile_the_rows(grid: RowGrid) -> None:
-    ranges = [grid.leaf_range(i) for i in range(grid.n_leaves)]
+    ranges = [grid.node_rows(0, i) for i in range(grid.n_leaves)]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == grid.n_rows
     for (_, stop), (start, _) in itertools.pairwise(ranges):
@@ -51,11 +51,11 @@ def test_refuses_what_is_off_the_grid() -> None:
     grid = RowGrid(100, 8, 2)
     with pytest.raises(ValueError, match="at least 1"):
         RowGrid(0, 8, 2)
-    with pytest.raises(ValueError, match="do not lie on the grid"):
+    with pytest.raises(ValueError, match="do not match the grid"):
         grid.blocks(8, 32)
-    with pytest.raises(ValueError, match="do not lie on the grid"):
+    with pytest.raises(ValueError, match="do not match the grid"):
         grid.blocks(0, 33)
     with pytest.raises(IndexError, match="0 to 6"):
-        grid.leaf_range(7)
+        grid.node_rows(0, 7)
     with pytest.raises(IndexError, match="levels are 0 to 1"):
         grid.n_nodes(2)

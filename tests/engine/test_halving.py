@@ -16,7 +16,7 @@ from scalelatent.contract.wants import Wants
 from scalelatent.engine import inprocess
 from scalelatent.engine.backend import DeviceMemoryError, HostBackend
 from scalelatent.engine.cache import PieceCache
-from scalelatent.engine.halving import LEAST_ROWS, apply_block, fill_block, pieces
+from scalelatent.engine.halving import LEAST_ROWS, apply_block, fill_block, split_rows
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.passes import Span, make_stage
@@ -134,7 +134,7 @@ def test_pieces_keep_everything_of_a_block() -> None:
     sparse = CsrRows(dense[dense != 0], np.nonzero(dense)[1], counts, dense.shape)
     for x in (dense, sparse):
         block = Block(x, np.arange(10), np.arange(10.0), 70, np.arange(10)[::-1], 3)
-        parts = list(pieces(block, 4))
+        parts = list(split_rows(block, 4))
         assert [len(part.x) for part in parts] == [4, 4, 2]
         rows = [part.x if isinstance(part.x, np.ndarray) else part.x.to_dense() for part in parts]
         np.testing.assert_array_equal(np.concatenate(rows), dense)
@@ -144,7 +144,7 @@ def test_pieces_keep_everything_of_a_block() -> None:
             )
         assert [part.start for part in parts] == [70, 74, 78]
         assert {part.epoch for part in parts} == {3}
-        assert list(pieces(block, None)) == [block]
+        assert list(split_rows(block, None)) == [block]
 
 
 def test_a_map_is_cut_too(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +236,11 @@ def test_a_map_in_parts_is_cut_too(
     assert (event["event"], event["stage"], event["part"], event["rows"]) == (
         "blocks_cut", "toy_codes", "", 175,
     )  # fmt: skip
-    assert "rows of toy_codes are computed 175 at a time" in event["message"]
+    assert "it computes 175 rows of toy_codes at a time" in event["message"]
 
 
 def test_a_map_in_parts_goes_on_where_memory_ended() -> None:
-    """The card fills up in the midst: rows before stay, and short blocks end it in words."""
+    """The GPU runs out of memory within a block: finished rows stay, and short blocks raise a named error."""
     card, coder, out = Card(400), Coder(2), np.zeros((400, 2))
     card.row_limits["map"] = 200
     block = Block(np.arange(400.0)[:, None], None, None, 30)

@@ -17,7 +17,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.incremental import DropLeaves, KeptLeaves, count_leaves, leaf_order
+from scalelatent.engine.incremental import DropLeaves, KeptLeaves, count_leaves, make_leaf_order
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.passes import make_stage
@@ -71,26 +71,26 @@ X = np.random.Generator(np.random.Philox(3)).normal(size=(103, 2)).astype("f4")
 
 
 def fit(folder: Path, jobs: int = 1, epochs: int = 3, callback: Any = (), **options: Any) -> Any:
-    order = leaf_order(len(X), 2, 16)
+    order = make_leaf_order(len(X), 2, 16)
     learner = KeptLeaves(Means(), str(folder), "toy")
     stage = make_stage("toy_leaves", learner, {"train": Dataset.from_arrays(X)}, "cpu")
     store = EngineStore(folder)
-    drop = DropLeaves(learner)
+    cleaner = DropLeaves(learner)
     result = fit_online(
         InProcessExecutor(jobs, store, 30.0, PieceCache(0)),
         stage,
         {"total": np.zeros(2), "visits": 0},
         order=order,
         n_epochs=epochs,
-        callbacks=Callbacks([drop, *([callback] if callback else [])]),
+        callbacks=Callbacks([cleaner, *([callback] if callback else [])]),
         store=store,
         **options,
     )
-    return result, drop
+    return result, cleaner
 
 
 def by_hand(epochs: int = 3) -> np.ndarray:
-    order = leaf_order(len(X), 2, 16)
+    order = make_leaf_order(len(X), 2, 16)
     kept: dict[int, Any] = {}
     total = np.zeros(2)
     for epoch in range(epochs):
@@ -117,7 +117,7 @@ def test_old_contributions_give_way_to_new_ones(tmp_path: Path) -> None:
 
 def test_leaves_cover_all_rows_and_are_the_same_each_epoch() -> None:
     for n_rows, chains, batch in [(103, 2, 16), (103, 4, 16), (97, 3, 9), (5, 4, 8), (1000, 4, None)]:
-        order = leaf_order(n_rows, chains, batch)
+        order = make_leaf_order(n_rows, chains, batch)
         epochs = [[order.rows(e, s, c) for s in range(order.n_steps) for c in range(chains)] for e in (0, 1)]
         assert sorted(np.concatenate(epochs[0]).tolist()) == list(range(n_rows))
         assert all(np.array_equal(a, b) for a, b in zip(*epochs, strict=True))
@@ -126,11 +126,11 @@ def test_leaves_cover_all_rows_and_are_the_same_each_epoch() -> None:
 
 
 def test_the_size_of_leaves() -> None:
-    assert leaf_order(1_000_000, 4).chain_rows == 7813
-    assert leaf_order(10**9, 4).chain_rows == 65536  # one block in memory
-    assert leaf_order(2000, 4).chain_rows == 256
-    assert leaf_order(20_000, 4, min_leaf_rows=1440).chain_rows == 1440
-    assert leaf_order(100, 4).n_steps == 1
+    assert make_leaf_order(1_000_000, 4).chain_rows == 7813
+    assert make_leaf_order(10**9, 4).chain_rows == 65536  # one block in memory
+    assert make_leaf_order(2000, 4).chain_rows == 256
+    assert make_leaf_order(20_000, 4, min_leaf_rows=1440).chain_rows == 1440
+    assert make_leaf_order(100, 4).n_steps == 1
 
 
 @pytest.mark.parametrize("at", [1, 3, 4, 6, 9])
@@ -152,12 +152,12 @@ def _every_step(progress: Any, done: int, total: int) -> None:
 
 
 def test_files_do_not_grow_with_epochs(tmp_path: Path) -> None:
-    order = leaf_order(len(X), 2, 16)
-    _, drop = fit(tmp_path, epochs=12, checkpoint_steps=order.n_steps)
+    order = make_leaf_order(len(X), 2, 16)
+    _, cleaner = fit(tmp_path, epochs=12, checkpoint_steps=order.n_steps)
     files = list(tmp_path.glob("leaf-*.rec"))
     assert 0 < len(files) <= 5 * count_leaves(order)
     (tmp_path / "leaf-other-000000-0.rec").write_text("another stage's")
-    drop.all()
+    cleaner.drop()
     assert [path.name for path in tmp_path.glob("leaf-*.rec")] == ["leaf-other-000000-0.rec"]
 
 

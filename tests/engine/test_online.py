@@ -253,7 +253,7 @@ def test_checkpoints_are_as_often_as_asked(online: Any, tmp_path: Path) -> None:
 
 def test_another_number_of_rows_is_refused(online: Any) -> None:
     stage = make_stage("toy_step", online.Evidence(P), {"train": Dataset.from_arrays(*blobs(10))}, "cpu")
-    with pytest.raises(ValueError, match="order is one of 11 rows, but the stage trains on 10"):
+    with pytest.raises(ValueError, match="order has 11 rows, but the stage has 10 training rows"):
         fit_online(
             InProcessExecutor(1), stage, {}, order=RowOrder(11, 0, 2), n_epochs=1, callbacks=Callbacks()
         )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scalelatent.data import Dataset
 from scalelatent.engine import order as module
-from scalelatent.engine.order import RowOrder, held_rows, sortedness, warn_if_sorted
+from scalelatent.engine.order import RowOrder, held_rows, measure_sortedness, warn_if_sorted
 
 
 @st.composite
@@ -81,7 +81,7 @@ def test_rows_lie_in_the_runs_that_are_named(order: RowOrder, epoch: int) -> Non
 
 def test_it_depends_on_seed_and_epoch_and_nothing_else() -> None:
     def of(seed: int, epoch: int) -> list[int]:
-        module._runs.cache_clear()
+        module._shuffle_runs.cache_clear()
         return RowOrder(1000, seed, 1000, run_rows=50, buffer_runs=4).rows(epoch, 0).tolist()
 
     assert of(0, 0) == of(0, 0)
@@ -122,7 +122,7 @@ def test_a_step_of_a_billion_rows_is_cheap() -> None:
     import time
 
     order = RowOrder(10**9, seed=0, batch_rows=4096, n_chains=4)
-    module._runs.cache_clear()
+    module._shuffle_runs.cache_clear()
     tracemalloc.start()
     order.rows(3, 200_000, 2)
     peak = tracemalloc.get_traced_memory()[1]
@@ -178,23 +178,23 @@ def test_sortedness(n: int, names: bool) -> None:
     rng = np.random.Generator(np.random.Philox(0))
     y = rng.choice(10, n, p=np.arange(1, 11) / 55)
     y = np.array([f"class {i}" for i in range(10)])[y] if names else y
-    assert sortedness(labelled(y)) < (0.3 if n == 50 else 0.05)
-    assert sortedness(labelled(np.sort(y))) > 0.95
-    assert sortedness(labelled(np.sort(y)[::-1])) > 0.95
+    assert measure_sortedness(labelled(y)) < (0.3 if n == 50 else 0.05)
+    assert measure_sortedness(labelled(np.sort(y))) > 0.95
+    assert measure_sortedness(labelled(np.sort(y)[::-1])) > 0.95
 
 
 def test_sortedness_of_rows_that_are_partly_sorted() -> None:
     rng = np.random.Generator(np.random.Philox(0))
     y = np.sort(rng.integers(0, 4, 100_000))
     loose = np.where(rng.random(len(y)) < 0.5, rng.integers(0, 4, len(y)), y)
-    assert 0.1 < sortedness(labelled(loose)) < 0.5
+    assert 0.1 < measure_sortedness(labelled(loose)) < 0.5
 
 
 @pytest.mark.parametrize(
     "y", [None, np.zeros(100, int), np.arange(100)], ids=["none", "one class", "targets"]
 )
 def test_sortedness_where_it_means_nothing(y: np.ndarray | None) -> None:
-    assert sortedness(Dataset.from_arrays(np.zeros((100, 1)), y)) == 0.0
+    assert measure_sortedness(Dataset.from_arrays(np.zeros((100, 1)), y)) == 0.0
 
 
 def test_few_labels_and_no_rows_are_looked_at() -> None:
@@ -210,7 +210,7 @@ def test_few_labels_and_no_rows_are_looked_at() -> None:
             looked.append(b - a)
             return np.full(b - a, a > 5 * 10**8)
 
-    assert sortedness(Watched()) == 1.0
+    assert measure_sortedness(Watched()) == 1.0
     assert sum(looked) < 20_000
 
 
@@ -223,7 +223,7 @@ def test_a_sorted_dataset_is_warned_about() -> None:
     )
     with pytest.warns(UserWarning, match=match):
         assert warn_if_sorted(rows, order) == 1.0
-    with pytest.warns(UserWarning, match="shuffle=False visits them as they are"):
+    with pytest.warns(UserWarning, match="shuffle=False keeps this order"):
         warn_if_sorted(rows, RowOrder(9000, 0, 100, shuffle=False))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

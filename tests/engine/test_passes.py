@@ -22,11 +22,11 @@ from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import (
     PassContext,
     Span,
-    choose_block,
+    choose_block_rows,
     choose_grid,
     choose_level,
+    list_spans,
     make_stage,
-    spans_of,
 )
 from scalelatent.engine.plan import Resources, stage_memory
 from scalelatent.engine.reading import StopEvent
@@ -168,7 +168,7 @@ def test_a_leaf_passes_for_all_numbers_of_columns_or_for_none(leaf: int, p: int)
 
     def block(columns: int) -> int | None:
         try:
-            return choose_block(columns, None, leaf)
+            return choose_block_rows(columns, None, leaf)
         except JobError:
             return None
 
@@ -176,7 +176,7 @@ def test_a_leaf_passes_for_all_numbers_of_columns_or_for_none(leaf: int, p: int)
     assert (found is None) == (first is None)
     if found is None:
         assert leaf > passes.BLOCK_ROWS
-        assert choose_block(p, None, -(-leaf // 256) * 256)  # what the message says
+        assert choose_block_rows(p, None, -(-leaf // 256) * 256)  # what the message says
     else:
         assert leaf % found == 0
         assert found <= passes.BLOCK_ROWS
@@ -208,7 +208,7 @@ def test_choose_level_keeps_workers_busy_and_tasks_long(leaves: int, workers: in
 def test_spans_tile_all_parts(toy: SimpleNamespace, n: int, held: int, workers: int) -> None:
     stage = toy.stage(toy.rows(n), validation=toy.rows(held))
     seen: dict[str, list[int]] = {"train": [], "validation": []}
-    for span in spans_of(stage, workers):
+    for span in list_spans(stage, workers):
         start, stop = stage.grids[span.part].node_rows(span.level, span.index)
         seen[span.part] += range(start, stop)
     assert seen == {"train": list(range(n)), "validation": list(range(held))}

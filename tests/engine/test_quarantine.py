@@ -37,11 +37,11 @@ def bad(start: int, stop: int, url: str = "rows.zarr") -> BadShard:
 def test_rows_of_a_slice(runs: list[tuple[int, int]], first: int, n: int) -> None:
     quarantine = Quarantine("skip")
     quarantine.shards = [bad(a, a + size) for a, size in runs]
-    found = quarantine.rows_of(SimpleNamespace(place=None, url="rows.zarr", extent=(first, first + n)))
+    found = quarantine.excluded_rows(SimpleNamespace(place=None, url="rows.zarr", extent=(first, first + n)))
     lost = {row for a, size in runs for row in range(a, a + size)} & set(range(first, first + n))
     assert {row + first for a, b in found for row in range(a, b)} == lost
     assert all(b < c for (_, b), (c, _) in itertools.pairwise(found))
-    assert quarantine.rows_of(SimpleNamespace(place=None, url="others.zarr", extent=(0, 100))) == ()
+    assert quarantine.excluded_rows(SimpleNamespace(place=None, url="others.zarr", extent=(0, 100))) == ()
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -125,12 +125,14 @@ def test_a_broken_shard_is_left_out_for_good(tmp_path: Path, toy: Any) -> None:
     np.testing.assert_array_equal(state["trail"], without.state["trail"])
 
 
-def test_a_dataset_that_is_away_is_no_bad_shard(tmp_path: Path, toy: Any) -> None:
+def test_a_missing_dataset_is_not_excluded_as_bad_shards(tmp_path: Path, toy: Any) -> None:
     train = toy.rows(320).save(tmp_path / "rows", chunk_rows=40, shard_rows=40)
     for start in range(0, 320, 40):
         Path(train.shards(start, start + 1)[0][0]).unlink()
     quarantine = Quarantine("skip")
-    with pytest.raises(RunError, match=r"120 of the 320 rows of .* would be left out, more than 25%"):
+    with pytest.raises(
+        RunError, match=r"120 of the 320 rows of .* would be excluded, more than the limit of 25%"
+    ):
         fit_batches(
             InProcessExecutor(1, quarantine=quarantine), toy.stage(train), toy.start(), callbacks=Callback()
         )
@@ -143,6 +145,6 @@ def test_an_output_follows_its_source() -> None:
     source = SimpleNamespace(place=None, url="rows.zarr", extent=(150, 350))
     mapped = SimpleNamespace(place=None, url="mapped.zarr", extent=(0, 200))
     for _ in range(2):
-        quarantine.follow(source, mapped)
-    assert quarantine.rows_of(mapped) == quarantine.rows_of(source) == ((0, 50), (150, 200))
+        quarantine.exclude_mapped(source, mapped)
+    assert quarantine.excluded_rows(mapped) == quarantine.excluded_rows(source) == ((0, 50), (150, 200))
     assert len(quarantine.shards) == 4

@@ -24,9 +24,9 @@ from scalelatent.engine.reading import (
     Reader,
     StopEvent,
     Stopped,
-    _how_far,
+    _limit_read_ahead,
     iter_blocks,
-    naming,
+    name_dataset_in_errors,
 )
 from scalelatent.errors import DataError, RunError
 
@@ -165,7 +165,7 @@ def test_reads_ahead_but_not_far() -> None:
 def test_of_large_pieces_fewer_are_read_ahead() -> None:
     def how_far(row_bytes: int) -> int:
         dataset = SimpleNamespace(is_sparse=False, n_features=row_bytes, dtype=np.dtype("u1"))
-        return _how_far(dataset, [(0, 100), (100, 130)])
+        return _limit_read_ahead(dataset, [(0, 100), (100, 130)], 0)
 
     assert [how_far(AHEAD_BYTES // 100 // n) for n in (1, 2, 3, 100)] == [1, 2, AHEAD, AHEAD]
     assert how_far(AHEAD_BYTES) == 1
@@ -250,7 +250,7 @@ def test_memory_at_its_end_names_what_a_resume_takes(toy: SimpleNamespace) -> No
             RunError,
             match=r"memory_limit, threads\), then resume the run; or start again .*block_rows",
         ),
-        naming(toy.rows(10)),
+        name_dataset_in_errors(toy.rows(10)),
     ):
         raise MemoryError("2 GiB")
 

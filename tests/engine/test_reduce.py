@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalelatent.contract.stats import merge_vectors
 from scalelatent.engine.grid import FAN_IN, PairTree, RowGrid, TreeReducer
-from scalelatent.engine.passes import _NodeTree
+from scalelatent.engine.passes import _SpanSum
 
 
 def _leaves(n: int, seed: int) -> list[np.ndarray]:
@@ -50,7 +50,7 @@ def test_spans_of_any_level(n: int, seed: int, level: int) -> None:
     leaves = _leaves(n, seed)
     reducer = TreeReducer(grid)
     for index in reversed(range(grid.n_nodes(level))):
-        tree = _NodeTree(level, 2)
+        tree = _SpanSum(level, 2)
         for leaf in grid.node_leaves(level, index):
             vector = tree.zeros()
             assert not vector.any()
@@ -117,5 +117,5 @@ def test_a_missing_node_is_an_error(missing: int) -> None:
     for leaf in range(30):
         if leaf != missing:
             reducer.add(0, leaf, np.ones(1))
-    with pytest.raises(RuntimeError, match="not complete"):
+    with pytest.raises(RuntimeError, match="is incomplete"):
         reducer.root()

@@ -22,7 +22,7 @@ from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.inprocess import InProcessExecutor
-from scalelatent.engine.passes import PassContext, Span, worth_saving
+from scalelatent.engine.passes import PassContext, Span, is_worth_saving
 from scalelatent.errors import ScalelatentError
 from tests.helpers import InterruptAt
 
@@ -86,7 +86,7 @@ def test_interrupt_after_every_single_span(
 ) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
     # Ten leaves and three, so at least one task a leaf: cut small so that a pass has many spans.
-    monkeypatch.setattr(passes, "spans_of", _leaf_spans)
+    monkeypatch.setattr(passes, "list_spans", _leaf_spans)
     _fit(toy, tmp_path / "count")
     total = len(computed)
     assert total == PASSES * 13
@@ -112,7 +112,7 @@ def test_interrupt_with_threads_and_another_number_of_them(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr(passes, "spans_of", _leaf_spans)
+    monkeypatch.setattr(passes, "list_spans", _leaf_spans)
     for after in range(1, 40, 5):
         with pytest.raises(KeyboardInterrupt):
             _fit(toy, tmp_path / str(after), InterruptAt(after, "progress"), jobs)
@@ -125,7 +125,7 @@ def test_finished_spans_of_another_level_are_used_or_done_again(
 ) -> None:
     """A resume with another number of workers would cut other spans: what is kept decides."""
     monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr(passes, "spans_of", _leaf_spans)
+    monkeypatch.setattr(passes, "list_spans", _leaf_spans)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(6, "progress"))
     monkeypatch.undo()
@@ -137,7 +137,7 @@ def test_a_torn_span_is_computed_again(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Span]
 ) -> None:
     monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr(passes, "spans_of", _leaf_spans)
+    monkeypatch.setattr(passes, "list_spans", _leaf_spans)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(6, "progress"))
     for i, path in enumerate(sorted(tmp_path.glob("node-*"))[:3]):
@@ -158,10 +158,10 @@ def test_short_spans_are_not_kept_and_a_resume_does_the_pass_again(
 
 
 def test_what_is_worth_saving() -> None:
-    assert worth_saving(0.0, 10**9, 0)
-    assert worth_saving(1.0, 10**6, 30)  # 2 ms of writing for a second of computing
-    assert not worth_saving(0.001, 10**6, 30)
-    assert not worth_saving(1e-4, 100, 30)  # a file costs more than that, however small it is
+    assert is_worth_saving(0.0, 10**9, 0)
+    assert is_worth_saving(1.0, 10**6, 30)  # 2 ms of writing for a second of computing
+    assert not is_worth_saving(0.001, 10**6, 30)
+    assert not is_worth_saving(1e-4, 100, 30)  # a file costs more than that, however small it is
 
 
 @pytest.mark.parametrize("damage", ["torn", "missing", "history"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.grid import RowGrid
-from scalelatent.engine.passes import Span, _cover, plan_spans
+from scalelatent.engine.passes import Span, _cover_leaves, plan_spans
 
 
 @st.composite
@@ -25,7 +25,7 @@ def grids(draw: st.DrawFn) -> tuple[RowGrid, int, set[tuple[int, int]]]:
 @given(grids())
 def test_every_leaf_is_covered_once(case: tuple[RowGrid, int, set[tuple[int, int]]]) -> None:
     grid, level, have = case
-    nodes = list(_cover(grid, level, have))
+    nodes = list(_cover_leaves(grid, level, have))
     leaves = [leaf for node in nodes for leaf in grid.node_leaves(*node)]
     assert sorted(leaves) == list(range(grid.n_leaves))
     for node in nodes:

@@ -73,7 +73,7 @@ def test_a_torn_state_falls_back_to_the_one_before(store: EngineStore, damage: s
         assert found == state["at"] == iteration - 1
         assert len(messages) == 4 - iteration
         assert path.name in messages[-1]
-        assert "falling back to the checkpoint before it" in messages[-1]
+        assert "falling back to the previous checkpoint" in messages[-1]
     Path(store.state_path("toy_estep", 1)).write_bytes(b"")
     assert store.latest_state("toy_estep") is None
 
@@ -157,7 +157,7 @@ def test_resume_of_an_empty_folder_begins(store: EngineStore) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot make the run folder .*file/engine.*run_dir"):
+    with pytest.raises(RunError, match=r"cannot create the run folder .*file/engine.*run_dir"):
         EngineStore(tmp_path / "file" / "engine")
 
 

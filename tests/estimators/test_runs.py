@@ -275,7 +275,7 @@ def test_disk_full_during_the_fit(
 
 def test_a_run_folder_that_cannot_be_made(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot make the run folder"):
+    with pytest.raises(RunError, match="cannot create the run folder"):
         _fit(digits, held_out, tmp_path / "file" / "run")
 
 

@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 
 from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.chains import advance, run_chains
+from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.order import shuffled
 from scalelatent.models.hcn.model.batch import start_leaf, visit
@@ -95,7 +95,7 @@ def check_chains(name: str) -> None:
     found = {}
     for backend in (make_backend("cpu"), make_backend(name)):
         sums = run_chains(learner, learner.start(), [*blocks, None], backend, n_chains=4)
-        found[backend.name] = advance(learner, learner.start(), sums, 13).beliefs
+        found[backend.name] = apply_step(learner, learner.start(), sums, 13).beliefs
     assert_array_equal(*found.values())
     assert len(found) == 2
 

@@ -253,7 +253,7 @@ def test_a_callback_of_another_package_cannot_end_a_fit(
     assert folder.read_state()["state"] == "done"
     assert Broken.told == ["x"] * 5
     (line,) = [line for line in lines if "callback" in line]
-    assert "callback Broken: OSError: no disk; the fit goes on" in line
+    assert "callback Broken: OSError: no disk; the fit continues" in line
 
 
 class Broken(Callback):

@@ -21,7 +21,7 @@ def model() -> sl.CapsuleRegression:
 def test_save_and_load(anywhere: str, model: sl.CapsuleRegression) -> None:
     model.save(anywhere)
     np.testing.assert_array_equal(sl.load_model(anywhere).W_, model.W_)
-    with pytest.raises(DataError, match="exists: choose another place"):
+    with pytest.raises(DataError, match="exists: choose another path"):
         model.save(anywhere)
     model.save(anywhere, overwrite=True)
     np.testing.assert_array_equal(sl.load_model(anywhere).W_, model.W_)

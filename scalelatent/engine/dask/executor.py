@@ -18,7 +18,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.executor import OnRows, StepResult
 from scalelatent.engine.order import RowOrder
-from scalelatent.engine.passes import Span, Stage, plan_spans, spans_of, split_vector
+from scalelatent.engine.passes import Span, Stage, list_spans, plan_spans, split_vector
 from scalelatent.engine.quarantine import Quarantine
 from scalelatent.engine.rates import choose_cache
 from scalelatent.errors import RunError
@@ -184,7 +184,7 @@ class DaskExecutor:
         return self._refs[stage.name]
 
     def _save_stage(self, stage: Stage) -> None:
-        skipped = self._skipped[stage.name] = self.quarantine.of(stage)
+        skipped = self._skipped[stage.name] = self.quarantine.excluded_parts(stage)
         self.store.save_stage(replace(stage, skipped=skipped, cache=choose_cache(self.cache, stage)))
         self.pass_token = self.next_token()
         self._refs[stage.name] = (*self.store.ref, self.pass_token)
@@ -236,7 +236,7 @@ class DaskExecutor:
 
     def spans(self, stage: Stage) -> list[Span]:
         """Spans of a pass on the workers there are."""
-        return spans_of(stage, self.workers)
+        return list_spans(stage, self.workers)
 
     def step(self, stage: Stage, iteration: int, handle: int, on_rows: OnRows) -> StepResult:
         """One pass and its M-step, both on the cluster; the pass may have begun behind the one before."""
@@ -258,7 +258,7 @@ class DaskExecutor:
         return StepResult(out["summary"], out["done"], out["rows"], out["bytes_read"], iteration + 1)
 
     def _pass(self, stage: Stage, iteration: int, learns: bool = True) -> DaskPass:
-        if self.quarantine.of(stage) != self._skipped[stage.name]:
+        if self.quarantine.excluded_parts(stage) != self._skipped[stage.name]:
             self._save_stage(stage)
         todo, kept = plan_spans(stage, iteration, self.store, self.workers)
         return DaskPass(self, stage, iteration, todo, kept, learns=learns)

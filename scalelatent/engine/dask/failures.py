@@ -77,7 +77,7 @@ def settle(executor: DaskExecutor, current: Work[Item], ended: TaskEnded) -> NoR
         isinstance(error, ShardError)
         # The M-step of a short pass has no item, and fails of any of its spans.
         and (ended.item is None or current.dataset_of(ended.item) is not None)
-        and executor.quarantine.take(error, executor.callbacks, **where)
+        and executor.quarantine.exclude_unreadable(error, executor.callbacks, **where)
     ):
         raise LeftOut(str(error))
     raise _told(executor, future, error, current) from None

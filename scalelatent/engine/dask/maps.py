@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from scalelatent.engine.executor import OnRows
 from scalelatent.engine.quarantine import whole_shards
-from scalelatent.engine.rates import map_cache
+from scalelatent.engine.rates import choose_map_cache
 
 from .graph import Graph, Reads
 from .pass_tasks import task_map, task_write_rows
@@ -122,10 +122,10 @@ def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
 
         def make() -> MapShards:
             nonlocal known
-            skipped = executor.quarantine.rows_of(task.dataset)
+            skipped = executor.quarantine.excluded_rows(task.dataset)
             if known is None or skipped != known[1]:
                 name = f"map-{task.name}-{executor.next_token()}"
-                tree = replace(task, skipped=skipped, cache=map_cache(executor.cache, task)).to_tree()
+                tree = replace(task, skipped=skipped, cache=choose_map_cache(executor.cache, task)).to_tree()
                 kept.enter_context(_kept_while(executor, f"result-{name}.rec", tree))
                 known = name, skipped
             return MapShards(executor, task, known[0])

@@ -18,7 +18,7 @@ import numpy as np
 
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import shared_cache
-from scalelatent.engine.chains import CHECK_SECONDS, ChainRunner, RowCheck, advance
+from scalelatent.engine.chains import CHECK_SECONDS, ChainRunner, RowCheck, apply_step
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.executor import KEEP_REPLICAS, Place
 from scalelatent.engine.grid import PairTree, TreeReducer
@@ -314,7 +314,7 @@ class Site:
                     for node, vector in zip(found.nodes, found.vectors, strict=True):
                         sums.add(*node, vector)
                 rows = self.order.step_rows(before.step)
-                self.keep(place, advance(self.stage.online, self._replicas[before], sums, rows))
+                self.keep(place, apply_step(self.stage.online, self._replicas[before], sums, rows))
             return self._replicas[place]
 
     def save(self, place: Place, state: object) -> SegmentEnd:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from scalelatent.contract.idle import lend
+from scalelatent.contract.idle_threads import allow_threads
 from scalelatent.contract.learners import Backend
 from scalelatent.contract.stats import merge_vectors
 from scalelatent.engine.backend import make_backend
@@ -24,9 +24,9 @@ from scalelatent.engine.passes import (
     PassContext,
     Span,
     Stage,
+    is_worth_saving,
     split_vector,
     vector_length,
-    worth_saving,
 )
 from scalelatent.engine.reading import Meter, Stopped
 from scalelatent.engine.threads import single_threaded
@@ -203,7 +203,7 @@ def task_span(
     with stopping(fit):
         vector = context.run_span(span, TaskStop(fit))
     seconds = time.perf_counter() - begin
-    if worth_saving(seconds, vector.nbytes, checkpoint_seconds):
+    if is_worth_saving(seconds, vector.nbytes, checkpoint_seconds):
         open_store(ref).save_node(stage_name, iteration, span, vector)
     _tell_cuts(fit, context.backend, limits)
     pace_news.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
@@ -277,7 +277,7 @@ def task_mstep(
         stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
     settle_process()
-    with lend(worker_threads()):  # which wait for this
+    with allow_threads(worker_threads()):  # which wait for this
         following = stage.batch.update(params.state, stats)
     open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
     done = stage.batch.is_done(following)

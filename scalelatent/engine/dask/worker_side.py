@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.callbacks import kernel_event
-from scalelatent.engine.halving import cut_event
+from scalelatent.engine.halving import make_split_event
 from scalelatent.engine.plan import KEPT_BYTES
 from scalelatent.engine.reading import StopEvent
 from scalelatent.errors import DeviceLostError
@@ -113,7 +113,7 @@ def tell_cut(fit: Fit, what: str, rows: int, device: str) -> None:
     """Tell the driver that blocks are computed in halves here."""
     worker = _worker()
     if worker is not None:
-        tell(fit, {"driver": fit[-1], "cut": cut_event(what, rows, device, worker.address)})
+        tell(fit, {"driver": fit[-1], "cut": make_split_event(what, rows, device, worker.address)})
 
 
 @contextmanager

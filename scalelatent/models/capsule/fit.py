@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.finite import LARGEST
+from scalelatent.contract.finite import LARGEST_VALUE
 from scalelatent.contract.parameters import is_number
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.checkpoints import KEEP_STATES
-from scalelatent.engine.incremental import count_leaves, leaf_order
+from scalelatent.engine.incremental import count_leaves, make_leaf_order
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import ALLOWED_SHARE, Forecast
-from scalelatent.engine.rates import noise
+from scalelatent.engine.rates import make_noise
 from scalelatent.errors import DataError, PlanError
 from scalelatent.estimators.base import tell_cut
 from scalelatent.estimators.inputs import warn_of_outlier
@@ -348,7 +348,7 @@ def first_mean(rows: Dataset) -> Intercept:
             mean = np.asarray(x if isinstance(x, np.ndarray) else x.toarray(), dtype=np.float64).mean(axis=0)
     except DataError:
         pass  # rows that cannot be read are for the pass to report, or to leave out
-    return Intercept(np.where(np.abs(mean) <= LARGEST, mean, 0.0).astype(np.float32), 1.0)
+    return Intercept(np.where(np.abs(mean) <= LARGEST_VALUE, mean, 0.0).astype(np.float32), 1.0)
 
 
 def project_steps(
@@ -497,8 +497,8 @@ def row_order(
     if algorithm_of(model) == "incremental":
         least = LEAF_ROWS_A_DIMENSION * members.total_dim
         batch = None if model.batch_rows is None else int(model.batch_rows)
-        return leaf_order(n_rows, chains, batch, min_leaf_rows=least)
-    return RowOrder.chosen(n_rows, seed, batch_rows(model), chains, options)
+        return make_leaf_order(n_rows, chains, batch, min_leaf_rows=least)
+    return RowOrder.choose(n_rows, seed, batch_rows(model), chains, options)
 
 
 def most_epochs(model: CapsuleRegression, n_rows: int) -> int:
@@ -624,7 +624,7 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
         row, beside = told.chain(
             f"capsule_{step.name} {block}x{p} {learner.layout().size} {n_classes}",
             learner,
-            lambda: (step.state, noise(block, columns, "float32", n_classes)),
+            lambda: (step.state, make_noise(block, columns, "float32", n_classes)),
             order,
             rows=block,
             keeps_leaves=leaves,

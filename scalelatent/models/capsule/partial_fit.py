@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from scalelatent.contract.finite import LARGEST
+from scalelatent.contract.finite import LARGEST_VALUE
 from scalelatent.contract.learners import Backend
 from scalelatent.data.schema import check_label_values
 from scalelatent.engine.backend import make_backend
@@ -216,7 +216,7 @@ def checked_rows(
         X, y = validated(model, X, y, reset=first, dtype="numeric", order="C", ensure_all_finite=False)
     elif len(y) != len(X):
         raise ValueError(f"X has {len(X)} rows, but y has {len(y)} labels: give one label a row")
-    check_finite(X, "X", largest=LARGEST)
+    check_finite(X, "X", largest=LARGEST_VALUE)
     codes = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
     other = classes[codes] != y
     if other.any():

@@ -262,7 +262,7 @@ def learned_rows(model: ConditionalRBM, train: Dataset) -> int:
 def row_order(model: ConditionalRBM, train: Dataset, options: Mapping[str, Any], seed: int) -> RowOrder:
     """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options."""
     n = learned_rows(model, train)
-    return RowOrder.chosen(n, seed, step_rows(model, n), n_chains(model, n), options, model._held)
+    return RowOrder.choose(n, seed, step_rows(model, n), n_chains(model, n), options, model._held)
 
 
 def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:

@@ -15,7 +15,7 @@ from scalelatent.contract.parameters import is_number, is_whole
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.reading import Meter, Reader, as_rows, naming
+from scalelatent.engine.reading import Meter, Reader, as_rows, name_dataset_in_errors
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import warn_user
 from scalelatent.kernels.arrays import Array
@@ -103,7 +103,7 @@ def infer_rows(
         raise ValueError(f"tol={tol!r}: give a number of at least 0, or None for a fixed number of sweeps")
     sweeps = sweeps_of(model, n_sweeps)
     task = _Task(model, rows, name, sweeps, tol, pairs, log_z)
-    named = naming(rows) if isinstance(rows, Dataset) else nullcontext()
+    named = name_dataset_in_errors(rows) if isinstance(rows, Dataset) else nullcontext()
     with named, single_threaded(), ThreadPoolExecutor(resolve_jobs(model.n_jobs)) as pool:
         found = list(pool.map(task.block, range(0, max(len(rows), 1), BLOCK_ROWS)))
     columns = list(zip(*found, strict=True))
@@ -238,7 +238,7 @@ def free_energies(shape: CrbmShape, theta: np.ndarray, ds: Dataset, targets: Tar
     out, backend = [], make_backend("reference")
     reader = Reader(ds, None, Meter(), wants=Wants(csr=True, targets=targets))
     params = shape.split(theta.astype(np.float64))
-    with naming(ds):
+    with name_dataset_in_errors(ds):
         for a in range(0, len(ds), ENERGY_ROWS):
             x, y, weight = reader.read(a, min(a + ENERGY_ROWS, len(ds)))
             block = reader.block(x, y, weight, a)

@@ -361,10 +361,10 @@ def row_order(
 ) -> RowOrder:
     """Which images each step gets: of ``chains`` chains, or one minibatch a step where that is 0."""
     size = step_rows(model, n_rows) if chains else batch_size(model, n_rows)
-    return RowOrder.chosen(n_rows, seed, size, max(chains, 1), options)
+    return RowOrder.choose(n_rows, seed, size, max(chains, 1), options)
 
 
-def leaf_order(
+def make_leaf_order(
     model: HierarchicalCompositionalNetwork, image_bytes: int, n_rows: int, options: Mapping[str, Any]
 ) -> RowOrder:
     """Leaves of a batch fit: one while its messages are small, else so many for each step."""
@@ -415,7 +415,7 @@ def fit_order(
     """Which images each step of a fit gets."""
     if is_online(model):
         return row_order(model, n_rows, options, seed, chains=n_chains(model, n_rows))
-    return leaf_order(model, network.image_bytes, n_rows, options)
+    return make_leaf_order(model, network.image_bytes, n_rows, options)
 
 
 def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: Mapping[str, Rows]) -> Steps:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from scalelatent.contract.idle import in_parts
+from scalelatent.contract.idle_threads import run_parts
 from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_list
 from scalelatent.contract.stats import Stats
@@ -354,7 +354,7 @@ def start_of(
             return own[np.sort(rng.choice(len(own), k, replace=False))].astype(np.float64)
         return seed_centres(own, k, rng)
 
-    centres = in_parts(centres_of, range(len(components)))
+    centres = run_parts(centres_of, range(len(components)))
     return start_pancakes(np.concatenate(centres), width, seed), variance
 
 
@@ -480,7 +480,7 @@ def row_order(model: AnyMixture, k: int, n_rows: int, options: Mapping[str, Any]
     if batch is None:
         batch = max(min(n_rows // 8, max(BATCH_ROWS, ROWS_A_COMPONENT * k)), chains)
         batch = -(-batch // chains) * chains
-    return RowOrder.chosen(n_rows, seed, int(batch), chains, options)
+    return RowOrder.choose(n_rows, seed, int(batch), chains, options)
 
 
 def _mass(state: MixtureState) -> np.ndarray:

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from scalelatent.contract.parameters import DEVICES, is_list
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
-from scalelatent.engine.batch_loop import Progress, tell_unreadable, write_checkpoint
+from scalelatent.engine.batch_loop import Progress, report_unreadable, write_checkpoint
 from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
@@ -535,7 +535,7 @@ def _resume(
     if store is None or found is None:
         return 0
     epoch, state, messages = found
-    tell_unreadable(callbacks, messages)
+    report_unreadable(callbacks, messages)
     trainer.restore(state)
     history += store.load_history(STAGE, epoch)
     callbacks.on_event({"event": "resumed", "stage": STAGE, "pass": epoch, "history": list(history)})

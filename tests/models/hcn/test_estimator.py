@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 from sklearn.utils.estimator_checks import check_estimator
 
 import scalelatent as sl
-from scalelatent.contract.kinds import find_kind, load
+from scalelatent.contract.kinds import find_kind, import_object
 from scalelatent.errors import DataError, JobError, PlanError, RunError
 from scalelatent.estimators.base import StreamedEstimator
 from scalelatent.generators.images import image_set
@@ -253,7 +253,7 @@ def test_a_plan_tells_what_an_image_takes() -> None:
 def test_no_leaf_is_small(n_rows: int) -> None:
     m = network(online=False, layers=[(32, (8, 6))])
     image_bytes = single.OneLayer(fitting.make_layers(m, (1, 96, 96))[0]).image_bytes
-    order = fitting.leaf_order(m, image_bytes, n_rows, {})
+    order = fitting.make_leaf_order(m, image_bytes, n_rows, {})
     smallest = order.step_rows(order.n_steps - 1) // order.n_chains
     assert smallest >= min(5, n_rows)
 
@@ -399,7 +399,7 @@ def test_one_image_is_searched_on_itself() -> None:
 
 def test_runs_are_scored_by_compression() -> None:
     m, seen = network().fit(X), []
-    scorer = load(find_kind("hcn").scorer)()
+    scorer = import_object(find_kind("hcn").scorer)()
     found = scorer.score(m, sl.Dataset.from_arrays(X), progress=lambda done, of: seen.append(done / of))
     assert found == {"compression": pytest.approx(m.compression_)}
     assert seen[-1] == 1

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import scalelatent as sl
-from scalelatent.contract.kinds import find_kind, load
+from scalelatent.contract.kinds import find_kind, import_object
 from scalelatent.errors import DataError, RunError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
@@ -428,7 +428,7 @@ def test_labels_that_cannot_be_learned() -> None:
 
 
 def test_runs_are_scored_by_classes(fitted: Any) -> None:
-    scorer, ds = load(find_kind("hcn").scorer)(), sl.Dataset.from_arrays(X, Y)
+    scorer, ds = import_object(find_kind("hcn").scorer)(), sl.Dataset.from_arrays(X, Y)
     accuracy = fitted.score(ds)
     assert scorer.score(fitted, ds) == {"accuracy": accuracy, "error": pytest.approx(1 - accuracy)}
     assert scorer.test_scores(fitted, sl.Dataset.from_arrays(X), lambda *_: None) == {}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.finite import diverged, find_nonfinite, find_too_large
+from scalelatent.contract.finite import find_nonfinite, find_too_large, make_divergence_error
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
@@ -342,7 +342,9 @@ class CapsuleEM:
         objective = np.where(live, -train["sums"][:, 0] / total, state.objective)
         if not np.isfinite(objective[live]).all():
             bad = np.flatnonzero(live & ~np.isfinite(objective)).tolist()
-            raise diverged(bad, f"pass {state.iteration + 1}", "lower `momentum`, or set `ridge` above 0")
+            raise make_divergence_error(
+                bad, f"pass {state.iteration + 1}", "lower `momentum`, or set `ridge` above 0"
+            )
         error = np.where(live, train["sums"][:, 1] / total, state.train_error)
         validation = state.validation_error
         if self.has_validation:

@@ -23,7 +23,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.finite import diverged
+from scalelatent.contract.finite import make_divergence_error
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
@@ -149,7 +149,7 @@ class OnlineCapsule(Generic[State]):
         if not np.isfinite(sums[live]).all():
             bad = np.flatnonzero(live & ~np.isfinite(sums).all(axis=1)).tolist()
             step = "lower `momentum`, or set `ridge` above 0 or `batch_rows` higher"
-            raise diverged(bad, f"step {state.steps + 1}", step)
+            raise make_divergence_error(bad, f"step {state.steps + 1}", step)
         return sums
 
     def averaged(self, state: OnlineState, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -191,6 +191,6 @@ def _check_products(block: Block, *biases: np.ndarray) -> None:
         row = int(np.flatnonzero(bad)[0])
         x = block.x.to_dense() if isinstance(block.x, CsrRows) else block.x
         raise WeightError(
-            f"the products of row {block.number(row)} with the parameters are beyond float32 (its largest "
-            f"number is {np.abs(x[row]).max():.3g}: scale X)"
+            f"the products of row {block.row_number(row)} with the parameters are beyond float32 (its "
+            f"largest number is {np.abs(x[row]).max():.3g}: scale X)"
         )

@@ -124,7 +124,7 @@ def _check_given(block: Block, v: Observed, xp: ModuleType) -> None:
         row, at = (int(i[0]) for i in xp.nonzero(bad))
         unit = at if v.columns is None else int(v.columns[at])
         raise ValueError(
-            f"row {block.number(row)}, unit {unit} is {float(v.x[row, at]):g}, but units are 0 or 1 (or "
+            f"row {block.row_number(row)}, unit {unit} is {float(v.x[row, at]):g}, but units are 0 or 1 (or "
             "probabilities between)"
         )
 

@@ -145,8 +145,8 @@ class FeatureLayer:
             if odd.any():
                 row, pixel = (int(i) for i in np.argwhere(odd)[0])
                 raise DataError(
-                    f"row {block.number(row)}, pixel {pixel} is {x[row, pixel]}: images are of 0 and 1; set "
-                    "threshold (pixels above it are 1), or missing to the value of unknown pixels"
+                    f"row {block.row_number(row)}, pixel {pixel} is {x[row, pixel]}: images are of 0 and 1; "
+                    "set threshold (pixels above it are 1), or missing to the value of unknown pixels"
                 )
         return self.evidence(x)
 
@@ -156,12 +156,12 @@ class FeatureLayer:
         if odd.any():
             row, pixel = (int(i) for i in np.argwhere(odd)[0])
             raise DataError(
-                f"row {block.number(row)}, pixel {pixel} is {x[row, pixel]}: filters read grey images of "
+                f"row {block.row_number(row)}, pixel {pixel} is {x[row, pixel]}: filters read grey images of "
                 "whole numbers from 0 to 255; multiply images of 0 to 1 by 255 and round them"
             )
         if x.max(initial=0) == 1:
             raise DataError(
-                f"rows from {block.number(0)} on are of 0 and 1: filters find the edges of grey images; "
+                f"rows from {block.row_number(0)} on are of 0 and 1: filters find the edges of grey images; "
                 "leave filters out"
             )
 

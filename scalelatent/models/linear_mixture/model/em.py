@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
-from scalelatent.contract.idle import in_parts
+from scalelatent.contract.idle_threads import run_parts
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
@@ -597,7 +597,7 @@ class MixtureEM:
                 for to, array in zip(found, new, strict=True):
                     to[part] = array
 
-            in_parts(fill, [slice(a, a + some) for a in range(0, len(count), some)])
+            run_parts(fill, [slice(a, a + some) for a in range(0, len(count), some)])
         means, bases, values, noise, traces = found
         for new, old in ((means, now.means), (bases, now.bases), (values, now.values), (noise, now.noise)):
             if new.ndim == old.ndim and not there.all():
