@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import os
 import platform
@@ -29,6 +30,7 @@ import numpy as np
 from scalelatent import _file_locks
 
 from .observers import told
+from .parts import PartCompiler
 
 if TYPE_CHECKING:
     from numba import types
@@ -186,7 +188,13 @@ def _clean() -> None:
     remove_unused()
 
 
-DEFAULTS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True, "fastmath": {"contract"}}
+DEFAULTS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "cache": True,
+    "fastmath": {"contract"},
+    "no_cfunc_wrapper": True,  # no C code calls a kernel
+}
 
 
 # numba has one setting of the place for all threads, and writes to the working folder where it is empty.
@@ -225,7 +233,7 @@ class part:
     """A piece of other kernels: nothing is compiled, or kept on disk, for calls of it from Python."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        options = {"cache": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        options = {"cache": False, "no_cpython_wrapper": True, "pipeline_class": PartCompiler}
         self._dispatcher: Any = numba.njit(**DEFAULTS | options)(function)
         functools.update_wrapper(self, function)
 
@@ -286,6 +294,11 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None
 
         cache.load_overload = wait_and_load
         stack.callback(setattr, cache, "load_overload", load)
+        # The compiler makes many objects that stay. The collector would look through all objects of the
+        # process again and again, a tenth of the seconds of a compilation, and find next to nothing.
+        if gc.isenabled():
+            gc.disable()
+            stack.callback(gc.enable)
         dispatcher.compile(tuple(arguments))
 
 
