@@ -182,10 +182,9 @@ def _pack(w):  # type: ignore[no-untyped-def]
     packed = zeros(p * padded(dims), np.float32)
     for first in range(0, dims, PANEL):
         width = min(PANEL, padded(dims) - first)
-        panel = packed[first * p : (first + width) * p].reshape(p, width)
         for k in range(min(width, dims - first)):
             for f in range(p):
-                panel[f, k] = w[first + k, f]
+                packed[first * p + f * width + k] = w[first + k, f]
     return packed
 
 

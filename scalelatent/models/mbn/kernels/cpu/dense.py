@@ -220,7 +220,7 @@ def _decide(
     for i in range(n):
         best[i], codes[i] = -np.inf, 0
     for first in range(0, len(scale), PANEL):
-        panel = packed[first * q : (first + PANEL) * q].reshape(q, PANEL)
+        panel = packed[first * q : (first + PANEL) * q]
         for i in range(0, n, ROWS):
             sums[:] = 0.0
             _sums(
@@ -239,7 +239,7 @@ def _decide(
                         total = 0.0
                         for c in range(q):
                             # np.float64: float() would leave a float32 what it is.
-                            total += np.float64(strip[r, c]) * np.float64(panel[c, j - first])
+                            total += np.float64(strip[r, c]) * np.float64(panel[c * PANEL + j - first])
                         score = total * exact[0, j] + exact[1, j]
                         if score > best[r]:
                             best[r], codes[r] = score, j
