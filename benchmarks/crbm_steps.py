@@ -107,6 +107,7 @@ def fit_parts(
         local_steps=local_steps,
         n_sweeps=sweeps or args.sweeps,
         n_epochs=1,
+        learning_rate=0.05,
         random_state=args.seed,
         n_jobs=jobs,
     )
@@ -271,7 +272,11 @@ def local(args: Any) -> list[dict[str, Any]]:
         params = {} if steps is None else {"n_chains": chains, "local_steps": steps}
         begin = time.perf_counter()
         model = sl.ConditionalRBM(
-            n_hidden=args.hidden, n_epochs=args.local_epochs, random_state=args.seed, **params
+            n_hidden=args.hidden,
+            n_epochs=args.local_epochs,
+            learning_rate=0.05,
+            random_state=args.seed,
+            **params,
         ).fit(x, v)
         errors = model.errors(*test)
         out.append(

@@ -39,7 +39,8 @@ def main() -> None:
     begin = time.perf_counter()
     train, held, test = infinite_digits(a.folder, a.rows, a.seed)
     print(f"{a.rows} images in {time.perf_counter() - begin:.1f} s", flush=True)
-    model = sl.CapsuleRegression(capsule_dim=4, architecture="all_vs_all", random_state=a.seed)
+    paper = {"algorithm": "em", "fit_intercept": False, "ridge": 0}
+    model = sl.CapsuleRegression(capsule_dim=4, architecture="all_vs_all", random_state=a.seed, **paper)
     run = a.folder / f"run-{a.rows}"
     begin = time.perf_counter()
     with sl.cluster("local", workers=a.workers, memory_limit=a.memory_limit) as client:

@@ -37,6 +37,8 @@ def run(name: str, a: Any) -> dict[str, Any]:
     model = sl.CapsuleRegression(
         capsule_dim=a.dim,
         algorithm=name,
+        fit_intercept=False,
+        ridge=0,
         max_iter=a.passes,
         n_epochs=a.epochs,
         random_state=a.seed,

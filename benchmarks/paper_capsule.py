@@ -23,6 +23,10 @@ import scalelatent as sl
 STARTS_PASSES = 1000
 
 
+# The paper's model, and its algorithm.
+PAPER: dict[str, Any] = {"algorithm": "em", "fit_intercept": False, "ridge": 0}
+
+
 def datasets() -> tuple[sl.Dataset, sl.Dataset, sl.Dataset]:
     """Training, validation and test rows of the paper's protocol."""
     (x, y), (xt, yt) = mnist(), mnist(part="test")
@@ -34,7 +38,8 @@ def fit_and_score(seed: int, jobs: int | None, **params: Any) -> dict[str, Any]:
     """One fit by the paper's protocol."""
     train, held, test = datasets()
     begin = time.perf_counter()
-    model = sl.CapsuleRegression(random_state=seed, n_jobs=jobs, **params).fit(train, validation=held)
+    model = sl.CapsuleRegression(random_state=seed, n_jobs=jobs, **PAPER, **params)
+    model.fit(train, validation=held)
     seconds = time.perf_counter() - begin
     record = {
         **params,
@@ -68,6 +73,7 @@ def convergence(seed: int, jobs: int | None) -> list[dict[str, Any]]:
         for nu in (0.0, 0.8):
             schedule = None if nu == 0 else [(nu, 10**6)]
             model = sl.CapsuleRegression(
+                **PAPER,
                 capsule_dim=4,
                 momentum=momentum,
                 nu_schedule=schedule,
@@ -104,7 +110,9 @@ def starts(seed: int, jobs: int | None, partial: Path | None = None) -> list[dic
     """
     x, y = mnist()
     data = sl.Dataset.from_arrays(x, y)
-    projected = sl.CapsuleRegression(capsule_dim=1, max_iter=1).fit(data).projection_.astype(np.float32)
+    projected = (
+        sl.CapsuleRegression(capsule_dim=1, max_iter=1, **PAPER).fit(data).projection_.astype(np.float32)
+    )
     data = sl.Dataset.from_arrays(x.astype(np.float32) @ projected, y)
     settings: list[dict[str, Any]] = [{"init": "subspace"}]
     settings += [
@@ -115,7 +123,7 @@ def starts(seed: int, jobs: int | None, partial: Path | None = None) -> list[dic
     done = json.loads(partial.read_text()) if partial and partial.exists() else []
     for one in settings[len(done) :]:
         model = sl.CapsuleRegression(
-            capsule_dim=4, nu_schedule=[(0.8, 10**6)], max_iter=STARTS_PASSES, n_jobs=jobs, **one
+            **PAPER, capsule_dim=4, nu_schedule=[(0.8, 10**6)], max_iter=STARTS_PASSES, n_jobs=jobs, **one
         ).fit(data)
         errors = [r["train_error"] for r in model.history_]
         done.append(

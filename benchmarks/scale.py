@@ -134,7 +134,7 @@ CASES = {
         "batch",
         "digits",
         "capsule_estep",
-        lambda: sl.CapsuleRegression(capsule_dim=6, random_state=0),
+        lambda: sl.CapsuleRegression(capsule_dim=6, algorithm="em", random_state=0),
         100,
         "a hundred, after which most of the paper's fall in log-loss is over",
     ),

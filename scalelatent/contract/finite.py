@@ -19,7 +19,7 @@ LARGEST = 1e18
 def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
     """Where the first non-finite or too large value of a block lies, in words, or None."""
     x = block.x
-    if x.dtype.kind != "f":
+    if x.dtype.kind != "f" and (largest == np.inf or x.dtype.kind not in "iu"):
         return None
     if isinstance(x, CsrRows):
         x = x.to_dense()
@@ -43,8 +43,11 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
 def find_too_large(block: Block) -> str | None:
     """Like :func:`find_nonfinite` with ``LARGEST``."""
     x = block.x.data if isinstance(block.x, CsrRows) else block.x
-    if x.dtype.kind != "f" or not isinstance(x, np.ndarray):
+    if x.dtype.kind not in "fiu" or not isinstance(x, np.ndarray):
         return None
+    if x.dtype.kind != "f":  # of the integers only those of 8 bytes are ever so large, and their squares wrap
+        fits = x.dtype.itemsize < 8 or not x.size or max(-int(x.min()), int(x.max())) <= LARGEST
+        return None if fits else find_nonfinite(block, LARGEST)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.vdot(x, x))
     return None if squares <= LARGEST**2 else find_nonfinite(block, LARGEST)

@@ -225,9 +225,9 @@ class Dataset:
             ds = ds if then is None else cls(then)
         if ds.fingerprint() != spec["fingerprint"]:
             raise DataError(
-                f"dataset {spec['url']} has changed since this job began (fingerprint "
-                f"{ds.fingerprint()[:12]}, expected {spec['fingerprint'][:12]}); restore it, or start "
-                "the job again"
+                f"dataset {spec['url']} has changed since this job began, or this model was fitted "
+                f"(fingerprint {ds.fingerprint()[:12]}, expected {spec['fingerprint'][:12]}); restore it, or "
+                "start the job, or fit the model, again"
             )
         ds = ds[spec["start"] : spec["stop"]]
         ds = ds.without_labels() if spec.get("without_labels") else ds

@@ -231,23 +231,26 @@ class Feed:
 
     def _take_whole(self, rows: np.ndarray) -> _Rows:
         assert self._whole is not None
-        x, y, weight = self._whole
+        (x, y, weight), rows = self._whole, self._order.numbers(rows)
         y = None if y is None else y.take(rows, axis=0)
         weight = None if weight is None else weight.take(rows, axis=0)
         return x.take(rows, axis=0), y, weight, rows
 
     def _take(self, rows: np.ndarray) -> _Rows:
-        size = self._order.run_rows
+        size, numbers = self._order.run_rows, self._order.numbers(rows)
         by_run = np.argsort(rows // size, kind="stable")
         runs = rows[by_run] // size
         cuts = [0, *(np.flatnonzero(runs[1:] != runs[:-1]) + 1).tolist(), len(rows)]
         spans = [(int(runs[a]), by_run[a:b]) for a, b in itertools.pairwise(cuts) if a < b]
         columns = []
         for column in range(3):
-            parts = [(self._piece(run)[column], rows[at] - run * size, at) for run, at in spans]
+            parts = [
+                (self._piece(run)[column], numbers[at] - self._order.run_range(run)[0], at)
+                for run, at in spans
+            ]
             columns.append(_gather_parts(parts, len(rows)))
         x, y, weight = columns
-        return x, y, weight, rows
+        return x, y, weight, numbers
 
     def _piece(self, run: int) -> Piece:
         if self._closed:

@@ -15,7 +15,7 @@ from .batch_loop import LoopResult, Progress, make_record, tell_unreadable, writ
 from .callbacks import Callback
 from .checkpoints import EngineStore
 from .executor import Executor, OnlineSteps, Place
-from .order import RowOrder
+from .order import RowOrder, held_rows
 from .passes import Stage
 
 
@@ -53,10 +53,9 @@ def fit_online(
     validate_steps: int | None = None,
 ) -> LoopResult:
     """Run an :class:`~scalelatent.contract.learners.OnlineLearner` for some epochs, or until it is done."""
-    if order.n_rows != len(stage.datasets["train"]):
-        raise ValueError(
-            f"the order is one of {order.n_rows} rows, but the stage trains on {len(stage.datasets['train'])}"
-        )
+    n_rows = len(stage.datasets["train"])
+    if order.n_rows + len(held_rows(order.held, n_rows)) != n_rows:
+        raise ValueError(f"the order is one of {order.n_rows} rows, but the stage trains on {n_rows}")
     settings = _Settings(n_epochs, checkpoint_seconds, checkpoint_steps, report_steps, validate_steps)
     fit = _OnlineFit(executor, stage, order, callbacks, store, settings)
     state = fit.restore(state)

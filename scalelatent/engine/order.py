@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SAMPLED_PLACES, SAMPLED_ROWS = 64, 256
 SORTED = 0.5
 
+_Rows = TypeVar("_Rows", int, np.ndarray)
 Permute = Callable[[int, int, int, int], np.ndarray]
 
 
@@ -41,6 +42,8 @@ class RowOrder:
     run_rows: int = 1024
     buffer_runs: int = 16
     shuffle: bool = True
+    # (rows, period): the last so many rows of each period are held out, and n_rows counts the others.
+    held: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
         for name in ("n_rows", "batch_rows", "n_chains", "run_rows", "buffer_runs"):
@@ -54,13 +57,19 @@ class RowOrder:
 
     @classmethod
     def chosen(
-        cls, n_rows: int, seed: int, batch_rows: int, n_chains: int, options: Mapping[str, Any]
+        cls,
+        n_rows: int,
+        seed: int,
+        batch_rows: int,
+        n_chains: int,
+        options: Mapping[str, Any],
+        held: tuple[int, int] = (0, 1),
     ) -> RowOrder:
         """With the runs that ``[engine]`` asks for, or those that suit the rows."""
         buffer = int(options.get("buffer_runs") or cls.buffer_runs)
         # Few rows: shorter runs, so that each chain gets some from all over and permutes all it has.
         run = int(options.get("run_rows") or min(cls.run_rows, n_rows // (buffer * n_chains) + 1))
-        return cls(n_rows, seed, batch_rows, n_chains=n_chains, run_rows=run, buffer_runs=buffer)
+        return cls(n_rows, seed, batch_rows, n_chains, run, buffer, held=held)
 
     @property
     def n_steps(self) -> int:
@@ -98,18 +107,20 @@ class RowOrder:
         return min(first_step * self.chain_rows, length), min(last_step * self.chain_rows, length)
 
     def rows(self, epoch: int, step: int, chain: int = 0) -> np.ndarray:
-        """Rows of a chain in a step, in their order."""
+        """Return the row numbers of a chain in a step, in their order."""
         if not (0 <= step < self.n_steps and 0 <= chain < self.n_chains and epoch >= 0):
             raise IndexError(
                 f"epoch {epoch}, step {step}, chain {chain}: there are {self.n_steps} steps of "
                 f"{self.n_chains} chains"
             )
-        return self.rows_at(epoch, chain, *self.places(chain, step, step + 1))
+        return self.numbers(self.rows_at(epoch, chain, *self.places(chain, step, step + 1)))
 
     def rows_at(
         self, epoch: int, chain: int, first: int, last: int, permute: Permute | None = None
     ) -> np.ndarray:
-        """Rows at the places ``first:last`` of a chain's segment, int64."""
+        """Return the rows at the places ``first:last`` of a chain's segment, int64; held-out rows are not
+        counted (see `numbers`).
+        """
         begin, length = self.segment(chain)
         if not self.shuffle or first >= last:
             return np.arange(begin + first, begin + max(first, last), dtype=np.int64)
@@ -139,8 +150,21 @@ class RowOrder:
         return runs[low // self.run_rows : high // self.run_rows + 1]
 
     def run_range(self, run: int) -> tuple[int, int]:
-        """Rows ``(start, stop)`` of a run."""
-        return run * self.run_rows, min((run + 1) * self.run_rows, self.n_rows)
+        """Return the rows ``(start, stop)`` of the dataset that a run lies in."""
+        last = min((run + 1) * self.run_rows, self.n_rows) - 1
+        return self.numbers(run * self.run_rows), self.numbers(last) + 1
+
+    def numbers(self, rows: _Rows) -> _Rows:
+        """Return the numbers in the dataset of rows that were counted without those held out."""
+        spared, period = self.held
+        return rows + spared * (rows // (period - spared)) if spared else rows
+
+
+def held_rows(held: tuple[int, int], n_rows: int) -> np.ndarray:
+    """Return the numbers of the rows of a dataset that an order with ``held`` leaves out, int64."""
+    spared, period = held
+    rows = np.arange(period - spared, n_rows, period)[:, None] + np.arange(spared)
+    return rows[rows < n_rows]
 
 
 @lru_cache(maxsize=4)

@@ -41,6 +41,7 @@ from .inputs import (
     is_plain,
     rows_and_labels,
     validated,
+    warn_rounded,
     weighed,
 )
 from .learned import learned_table
@@ -82,6 +83,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
     _shares_passes: ClassVar[bool] = False
     # ``fit`` takes validation rows.
     _validates: ClassVar[bool] = True
+    # Rows become float32 before a mean is subtracted: features that differ little at a large value are named.
+    _rounds_rows: ClassVar[bool] = False
     # A row may have a shape: arrays (n, h, w) and (n, channels, h, w) are images, whose features are pixels.
     _takes_images: ClassVar[bool] = False
 
@@ -145,6 +148,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
         """Refuse rows that this model cannot learn from, before any work."""
+
+    def _held_out(self, train: Dataset, held: Dataset | None) -> Dataset | None:
+        """Return the given validation rows, or rows of ``train`` that the fit will not learn from."""
+        return held
 
     def _check_params(self) -> None:
         """Refuse parameters out of range, by a ValueError."""
@@ -295,6 +302,9 @@ class StreamedEstimator(  # type: ignore[call-arg]
         -----
         LongFitWarning
             It would take over an hour: with the time, and what would shorten it.
+        DataConversionWarning
+            The feature whose standard deviation is hardly larger than the rounding of its values to float32,
+            by name, where the model does not subtract means first.
 
         Examples
         --------
@@ -322,6 +332,9 @@ class StreamedEstimator(  # type: ignore[call-arg]
                 )
             held = self._validation_rows(validation)
             self._check_rows(train, held)
+            if self._rounds_rows:
+                warn_rounded(self, train)
+            held = self._held_out(train, held)
             resources = find_resources(call.client, self.n_jobs, None)
             self._check_plan(train, held, resources, call.engine)
             given = {"train": train} if held is None else {"train": train, "validation": held}
@@ -411,6 +424,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         train = new._training_rows(X, y, None)
         held = new._validation_rows(validation) if self._validates else None
         new._check_rows(train, held)
+        held = new._held_out(train, held)
         with client_of(client) as found:
             resources = find_resources(found, self.n_jobs, memory_limit)
         return new._plan(Forecast(self._kind, train, held, resources, engine or {}, measure=True))
@@ -697,8 +711,8 @@ def _map_block(x: np.ndarray, row_map: RowMap, device: str, block_info: Any = No
 
 
 @lru_cache(maxsize=256)
-def tell_cut(name: str, value: int, default: int, why: str) -> None:
+def tell_cut(name: str, value: int | str, default: int | str, why: str) -> None:
     """Say, once, that a default was cut to what the rows allow."""
     logger.warning(
-        "%s=None is %d here, not %d: %s; a number that you give is never cut", name, value, default, why
+        "%s=None is %s here, not %s: %s; a number that you give is never cut", name, value, default, why
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
@@ -14,7 +15,7 @@ from scalelatent.data import Dataset
 from scalelatent.data.read.containers import is_lazy, opened
 from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import check_label_values, refuse_masked
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, warn_user
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from scalelatent.typing import LabelsLike, RowsLike, SlicedArray, ValidationLike, WeightsLike
 
 FLOAT32_MAX = np.finfo(np.float32).max
+# Share of a feature's standard deviation that rounding to float32 may take without a warning, and the rows
+# that are read to find out: runs spread over the dataset.
+ROUNDED_SHARE, ROUNDED_RUNS, ROUNDED_RUN_ROWS = 0.01, 4, 64
 CHECKS: dict[str, Any] = {
     "accept_sparse": "csr",
     "accept_large_sparse": True,
@@ -128,6 +132,41 @@ def weighed(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | None
             "y was given beside a Dataset, which brings its own labels: leave y out, or give arrays"
         )
     return ds if sample_weight is None else ds.with_weight(sample_weight)
+
+
+def check_some_weight(ds: Dataset) -> None:
+    """Refuse rows whose weights are all 0: there would be no row to learn from."""
+    weight = ds.read_weight(0, len(ds))
+    if weight is not None and not weight.any():
+        raise DataError("sample_weight is 0 for all rows: give at least one row a weight above 0")
+
+
+def warn_rounded(model: BaseEstimator, ds: Dataset) -> None:
+    """Warn where float32 rounds away much of what distinguishes the rows, for a model that turns rows into
+    float32 before it subtracts a mean; at most 256 rows are read, and none of a type that float32 holds.
+    """
+    if ds.is_sparse or np.can_cast(ds.dtype, np.float32):
+        return
+    runs = {int(a) for a in np.linspace(0, max(0, len(ds) - ROUNDED_RUN_ROWS), ROUNDED_RUNS)}
+    x = np.concatenate([ds.read_x(a, min(a + ROUNDED_RUN_ROWS, len(ds))) for a in sorted(runs)])
+    with np.errstate(all="ignore"):  # NaN and infinity are refused, by their row, when the fit reads them
+        spread = (x - x.min(axis=0)).astype(np.float64).std(axis=0)
+        largest = np.abs(x.astype(np.float64)).max(axis=0)
+        share = largest * (0.5 * np.finfo(np.float32).eps) / spread
+        # A constant that was computed has no spread but its own rounding.
+        share[spread <= (0.0 if x.dtype.kind != "f" else 64 * np.finfo(x.dtype).eps) * largest] = 0.0
+        bad = np.flatnonzero(share > ROUNDED_SHARE)
+    if not len(bad):
+        return
+    worst = int(bad[share[bad].argmax()])
+    name = f"column {model.feature_names_in_[worst]!r}" if hasattr(model, "feature_names_in_") else None
+    warn_user(
+        f"{name or f'feature {worst}'} has values up to {largest[worst]:g} and a standard deviation of "
+        f"{spread[worst]:g}, of which rounding takes {min(share[worst], 1.0):.0%} when rows become float32 "
+        f"({len(bad)} of {ds.n_features} features lose more than {ROUNDED_SHARE:.0%}). Subtract the mean of "
+        "each feature and divide by its standard deviation first, for example by StandardScaler",
+        DataConversionWarning,
+    )
 
 
 def rows_and_labels(validation: ValidationLike) -> tuple[RowsLike, LabelsLike | None]:

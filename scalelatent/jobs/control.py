@@ -187,8 +187,9 @@ class _Watch:
         self._seen = 0
         self._progress: dict[str, Any] = {}
         params = folder.read_job().params
+        most = params.get("max_iter", params.get("n_epochs"))
         info = {
-            "max_iter": params.get("max_iter", params.get("n_epochs")),
+            "max_iter": most if isinstance(most, int) else None,
             "began": epoch_seconds(folder.read_state().get("began")),
         }
         for callback in callbacks:

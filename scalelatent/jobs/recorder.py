@@ -1,6 +1,6 @@
 """The record of a fit that Python code calls with ``run_dir``: a run folder like that of a job.
 
-It is made when the fit begins, so that a fit that is refused leaves nothing.
+The folder is locked before anything is written into it, and a fit that is refused leaves nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from scalelatent.contract.kinds import find_kind
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.resume_identity import named_values
-from scalelatent.errors import JobError
-from scalelatent.storage.disk import locate
+from scalelatent.errors import JobError, RunError
 
 from .driver_news import RunRecord, install_page
 from .interrupt import StopRequest, stop_on_cancel
@@ -41,6 +40,7 @@ def recorded(call: FitCall) -> Iterator[Callback]:
     """Record a fit in its run folder: a callback for it, and how it ends."""
     record = _Record(call)
     with record.exit:
+        record.hold_folder()
         try:
             yield record
             record.done()
@@ -60,8 +60,32 @@ class _Record(Callbacks):
         super().__init__()
         self.exit = ExitStack()
         self._call = call
-        self._folder: RunFolder | None = None
+        assert call.run_dir is not None, "else nothing is recorded"
+        self._held = RunFolder(call.run_dir)
+        self._folder: RunFolder | None = None  # the same once the fit has begun
         self._began = time.monotonic()
+
+    def hold_folder(self) -> None:
+        """Lock the run folder, so that of two fits at the same time one is refused and touches nothing."""
+        place = self._held.place
+        path = place.local_path("")
+        existed = path is not None and os.path.isdir(path)
+        try:
+            place.make()
+        except OSError as error:
+            raise RunError(
+                f"cannot make the run folder {place.url}: {error}; choose another `run_dir`"
+            ) from error
+        self.exit.enter_context(self._held.lock())
+        if place.keys("") in ([], ["lock"]):
+            self.exit.callback(self._take_back, existed)
+
+    def _take_back(self, existed: bool) -> None:
+        """Empty a folder whose fit never began, and remove it unless it was there before."""
+        if self._folder is None:
+            self._held.remove()
+            if existed:
+                self._held.place.make()
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Make the folder, or open it; a search begins twice, with its refit."""
@@ -70,15 +94,10 @@ class _Record(Callbacks):
         super().on_fit_start(info)
 
     def _open(self, info: Mapping[str, Any]) -> RunFolder:
-        assert self._call.run_dir is not None, "else nothing is recorded"
-        url = locate(self._call.run_dir).url
-        there = RunFolder.open(url) if is_run_folder(url) else None
-        job = job_of(self._call, url, info.get("seed"), None if there is None else there.read_job())
-        if there is not None:  # who drives it is asked before anything is written
-            self.exit.enter_context(there.lock())
-        folder = RunFolder.adopt(url, job)
-        if there is None:
-            self.exit.enter_context(folder.lock())
+        folder = self._held
+        earlier = folder.read_job() if is_run_folder(folder.url) else None
+        job = job_of(self._call, folder.url, info.get("seed"), earlier)
+        folder.adopt(job)
         self._record = RunRecord(folder, job)
         folder.begin("running")
         self._record.begin(f"{socket.gethostname()}:{os.getpid()}", self._call.resume)

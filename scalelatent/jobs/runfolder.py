@@ -32,6 +32,8 @@ import math
 import os
 import re
 import secrets
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -105,15 +107,12 @@ class RunFolder:
         folder._found(job)
         return folder
 
-    @classmethod
-    def adopt(cls, path: str | os.PathLike[str], job: Job) -> RunFolder:
-        """Make a run folder where a fit in Python has its records already, or open the one that is there."""
-        folder = cls(path)
-        if is_run_folder(path):
-            folder.write_job(job)
+    def adopt(self, job: Job) -> None:
+        """Write the job where a fit in Python has its records already, or into the run that is there."""
+        if is_run_folder(self.url):
+            self.write_job(job)
         else:
-            folder._found(job)
-        return folder
+            self._found(job)
 
     def _found(self, job: Job) -> None:
         """Write the first files; the first writer owns the folder."""
@@ -289,7 +288,7 @@ class RunFolder:
     @contextmanager
     def lock(self, patience: float = 0.0, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
         """Hold the run folder: two drivers on one folder would overwrite each other."""
-        guard = lock_of(self.place, "lock")
+        guard = lock_of(self.place, "lock", thread=threading.current_thread().name)
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -309,8 +308,8 @@ class RunFolder:
                     time.sleep(0.5)
                     continue
             raise RunError(
-                f"run folder {self.url} is driven by {_who(guard)}; wait for it to end, or stop it first: "
-                f"scalelatent cancel {self.url}"
+                f"run folder {self.url} is driven by {_who(guard)}; wait for it to end, choose another "
+                f"folder, or stop it first: scalelatent cancel {self.url}"
             ) from None
         self._held = guard
         try:
@@ -409,4 +408,8 @@ def _who(lock: Lock) -> str:
     holder = lock.holder() or {}
     left = holder.get("seconds_left")
     lease = "" if left is None else f" (if that one is gone, its lease ends in {left} s)"
-    return f"process {holder.get('pid', '?')} on host {holder.get('host', '?')}{lease}"
+    pid, host = holder.get("pid", "?"), holder.get("host", "?")
+    thread = ""
+    if (pid, host) == (os.getpid(), socket.gethostname()):
+        thread = f" (this process, in its thread {holder.get('thread', '?')!r})"
+    return f"process {pid} on host {host}{thread}{lease}"

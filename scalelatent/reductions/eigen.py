@@ -43,16 +43,19 @@ def unit_scale(moment: np.ndarray) -> np.ndarray:
 
 
 def inverse_on_rows(
-    moment: np.ndarray, least: float, ridge: float = 0.0, relative_jitter: float = 0.0
+    moment: np.ndarray, least: float, ridge: np.ndarray | float = 0.0, relative_jitter: float = 0.0
 ) -> np.ndarray:
-    """Return (S + ridge I)^-1 of second moments, (p, p); without a ridge a small share of S is added instead.
+    """Return (S + ridge)^-1 of second moments, (p, p), the ridge being a number or one for each column.
+
+    Without a ridge a small share of S is added instead.
 
     Features have unit mean square meanwhile, so that their units do not decide. Directions that no row has
     (eigenvalues at ``least`` of the largest) are left out: there rounding would turn into weights.
     """
+    moment = moment + np.eye(len(moment)) * ridge
     unit = unit_scale(moment)
-    values, vectors = np.linalg.eigh((moment + ridge * np.eye(len(moment))) * unit * unit[:, None])
-    added = 0.0 if ridge > 0 else relative_jitter * max(values.mean(), 0.0)
+    values, vectors = np.linalg.eigh(moment * unit * unit[:, None])
+    added = 0.0 if np.any(ridge) else relative_jitter * max(values.mean(), 0.0)
     kept = values > least * max(values[-1], np.finfo(float).tiny)
     scaled = vectors[:, kept] * unit[:, None]
     inverse = (scaled / (values[kept] + added)) @ scaled.T

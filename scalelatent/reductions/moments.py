@@ -12,6 +12,8 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
+from .intercept import Intercept, mapped_rows
+
 if TYPE_CHECKING:
     from scalelatent.kernels.arrays import Array
 
@@ -22,7 +24,7 @@ class NonFiniteError(ValueError):
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """Sum of w x x^T over rows, for each class or for all rows together."""
+    """Sum of w x x^T over rows, with their intercept if there is one, for each class or for all together."""
 
     # float64 throughout: the moments are factorised, and their small eigenvalues would drown in float32 sums.
 
@@ -31,9 +33,10 @@ class SecondMoments:
     n_features: int
     n_classes: int = 0
     class_weight: np.ndarray | None = None
+    intercept: Intercept | None = None
 
     def layout(self) -> Layout:
-        m, p = max(self.n_classes, 1), self.n_features
+        m, p = max(self.n_classes, 1), self.n_features + (self.intercept is not None)
         return Layout((("moment", (m, p, p)), ("weight", (m,)), ("count", (m,))))
 
     def flops_per_row(self) -> float:
@@ -46,7 +49,7 @@ class SecondMoments:
 
     def accumulate(self, prepared: Backend, block: Block, stats: Stats) -> None:
         """Add a block, class by class."""
-        x = prepared.asarray(block.x, np.float64, "x64")
+        x = mapped_rows(self.intercept, prepared, block.x, np.float64, "x64")
         weight = np.ones(len(block.x)) if block.weight is None else block.weight
         codes = block.y if self.n_classes else np.zeros(len(block.x), dtype=np.int32)
         assert codes is not None
@@ -80,11 +83,12 @@ class SecondMoments:
 
 @dataclass(frozen=True)
 class Project:
-    """Rows times a matrix: x V, float32 (a :class:`~..base.RowMap`)."""
+    """Rows, with their intercept if there is one, times a matrix: float32 (a :class:`~..base.RowMap`)."""
 
     wants = Wants()
 
     basis: np.ndarray
+    intercept: Intercept | None = None
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.basis.shape[1],), "float32"
@@ -97,4 +101,4 @@ class Project:
         if place := find_nonfinite(block, LARGEST):
             raise NonFiniteError(place)
         backend, basis = prepared
-        return backend.to_host(backend.asarray(block.x, np.float32, "x") @ basis)
+        return backend.to_host(mapped_rows(self.intercept, backend, block.x, np.float32, "x") @ basis)

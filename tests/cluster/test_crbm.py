@@ -84,6 +84,16 @@ def test_arrays_and_corruption_on_a_cluster(client: Any, tmp_path: Path) -> None
     np.testing.assert_array_equal(model.fit(v, client=client, run_dir=tmp_path / "run").W_, alone)
 
 
+def test_rows_are_held_out_on_a_cluster(client: Any, pairs: tuple[Dataset, Dataset], tmp_path: Path) -> None:
+    model = ConditionalRBM(n_hidden=3, n_chains=2, random_state=0)
+    alone = model.fit(pairs[0])
+    history, weights = alone.history_, alone.W_
+    model.fit(pairs[0], client=client, run_dir=tmp_path / "run")
+    np.testing.assert_array_equal(model.W_, weights)
+    errors = [[record["validation_error"] for record in told] for told in (history, model.history_)]
+    assert errors[0] == errors[1]
+
+
 def test_local_steps_that_diverge_on_a_cluster(
     client: Any, pairs: tuple[Dataset, Dataset], tmp_path: Path
 ) -> None:

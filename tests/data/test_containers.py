@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from scalelatent import CapsuleRegression, Dataset, MultilayerBootstrapNetwork
+from scalelatent.data.read import sources
 from scalelatent.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -55,6 +57,40 @@ def test_no_block_is_computed_before_the_fit(wrap: Callable[[Any], Any]) -> None
     assert isinstance(lazy, da.Array)
     assert counted.computed == before
     np.testing.assert_array_equal(lazy.compute(), fitted.predict(ROWS))
+
+
+def test_small_chunks_are_computed_together_and_large_ones_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed: list[int] = []
+    compute = da.Array.compute
+
+    def counting(array: da.Array, **how: Any) -> Any:
+        computed.append(len(array))
+        return compute(array, **how)
+
+    monkeypatch.setattr(da.Array, "compute", counting)
+    rows = np.random.default_rng(0).normal(size=(6000, 4))
+    np.testing.assert_array_equal(
+        Dataset.from_arrays(da.from_array(rows, chunks=4)).read_x(2, 5999), rows[2:5999]
+    )
+    assert computed == [5997]
+    chunks = ((300, 300, 100, 2500, 1300, 700, 800), 4)
+    monkeypatch.setattr(sources, "_TOGETHER_BYTES", 1000 * rows[0].nbytes)
+    ds = Dataset.from_arrays(da.from_array(rows, chunks=chunks))
+    assert ds.pieces() == [(0, 700), (700, 3200), (3200, 4500), (4500, 5200), (5200, 6000)]
+    np.testing.assert_array_equal(ds.read_x(0, 6000), rows)
+    assert computed[1:] == [700, 2500, 1300, 700, 800]
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (5, 4)])
+def test_a_small_chunk_of_another_shape_than_the_array_says_is_named(shape: tuple[int, int]) -> None:
+    def wrong(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+        return np.zeros(shape) if block_info[0]["chunk-location"][0] == 3 else block
+
+    rows = da.zeros((40, 4), chunks=4).map_blocks(wrong, dtype=float, meta=np.empty((0, 4)))
+    with pytest.raises(DataError, match=rf"the chunk of rows 12 to 15 .* has shape {re.escape(str(shape))}"):
+        Dataset.from_arrays(rows).read_x(0, 40)
 
 
 def _sliced_dataarray(folder: Path) -> Any:

@@ -99,8 +99,9 @@ def test_zarr_array_is_read_by_chunks() -> None:
     assert ds.classes.tolist() == [0, 1, 2]
 
 
-def test_dask_array_is_computed_block_by_block() -> None:
+def test_dask_array_is_computed_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     da = pytest.importorskip("dask.array")
+    monkeypatch.setattr("scalelatent.data.read.sources._TOGETHER_BYTES", 0)
     computed: list[int] = []
 
     def block(values: np.ndarray) -> np.ndarray:

@@ -71,8 +71,12 @@ CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
     ("1e38, random start", HUGE, {"init": "random"}, TOO_LARGE.format(1e38)),
     ("1e38, projected", HUGE, {"projection": 4}, TOO_LARGE.format(1e38)),
     ("1e38, one against the rest", HUGE, {"architecture": "one_vs_all"}, TOO_LARGE.format(1e38)),
-    *((f"zeros, {name}", np.zeros_like(X), {"algorithm": name}, "every row is 0") for name in ALGORITHMS),
-    ("a class of zeros", np.where((Y == 1)[:, None], 0, X), {}, "every row of class 1 is 0, and nothing spa"),
+    *((f"zeros, {name}", np.zeros_like(X), {"algorithm": name}, "row is the same") for name in ALGORITHMS),
+    ("zeros, no intercept", np.zeros_like(X), {"fit_intercept": False}, "every row is 0"),
+    (
+        "a class of zeros", np.where((Y == 1)[:, None], 0, X), {"fit_intercept": False},
+        "every row of class 1 is 0, and nothing spa",
+    ),
 ]  # fmt: skip
 
 

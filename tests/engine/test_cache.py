@@ -205,7 +205,7 @@ def test_more_is_kept_only_of_rows_that_are_read_again(
     used = []
     for n_epochs in (1, 2):
         model = CapsuleRegression(capsule_dim=2, algorithm="stepwise", n_epochs=n_epochs, n_jobs=1)
-        model.set_params(random_state=0, projection=None).fit(stored[1])
+        model.set_params(random_state=0, projection=None, temperature=1.0).fit(stored[1])
         used.append(shared_cache().used)
     assert used[0] <= 2**20 < stored[1].nbytes < used[1]
 

@@ -44,6 +44,22 @@ def feeding_on(rows: Dataset, **options: Any) -> Iterator[tuple[Feed, Reader]]:
         feed.close()
 
 
+@pytest.mark.parametrize("in_memory", [False, True], ids=["stored", "in memory"])
+def test_rows_that_are_held_out_are_not_fed(rows: Dataset, in_memory: bool) -> None:
+    dataset = Dataset.from_arrays(rows.read_x(0, ROWS)) if in_memory else rows
+    order = RowOrder(ROWS - ROWS // 10, 5, 16, run_rows=32, buffer_runs=4, n_chains=2, held=(1, 10))
+    feed = Feed(Reader(dataset, None, Meter()), order, range(2), 1)
+    seen = []
+    for step in range(order.n_steps):
+        for block in feed.blocks(0, step):
+            assert block is not None
+            assert block.rows is not None
+            np.testing.assert_array_equal(np.asarray(block.x)[:, 0], block.rows * P)
+            seen.extend(block.rows.tolist())
+    feed.close()
+    assert sorted(seen) == [row for row in range(ROWS) if row % 10 != 9]
+
+
 def _threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "scalelatent-feed"]
 

@@ -14,6 +14,8 @@ import scalelatent as sl
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.corruption import corrupt
+from scalelatent.models.crbm import parameters
+from scalelatent.models.crbm.fit import log_held_rows
 from tests.estimators.crbm_cases import Pair, make, patterns, same
 from tests.helpers import InterruptAt
 
@@ -304,6 +306,95 @@ def test_patience_without_validation_rows_is_refused(pair: Pair) -> None:
     for method in (make(patience=2).fit, make(patience=2).plan):
         with pytest.raises(ValueError, match="patience=2 waits for a better .*leave patience out"):
             method(*pair)
+
+
+def default(**more: Any) -> ConditionalRBM:
+    return ConditionalRBM(n_hidden=6, random_state=0, n_jobs=1, **more)
+
+
+def test_a_tenth_is_held_out_and_ends_the_default_fit(caplog: pytest.LogCaptureFixture) -> None:
+    """The held-out rows are spread over all rows: of sorted rows each pattern is learned and validated."""
+    log_held_rows.cache_clear()
+    x, v = patterns(403, 1)
+    order = np.lexsort(v.T)
+    x, v = x[order], v[order]
+    m = default().fit(x, v)
+    errors = [record["validation_error"] for record in m.history_]
+    lasts = [k for k in range(len(errors)) if errors[k] < 0.995 * min(errors[:k], default=1)]
+    # 363 rows are learned from, and 12 epochs show 4,000.
+    assert m.n_iter_ == min(lasts[-1] + 1 + 12, 50) < 50
+    assert m.best_epoch_ == int(np.argmin(errors)) + 1
+    spared = np.arange(403) % 10 == 9
+    asked = default().fit(x[~spared], v[~spared], validation=(x[spared], v[spared]))
+    same(m, asked)
+    assert m.history_[0]["validation_error"] == asked.history_[0]["validation_error"]
+    same(default().fit(x, v), m)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert told[0].startswith("n_epochs=None holds out 40 of the 403 rows of X, and ends the fit when")
+    assert default().plan(x, v)["passes"]["at_most"] == 50
+
+
+def test_held_out_rows_of_every_kind() -> None:
+    x, v = patterns(200, 1)
+    expected = default().fit(x, v)
+    for given in (
+        (csr_array(x), csr_array(v)),
+        (Dataset.from_arrays(x).with_target(Dataset.from_arrays(v)),),
+    ):
+        np.testing.assert_allclose(default().fit(*given).W_, expected.W_, atol=1e-5)
+    images = v.reshape(200, 4, 6)
+    m = default(corruption={"kind": "occlude", "size": 2}).fit(images)
+    assert m.history_[0]["validation_error"] > 0
+    assert default(patience=1).fit(x, v).n_iter_ <= 50
+
+
+def test_of_many_rows_some_runs_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "MOST_HELD", 20)
+    monkeypatch.setattr(parameters, "HELD_RUNS", 5)
+    x, v = patterns(403, 1)
+    spared = np.arange(403) % 80 >= 76
+    asked = default().fit(x[~spared], v[~spared], validation=(x[spared], v[spared]))
+    same(default().fit(x, v), asked)
+
+
+def test_few_rows_and_plain_ones_are_all_learned_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    x, v = patterns(1000, 1)
+    few = default().fit(x[:99], v[:99])
+    assert (few.n_iter_, few.best_validation_error_) == (50, None)
+    plain = default(conditional=False).fit(v)
+    assert (plain.n_iter_, plain.best_validation_error_) == (20, None)
+    assert default(conditional=False).fit(v, validation=v[:50]).n_iter_ == 20
+    assert "holds out" not in caplog.text
+
+
+def test_the_epochs_of_the_paper_have_a_name(pair: Pair) -> None:
+    named, given = (make(n_epochs=n).fit(*pair) for n in ("paper", 50))
+    assert (named.n_iter_, named.best_validation_error_) == (50, None)
+    same(named, given)
+    with pytest.raises(ValueError, match="n_epochs='papers': give a whole number of at least 1, 'paper'"):
+        make(n_epochs="papers").fit(*pair)
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(1400, (4, 3)), (700, (8, 6))])
+def test_rates_fall_by_default_and_are_the_last_of_a_stream(
+    rows: int, epochs: tuple[int, int], pair: Pair
+) -> None:
+    high, middle = epochs
+    found = make(learning_rate=None, n_epochs=high + middle + 2).fit(*patterns(rows, 1)).history_
+    expected = [0.2] * high + [0.1] * middle + [0.05] * 2
+    assert [record["learning_rate"] for record in found] == expected
+    same(make(learning_rate=None).partial_fit(*pair), make(learning_rate=0.05).partial_fit(*pair))
+
+
+def test_a_default_fit_is_resumed_with_its_held_out_rows(tmp_path: Path) -> None:
+    x, v = patterns(300, 1)
+    whole = default().fit(x, v)
+    with pytest.raises(KeyboardInterrupt):
+        default().fit(x, v, run_dir=tmp_path, callbacks=InterruptAt(2))
+    same(default().fit(x, v, run_dir=tmp_path, resume=True), whole)
+    with pytest.raises(RunError, match="validation data"):
+        default(n_epochs=60).fit(x, v, run_dir=tmp_path, resume=True)
 
 
 def test_plan_says_what_a_fit_needs(pair: Pair, held: Pair) -> None:

@@ -161,9 +161,12 @@ def test_weights_are_repetitions(digits: Arrays, options: dict[str, Any]) -> Non
         assert weighted.score(x, y) == pytest.approx(repeated.score(x, y), abs=0.03)
 
 
-def test_constant_weights_change_nothing(digits: Arrays) -> None:
+@pytest.mark.parametrize(("options", "weight"), [({"ridge": 0}, 2.0), ({"ridge": 0}, 0.5), ({}, 0.5)])
+def test_constant_weights_change_nothing(digits: Arrays, options: dict[str, Any], weight: float) -> None:
+    """A ridge of one row is less beside rows that count twice, but not more beside weights below 1."""
     x, y = digits
-    _close(_model().fit(x, y, sample_weight=np.full(len(x), 2.0)), _model().fit(x, y), x)
+    weighted = _model(**options).fit(x, y, sample_weight=np.full(len(x), weight))
+    _close(weighted, _model(**options).fit(x, y), x)
 
 
 def test_weights_of_a_dataset(digits: Arrays, tmp_path: Path) -> None:

@@ -241,6 +241,42 @@ def test_components_of_lower_layers_are_saved(digits: Any, tmp_path: Path) -> No
     np.testing.assert_array_equal(sl.load_model(tmp_path / "codes.zarr").codes(x), codes.codes())
 
 
+@pytest.mark.parametrize("other", [{"random_state": 6}, {"k1": 30}])
+def test_a_network_never_reads_what_another_fit_has_written_into_its_run_folder(
+    digits: Any, tmp_path: Path, other: dict[str, Any]
+) -> None:
+    x, run = digits[0][:100], tmp_path / "run"
+    fitted = _network(keep_codes=True).fit(x, run_dir=run)
+    loaded = sl.load_model(run)
+    np.testing.assert_array_equal(loaded.codes(), fitted.codes())
+    shutil.rmtree(run)
+    _network(keep_codes=True, **other).fit(x, run_dir=run)
+    for network in (fitted, loaded):
+        for read in (
+            lambda model: model.transform(x),
+            lambda model: model.transform(None),
+            lambda model: model.transform(None, layer=1),
+            lambda model: model.codes(),
+        ):
+            with pytest.raises(
+                DataError, match=r"has changed since this job began, or this model was fitted"
+            ):
+                read(network)
+
+
+def test_a_network_in_the_run_folder_of_another_fit_does_not_take_its_codes(
+    digits: Any, tmp_path: Path
+) -> None:
+    x, run = digits[0][:100], tmp_path / "run"
+    first = _network().fit(x)
+    _network(random_state=6).fit(x, run_dir=run)
+    first.save(run / "model.zarr", overwrite=True)
+    loaded = sl.load_model(run)
+    np.testing.assert_array_equal(loaded.codes(x), first.codes())
+    with pytest.raises(DataError, match="were not kept"):
+        loaded.codes()
+
+
 def test_a_large_network_has_a_folder_as_long_as_it_lives(
     digits: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -152,7 +152,7 @@ def test_weights_and_repeats(digits: Arrays) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algorithm": "sgd"}, "algorithm='sgd' is not one of 'em', 'stepwise', 'incremental'"),
+        ({"algorithm": "sgd"}, "algorithm='sgd' is not one of None, 'em', 'stepwise', 'incremental'"),
         ({"n_epochs": 0}, "n_epochs=0: give a whole number"),
         ({"n_epochs": 2.5}, "n_epochs=2.5: give a whole number"),
         ({"batch_rows": "many"}, "batch_rows='many'"),
@@ -245,7 +245,7 @@ def test_partial_fit_after_passes_takes_small_steps(digits: Arrays, held_out: Ar
         model.partial_fit(x[:32], y[:32])
         assert model._stream.running is not None
         assert model._stream.running.rows == passes * len(digits[0]) + 32
-        moved[passes] = np.abs(model._stream.running.w - w).max()
+        moved[passes] = np.abs(model._stream.running.w[:, :-1] - w).max()
     assert moved[40] < 0.5 * moved[2]
 
 

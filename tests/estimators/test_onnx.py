@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 import scalelatent as sl
 from scalelatent.errors import DataError
@@ -65,6 +66,29 @@ def test_classifiers(tmp_path: Path, name: str, words: bool) -> None:
     np.testing.assert_array_equal(np.asarray(found["label"])[clear], model.predict(held)[clear])
 
 
+TWO_CLASSES = {"words": ["no", "yes"], "numbers": [-1, 7], "flags": [False, True], "floats": [0.0, 1.0]}
+
+
+@pytest.mark.parametrize("labels", TWO_CLASSES)
+@pytest.mark.parametrize("name", MODELS)
+def test_two_classes(tmp_path: Path, name: str, labels: str) -> None:
+    names, (x, y) = np.array(TWO_CLASSES[labels]), rows(600, 1)
+    model = clone(MODELS[name]).set_params(random_state=0, n_jobs=1)
+    if name == "a dimension a class":
+        model.set_params(capsule_dim=[1, 3])
+    model.fit(x, names[y // 2])
+    held, truth = rows(1000, 2)
+    found, ours = run(model, tmp_path, held), model.predict_proba(held)
+    assert found["probabilities"].shape == ours.shape == (1000, 2)
+    np.testing.assert_allclose(found["probabilities"], ours, atol=2e-4)
+    clear = np.abs(ours[:, 0] - ours[:, 1]) > 1e-3
+    label, mine = np.asarray(found["label"]), model.predict(held)
+    np.testing.assert_array_equal(label[clear], mine[clear])
+    np.testing.assert_array_equal(label, names[found["probabilities"].argmax(axis=1)])
+    for one in names:  # both are predicted, and mostly of their own rows
+        assert (label[names[truth // 2] == one] == one).mean() > 0.6
+
+
 def test_a_row_without_length(tmp_path: Path) -> None:
     x, y = rows(600, 1)
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(x, y)
@@ -118,6 +142,23 @@ def test_networks_of_parts(tmp_path: Path, name: str) -> None:
     found = run(m, tmp_path, x.reshape(1000, -1))
     np.testing.assert_array_equal(found["scores"], ours)
     np.testing.assert_array_equal(np.asarray(found["label"]), m.predict(x))
+
+
+def test_two_classes_of_a_network_of_parts(tmp_path: Path) -> None:
+    rng, n = np.random.default_rng(7), 200
+    x, names = np.zeros((n, 9, 10), np.float32), np.array(["bar", "column"])
+    truth = np.arange(n) % 2
+    for image, code, place in zip(x, truth, rng.integers(3, 6, n), strict=True):
+        image[(slice(2, 8), place) if code else (place, slice(2, 8))] = 1
+    m = sl.HierarchicalCompositionalNetwork([(3, 4)], templates=2, n_epochs=3, random_state=0, n_jobs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of weights that would change further
+        m.fit(x[:60], names[truth[:60]])
+    found = run(m, tmp_path, x.reshape(n, -1))
+    np.testing.assert_array_equal(found["scores"], m.decision_function(x))
+    np.testing.assert_array_equal(found["label"], m.predict(x))
+    assert set(found["label"]) == set(names)
+    assert (found["label"] == names[truth]).mean() > 0.6
 
 
 def test_what_has_no_graph_is_refused(tmp_path: Path) -> None:

@@ -52,13 +52,16 @@ def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, algorithm: str) 
 
 
 def test_numbers_are_those_of_the_model() -> None:
-    plan = CapsuleRegression(capsule_dim=4).plan(_rows(5000, 300), validation=_rows(1000, 300))
+    plan = CapsuleRegression(capsule_dim=4, algorithm="em").plan(
+        _rows(5000, 300), validation=_rows(1000, 300)
+    )
     assert set(plan["stages"]) == {"svd", "moments", "estep"}
     estep = plan["stages"]["estep"]
-    # sums (4) and rows of one member, and the residual moment of 40 dimensions over 196 directions.
-    assert estep["statistic_bytes"] == 8 * (5 + 40 * 196)
+    # sums (4) and rows of one member, and the residual moment of 40 dimensions over 196 directions and the
+    # intercept.
+    assert estep["statistic_bytes"] == 8 * (5 + 40 * 197)
     assert estep["rows"] == 6000
-    assert plan["stages"]["moments"]["statistic_bytes"] == 8 * (10 * 196 * 196 + 20)
+    assert plan["stages"]["moments"]["statistic_bytes"] == 8 * (10 * 197 * 197 + 20)
     assert plan["passes"] == {"at_least": 248, "expected": 546, "at_most": 2000}
     assert plan["seconds_per_pass"] > 0
 
@@ -69,7 +72,7 @@ def test_online_algorithms_are_planned_as_what_they_are(algorithm: str, tmp_path
     model = CapsuleRegression(capsule_dim=4, algorithm=algorithm, n_epochs=7, n_chains=2, n_jobs=1)
     plan = model.plan(ds, validation=_rows(100, 64))
     assert set(plan["stages"]) == {"moments", algorithm, "validation"}
-    own, weights = plan["stages"][algorithm], 40 * 64
+    own, weights = plan["stages"][algorithm], 40 * 65
     # sums and rows, and: rows counted beside Delta; Delta, H and leaves; what chains moved, and their number.
     size = {"stepwise": 6 + weights, "incremental": 6 + 2 * weights, "passive_aggressive": 6 + weights}
     assert own["statistic_bytes"] == 8 * size[algorithm]
@@ -118,7 +121,9 @@ def test_passes_of_a_fit_with_tol_are_a_lower_bound() -> None:
     model = CapsuleRegression(capsule_dim=2, max_iter=500, nu_schedule=None, tol=10.0)
     assert model.plan(rows)["passes"] == {"at_least": 2, "expected": 500, "at_most": 500}
     assert model.fit(rows).n_iter_ == 2
-    scheduled = CapsuleRegression(capsule_dim=2, tol=10.0, nu_schedule=[(0.5, 9), (0.2, 9), (0.0, 9)])
+    scheduled = CapsuleRegression(
+        algorithm="em", capsule_dim=2, tol=10.0, nu_schedule=[(0.5, 9), (0.2, 9), (0.0, 9)]
+    )
     assert scheduled.plan(rows)["passes"]["at_least"] == 6 <= scheduled.fit(rows).n_iter_
 
 
@@ -154,9 +159,8 @@ def test_what_cannot_fit_is_refused_with_the_setting_that_would() -> None:
     with pytest.raises(PlanError, match=r"4000 features.*set projection to at most \d+.*memory_limit"):
         CapsuleRegression(capsule_dim=2, projection=None).plan(wide, memory_limit="2GB")
     with pytest.raises(PlanError, match=r"capsule_estep.*lower capsule_dim"):
-        CapsuleRegression(capsule_dim=500, architecture="all_vs_all", init="random", projection=None).plan(
-            _rows(5000, 400), memory_limit="2GB"
-        )
+        options = {"architecture": "all_vs_all", "init": "random", "projection": None, "algorithm": "em"}
+        CapsuleRegression(capsule_dim=500, **options).plan(_rows(5000, 400), memory_limit="2GB")
 
 
 def test_too_many_tasks_are_refused() -> None:

@@ -44,8 +44,8 @@ def test_probabilities_and_classes_agree(model: CapsuleRegression, digits: Array
 
 
 def test_transform_is_w_x(model: CapsuleRegression, digits: Arrays) -> None:
-    x = digits[0].astype(float)
-    h = x @ model.W_.T if model.projection_ is None else x @ model.projection_ @ model.W_.T
+    x = digits[0] - model.mean_.astype(float)
+    h = (x if model.projection_ is None else x @ model.projection_) @ model.W_.T + model.intercept_
     np.testing.assert_allclose(model.transform(digits[0]), h, rtol=1e-4, atol=1e-4 * np.abs(h).max())
 
 

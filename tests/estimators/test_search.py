@@ -124,9 +124,10 @@ def test_each_pass_reads_the_rows_once(digits: Arrays, tmp_path: Path) -> None:
         "search_moments-1-4",
         "search-24_estep",
         "search-12_estep",
+        "search_temperature-5-24",
         "search_score-000-f0-24",
     ]
-    assert search.n_passes_ == 9 + 2
+    assert search.n_passes_ == 9 + 3
     assert {len(r["members"]) for r in log.of("pass_end")} == {24, 12}
 
 
@@ -157,7 +158,7 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
         _same(models[f"{i:03d}"], alone)
     # What the members of each decide together is measured for all candidates in one pass.
     assert len([s for s in log.stages if "_decision" in s]) == 1
-    assert search.n_passes_ == 3 * len(groups) + 3 + 1
+    assert search.n_passes_ == 3 * len(groups) + 3 + 2  # and one for the temperatures of all
     with pytest.raises(PlanError, match=r"search_svd-1 would need .* MiB a worker"):
         Search(base, grid, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits, validation=held_out)
 

@@ -10,11 +10,13 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from scalelatent import (
     CapsuleRegression,
     ConditionalRBM,
+    HierarchicalCompositionalNetwork,
     MultilayerBootstrapNetwork,
     Search,
     load_model,
@@ -42,7 +44,7 @@ EXPECTED_OF_SEARCH = {
 }
 
 
-_THREE_VALUES = "gives an output three values; those of a conditional RBM are 0 and 1"
+_THREE_VALUES = "gives a column of three values; outputs of a conditional RBM are columns of 0 and 1"
 EXPECTED_OF_RBM = {
     "check_estimators_empty_data_messages": "rows without features make a plain RBM",
     "check_estimators_dtypes": _THREE_VALUES,
@@ -53,7 +55,28 @@ EXPECTED_OF_RBM = {
 }
 
 
+_BINARY = "gives real numbers; pixels of an HCN are 0 and 1, and without threshold others are refused"
+_LARGE = "its numbers are near 100, so that all pixels are 1; passed with threshold=100 below"
+_OF_LARGE = ("check_fit_idempotent", "check_fit_check_is_fitted", "check_n_features_in")
+_OF_SMALL = (
+    "check_fit_score_takes_y", "check_estimators_overwrite_params", "check_dont_overwrite_parameters",
+    "check_estimators_fit_returns_self", "check_readonly_memmap_input", "check_n_features_in_after_fitting",
+    "check_positive_only_tag_during_fit", "check_estimators_dtypes", "check_dtype_object",
+    "check_pipeline_consistency", "check_estimators_nan_inf", "check_estimators_pickle",
+    "check_f_contiguous_array_estimator", "check_transformer_data_not_an_array", "check_transformer_general",
+    "check_methods_sample_order_invariance", "check_methods_subset_invariance", "check_dict_unchanged",
+    "check_fit2d_predict1d", "check_fit2d_1sample", "check_fit2d_1feature",
+)  # fmt: skip
+# By threshold: with one all of these checks pass.
+EXPECTED_OF_HCN = {
+    None: dict.fromkeys((*_OF_LARGE, *_OF_SMALL), _BINARY),
+    0.5: dict.fromkeys(_OF_LARGE, _LARGE),
+}
+
+
 def _expected(estimator: Any) -> dict[str, str]:
+    if isinstance(estimator, HierarchicalCompositionalNetwork):
+        return EXPECTED_OF_HCN[estimator.threshold]
     if isinstance(estimator, ConditionalRBM):
         return EXPECTED_OF_RBM
     return EXPECTED_OF_SEARCH if isinstance(estimator, Search) else EXPECTED
@@ -63,17 +86,24 @@ def _expected(estimator: Any) -> dict[str, str]:
     [
         CapsuleRegression(),
         ConditionalRBM(),
+        HierarchicalCompositionalNetwork(),
+        HierarchicalCompositionalNetwork(threshold=0.5),
         CapsuleRegression(max_iter=5, architecture="one_vs_all", nu_schedule=None),
         CapsuleRegression(max_iter=5, architecture="all_vs_all", init="random", random_state=0),
         Search(CapsuleRegression(max_iter=5), {"momentum": [0.5, 0.0]}, cv=2),
-        CapsuleRegression(n_epochs=3, algorithm="stepwise"),
-        CapsuleRegression(n_epochs=3, algorithm="incremental"),
-        CapsuleRegression(n_epochs=3, algorithm="passive_aggressive"),
+        CapsuleRegression(algorithm="incremental"),
+        CapsuleRegression(algorithm="passive_aggressive"),
     ],
     expected_failed_checks=_expected,
 )
 def test_checks(estimator: Any, check: Any) -> None:
     check(estimator)
+
+
+@pytest.mark.parametrize("name", _OF_LARGE)
+def test_checks_of_numbers_near_100(name: str) -> None:
+    check = getattr(estimator_checks, name)
+    check("HierarchicalCompositionalNetwork", HierarchicalCompositionalNetwork(threshold=100))
 
 
 @pytest.mark.slow
@@ -83,7 +113,7 @@ def test_checks_of_400_clusterings(estimator: Any, check: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("init", "rows", "expected"), [("subspace", 20, 4), ("subspace", 3, 3), ("random", 20, 8)]
+    ("init", "rows", "expected"), [("subspace", 20, 5), ("subspace", 3, 3), ("random", 20, 8)]
 )
 def test_a_default_is_cut_to_the_rows_and_told_once(
     init: str, rows: int, expected: int, caplog: pytest.LogCaptureFixture

@@ -51,6 +51,19 @@ MODELS: dict[str, Callable[[], Any]] = {
         random_state=0,
         n_jobs=1,
     ),
+    "mixture": lambda: sl.LinearMixtureClassifier(
+        n_components=2, n_dims=2, max_iter=4, random_state=0, n_jobs=1
+    ),
+    "mixture stepwise": lambda: sl.LinearMixtureClassifier(
+        n_components=2, n_dims=2, algorithm="stepwise", n_epochs=3, batch_rows=52, random_state=0, n_jobs=1
+    ),
+    "density": lambda: sl.LinearMixture(
+        n_components=3, n_dims=2, likelihood="ppca", assignment="soft", max_iter=4, random_state=0, n_jobs=1
+    ),
+    "search": lambda: sl.Search(
+        MODELS["mixture"](), {"n_dims": [1, 2], "likelihood": ["error", "ppca"]}, cv=2
+    ),
+    "search apart": lambda: sl.Search(MODELS["mbn"](), {"k1": [10, 20]}, cv=2),
 }
 # Of kept messages each leaf leaves records.
 ENGINE: dict[str, dict[str, Any]] = {"hcn": {"leaf_rows": 50}}
@@ -61,6 +74,11 @@ STOPS = {
     "mbn": ("stage", 3),
     "crbm": ("pass_end", 1),
     "hcn": ("pass_end", 1),
+    "mixture": ("pass_end", 2),
+    "mixture stepwise": ("pass_end", 1),
+    "density": ("pass_end", 2),
+    "search": ("pass_end", 2),
+    "search apart": ("stage", 8),
 }
 STATES = "state-", "result-"  # records that a fit goes on from
 OUTPUTS = {model: "predict" if model == "crbm" else "transform" for model in MODELS}

@@ -31,12 +31,14 @@ def pairs() -> tuple[np.ndarray, np.ndarray]:
 
 def fits() -> dict[str, tuple[object, bool]]:
     """Name -> (estimator, whether it learns pairs)."""
-    capsule = {"capsule_dim": 2, "random_state": 0, "projection": None}
+    capsule = {
+        "capsule_dim": 2, "random_state": 0, "projection": None, "fit_intercept": False, "ridge": 0
+    }  # fmt: skip
     return {
         "batch": (sl.CapsuleRegression(max_iter=6, **capsule), False),
         "incremental": (sl.CapsuleRegression(algorithm="incremental", n_epochs=3, **capsule), False),
         "stepwise": (sl.CapsuleRegression(algorithm="stepwise", n_epochs=3, **capsule), False),
-        "crbm": (sl.ConditionalRBM(n_hidden=4, n_epochs=4, random_state=0), True),
+        "crbm": (sl.ConditionalRBM(n_hidden=4, n_epochs=4, learning_rate=0.05, random_state=0), True),
     }
 
 

@@ -409,7 +409,7 @@ def test_a_pass_and_its_predictions_equal_the_hosts(backend, architecture, nu, w
     from scalelatent.engine.backend import HostBackend
     from scalelatent.models.capsule.model.em import CapsulePass, initial_state
     from scalelatent.models.capsule.model.members import build_members
-    from scalelatent.models.capsule.model.predict import CapsuleRows
+    from scalelatent.models.capsule.model.predict import CapsuleRows, RowFrame
 
     members = build_members(architecture, 4, 3)
     rng = np.random.default_rng(5)
@@ -423,7 +423,7 @@ def test_a_pass_and_its_predictions_equal_the_hosts(backend, architecture, nu, w
         scale = np.abs(want[field]).max()
         np.testing.assert_allclose(got[field], want[field], rtol=0, atol=tolerance * scale, err_msg=field)
     for what in ("probabilities", "latents"):
-        rows = CapsuleRows(members, w, None, what)
+        rows = CapsuleRows(members, w, RowFrame(), what)
         got_rows, want_rows = (rows.apply(rows.prepare(b), block) for b in (backend, HostBackend()))
         np.testing.assert_allclose(got_rows, want_rows, rtol=0, atol=2e-5)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from typer.testing import CliRunner
 import scalelatent as sl
 from scalelatent.cli import app
 from scalelatent.deploy import clusters
+from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.errors import RunError
 from scalelatent.estimators import base
 from scalelatent.estimators.companions import FitCall
@@ -132,6 +136,65 @@ def test_the_report_of_rows_in_memory_says_so(tmp_path):
     assert "given error" in (tmp_path / "run" / "report" / "index.html").read_text()
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_fit_into_a_folder_that_a_thread_is_fitting_into_is_refused(tmp_path, rows, resume):
+    begun, refused, folder = threading.Event(), threading.Event(), RunFolder(tmp_path / "run")
+
+    class Wait(sl.Callback):
+        def on_pass_end(self, record: dict[str, Any]) -> None:
+            begun.set()
+            refused.wait(60)
+
+    with ThreadPoolExecutor(1, "first-fit") as pool:
+        first = pool.submit(model(random_state=0).fit, rows, run_dir=folder.url, callbacks=Wait())
+        assert begun.wait(60)
+        files = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.json*")}
+        message = (
+            rf"{folder.url} is driven by .*this process, in its thread 'first-fit_0'.* choose another folder"
+        )
+        try:
+            with pytest.raises(RunError, match=message):
+                model(random_state=1).fit(rows, run_dir=folder.url, resume=resume)
+            assert files == {path: path.read_bytes() for path in files}
+        finally:
+            refused.set()
+        np.testing.assert_array_equal(first.result().W_, model(random_state=0).fit(rows).W_)
+    assert folder.read_state()["state"] == "done"
+
+
+def test_of_two_threads_that_begin_in_one_folder_at_once_one_fits_and_one_is_refused(
+    tmp_path, rows, monkeypatch
+):
+    both, identity = threading.Barrier(2), EngineStore.identity
+
+    def slow(store: EngineStore) -> Any:
+        kept = identity(store)
+        with suppress(threading.BrokenBarrierError):  # one alone comes so far, where the folder is locked
+            both.wait(1)
+        return kept
+
+    monkeypatch.setattr(EngineStore, "identity", slow)
+    with ThreadPoolExecutor(2) as pool:
+        fits = [pool.submit(model(random_state=0).fit, rows, run_dir=tmp_path / "run") for _ in range(2)]
+    errors = [fit.exception() for fit in fits]
+    (refused,) = filter(None, errors)
+    assert isinstance(refused, RunError)
+    assert "is driven by" in str(refused)
+    assert RunFolder(tmp_path / "run").read_state()["state"] == "done"
+    assert sl.load_model(tmp_path / "run").n_iter_ == 4
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_fit_that_fails_before_it_begins_leaves_the_folder_as_it_was(tmp_path, rows, monkeypatch, existed):
+    if existed:
+        (tmp_path / "run").mkdir()
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr("scalelatent.estimators.session.FitSession.announce", Mock(side_effect=MemoryError))
+        model().fit(rows, run_dir=tmp_path / "run")
+    assert (tmp_path / "run").exists() == existed
+    assert model().fit(rows, run_dir=tmp_path / "run").n_iter_ == 4
+
+
 def test_a_failed_fit_is_told(tmp_path, rows):
     with pytest.raises(OSError, match="no more"):
         model().fit(rows, run_dir=tmp_path / "run", callbacks=StopAfter(2, OSError("no more")))
@@ -141,7 +204,7 @@ def test_a_failed_fit_is_told(tmp_path, rows):
 
 def test_a_fit_that_is_refused_leaves_no_run(tmp_path, rows):
     with pytest.raises(ValueError, match="capsule_dim"):
-        model(capsule_dim=7).fit(rows, run_dir=tmp_path / "run")
+        model(capsule_dim=8).fit(rows, run_dir=tmp_path / "run")
     assert not (tmp_path / "run" / "job.json").exists()
 
 

@@ -66,7 +66,7 @@ def test_what_a_job_may_say(section: str, key: str, value: Any) -> None:
         ("model", "momentum", 1.5),
         ("model", "capsul_dim", 8),
         ("model", "kind", "capsules"),
-        ("model", "algorithm", "none"),
+        ("model", "architecture", "none"),
         ("data", "trian", "b.zarr"),
         ("engine", "block_rows", 0),
         ("search", "grid", []),

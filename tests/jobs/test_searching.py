@@ -124,7 +124,9 @@ def test_a_plan_counts_the_memory_of_all_that_share_a_pass(place: Path) -> None:
     def peak(values: int, cv: int, **cluster: str) -> int:
         grid = {"momentum": [n / values for n in range(values)]}
         raw = {"job": {"out": "run"}, "data": {"train": "rows.zarr"}, "cluster": cluster}
-        job = resolve({**raw, "model": {"kind": "capsule"}, "search": {"grid": grid, "cv": cv}})
+        job = resolve(
+            {**raw, "model": {"kind": "capsule", "algorithm": "em"}, "search": {"grid": grid, "cv": cv}}
+        )
         return int(plan_job(job)["peak_bytes_per_worker"])
 
     few, many, most = peak(1, 2), peak(100, 2), peak(100, 4)

@@ -140,7 +140,7 @@ def test_resume_may_change_what_a_model_leaves_free():
     slower = override(job, ["model.learning_rate=0.01", "model.n_epochs=70"])
     assert (slower.params["learning_rate"], slower.params["n_epochs"]) == (0.01, 70)
     assert slower.origins["model.n_epochs"] == "command line"
-    assert job.params["n_epochs"] == 50
+    assert job.params["n_epochs"] is None
     with pytest.raises(JobError, match=r"engine.cache, model.learning_rate, model.n_epochs; for another job"):
         override(job, ["model.n_hidden=3"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import sys
 from abc import ABC, abstractmethod
@@ -155,8 +156,15 @@ class ZarrRows(RowSource):
         return _cut(start, stop, range((start // self._step + 1) * self._step, stop, self._step))
 
 
+# Chunks of a dask array up to this many bytes are computed together: each computation visits all chunks of
+# the array, which takes a few ms for thousands of them.
+_TOGETHER_BYTES = 2**22
+
+
 class DaskRows(RowSource):
-    """Rows of a dask array, computed block by block when they are read; nothing is kept."""
+    """Rows of a dask array, computed chunk by chunk (small chunks together) when they are read; nothing is
+    kept.
+    """
 
     def __init__(self, array: da.Array, what: str = "x") -> None:
         self._what = what
@@ -172,6 +180,8 @@ class DaskRows(RowSource):
         self.dtype = np.dtype(array.dtype)
         self._array = array
         self._edges = np.cumsum(array.chunks[0]).tolist()
+        row_bytes = max(1, int(np.prod(self.shape[1:])) * self.dtype.itemsize)
+        self._together = max(1, _TOGETHER_BYTES // row_bytes)  # rows
 
     def lazy(self, start: int, stop: int) -> da.Array:
         """Rows `start:stop` as a dask array, uncomputed."""
@@ -184,22 +194,42 @@ class DaskRows(RowSource):
 
     def read(self, start: int, stop: int) -> np.ndarray:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype.newbyteorder("="))
-        for a, b in self.pieces(start, stop):  # one block at a time, so no more than one is in memory
-            block = self._array[a:b].compute(scheduler=_dask_scheduler())
-            if hasattr(block, "tocsr"):  # dask did not know
-                raise _sparse_blocks(block)
-            if np.shape(block) != (b - a, *self.shape[1:]):
-                raise DataError(
-                    f"the chunk of rows {a} to {b - 1} of the dask array has shape {np.shape(block)}, but "
-                    f"the array says {(b - a, *self.shape[1:])}: correct the function that makes them, or "
-                    "call compute_chunk_sizes() on the array"
-                )
-            refuse_masked(block, self._what, a)
-            out[a - start : b - start] = block
+        for a, b in self.pieces(start, stop):  # one piece at a time, so no more than one is in memory
+            chunks = _cut(a, b, self._within(a, b))
+            try:
+                out[a - start : b - start] = self._computed(a, b)
+            except Exception:
+                if len(chunks) == 1:
+                    raise
+                for c, d in chunks:  # one by one, so that the error names the chunk
+                    out[c - start : d - start] = self._computed(c, d)
         return out
 
+    def _computed(self, start: int, stop: int) -> np.ndarray:
+        """Compute rows, and refuse chunks of another shape than the array says, sparse and masked ones."""
+        block = self._array[start:stop].compute(scheduler=_dask_scheduler())
+        if hasattr(block, "tocsr"):  # dask did not know
+            raise _sparse_blocks(block)
+        if np.shape(block) != (stop - start, *self.shape[1:]):
+            raise DataError(
+                f"the chunk of rows {start} to {stop - 1} of the dask array has shape {np.shape(block)}, but "
+                f"the array says {(stop - start, *self.shape[1:])}: correct the function that makes them, or "
+                "call compute_chunk_sizes() on the array"
+            )
+        refuse_masked(block, self._what, start)
+        return np.asarray(block)
+
+    def _within(self, start: int, stop: int) -> list[int]:
+        """Edges of chunks between two rows."""
+        return self._edges[bisect.bisect_right(self._edges, start) : bisect.bisect_left(self._edges, stop)]
+
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        return _cut(start, stop, (e for e in self._edges if start < e < stop))
+        """Chunks, clipped; small ones together."""
+        edges = [start]
+        for edge, following in itertools.pairwise([*self._within(start, stop), stop]):
+            if following - edges[-1] > self._together:
+                edges.append(edge)
+        return _cut(edges[0], stop, edges[1:])
 
 
 def _sparse_blocks(block: object) -> DataError:

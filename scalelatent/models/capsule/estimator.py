@@ -18,18 +18,21 @@ from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.capsule.model.em import CapsuleEM
 from scalelatent.models.capsule.model.members import Members
-from scalelatent.models.capsule.model.predict import CapsuleRows
+from scalelatent.models.capsule.model.predict import CapsuleRows, RowFrame
 from scalelatent.models.capsule.model.running import RowSums
+from scalelatent.reductions.intercept import Intercept
 
 from .fit import CAPSULE_DIM, ONLINE_PARAMETERS, fit_steps, plain_dim, plan
-from .onnx_export import draw_scores
-from .parameters import PARAMETERS
+from .onnx_export import draw_scores, tempered
+from .parameters import PARAMETERS, algorithm_of, max_passes
 from .partial_fit import (
     READ_ROWS,
     CapsuleStream,
     check_same_classes,
     check_some_weight,
     checked_rows,
+    first_intercept,
+    framed,
     row_weights,
     sorted_classes,
     stream_options,
@@ -42,10 +45,10 @@ if TYPE_CHECKING:
 class CapsuleRegression(StreamedClassifier):
     """Classification by latent vectors of competing length, fitted by streamed EM.
 
-    Each class has a capsule h_i = W_i x of ``capsule_dim`` numbers; the class whose vector is longest wins,
-    and the squashing function turns lengths into probabilities. Fits numpy arrays, memmaps, zarr and dask
-    arrays and :class:`~scalelatent.Dataset` rows of any number, in process or on a Dask cluster, with the
-    same bits.
+    Each class has a capsule h_i = W_i x + b_i of ``capsule_dim`` numbers; the class whose vector is longest
+    wins, and the squashing function turns lengths into probabilities. The rows are numpy arrays, memmaps,
+    zarr and dask arrays or a :class:`~scalelatent.Dataset` of any length, in this process or on a Dask
+    cluster, with the same bits.
 
     Parameters
     ----------
@@ -55,14 +58,17 @@ class CapsuleRegression(StreamedClassifier):
     architecture : {"multiclass", "one_vs_all", "all_vs_all"}
         One model with a capsule a class; a binary model for each class; one for each pair of classes. All
         members share each pass.
-    algorithm : {"em", "stepwise", "incremental", "passive_aggressive"}
-        Batch EM; stepwise EM, a step after each batch of rows (most often the fastest by far: on MNIST the
-        error of batch EM in a tenth of its time, benchmarks/choosing.py); incremental EM, which exchanges the
-        contributions of leaves of rows kept in the run folder; passive-aggressive learning row by row. The
-        last three make ``n_epochs`` passes at most.
+    algorithm : {"stepwise", "em", "incremental", "passive_aggressive"} or None
+        Stepwise EM, a step after each batch of rows: on MNIST it reaches the error of batch EM in a tenth of
+        its time (benchmarks/choosing.py). Batch EM, the paper's. Incremental EM, which exchanges the
+        contributions of leaves of rows kept in the run folder. Passive-aggressive learning row by row. None:
+        batch EM where ``max_iter`` is given, else stepwise EM.
     projection : "auto", None or int
-        Reduce rows to so many uncentred principal directions of the training rows first. "auto": 196 where
-        rows are wider, else None.
+        Reduce rows to this many principal directions of the training rows first, about their mean, or about
+        the origin without an intercept. "auto": 196 where rows are wider, else None.
+    fit_intercept : bool, default True
+        Subtract the mean of the training rows, before the cast to float32, and learn a constant b_i of each
+        capsule, so that classes on two sides of a point differ. The paper has none.
     init : {"subspace", "random"}
         Start from each class's leading directions (equation 2.28), or from Gaussian noise.
     init_scale : float, default 1.0
@@ -74,10 +80,11 @@ class CapsuleRegression(StreamedClassifier):
         Rounds of thresholded EM with early stopping on the validation error (training error without
         validation rows). None: plain EM until ``max_iter`` or ``tol``. Online algorithms count patience in
         epochs.
-    max_iter : int, default 2000
-        Largest number of passes of batch EM.
-    n_epochs : int, default 10
-        Largest number of passes of the online algorithms.
+    max_iter : int or None
+        Largest number of passes of batch EM; None: 2,000.
+    n_epochs : int or None
+        Largest number of passes of the online algorithms. None: as many as read 500,000 rows, at least 10
+        and at most 50.
     batch_rows : int or None
         Rows of a step. None: 1,024; incremental EM: a 32nd of the rows, but leaves (a step has ``n_chains``)
         of at least four rows for each row of W, at least 256 and at most 65,536.
@@ -92,8 +99,14 @@ class CapsuleRegression(StreamedClassifier):
         length ``g`` by at most C.
     tol : float or None
         End a round when the mean log-loss (nats) falls by less than this in a pass; None or 0 never does.
-    ridge : float, default 0
-        rho, added to the diagonal of the second moments of the rows: W <- (W S + Delta)(S + rho I)^-1.
+    ridge : float or None
+        rho, added to the diagonal of the second moments of the rows: W <- (W S + Delta)(S + rho I)^-1. None:
+        as much as one row more of independent features: of each feature its mean square, of directions of a
+        projection the mean of these (``ridge_``). The paper has none: 0.
+    temperature : float or None
+        T of class probabilities: P(y | x) to the power of 1 / T, normalised. None: the one with the least
+        log-loss of the validation rows, or of at most 20,000 training rows. The paper's probabilities, 1,
+        are far too uncertain. It changes no prediction of a class.
     class_weight : dict, "balanced" or None
         Weights of classes, as in scikit-learn.
     warm_start : bool
@@ -112,10 +125,18 @@ class CapsuleRegression(StreamedClassifier):
     classes_ : ndarray, shape (n_classes,)
     W_ : ndarray of float64, shape (sum of dimensions, p)
         Weights of all members' capsules, one under the other, on (projected) rows.
+    intercept_ : ndarray of float64, shape (sum of dimensions,)
+        Constants of all capsules; zeros without an intercept.
+    mean_ : ndarray of float32, shape (features,), or None
+        Mean of the training rows, which is subtracted first.
     capsule_dim_ : int or list of int
         Of all capsules, or one for each class.
     capsule_dims_ : ndarray of int, shape (members, capsules)
     projection_ : ndarray of float64, shape (features, p), or None
+    ridge_ : ndarray of float64, shape (columns of W_, and of the intercept,)
+        What was added to the diagonal.
+    temperature_ : float
+        Of class probabilities.
     n_iter_ : int
         Passes.
     history_ : list of dict
@@ -135,8 +156,8 @@ class CapsuleRegression(StreamedClassifier):
 
     Notes
     -----
-    ``transform`` gives latent means h = W x, float32: class by class in the order of ``classes_`` (member by
-    member for the binary architectures).
+    ``transform`` gives latent means h = W V^T (x - mean) + b, float32, V being the projection: class by class
+    in the order of ``classes_`` (member by member for the binary architectures).
 
     References
     ----------
@@ -157,11 +178,16 @@ class CapsuleRegression(StreamedClassifier):
     _shares_passes = True
     classes_ = Learned(FIT_AGAIN)
     W_ = Learned(IN_PLACE)
+    intercept_ = Learned(IN_PLACE)
     capsule_dims_ = Learned(FIT_AGAIN)
-    projection_ = Learned(FIT_AGAIN)
+    projection_ = Learned(FIT_AGAIN, of=lambda model: model._frame.projection)
+    mean_ = Learned(FIT_AGAIN, of=lambda model: getattr(model._frame.intercept, "mean", None))
+    temperature_ = Learned(FIT_AGAIN)
+    ridge_ = Learned(FIT_AGAIN, of=lambda model: model._stream.ridge)
     best_validation_error_: float | None
     mean_member_validation_error_: float | None
     _members: Members
+    _frame: RowFrame
     _stream: CapsuleStream
 
     def __init__(
@@ -169,21 +195,23 @@ class CapsuleRegression(StreamedClassifier):
         *,
         capsule_dim: int | Sequence[int] | None = None,
         architecture: str = "multiclass",
-        algorithm: str = "em",
+        algorithm: str | None = None,
         projection: str | int | None = "auto",
+        fit_intercept: bool = True,
         init: str = "subspace",
         init_scale: float = 1.0,
         momentum: float = 0.9,
         nu_schedule: str | Sequence[tuple[float, int]] | None = "paper",
-        max_iter: int = 2000,
-        n_epochs: int = 10,
+        max_iter: int | None = None,
+        n_epochs: int | None = None,
         batch_rows: int | None = None,
         n_chains: int = 4,
         kappa: float = 0.6,
         t0: float = 1000.0,
         aggressiveness: float = 1.0,
         tol: float | None = None,
-        ridge: float = 0,
+        ridge: float | None = None,
+        temperature: float | None = None,
         class_weight: Mapping[Any, float] | str | None = None,
         warm_start: bool = False,
         random_state: RandomState = None,
@@ -194,6 +222,7 @@ class CapsuleRegression(StreamedClassifier):
         self.architecture = architecture
         self.algorithm = algorithm
         self.projection = projection
+        self.fit_intercept = fit_intercept
         self.init = init
         self.init_scale = init_scale
         self.momentum = momentum
@@ -207,6 +236,7 @@ class CapsuleRegression(StreamedClassifier):
         self.aggressiveness = aggressiveness
         self.tol = tol
         self.ridge = ridge
+        self.temperature = temperature
         self.class_weight = class_weight
         self.warm_start = warm_start
         self.random_state = random_state
@@ -224,15 +254,21 @@ class CapsuleRegression(StreamedClassifier):
     _plan = plan
 
     def _what_decides(self) -> dict[str, Any]:
-        unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter",)
+        algorithm = algorithm_of(self)
+        unused = ONLINE_PARAMETERS if algorithm == "em" else ("max_iter",)
+        if not self.fit_intercept:  # as in versions without this parameter, whose runs go on
+            unused = (*unused, "fit_intercept")
         given = {name: value for name, value in super()._what_decides().items() if name not in unused}
+        given |= {"algorithm": algorithm}
+        if algorithm == "em":
+            given |= {"max_iter": max_passes(self)}
         return given | {"capsule_dim": CAPSULE_DIM if self.capsule_dim is None else self.capsule_dim}
 
     def _keep(
         self,
         classes: np.ndarray,
         em: CapsuleEM,
-        basis: np.ndarray | None,
+        frame: RowFrame,
         result: LoopResult,
         w: np.ndarray,
         sums: tuple[np.ndarray, np.ndarray],
@@ -241,8 +277,9 @@ class CapsuleRegression(StreamedClassifier):
         """Take what a fit has found; ``sums`` are weight and rows of each class, ``decided`` the validation
         error of what binary members decide together.
         """
-        self._members = em.members
-        self._set_learned(classes_=classes, W_=w, capsule_dims_=em.members.dims, projection_=basis)
+        self._members, self._frame = em.members, frame
+        self._set_learned(classes_=classes, capsule_dims_=em.members.dims)
+        self._set_weights(w)
         self.n_iter_ = result.state.iteration
         self.history_ = result.history
         self.best_validation_error_, self.mean_member_validation_error_ = decided, None
@@ -255,13 +292,27 @@ class CapsuleRegression(StreamedClassifier):
         moment = em.moment.sum(axis=0, keepdims=True) if whole else em.moment
         passes = self.n_iter_ * float(sums[1].sum())
         seen = max((float(r.get("rows_seen", passes)) for r in self.history_), default=passes)
-        self._stream = CapsuleStream(em.members, RowSums(tuple(moment), *sums), seen)
+        self._stream = CapsuleStream(em.members, RowSums(tuple(moment), *sums), seen, em.ridge)
+
+    def _set_weights(self, w: np.ndarray) -> None:
+        """Split the weights on rows with an intercept into those of the rows and constants."""
+        intercept = self._frame.intercept
+        constants = np.zeros(len(w)) if intercept is None else w[:, -1] * intercept.constant
+        self._set_learned(W_=w if intercept is None else w[:, :-1].copy(), intercept_=constants)
+
+    def _weights(self) -> np.ndarray:
+        """Return the weights on rows with an intercept, (D, p + 1); without one W_."""
+        intercept = self._frame.intercept
+        if intercept is None:
+            return self.W_
+        return np.column_stack([self.W_, self.intercept_ / intercept.constant])
 
     def _row_map(self, what: str) -> CapsuleRows:
-        return CapsuleRows(self._members, self.W_, self.projection_, what)
+        return CapsuleRows(self._members, self._weights(), self._frame, what, self.temperature_)
 
     def _draw_prediction(self, graph: RowGraph) -> None:
-        graph.classes(draw_scores(graph, self._row_map("probabilities")), self.classes_)
+        scores = draw_scores(graph, self._row_map("probabilities"))
+        graph.classes(tempered(graph, scores, self.temperature_), self.classes_)
 
     # -- a stream of rows ------------------------------------------------------------------------------------
 
@@ -344,14 +395,20 @@ class CapsuleRegression(StreamedClassifier):
         weight = row_weights(self.class_weight, sample_weight, codes, classes)
         if first:
             seed = resolve_seed(self.random_state)
+            self._frame = RowFrame(first_intercept(x) if self.fit_intercept else None)
+            x = framed(self._frame, x)
             begun = CapsuleStream.begin(self, x, codes, len(classes), stream(seed, "capsule-start"))
             self.seed_, self._stream, self._members = seed, begun, begun.members
             self.n_iter_, self.history_ = 0, []
-            self._set_learned(classes_=classes, capsule_dims_=begun.members.dims, projection_=None)
-        elif self.projection_ is not None:
-            x = x.astype(np.float64) @ self.projection_
-        w = None if first else self.W_
-        self._set_learned(W_=self._stream.learn(w, x, codes, weight, stream_options(self)))
+            self._set_learned(
+                classes_=classes,
+                capsule_dims_=begun.members.dims,
+                temperature_=1.0 if self.temperature is None else float(self.temperature),
+            )
+        else:
+            x = framed(self._frame, x)
+        w = None if first else self._weights()
+        self._set_weights(self._stream.learn(w, x, codes, weight, stream_options(self)))
         # Those of a fit were of other weights.
         self.best_validation_error_ = self.mean_member_validation_error_ = None
 
@@ -359,9 +416,8 @@ class CapsuleRegression(StreamedClassifier):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float32"]
-        # Capsules have no offset: classes that differ by their mean alone, around the origin, are not told
-        # apart.
-        tags.classifier_tags.poor_score = True
+        # Without an intercept classes that differ by their mean alone, around the origin, look alike.
+        tags.classifier_tags.poor_score = not self.fit_intercept
         return tags
 
     # -- saving ----------------------------------------------------------------------------------------------
@@ -369,9 +425,14 @@ class CapsuleRegression(StreamedClassifier):
     def _state(self) -> Saved:
         values, arrays = self._stream.state()
         arrays |= {"W": self.W_, "dims": self._members.dims, "labels": self._members.labels}
-        if self.projection_ is not None:
-            arrays["projection"] = self.projection_
+        intercept, projection = self._frame.intercept, self._frame.projection
+        if projection is not None:
+            arrays["projection"] = projection
+        if intercept is not None:
+            arrays |= {"intercept": self.intercept_, "mean": intercept.mean}
+            values["constant"] = intercept.constant
         values |= {
+            "temperature": self.temperature_,
             "architecture": self._members.architecture,
             "classes": self.classes_.tolist(),
             "classes_dtype": self.classes_.dtype.str,
@@ -382,15 +443,22 @@ class CapsuleRegression(StreamedClassifier):
 
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self._members = Members(values["architecture"], arrays["dims"], arrays["labels"])
+        intercept = Intercept(arrays["mean"], values["constant"]) if "mean" in arrays else None
+        projection = arrays.get("projection")
+        self._frame = RowFrame(intercept)
+        if projection is not None:
+            self._frame = RowFrame.projecting(intercept, projection)
         self._set_learned(
             classes_=np.array(values["classes"], dtype=values["classes_dtype"]),
             W_=arrays["W"],
+            intercept_=arrays.get("intercept", np.zeros(len(arrays["W"]))),
             capsule_dims_=arrays["dims"],
-            projection_=arrays.get("projection"),
+            temperature_=values.get("temperature", 1.0),
         )
+        self.fit_intercept = intercept is not None  # models of earlier versions have none
         best = values["best_validation_error"]
         # Models of earlier versions have the mean over members in its place.
         means = self._members.n_members > 1 and "mean_member_validation_error" not in values
         self.best_validation_error_ = None if means else best
         self.mean_member_validation_error_ = best if means else values.get("mean_member_validation_error")
-        self._stream = CapsuleStream.restored(self._members, self.W_, values, arrays)
+        self._stream = CapsuleStream.restored(self._members, self._weights(), values, arrays)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.contract.finite import LARGEST
 from scalelatent.contract.parameters import is_number
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
@@ -41,11 +42,15 @@ from scalelatent.models.capsule.model.online import (
     online_state,
 )
 from scalelatent.models.capsule.model.passive import CapsulePassiveAggressive
-from scalelatent.models.capsule.model.predict import CapsuleRows
+from scalelatent.models.capsule.model.predict import CalibrationPass, CapsuleRows, RowFrame
 from scalelatent.models.capsule.model.start import random_start, schedule_arrays, subspace_start
 from scalelatent.reductions.eigen import leading_eigenvectors
+from scalelatent.reductions.intercept import Intercept, recentred
 from scalelatent.reductions.moments import Project, SecondMoments
 from scalelatent.reductions.tally import CONFUSION_METRICS, ScoreTally
+from scalelatent.reductions.temperature import choose_temperature
+
+from .parameters import algorithm_of, max_passes
 
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
@@ -53,8 +58,22 @@ if TYPE_CHECKING:
 AUTO_PROJECTION = 196
 CAPSULE_DIM = 8
 COUNT_ROWS = 2**20
+# The mean of this many rows is near enough to that of all for sums of squares in float64.
+FIRST_ROWS = 1024
+# Largest ridge of a feature, in its own mean squares: more would let the units of other features decide.
+OWN_SQUARES = 10.0
+# Row weights whose mean is between 1 and this are taken as numbers of rows; a factor of others has no effect.
+REPEATED_ROWS = 10
+# Temperatures of class probabilities that are tried. Where all training rows are right the least is the best
+# for them, though not for other rows: on eight small sets the best for these were .02 to .17.
+TEMPERATURES = np.geomspace(0.05, 5.0, 61)
+# Training rows that the temperature is chosen by, at most.
+CALIBRATION_ROWS = 20_000
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0", "aggressiveness")
 BATCH_ROWS = 1024
+# Fewest and most passes of the online algorithms; between them this many rows altogether.
+EPOCHS = 10, 50
+EPOCHS_OF_ROWS = 500_000
 # Incremental EM: fewer rows in a leaf than this many for each row of W would be exchanged at more cost than
 # they are computed on.
 LEAF_ROWS_A_DIMENSION = 4
@@ -106,7 +125,7 @@ def too_wide(width: int | None, n_features: int, n_classes: int, memory: int) ->
     )
 
 
-def choose_dim(model: CapsuleRegression, counts: np.ndarray, width: int, where: str) -> int | Sequence[int]:
+def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int, where: str) -> int | Sequence[int]:
     """``capsule_dim``, or eight, cut to what the rows allow."""
     if model.capsule_dim is not None:
         return model.capsule_dim
@@ -116,9 +135,9 @@ def choose_dim(model: CapsuleRegression, counts: np.ndarray, width: int, where: 
     fewest = min(
         int(counts[labels == i].sum()) for labels in members.labels for i in range(members.dims.shape[1])
     )
-    dim = max(min(CAPSULE_DIM, width, fewest), 1)
+    dim = max(min(CAPSULE_DIM, columns, fewest), 1)
     if dim < CAPSULE_DIM and counts.all():
-        found = f"{width} columns" if width <= fewest else f"{fewest} rows for a capsule"
+        found = f"{columns} columns" if columns <= fewest else f"{fewest} rows for a capsule"
         tell_cut("capsule_dim", dim, CAPSULE_DIM, f"{where} have {found}")
     return dim
 
@@ -179,10 +198,10 @@ def check_labels(held: Rows | Dataset | None, classes: np.ndarray) -> None:
 
 
 def check_classes(
-    members: Members, train: Rows | Dataset, counts: np.ndarray, width: int | None, init: str
+    members: Members, train: Rows | Dataset, counts: np.ndarray, columns: int, init: str
 ) -> None:
     """Refuse capsules that the rows cannot fill, before any work."""
-    where, p = train.url or "the training rows", width or train.n_features
+    where = train.url or "the training rows"
     assert train.classes is not None
     if (counts == 0).any():
         missing = [str(c) for c in train.classes[counts == 0]]
@@ -196,11 +215,10 @@ def check_classes(
             "keeps the classes of the whole dataset)"
         )
     largest = int(members.dims.max())
-    if largest > p and init == "subspace":
+    if largest > columns and init == "subspace":
         raise ValueError(
-            f"capsule_dim={largest} is above the {p} "
-            f"{'directions of the projection' if width else 'features'}: give at most {p}, or "
-            "init='random'"
+            f"capsule_dim={largest} is above the {columns} columns of the rows (features or directions of "
+            f"the projection, and the intercept): give at most {columns}, or init='random'"
         )
     if init != "subspace":
         return
@@ -230,26 +248,28 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
         yield Derive(check_labels, (rows["validation"], classes))
     width = projected_width(model.projection, train.n_features)
     where = train.url or "the training rows"
-    dim = choose_dim(model, counts, width or train.n_features, where)
+    columns = n_columns(model, width or train.n_features)
+    dim = choose_dim(model, counts, columns, where)
     members = build_members(model.architecture, len(classes), dim)
-    check_classes(members, train, counts, width, model.init)
+    check_classes(members, train, counts, columns, model.init)
     weights = class_weights(model.class_weight, classes, counts)
-    last = _last_fit(model, members, width or train.n_features, classes)
-    most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
+    last = _last_fit(model, members, columns, classes)
+    algorithm = algorithm_of(model)
+    most = max_passes(model) if algorithm == "em" else most_epochs(model, len(train.dataset))
     model.seed_, rows = yield Begin(
         {"members": members.n_members, "max_iter": most, "capsule_dim": plain_dim(members.dims)},
-        keeps_records=model.algorithm == "incremental",
-        all_rows="" if model.algorithm == "em" else ALL_ROWS,
+        keeps_records=algorithm == "incremental",
+        all_rows="" if algorithm == "em" else ALL_ROWS,
     )
     last = yield Remember("start", last)
     held = rows.get("validation")
-    basis, rows = yield from project_steps(rows, width, last.get("basis"))
-    em, sums, w = yield from start_steps(model, rows, members, classes, weights, last.get("W"))
+    frame, rows = yield from project_steps(model, rows, width, last)
+    em, sums, w, frame = yield from start_steps(model, rows, frame, members, classes, weights, last.get("W"))
 
     def predictor(state: CapsuleState) -> CapsuleRows:
-        return CapsuleRows(members, em.weights(state), basis, "probabilities")
+        return CapsuleRows(members, em.weights(state), frame, "probabilities")
 
-    if model.algorithm == "em":
+    if algorithm == "em":
         result = yield Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
         w = em.weights(result.state)
     else:
@@ -260,72 +280,133 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
     if held is not None and members.n_members > 1:
         # Each member's best is of another pass: what they decide together is told by a pass of its own, over
         # the rows as they were given, as in `score`.
-        tally = ScoreTally(CapsuleRows(members, w, basis, "probabilities"), len(classes))
+        tally = ScoreTally(CapsuleRows(members, w, frame, "probabilities"), len(classes))
         found = yield Collect(f"decision-{result.state.iteration}", tally, held, classes)
         decided = float(CONFUSION_METRICS["error"](found["confusion"]))
-    model._keep(classes, em, basis, result, w, (np.array(sums["weight"]), np.array(sums["count"])), decided)
+    probabilities = CapsuleRows(members, w, RowFrame(frame.row_intercept), "probabilities")
+    temperature = yield from temperature_steps(model, probabilities, rows, classes, weights)
+    model._keep(classes, em, frame, result, w, (np.array(sums["weight"]), np.array(sums["count"])), decided)
+    model._set_learned(temperature_=temperature)
+
+
+def temperature_steps(
+    model: CapsuleRegression,
+    probabilities: CapsuleRows,
+    rows: Mapping[str, Rows],
+    classes: np.ndarray,
+    class_weight: np.ndarray | None,
+) -> Generator[Step, Any, float]:
+    """The temperature with the least log-loss of validation rows, else of some training rows."""
+    if model.temperature is not None:
+        return float(model.temperature)
+    if held := rows.get("validation"):
+        tried = CalibrationPass(probabilities, TEMPERATURES, None, 1)
+    else:
+        held = rows["train"]
+        every = max(1, len(held.dataset) // CALIBRATION_ROWS)
+        tried = CalibrationPass(probabilities, TEMPERATURES, class_weight, every)
+    stats: Stats = yield Collect("temperature", tried, held, classes)
+    return choose_temperature(TEMPERATURES, np.array(stats["loss"]))
+
+
+def n_columns(model: CapsuleRegression, width: int) -> int:
+    """Columns of W as it is fitted: those of the (projected) rows and of the intercept."""
+    return width + bool(model.fit_intercept)
 
 
 def _last_fit(
-    model: CapsuleRegression, members: Members, width: int, classes: np.ndarray
+    model: CapsuleRegression, members: Members, columns: int, classes: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """W and basis of the fit that ``warm_start`` starts from; empty where there is none."""
-    w = getattr(model, "W_", None) if model.warm_start else None
-    if w is None:
+    """W, projection and intercept of the fit that ``warm_start`` starts from; empty where there is none."""
+    if not (model.warm_start and hasattr(model, "W_")):
         return {}
-    if w.shape != (members.total_dim, width) or not np.array_equal(model.classes_, classes):
+    w, (intercept, matrix) = model._weights(), model._frame
+    if w.shape != (members.total_dim, columns) or not np.array_equal(model.classes_, classes):
         raise ValueError(
             f"warm_start: the last fit has weights of shape {w.shape} and classes {model.classes_.tolist()}, "
-            f"this one {(members.total_dim, width)} and {classes.tolist()}: fit with warm_start=False"
+            f"this one {(members.total_dim, columns)} and {classes.tolist()}: fit with warm_start=False"
         )
-    return {"W": w} if model.projection_ is None else {"W": w, "basis": model.projection_}
+    last = {"W": w}
+    if matrix is not None:
+        last["matrix"] = matrix
+    if intercept is not None:
+        last |= {"mean": intercept.mean, "constant": np.array(intercept.constant)}
+    return last
+
+
+def first_mean(rows: Dataset) -> Intercept:
+    """Return an intercept about the mean of the first rows, for the pass that finds the mean of all rows."""
+    mean = np.zeros(rows.n_features)
+    try:
+        x = rows.read_x(0, min(FIRST_ROWS, len(rows)))
+        with np.errstate(invalid="ignore", over="ignore"):
+            mean = np.asarray(x if isinstance(x, np.ndarray) else x.toarray(), dtype=np.float64).mean(axis=0)
+    except DataError:
+        pass  # rows that cannot be read are for the pass to report, or to leave out
+    return Intercept(np.where(np.abs(mean) <= LARGEST, mean, 0.0).astype(np.float32), 1.0)
 
 
 def project_steps(
-    rows: Mapping[str, Rows], width: int | None, basis: np.ndarray | None
-) -> Generator[Step, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
-    """Basis of the projection, and the projected rows: one pass for the moments, one to write."""
+    model: CapsuleRegression, rows: Mapping[str, Rows], width: int | None, last: Mapping[str, np.ndarray]
+) -> Generator[Step, Any, tuple[RowFrame, Mapping[str, Rows]]]:
+    """The frame as far as it is known, and the projected rows: one pass for the moments, one to write."""
+    intercept = Intercept(last["mean"], float(last["constant"])) if "mean" in last else None
+    frame = RowFrame(intercept, last.get("matrix"))
     if width is None:
-        return None, rows
+        return frame, rows
     train = rows["train"]
-    if basis is None or basis.shape != (train.n_features, width):
-        stats = yield Collect("svd", SecondMoments(train.n_features), train)
-        basis = yield Derive(_leading_directions, (stats["moment"][0], width))
+    if frame.matrix is None:
+        first = (yield Derive(first_mean, (train.dataset,))) if model.fit_intercept else None
+        stats = yield Collect("svd", SecondMoments(train.n_features, intercept=first), train)
+        frame = yield Derive(_leading_frame, (stats["moment"], first, width))
+    assert frame.matrix is not None
     projected = {}
     for name, part in rows.items():
-        projected[name] = yield Map(f"project-{name}", Project(basis), part)
-    return basis, projected
+        projected[name] = yield Map(f"project-{name}", Project(frame.matrix, frame.intercept), part)
+    return frame, projected
 
 
-def _check_zeros(moment: np.ndarray, classes: np.ndarray, each: bool) -> None:
-    """Refuse rows that are all zeros, and where first weights span the rows of each class a class of them."""
-    zeros = [str(name) for name, own in zip(classes, moment, strict=True) if not np.trace(own)]
-    if len(zeros) == len(classes):
-        raise DataError(
-            "every feature of every row is 0, so that there is nothing to learn: look at the rows"
-        )
+def _leading_frame(moment: np.ndarray, first: Intercept | None, width: int) -> RowFrame:
+    if first is None:
+        return RowFrame(None, leading_eigenvectors(moment[0], width)[1])
+    moment, intercept = recentred(moment, first)
+    values, basis = leading_eigenvectors(moment[0, :-1, :-1], width)
+    # As long as the projected rows.
+    share = np.sqrt(max(values.sum(), 0.0) / max(np.trace(moment[0, :-1, :-1]), np.finfo(float).tiny))
+    intercept = replace(intercept, constant=float(intercept.constant * share) or 1.0)
+    return RowFrame.projecting(intercept, basis)
+
+
+def _check_zeros(moment: np.ndarray, classes: np.ndarray, each: bool, has_intercept: bool) -> None:
+    """Refuse rows that do not vary, and where first weights span the rows of each class a class of zeros."""
+    squares = np.diagonal(moment, axis1=1, axis2=2)
+    if not squares[:, : squares.shape[1] - has_intercept].any():
+        alike = "every row is the same" if has_intercept else "every feature of every row is 0"
+        raise DataError(f"{alike}, so that there is nothing to learn: look at the rows")
+    zeros = [str(name) for name, own in zip(classes, squares, strict=True) if not own.any()]
     if zeros and each:
         raise DataError(
             f"every feature of every row of class {', '.join(zeros)} is 0, and nothing spans its capsule: "
-            "look at these rows, leave the class out, or use init='random'"
+            "look at these rows, leave the class out, or use fit_intercept=True"
         )
-
-
-def _leading_directions(moment: np.ndarray, width: int) -> np.ndarray:
-    return leading_eigenvectors(moment, width)[1]
 
 
 def start_steps(
     model: CapsuleRegression,
     rows: Mapping[str, Rows],
+    frame: RowFrame,
     members: Members,
     classes: np.ndarray,
     class_weight: np.ndarray | None,
     first: np.ndarray | None,
-) -> Generator[Step, Any, tuple[CapsuleEM, Stats, np.ndarray]]:
-    """The learner, the second moments of the rows, and the first W (``first`` where it is given)."""
+) -> Generator[Step, Any, tuple[CapsuleEM, Stats, np.ndarray, RowFrame]]:
+    """The learner, the second moments of the rows, the first W (``first`` if it is given), and the frame."""
     train = rows["train"]
-    reduction = SecondMoments(train.n_features, len(classes), class_weight)
+    intercept = frame.row_intercept
+    found = intercept is not None or frame.matrix is not None or not model.fit_intercept
+    if not found:
+        intercept = yield Derive(first_mean, (train.dataset,))
+    reduction = SecondMoments(train.n_features, len(classes), class_weight, intercept)
     stats = yield Collect("moments", reduction, train, classes)
     moment, weight = stats["moment"], stats["weight"]
     if not (weight > 0).all():
@@ -333,24 +414,36 @@ def start_steps(
             f"class {classes[int(np.argmin(weight))]!s} has no weight: give each class rows with "
             "sample_weight and class_weight above 0"
         )
-    _check_zeros(moment, classes, first is None and model.init != "random")
-    learner = em_learner(model, members, moment, "validation" in rows, class_weight)
+    if not found:
+        moment, intercept = yield Derive(recentred, (moment, intercept))
+        frame = RowFrame(intercept, None)
+    _check_zeros(moment, classes, first is None and model.init != "random", model.fit_intercept)
+    # Weights may be numbers of rows, or units of any size.
+    n_rows, mean = float(stats["count"].sum()), float(weight.sum() / stats["count"].sum())
+    n_rows *= mean if 1 <= mean <= REPEATED_ROWS else 1
+    learner = em_learner(model, frame, members, moment, n_rows, "validation" in rows, class_weight)
     if first is None and model.init == "random":
         rng = stream(model.seed_, "capsule-start")
         first = random_start(members, moment, weight, float(model.init_scale), rng)
     elif first is None:
         first = yield Derive(subspace_start, (members, moment, weight))
-    return learner, stats, first
+    return learner, stats, first, frame
 
 
 def em_learner(
     model: CapsuleRegression,
+    frame: RowFrame,
     members: Members,
     moment: np.ndarray,
+    n_rows: float,
     has_validation: bool,
     class_weight: np.ndarray | None = None,
 ) -> CapsuleEM:
     nu, patience, scheduled = schedule_arrays(model.nu_schedule)
+    if model.ridge is None:
+        ridge = one_row_more(moment.sum(axis=0), n_rows, frame.matrix is None)
+    else:
+        ridge = np.full(moment.shape[1], float(model.ridge))
     return CapsuleEM(
         members=members,
         moment=moment,
@@ -358,12 +451,26 @@ def em_learner(
         patience=patience,
         scheduled=scheduled,
         momentum=float(model.momentum),
-        ridge=float(model.ridge),
+        ridge=ridge,
         tol=float(model.tol or 0),
-        max_iter=int(model.max_iter),
+        max_iter=max_passes(model),
         class_weight=class_weight,
         has_validation=int(has_validation),
+        intercept=frame.row_intercept,
     )
+
+
+def one_row_more(moment: np.ndarray, n_rows: float, in_units: bool) -> np.ndarray:
+    """Return a ridge (p,) that counts as much as one row more of independent features.
+
+    ``moment`` (p, p) are the second moments of ``n_rows`` rows. Directions of a projection get their mean
+    square. Features, which may be ``in_units`` of their own, get the median of theirs (pixels share a unit),
+    and at most ten times their own.
+    """
+    squares = np.diagonal(moment) / n_rows
+    if not in_units:
+        return np.full(len(squares), squares.mean())
+    return np.minimum(np.median(squares[squares > 0]) if squares.any() else 0.0, OWN_SQUARES * squares)
 
 
 # -- online algorithms -----------------------------------------------------------------------------------
@@ -374,11 +481,18 @@ def row_order(
 ) -> RowOrder:
     """The rows of each step: a function of parameters, seed and engine options."""
     chains = int(model.n_chains)
-    if model.algorithm == "incremental":
+    if algorithm_of(model) == "incremental":
         least = LEAF_ROWS_A_DIMENSION * members.total_dim
         batch = None if model.batch_rows is None else int(model.batch_rows)
         return leaf_order(n_rows, chains, batch, min_leaf_rows=least)
     return RowOrder.chosen(n_rows, seed, batch_rows(model), chains, options)
+
+
+def most_epochs(model: CapsuleRegression, n_rows: int) -> int:
+    """Largest number of passes of an online algorithm: the parameter, or fewer the more rows there are."""
+    if model.n_epochs is not None:
+        return int(model.n_epochs)
+    return min(max(EPOCHS_OF_ROWS // n_rows, EPOCHS[0]), EPOCHS[1])
 
 
 def batch_rows(model: CapsuleRegression) -> int:
@@ -404,7 +518,7 @@ def online_step(
     def order(options: Mapping[str, Any]) -> RowOrder:
         return row_order(model, n_rows, members, options, seed)
 
-    incremental = model.algorithm == "incremental"
+    incremental = algorithm_of(model) == "incremental"
     if incremental:
         # Leaves are the same whatever the options say.
         learner: CapsuleIncremental | CapsuleStepwise | CapsulePassiveAggressive = CapsuleIncremental(
@@ -413,12 +527,19 @@ def online_step(
         state: OnlineState = incremental_state(w, members.n_members)
     else:
         state = online_state(w, members.n_members)
-        if model.algorithm == "stepwise":
+        if algorithm_of(model) == "stepwise":
             learner = CapsuleStepwise(em, weight, count, float(model.kappa), float(model.t0))
         else:
             learner = CapsulePassiveAggressive(em, weight, count, float(model.aggressiveness))
     return LearnOnline(
-        model.algorithm, learner, state, rows, classes, order, int(model.n_epochs), keeps_leaves=incremental
+        algorithm_of(model),
+        learner,
+        state,
+        rows,
+        classes,
+        order,
+        most_epochs(model, n_rows),
+        keeps_leaves=incremental,
     )
 
 
@@ -431,29 +552,39 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
     width, n_classes = projected_width(model.projection, train.n_features), len(classes)
     members = _planned_members(model, told, width, classes)
     check_width(width, train, n_classes, told.resources.memory)
-    p, told.codes = width or train.n_features, n_classes
+    p, told.codes = n_columns(model, width or train.n_features), n_classes
+    no_rows = np.zeros(train.n_features, dtype=np.float32)
+    frame = RowFrame(Intercept(no_rows, 1.0) if model.fit_intercept else None)
     told.labels()
     weights, moments = 8 * members.total_dim * p, 8 * n_classes * p * p
     held_moments = moments + 16 * p * p * len({labels.tobytes() for labels in members.labels >= 0})
     if width is not None:
         narrower = "make the rows narrower: keep the columns that matter, or reduce them first"
-        told.one_pass("svd", SecondMoments(train.n_features), 24 * train.n_features**2, narrower)
+        moments_of_all = SecondMoments(train.n_features, intercept=frame.intercept)
+        told.one_pass("svd", moments_of_all, 24 * train.n_features**2, narrower)
         told.eigenvectors("directions", train.n_features)
-        told.maps("project", Project(np.broadcast_to(np.float64(0.01), (train.n_features, width))))
-    moment_pass = SecondMoments(p, n_classes)
+        shape = n_columns(model, train.n_features), p
+        matrix = np.broadcast_to(np.float64(0.01), shape)
+        told.maps("project", Project(matrix, frame.intercept))
+        frame = RowFrame(frame.intercept, matrix)
+    intercept = frame.row_intercept
+    columns = p if intercept is None else p - 1  # of the rows that passes read
+    moment_pass = SecondMoments(columns, n_classes, None, intercept)
     told.one_pass("moments", moment_pass, 2 * moments, f"set projection below {p}")
     told.eigenvectors("start", p, _eigenproblems(members, model.init))
     # Zeros without memory: only shapes matter here.
     zeros = np.broadcast_to(np.zeros(()), (n_classes, p, p))
-    em = em_learner(model, members, zeros, held is not None)
-    w, passes = np.random.default_rng(0).normal(size=(members.total_dim, p)), _passes(model)
+    em = em_learner(model, frame, members, zeros, 1.0, held is not None)
+    w, passes = np.random.default_rng(0).normal(size=(members.total_dim, p)), _passes(model, train.n_rows)
     state = initial_state(w, members.n_members)
-    if model.algorithm == "em":
+    if algorithm_of(model) == "em":
         stage = told.stage("estep", em, held_moments + 8 * weights, SMALLER)
         block, arrays = stage.grids["train"].block_rows, 3
         full = told.rates(stage, state)
         # Every row takes part in the first product, few of them in the second.
-        scores: dict[str, CapsulePass[CapsuleState]] = {"train": CapsulePass(members, p, em.nu, None, False)}
+        scores: dict[str, CapsulePass[CapsuleState]] = {
+            "train": CapsulePass(members, p, em.nu, None, False, intercept)
+        }
         product = told.rates(replace(stage, name="capsule_scores", work=scores), state)["train"]
         usual = {**full, "train": product + ACTIVE * max(full["train"] - product, 0.0)}
         beside = 2 * members.total_dim * p**2 / MSTEP_RATE
@@ -473,13 +604,13 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
             held_moments,
             arrays * weights,
             SMALLER,
-            n_epochs=int(model.n_epochs),
+            n_epochs=step.n_epochs,
             keeps_leaves=leaves,
         )
         row, beside = told.chain(
             f"capsule_{step.name} {block}x{p} {learner.layout().size} {n_classes}",
             learner,
-            lambda: (step.state, noise(block, p, "float32", n_classes)),
+            lambda: (step.state, noise(block, columns, "float32", n_classes)),
             order,
             rows=block,
             keeps_leaves=leaves,
@@ -494,6 +625,9 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
             an_epoch += kept * sum(told.scratch_rates())
         told.learns(step.name, an_epoch, passes)
         shorter = "lower n_epochs"
+    if model.temperature is None:
+        some, products = told.held or train, 2.0 * members.total_dim * p / PREDICT_RATE
+        told.add("temperature", len(some) * told.row_seconds(products, told.reading(some)))
     told.out["device_bytes"] = 4 * (members.total_dim * p + block * (2 * p + members.total_dim))
     return told.told(
         shorter,
@@ -507,14 +641,14 @@ def _planned_members(
     model: CapsuleRegression, told: Forecast, width: int | None, classes: np.ndarray
 ) -> Members:
     """The members of the fit, from its labels; before anything is read those of the largest capsules."""
-    train, p = told.train, width or told.train.n_features
+    train, p = told.train, n_columns(model, width or told.train.n_features)
     if not told.measure:
         dim = min(CAPSULE_DIM, p) if model.capsule_dim is None else model.capsule_dim
         return build_members(model.architecture, len(classes), dim)
     counts = class_counts(train, classes)
     dim = choose_dim(model, counts, p, train.url or "the training rows")
     members = build_members(model.architecture, len(classes), dim)
-    check_classes(members, train, counts, width, model.init)
+    check_classes(members, train, counts, p, model.init)
     return members
 
 
@@ -530,13 +664,13 @@ def _eigenproblems(members: Members, init: str) -> int:
     return len(factors) + len(subspaces)
 
 
-def _passes(model: CapsuleRegression) -> dict[str, int]:
+def _passes(model: CapsuleRegression, n_rows: int) -> dict[str, int]:
     """Fewest and most passes, or epochs, and how many there usually are."""
-    most = int(model.max_iter if model.algorithm == "em" else model.n_epochs)
+    most = max_passes(model) if algorithm_of(model) == "em" else most_epochs(model, n_rows)
     nu, patience, scheduled = schedule_arrays(model.nu_schedule)
     least = int(patience.sum()) if scheduled else most
-    usual = round(PASSES_OF_PATIENCE * least) if scheduled and model.algorithm == "em" else most
+    usual = round(PASSES_OF_PATIENCE * least) if scheduled and algorithm_of(model) == "em" else most
     if model.tol:
         # A round takes a step and the pass that finds it flat; of epochs all but the first round need one.
-        least = min(least, 2 * len(nu) if model.algorithm == "em" else len(nu) + 1)
+        least = min(least, 2 * len(nu) if algorithm_of(model) == "em" else len(nu) + 1)
     return {"at_least": min(least, most), "expected": min(usual, most), "at_most": most}

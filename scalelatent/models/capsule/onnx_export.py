@@ -13,10 +13,15 @@ def draw_scores(graph: RowGraph, rows: CapsuleRows) -> str:
     """Class scores, double (rows, classes): products in float32 as ours, the rest in double."""
     members = rows.members
     m, k, d = members.n_members, members.dims.shape[1], int(members.dims[0].sum())
-    z = graph.x
-    if rows.projection is not None:
-        z = graph.node("MatMul", z, graph.constant(rows.projection.astype(np.float32)))
-    h = graph.cast(graph.node("MatMul", z, graph.constant(rows.w.T.astype(np.float32))), np.float64)
+    z, w, intercept, projection = graph.x, rows.w, rows.frame.intercept, rows.frame.projection
+    if intercept is not None:
+        z, w = graph.node("Sub", z, graph.constant(intercept.mean)), rows.w[:, :-1]
+    if projection is not None:
+        z = graph.node("MatMul", z, graph.constant(projection.astype(np.float32)))
+    h = graph.node("MatMul", z, graph.constant(w.T.astype(np.float32)))
+    if intercept is not None:
+        h = graph.node("Add", h, graph.constant((rows.w[:, -1] * intercept.constant).astype(np.float32)))
+    h = graph.cast(h, np.float64)
     capsules = np.repeat(np.eye(m * k), members.dims.ravel(), axis=0)
     squares = graph.node("MatMul", graph.node("Mul", h, h), graph.constant(capsules))
     q = graph.node("Reshape", squares, graph.constant(np.array([-1, m, k])))
@@ -47,6 +52,14 @@ def draw_scores(graph: RowGraph, rows: CapsuleRows) -> str:
             ),
         )
     return graph.node("Div", scores, graph.sum(scores, 1))
+
+
+def tempered(graph: RowGraph, p: str, temperature: float) -> str:
+    """Probabilities to the power of 1 / T, normalised."""
+    logs = graph.node("Log", graph.node("Max", p, graph.constant(np.finfo(float).tiny)))
+    best = graph.node("ReduceMax", logs, graph.constant(np.array([1])), keepdims=1)
+    out = graph.node("Exp", graph.node("Mul", graph.node("Sub", logs, best), graph.constant(1 / temperature)))
+    return graph.node("Div", out, graph.sum(out, 1))
 
 
 def _interpolated(graph: RowGraph, beta: str, dimension: int) -> str:

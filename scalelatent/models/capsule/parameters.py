@@ -11,6 +11,7 @@ from scalelatent.contract.parameters import (
     WARM_START,
     Anything,
     Choice,
+    Flag,
     Items,
     Number,
     Parameter,
@@ -24,7 +25,18 @@ from scalelatent.contract.parameters import (
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
+MAX_PASSES = 2000
 ONLINE = ("stepwise", "incremental", "passive_aggressive")
+
+
+def algorithm_of(model: CapsuleRegression) -> str:
+    """The algorithm: the parameter, or batch EM where its number of passes is given, else stepwise EM."""
+    return model.algorithm or ("stepwise" if model.max_iter is None else "em")
+
+
+def max_passes(model: CapsuleRegression) -> int:
+    """Largest number of passes of batch EM."""
+    return MAX_PASSES if model.max_iter is None else int(model.max_iter)
 
 
 def is_schedule(value: Any) -> bool:
@@ -69,13 +81,14 @@ PARAMETERS = Parameters(
             Choice(("multiclass", "one_vs_all", "all_vs_all")),
             "one model, or binary models for each class or each pair",
         ),
-        Parameter("algorithm", "em", Choice(("em", *ONLINE)), "how it learns"),
+        Parameter("algorithm", None, Choice((None, "em", *ONLINE)), "how it learns"),
         Parameter(
             "projection",
             "auto",
             Whole(also=("auto", None), give="give 'auto', None or a number of directions, at least 1"),
             "principal directions that rows are reduced to first",
         ),
+        Parameter("fit_intercept", True, Flag(), "subtract the mean and fit a constant"),
         Parameter("init", "subspace", Choice(("subspace", "random")), "first weights"),
         Parameter(
             "init_scale", 1.0, Number("give a number above 0", above=0), "deviation of random first weights"
@@ -90,8 +103,8 @@ PARAMETERS = Parameters(
             ),
             "rounds (nu, patience) of thresholded EM",
         ),
-        Parameter("max_iter", 2000, Whole(), "most passes of batch EM"),
-        Parameter("n_epochs", 10, Whole(), "most passes of the online algorithms"),
+        Parameter("max_iter", None, Whole(also=(None,)), "most passes of batch EM"),
+        Parameter("n_epochs", None, Whole(also=(None,)), "most passes of the online algorithms"),
         Parameter("batch_rows", None, Whole(also=(None,)), "rows of a step"),
         Parameter("n_chains", 4, Whole(), "independent parts of a step"),
         Parameter(
@@ -110,7 +123,18 @@ PARAMETERS = Parameters(
             Number("give a number of at least 0, or None", least=0, also=(None,)),
             "ends a round when the log-loss falls by less",
         ),
-        Parameter("ridge", 0, Number("give a number of at least 0", least=0), "rho, on second moments"),
+        Parameter(
+            "ridge",
+            None,
+            Number("give a number of at least 0, or None", least=0, also=(None,)),
+            "rho, on second moments",
+        ),
+        Parameter(
+            "temperature",
+            None,
+            Number("give a number above 0, or None to choose it", above=0, also=(None,)),
+            "of class probabilities",
+        ),
         Parameter("class_weight", None, Anything(), "weights of classes, or 'balanced'"),
         WARM_START,
         RANDOM_STATE,

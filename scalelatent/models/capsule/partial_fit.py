@@ -16,8 +16,10 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.errors import DataError
 from scalelatent.estimators.inputs import check_finite, validated
 from scalelatent.models.capsule.model.members import Members, build_members
+from scalelatent.models.capsule.model.predict import RowFrame
 from scalelatent.models.capsule.model.running import RowSums, RunningCapsule, StreamOptions
 from scalelatent.models.capsule.model.start import schedule_arrays
+from scalelatent.reductions.intercept import Intercept, mapped_rows
 
 from .fit import CAPSULE_DIM, batch_rows, class_weights
 
@@ -48,6 +50,8 @@ class CapsuleStream:
     members: Members
     sums: RowSums | None
     seen_rows: float
+    # float64 (columns of W,): that of the fit
+    ridge: np.ndarray
     running: RunningCapsule | None = None
 
     @classmethod
@@ -68,7 +72,7 @@ class CapsuleStream:
         dim = min(CAPSULE_DIM, x.shape[1]) if model.capsule_dim is None else model.capsule_dim
         members = build_members(model.architecture, n_classes, dim)
         running = RunningCapsule.begin(members, x, codes, model.init, float(model.init_scale), rng)
-        return cls(members, None, 0.0, running)
+        return cls(members, None, 0.0, running.ridge, running)
 
     def copy(self) -> CapsuleStream:
         """Return a stream that learns on without a change of this one."""
@@ -93,14 +97,14 @@ class CapsuleStream:
                     "again"
                 )
             assert w is not None
-            self.running = RunningCapsule(self.members, w, w, self.sums, 0.0, self.seen_rows)
+            self.running = RunningCapsule(self.members, w, w, self.sums, 0.0, self.seen_rows, self.ridge)
         x = np.ascontiguousarray(x, dtype=np.float32)
         self.running.learn(x, codes, weight, options, cpu_backend())
         return self.running.average
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """(values, arrays) to save."""
-        arrays, running, sums = {}, self.running, self.sums
+        arrays, running, sums = {"ridge": self.ridge}, self.running, self.sums
         if running is not None:
             running.renew()  # so that this model and the saved one go on alike
             arrays["running_W"], sums = running.w, running.sums
@@ -120,7 +124,9 @@ class CapsuleStream:
     def restored(
         cls, members: Members, w: np.ndarray, values: dict[str, Any], arrays: dict[str, np.ndarray]
     ) -> Self:
-        stream = cls(members, None, values.get("seen_rows", 0.0))
+        # Models of earlier versions were saved without the ridge: one number, a parameter.
+        ridge = arrays.get("ridge", np.zeros(w.shape[1]))
+        stream = cls(members, None, values.get("seen_rows", 0.0), ridge)
         if "moment" in arrays:
             weight = arrays["moment_weight"]
             # Models of earlier versions have no count of the rows: as if these weighed 1.
@@ -128,8 +134,23 @@ class CapsuleStream:
         if "running_W" in arrays:
             assert stream.sums is not None
             own = stream.sums, values["prior_variance"], values["seen_rows"]
-            stream.running = RunningCapsule(members, arrays["running_W"], w, *own)
+            stream.running = RunningCapsule(members, arrays["running_W"], w, *own, ridge)
         return stream
+
+
+def first_intercept(x: np.ndarray) -> Intercept:
+    """Return the intercept of a stream, from its first rows (n, p); one row alone has no mean."""
+    mean = x.mean(axis=0, dtype=np.float64) if len(x) > 1 else np.zeros(x.shape[1])
+    length = float(np.sqrt(np.mean(np.sum((x - mean) ** 2, axis=1))))
+    return Intercept(mean.astype(np.float32), length or 1.0)
+
+
+def framed(frame: RowFrame, x: np.ndarray) -> np.ndarray:
+    """Return rows (n, features) with their intercept, projected: float32 (n, columns of W)."""
+    matrix = frame.matrix
+    dtype = np.float32 if matrix is None else np.float64
+    rows = mapped_rows(frame.intercept, cpu_backend(), x, dtype, "stream")
+    return rows if matrix is None else (rows @ matrix).astype(np.float32)
 
 
 def stream_options(model: CapsuleRegression) -> StreamOptions:
@@ -155,7 +176,7 @@ def stream_options(model: CapsuleRegression) -> StreamOptions:
         kappa=float(model.kappa),
         t0=float(model.t0),
         batch_rows=batch_rows(model),
-        ridge=float(model.ridge),
+        ridge=None if model.ridge is None else float(model.ridge),
         aggressiveness=float(model.aggressiveness),
     )
     model._stream_kept = given, options

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +15,8 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_number, is_whole
 from scalelatent.contract.wants import Corruption, Targets
 from scalelatent.data import Dataset
-from scalelatent.engine.order import RowOrder
+from scalelatent.data.read.taken import take_rows
+from scalelatent.engine.order import RowOrder, held_rows
 from scalelatent.engine.passes import BLOCK_ROWS, FLOP_RATE
 from scalelatent.engine.plan import STEP_SECONDS, Forecast, Resources
 from scalelatent.errors import DataError, warn_user
@@ -33,10 +36,23 @@ from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.predict import sweeps_in
 from scalelatent.models.crbm.model.state import CrbmState
 
-from .parameters import batch_size, n_chains, step_rows
+from .parameters import (
+    LEAST_GAIN,
+    PATIENCE,
+    PATIENCE_ROWS,
+    RATES,
+    batch_size,
+    epochs_to_show,
+    n_chains,
+    n_epochs,
+    step_rows,
+    stops_early,
+)
 
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
+
+_log = logging.getLogger("scalelatent")
 
 # Whose random numbers corrupt rows that are scored, or shown in the report.
 TEST_STAGE = "corruption-test"
@@ -87,9 +103,11 @@ def given_parameters(
     return shape, flat
 
 
-def epoch_rates(model: ConditionalRBM) -> np.ndarray:
-    """Learning rate of each epoch of the schedule; the last one goes on."""
+def epoch_rates(model: ConditionalRBM, n_rows: int) -> np.ndarray:
+    """Learning rate of each epoch of the schedule over ``n_rows`` rows; the last one goes on."""
     given: Any = model.learning_rate
+    if given is None:
+        given = [(rate, epochs_to_show(n_rows, shown, least)) for rate, shown, least in RATES]
     pairs = [(given, 1)] if is_number(given) else given
     return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
 
@@ -171,7 +189,7 @@ def check_rows(model: ConditionalRBM, train: Dataset) -> None:
 
 def check_batch(model: ConditionalRBM, train: Dataset) -> None:
     """Refuse a step larger than the data, with a batch size that fits."""
-    n = len(train)
+    n = learned_rows(model, train)
     rows = step_rows(model, n)
     if rows <= n:
         return
@@ -189,9 +207,9 @@ def check_batch(model: ConditionalRBM, train: Dataset) -> None:
     )
 
 
-def check_patience(model: ConditionalRBM, held: Dataset | None) -> None:
+def check_patience(model: ConditionalRBM, validated: bool) -> None:
     """Refuse a patience that has nothing to watch."""
-    if model.patience is not None and held is None:
+    if model.patience is not None and not validated:
         raise ValueError(
             f"patience={model.patience} waits for a better validation error, but there are no validation "
             "rows: pass validation (in a job [data] validation), or leave patience out"
@@ -216,21 +234,47 @@ def targets_of(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "corr
     return Targets()
 
 
-def row_order(model: ConditionalRBM, n_rows: int, options: Mapping[str, Any], seed: int) -> RowOrder:
+def hold_out(train: Dataset, held: tuple[int, int]) -> Dataset:
+    """Return the rows of a dataset that an order with ``held`` leaves out, with their outputs, in memory."""
+    some = take_rows(train, held_rows(held, len(train)))
+    n, x = len(some), some.read_x(0, len(some))
+    rows = Dataset.from_arrays(x.reshape(n, *train.feature_shape) if isinstance(x, np.ndarray) else x)
+    return rows.with_target(Dataset.from_arrays(some.read_targets(0, n))) if some.has_targets else rows
+
+
+@lru_cache(maxsize=256)
+def log_held_rows(n_held: int, n_rows: int, where: str) -> None:
+    """Log, once, that rows are held out."""
+    _log.warning(
+        "n_epochs=None holds out %d of the %d rows of %s, and ends the fit when their error no longer falls; "
+        "pass validation rows, or set n_epochs to a number or 'paper', to learn from all rows",
+        n_held,
+        n_rows,
+        where,
+    )
+
+
+def learned_rows(model: ConditionalRBM, train: Dataset) -> int:
+    """Rows that are learned from: all but those held out."""
+    return len(train) - len(held_rows(model._held, len(train)))
+
+
+def row_order(model: ConditionalRBM, train: Dataset, options: Mapping[str, Any], seed: int) -> RowOrder:
     """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options."""
-    chains = n_chains(model, n_rows)
-    return RowOrder.chosen(n_rows, seed, step_rows(model, n_rows), chains, options)
+    n = learned_rows(model, train)
+    return RowOrder.chosen(n, seed, step_rows(model, n), n_chains(model, n), options, model._held)
 
 
 def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
-    shape, chains = shape_of(model, train), n_chains(model, len(train))
-    size = batch_size(model, len(train))
+    n = learned_rows(model, train)
+    shape, chains, size = shape_of(model, train), n_chains(model, n), batch_size(model, n)
+    waits = stops_early(model) and held is not None and model.patience is None
     steps = LEARNERS[model.learner].gibbs_steps if model.gibbs_steps is None else int(model.gibbs_steps)
     held_targets = Targets() if held is None else targets_of(model, held, seed, "corruption-validation")
     return CrbmLearner(
         shape=shape,
         learner=model.learner,
-        rates=epoch_rates(model),
+        rates=epoch_rates(model, n),
         momentum=float(model.momentum),
         weight_decay=float(model.weight_decay),
         n_sweeps=None if model.n_sweeps is None else int(model.n_sweeps),
@@ -241,7 +285,8 @@ def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, se
         chain_rows=size if model.local_steps else size // chains,
         local_steps=int(model.local_steps or 0),
         seed=seed,
-        patience=int(model.patience or 0),
+        patience=epochs_to_show(n, PATIENCE_ROWS, PATIENCE) if waits else int(model.patience or 0),
+        gain=LEAST_GAIN if waits else 0.0,
         has_validation=held is not None,
         targets=targets_of(model, train, seed),
         validation_targets=held_targets,
@@ -256,11 +301,15 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     held = rows["validation"].dataset if "validation" in rows else None
     model._check_params()
     model._check_rows(train, held)
+    check_patience(model, held is not None)
     make_learner(model, train, held, 0)  # refuses what is wrong with loss and corruption
-    size = batch_size(model, len(train))
+    n = learned_rows(model, train)
+    size, epochs = batch_size(model, n), n_epochs(model, n, held is not None)
     if size < batch_size(model):
-        tell_cut("batch_size", size, batch_size(model), f"{train.url or 'the data'} has {len(train)} rows")
-    info = {"max_iter": int(model.n_epochs), "batch_size": size}
+        tell_cut("batch_size", size, batch_size(model), f"{train.url or 'the data'} has {n} rows")
+    if n < len(train):
+        log_held_rows(len(train) - n, len(train), train.url or "X")
+    info = {"max_iter": epochs, "batch_size": size}
     model.seed_, rows = yield Begin(info, all_rows=ALL_ROWS)
     model.batch_size_ = size
     learner = make_learner(model, train, held, model.seed_)
@@ -268,10 +317,10 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     start = yield Remember("start", {"theta": theta})
 
     def order(options: Mapping[str, Any]) -> RowOrder:
-        return row_order(model, len(train), options, model.seed_)
+        return row_order(model, train, options, model.seed_)
 
     state = learner.start(np.ascontiguousarray(start["theta"]))
-    result = yield LearnOnline("learn", learner, state, rows, None, order, int(model.n_epochs))
+    result = yield LearnOnline("learn", learner, state, rows, None, order, epochs)
     model._keep(learner, result.state, result.history)
     warn_unconverged(model, result.history)
 
@@ -326,8 +375,8 @@ def fitting_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
 
 def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
     train, held, options = told.train, told.held, told.options
-    learner, order = make_learner(model, train, held, 0), row_order(model, len(train), options, 0)
-    shape, epochs = learner.shape, int(model.n_epochs)
+    learner, order = make_learner(model, train, held, 0), row_order(model, train, options, 0)
+    shape, epochs = learner.shape, n_epochs(model, order.n_rows, held is not None)
     # Parameters, velocity and the best ones, of which Dask keeps a few states.
     copies = 1 + bool(learner.momentum) + (held is not None)
     state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
@@ -339,7 +388,7 @@ def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
         kernels,
         state,
         SMALLER,
-        n_epochs=int(model.n_epochs),
+        n_epochs=epochs,
         beside=shape.n_visible,
     )
     if held is not None:
@@ -351,7 +400,7 @@ def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
 
     # Sweeps grow with the epoch.
     every = [told.an_epoch(order, row_in(n), step, beside=shape.n_visible) for n in range(1, epochs + 1)]
-    least = epochs if held is None else min(int(model.patience or epochs) + 1, epochs)
+    least = min(learner.patience + 1, epochs) if learner.patience and held is not None else epochs
     told.add("learn", sum(every), sum(every[:least]))
     measuring = []
     if held is not None:

@@ -23,6 +23,8 @@ from scalelatent.contract.parameters import (
 )
 
 if TYPE_CHECKING:
+    from scalelatent.data import Dataset
+
     from .estimator import ConditionalRBM
 
 LEARNERS = ("mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic")
@@ -35,6 +37,19 @@ USERS = {"loss": ("mssvm", "lssvm"), "gibbs_steps": ("cd", "pcd", "cd-percloss")
 MOST_SCALE = 5.0
 # Rows of a gradient where none are asked for.
 BATCH_SIZE = 20
+# Default schedule (rate, rows, epochs): so many epochs at a rate, more where these show fewer rows; the last
+# rate goes on (measured on scikit-learn's digits).
+RATES = ((0.2, 5_600, 4), (0.1, 4_200, 3), (0.05, 1, 1))
+# Epochs of the paper, and at most by default.
+PAPER_EPOCHS = 50
+# Default epochs where nothing is validated: as many as show this many rows, and at least ten.
+SEEN_ROWS, FEWEST_EPOCHS = 20_000, 10
+# By default a fit ends when epochs that show 4,000 rows, and at least 3 epochs, have each had a validation
+# error that is not lower by .5 % than the best before (measured on scikit-learn's digits).
+PATIENCE_ROWS, PATIENCE, LEAST_GAIN = 4_000, 3, 0.005
+# From 100 rows on every tenth row is held out by default. Where that would be more than 10,000 rows, or 256
+# MiB, 64 runs that lie evenly in the dataset are held out, so that few of its chunks are read for them.
+LEAST_ROWS, HELD_EVERY, MOST_HELD, HELD_BYTES, HELD_RUNS = 100, 10, 10_000, 2**28, 64
 # Of few rows a chain reads parameters more than it computes; of a small batch two threads want a chain each.
 CHAIN_ROWS, LEAST_CHAIN_ROWS, MOST_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 
@@ -47,6 +62,36 @@ def batch_size(model: ConditionalRBM, n_rows: int | None = None) -> int:
     parts = int(model.local_steps) * int(model.n_chains or LOCAL_CHAINS) if model.local_steps else 1
     size = BATCH_SIZE if n_rows is None else min(BATCH_SIZE, n_rows // parts)
     return max(size // unit, 1) * unit
+
+
+def stops_early(model: ConditionalRBM) -> bool:
+    """Whether the fit ends when the validation error no longer falls; a plain RBM predicts nothing."""
+    return model.n_epochs is None and model._source != "plain"
+
+
+def choose_held_rows(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
+    """(rows, period): these last rows of each period are held out where no validation rows are given."""
+    n = len(train)
+    if not stops_early(model) or n < LEAST_ROWS:
+        return 0, 1
+    most = min(MOST_HELD, HELD_BYTES // max(train.nbytes // n, 1))
+    if n <= HELD_EVERY * most:
+        return 1, HELD_EVERY
+    return max(most // HELD_RUNS, 1), n // HELD_RUNS
+
+
+def epochs_to_show(n_rows: int, shown: int, least: int) -> int:
+    """Epochs over ``n_rows`` rows that show at least ``shown`` rows, from ``least`` to 50."""
+    return min(max(-(-shown // n_rows), least), PAPER_EPOCHS)
+
+
+def n_epochs(model: ConditionalRBM, n_rows: int, has_validation: bool) -> int:
+    """Most epochs of a fit of ``n_rows`` rows: the parameter, 50, or fewer where nothing is validated."""
+    if model.n_epochs == "paper" or (stops_early(model) and has_validation):
+        return PAPER_EPOCHS
+    if model.n_epochs is not None:
+        return int(model.n_epochs)
+    return epochs_to_show(n_rows, SEEN_ROWS, FEWEST_EPOCHS)
 
 
 def n_chains(model: ConditionalRBM, n_rows: int | None = None) -> int:
@@ -67,7 +112,9 @@ def step_rows(model: ConditionalRBM, n_rows: int) -> int:
 
 
 def is_rates(value: Any) -> bool:
-    """Whether this is a learning rate, or a schedule of pairs (rate, epochs)."""
+    """Whether this is None, a learning rate, or a schedule of pairs (rate, epochs)."""
+    if value is None:
+        return True
     if not is_list(value):
         return is_number(value) and value > 0
     pairs = [tuple(pair) if is_list(pair) else () for pair in value]
@@ -134,13 +181,13 @@ PARAMETERS = Parameters(
         Parameter("loss", "hamming", Anything(), "what wrong outputs cost the maximum-margin learners"),
         Parameter(
             "learning_rate",
-            0.05,
+            None,
             Where(
                 is_rates,
                 "give a number above 0, or a schedule of pairs (rate, epochs) such as [(0.05, 30), (0.01, "
-                "20)]",
+                "20)], or None",
             ),
-            "of the mean gradient of a batch, or pairs (rate, epochs)",
+            "of the mean gradient of a batch, or pairs (rate, epochs); None: .2, falling to .05",
             decides=False,
             changes_on_resume=True,
         ),
@@ -153,7 +200,12 @@ PARAMETERS = Parameters(
         ),
         _optional("batch_size", "rows of a gradient; None: 20"),
         Parameter(
-            "n_epochs", 50, Whole(), "most passes over the rows", decides=False, changes_on_resume=True
+            "n_epochs",
+            None,
+            Whole(also=(None, "paper"), give="give a whole number of at least 1, 'paper' (50), or None"),
+            "passes over the rows; None: until validation rows, or a held-out tenth, no longer gain",
+            decides=False,
+            changes_on_resume=True,
         ),
         _optional("n_chains", "independent parts of a batch"),
         _optional("local_steps", "steps that chains take by themselves before they are averaged"),

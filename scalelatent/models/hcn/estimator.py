@@ -52,13 +52,23 @@ from .fit import (
     image_of,
     image_shape,
     known_or_not,
+    log_layers,
     make_layers,
     packed,
 )
 from .objects import SeveralObjects
 from .onnx_export import draw_scores
 from .output import PlaceBeliefs, TemplateBeliefs
-from .parameters import PARAMETERS, damping, is_online, is_several, weight_priors
+from .parameters import (
+    N_FEATURES,
+    PARAMETERS,
+    WINDOW,
+    batch_size,
+    damping,
+    is_online,
+    is_several,
+    weight_priors,
+)
 from .planning import plan
 from .several import SeveralLayers, as_read, known_classes, make_several, several_of
 from .single import OneLayer
@@ -84,8 +94,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     Parameters
     ----------
-    layers : list of (int, (int, int)) or (int, int), default ((32, (8, 6)),)
-        Features and their (height, width), or side, for each layer from the image up.
+    layers : list of (int, (int, int)) or (int, int), or None
+        Features and their (height, width), or side, for each layer from the image up. None: one layer of 32
+        features of 8 x 6, cut to the height and width of the images. Features of images lower than 8 pixels
+        are as much wider, and those of flat rows of at most 48 pixels are as wide as these. What was chosen
+        is in ``layers_``.
     templates : int or None
         Templates of each class over the layers; without labels the number of clusters. None: one layer,
         without a class layer.
@@ -106,8 +119,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         folder. None: False with templates, else True.
     forgetting : float, default 0.98
         Share of the evidence that a minibatch leaves of those before; 1 forgets nothing.
-    batch_size : int, default 5
-        Images of a minibatch.
+    batch_size : int or None
+        Images of a minibatch. None: 5, cut to the images (``batch_size_``).
     n_epochs : int or None
         Passes over the images, or sweeps where messages are kept. None: as many as show 3,000 images, or 60;
         with templates 300, after which a fit that has not settled begins again from another seed (5 times).
@@ -162,6 +175,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     Attributes
     ----------
+    layers_ : list of (int, (int, int))
+        Features and their (height, width) of each layer, without the templates.
+    batch_size_ : int
+        Images of a minibatch.
     weights_ : list of ndarray of bool, shape (features, channels, h, w)
         For each layer; the templates last.
     beliefs_ : list of ndarray of float64, shape (features, channels, h, w)
@@ -220,6 +237,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     _parameters = PARAMETERS
     _sign_of_fit = "_stream"
     _takes_images = True
+    layers_ = Learned(
+        FIT_AGAIN, lambda model: [(layer.n_features, layer.window) for layer in model._network.layers]
+    )
     weights_ = Learned(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs > 0))
     beliefs_ = Learned(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs))
     pools_ = Learned(FIT_AGAIN, lambda model: model._of_several("pools_").pools)
@@ -227,6 +247,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     template_classes_ = Learned(
         FIT_AGAIN, lambda model: model.classes_[model._of_several("template_classes_").template_classes]
     )
+    batch_size_: int
     compression_: float
     used_: list[np.ndarray]
     _network: Network
@@ -235,7 +256,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def __init__(
         self,
-        layers: Sequence[tuple[int, int | tuple[int, int]]] = ((32, (8, 6)),),
+        layers: Sequence[tuple[int, int | tuple[int, int]]] | None = None,
         *,
         templates: int | None = None,
         pool: int = 3,
@@ -246,7 +267,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         p_sparsity: float = 1e-4,
         online: bool | None = None,
         forgetting: float = 0.98,
-        batch_size: int = 5,
+        batch_size: int | None = None,
         n_epochs: int | None = None,
         damping: float | None = None,
         inner_rounds: int = 5,
@@ -386,6 +407,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """What the parameters ask for, on rows such as these."""
         image = image_shape(self, train, "X")
         check_windows(self, image, train)
+        log_layers(self, image, train)
         if not is_several(self):
             return OneLayer(make_layers(self, image)[0])
         network = make_several(self, image, train)
@@ -400,7 +422,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _what_decides(self) -> dict[str, Any]:
         """With what stands for a parameter that is None."""
-        found = {"online": is_online(self), "damping": damping(self), "p_weight": self.p_weight}
+        found: dict[str, Any] = {"online": is_online(self), "damping": damping(self)}
+        found["layers"] = ((N_FEATURES, WINDOW),) if self.layers is None else self.layers
+        found |= {"batch_size": batch_size(self), "p_weight": self.p_weight}
         if self.p_weight is None:
             priors = weight_priors(self)
             found["p_weight"] = list(priors) if is_several(self) else priors[0]
@@ -493,15 +517,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 self.seed_ = resolve_seed(self.random_state)
             elif not is_several(self):
                 network = OneLayer(make_layers(self, self._layer.image)[0])
-            learner = network.learner(self, len(ds), self.seed_)
+            size = batch_size(self)  # of a stream there are more images to come
+            learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
             state = learner.start() if first else network.last_state(self)
             chains: OnlineLearner = learner  # of whatever state
-            state = learn_stream(
-                chains, state, ds, self.device, learner.batch_rows, state.rows, network.classes
-            )
+            state = learn_stream(chains, state, ds, self.device, size, state.rows, network.classes)
             if first:
                 self.n_iter_, self.history_ = 0, []
-            self._network, self._stream = network, state
+            self._network, self._stream, self.batch_size_ = network, state, size
             on = network.features(state.beliefs > 0)
             self.used_, self.compression_ = [np.any(part, axis=(1, 2, 3)) for part in on], float("nan")
         return self
@@ -848,12 +871,13 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         network, stream = self._network, self._stream
         values: dict[str, Any] = {
             "image": list(self._layer.seen),
+            "batch_size": self.batch_size_,
             "rows": stream.rows,
             "steps": stream.steps,
             "iteration": stream.iteration,
         }
         if isinstance(network, SeveralLayers):
-            sizes = [[layer.n_features, *layer.window] for layer in network.net.layers[:-1]]
+            sizes = [[layer.n_features, *layer.window] for layer in network.layers]
             labels = network.labels
             values |= {
                 "layers": sizes,
@@ -878,6 +902,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         where = {name: values[name] for name in ("rows", "steps", "iteration")}
         image = image_of(values["image"])
+        self.batch_size_ = values.get("batch_size") or batch_size(self)
         if "templates" in values:
             self._restore_several(values, arrays, image, where)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.errors import DataError, warn_user
+from scalelatent.estimators.base import tell_cut
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Step, Steps
 from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
@@ -27,7 +29,10 @@ from scalelatent.models.hcn.model.layered import LayeredEvidence, LayeredState
 from scalelatent.models.hcn.model.online import EvidenceLearner, EvidenceState
 
 from .parameters import (
+    WINDOW,
+    batch_size,
     chain_batches,
+    default_layers,
     is_online,
     is_several,
     layer_sizes,
@@ -67,6 +72,11 @@ class Network(Protocol):
     @property
     def layer(self) -> FeatureLayer:
         """The layer over the pixels."""
+        ...
+
+    @property
+    def layers(self) -> tuple[FeatureLayer, ...]:
+        """The layers of features, from the image up, without the templates."""
         ...
 
     @property
@@ -214,7 +224,8 @@ def check_rows(
     if is_online(model) and rows > n:
         raise DataError(
             f"{where}: a step of n_chains={n_chains(model, n)} x chain_batches={chain_batches(model, n)} x "
-            f"batch_size={model.batch_size} = {rows} images is larger than the data, {n}: lower one of them"
+            f"batch_size={batch_size(model, n)} = {rows} images is larger than the data, {n}: lower one of "
+            "them"
         )
     if (warm := warmup_rows(model, n)) > n:
         raise DataError(f"{where}: warmup_rows={warm}, but there are {n} images: lower it")
@@ -223,24 +234,39 @@ def check_rows(
 def check_windows(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> None:
-    """Refuse features that are larger than what they are placed on."""
+    """Refuse features that are larger than what they are placed on, and long flat rows without a shape."""
     (channels, height, width), where = image, train.url or "X"
+    flat = len(train.feature_shape) == 1 and model.image_shape is None
+    if model.layers is None and flat and width > math.prod(WINDOW):
+        raise DataError(
+            f"{where}: rows are flat, of {width} pixels, and features are chosen for flat rows of at most "
+            f"{math.prod(WINDOW)}: set image_shape to the (height, width) of the images, or set layers"
+        )
     if model.filters is not None and (channels > 1 or min(height, width) < model.filter_size):
         raise DataError(
             f"{where}: rows are {' x '.join(map(str, train.feature_shape))}, and filters of "
             f"{model.filter_size} x {model.filter_size} look at grey images (h, w) that are larger: set "
             "image_shape where rows are flat, or leave filters out"
         )
-    for level, (_, (h, w)) in enumerate(layer_sizes(model)):
+    for level, (_, (h, w)) in enumerate(layer_sizes(model, image)):
         if h > height or w > width:
-            flat = not level and len(train.feature_shape) == 1 and model.image_shape is None
-            remedy = "set image_shape (these rows are flat)" if flat else "make the features smaller"
+            remedy = "make the features smaller"
+            if flat and not level:
+                remedy = "set image_shape (these rows are flat)"
             of = f" of layer {level + 1}" if level else ""
             on = f"the places of layer {level}" if level else "images"
             raise DataError(
                 f"{where}: features{of} of {h} x {w} are larger than {on} of {height} x {width}: {remedy}"
             )
         height, width = height - h + 1, width - w + 1
+
+
+def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset) -> None:
+    """Log, once, that default features were cut to the images."""
+    [(n, window)] = default_layers(image)
+    if model.layers is None and window != WINDOW:
+        why = f"images of {train.url or 'X'} are {image[1]} x {image[2]}"
+        tell_cut("layers", f"[({n}, {window})]", f"[({n}, {WINDOW})]", why)
 
 
 def make_layers(
@@ -254,7 +280,7 @@ def make_layers(
         least = EDGE if threshold is None else threshold
         filters, threshold = OrientedFilters(int(model.filters), int(model.filter_size), least), None
         image = filters.n, image[1], image[2]
-    for (n_features, window), p_weight in zip(layer_sizes(model), weight_priors(model), strict=False):
+    for (n_features, window), p_weight in zip(layer_sizes(model, image), weight_priors(model), strict=False):
         priors = float(model.p01), float(model.p10), p_weight, float(model.p_sparsity)
         layer = FeatureLayer(image, n_features, window, *priors, threshold, missing, filters=filters)
         found.append(layer)
@@ -322,7 +348,7 @@ def packed(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
 
 def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Images of a step over all chains."""
-    return int(model.batch_size) * chain_batches(model, n_rows) * n_chains(model, n_rows)
+    return batch_size(model, n_rows) * chain_batches(model, n_rows) * n_chains(model, n_rows)
 
 
 def row_order(
@@ -334,7 +360,7 @@ def row_order(
     chains: int,
 ) -> RowOrder:
     """Which images each step gets: of ``chains`` chains, or one minibatch a step where that is 0."""
-    size = step_rows(model, n_rows) if chains else int(model.batch_size)
+    size = step_rows(model, n_rows) if chains else batch_size(model, n_rows)
     return RowOrder.chosen(n_rows, seed, size, max(chains, 1), options)
 
 
@@ -395,13 +421,18 @@ def fit_order(
 def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: Mapping[str, Rows]) -> Steps:
     """A whole fit; sets the model's learned attributes."""
     train = rows["train"].dataset
-    info = {"max_iter": n_epochs(model, len(train))}
+    n = len(train)
+    info = {"max_iter": n_epochs(model, n)}
     if network.classes is not None:
         info["classes"] = len(network.classes)
     model.seed_, rows = yield Begin(info, keeps_records=not is_online(model), all_rows=ALL_ROWS)
     counts = yield Collect("pixels", network.counts(), rows["train"], network.classes)
     check_pixels(train, counts)
     network.check_counts(train, counts)
+    model.batch_size_, default = batch_size(model, n), batch_size(model)
+    if model.batch_size_ < default:
+        why = f"the number of images in {train.url or 'X'} is {n}"
+        tell_cut("batch_size", model.batch_size_, default, why)
     yield from network.course(model, rows, counts)
 
 

@@ -24,6 +24,8 @@ from scalelatent.contract.parameters import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
+# Defaults: features of a layer, their (height, width), and images of a minibatch.
+N_FEATURES, WINDOW, BATCH_SIZE = 32, (8, 6), 5
 # From so many images on a step has several chains of several minibatches, after a warm-up.
 MANY_ROWS, CHAINS, CHAIN_BATCHES, WARMUP_ROWS = 10_000, 8, 10, 4_000
 # Images that a fit sees where no epochs are given, and sweeps of a batch fit.
@@ -44,8 +46,8 @@ def is_layer(value: Any) -> bool:
 
 
 def is_layers(value: Any) -> bool:
-    """Whether this is a list of layers."""
-    return is_list(value) and len(value) > 0 and all(map(is_layer, value))
+    """Whether this is None, or a list of layers."""
+    return value is None or (is_list(value) and len(value) > 0 and all(map(is_layer, value)))
 
 
 def is_shape(value: Any) -> bool:
@@ -75,8 +77,20 @@ def is_noise(value: Any) -> bool:
     )
 
 
-def layer_sizes(model: HierarchicalCompositionalNetwork) -> list[tuple[int, tuple[int, int]]]:
-    """(features, (height, width)) of each layer."""
+def default_layers(image: tuple[int, int, int]) -> list[tuple[int, tuple[int, int]]]:
+    """Return one layer for images (channels, height, width): its features are cut to lower images, and are as
+    much wider, up to the width of the image.
+    """
+    height = min(WINDOW[0], image[1])
+    return [(N_FEATURES, (height, min(WINDOW[0] * WINDOW[1] // height, image[2])))]
+
+
+def layer_sizes(
+    model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
+) -> list[tuple[int, tuple[int, int]]]:
+    """(features, (height, width)) of each layer: the parameter, or what suits the images."""
+    if model.layers is None:
+        return default_layers(image)
     size: Any  # (height, width), or both in one
     found = []
     for n, size in model.layers:
@@ -102,10 +116,15 @@ def damping(model: HierarchicalCompositionalNetwork) -> float:
     return SEVERAL_DAMPING if is_several(model) else 1.0
 
 
+def n_layers(model: HierarchicalCompositionalNetwork) -> int:
+    """Number of layers of features."""
+    return 1 if model.layers is None else len(model.layers)
+
+
 def weight_priors(model: HierarchicalCompositionalNetwork) -> tuple[float, ...]:
     """Prior chance of a weight of each layer, of the templates last."""
     given: Any = model.p_weight
-    n = len(model.layers) + is_several(model)
+    n = n_layers(model) + is_several(model)
     if given is None:
         if not is_several(model):
             return (ONE_LAYER,)
@@ -121,6 +140,15 @@ def n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
 def chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Minibatches that a chain takes: the parameter, or 1 of few images and 10 of many."""
     return int(model.chain_batches or (CHAIN_BATCHES if n_rows >= MANY_ROWS else 1))
+
+
+def batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | None = None) -> int:
+    """Images of a minibatch: the parameter, or five, cut to what ``n_rows`` allow all chains of a step."""
+    if model.batch_size is not None:
+        return int(model.batch_size)
+    if n_rows is None or not is_online(model):
+        return BATCH_SIZE
+    return max(1, min(BATCH_SIZE, n_rows // (chain_batches(model, n_rows) * n_chains(model, n_rows))))
 
 
 def warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
@@ -140,7 +168,8 @@ def n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     if model.n_epochs is not None:
         return int(model.n_epochs)
     if is_online(model):
-        return max(1, -(-SEEN_ROWS // n_rows))
+        # Of fewer images than a minibatch has, as many minibatches as of others.
+        return -(-SEEN_ROWS // max(n_rows, BATCH_SIZE))
     return PASSES if is_several(model) else SWEEPS
 
 
@@ -152,7 +181,7 @@ def most_fits(model: HierarchicalCompositionalNetwork) -> int:
 
 
 def _check_layers(model: HierarchicalCompositionalNetwork) -> None:
-    n = len(model.layers)
+    n = n_layers(model)
     if n > 1 and not is_several(model):
         raise ValueError(
             f"layers has {n} entries, and over the last there is no class layer: set templates, to those of "
@@ -219,9 +248,9 @@ PARAMETERS = Parameters(
     (
         Parameter(
             "layers",
-            ((32, (8, 6)),),
-            Where(is_layers, "give a list of (features, (height, width)), such as [(32, (8, 6))]"),
-            "features and their size, from the image up",
+            None,
+            Where(is_layers, "give a list of (features, (height, width)), such as [(32, (8, 6))], or None"),
+            "features and their size, from the image up; None: 32 of 8 x 6, cut to the images",
         ),
         Parameter(
             "templates", None, Whole(1, also=(None,)),
@@ -261,7 +290,7 @@ PARAMETERS = Parameters(
             Number("give a number in (0, 1], what is left of the evidence; 1 is all", above=0, most=1),
             "evidence that a minibatch leaves of those before",
         ),
-        Parameter("batch_size", 5, Whole(), "images of a minibatch"),
+        _optional("batch_size", "images of a minibatch; None: 5, cut to the images"),
         _optional(
             "n_epochs",
             "passes over the images, or sweeps of a batch fit; None: 3,000 images at least, 60 sweeps, of "

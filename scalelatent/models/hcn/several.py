@@ -39,7 +39,7 @@ from scalelatent.models.hcn.model.templates import (
 )
 
 from .fit import first_state, goes_on, learn, make_layers, visit_passes
-from .parameters import damping, is_online, most_fits, n_epochs, weight_priors
+from .parameters import batch_size, damping, is_online, most_fits, n_epochs, weight_priors
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
@@ -164,6 +164,10 @@ class SeveralLayers:
         return self.net.layers[0]
 
     @property
+    def layers(self) -> tuple[FeatureLayer, ...]:
+        return self.net.layers[:-1]
+
+    @property
     def pairs(self) -> int:
         return sum(layer.pairs for layer in self.net.layers)
 
@@ -224,7 +228,7 @@ class SeveralLayers:
         n_classes = 0 if self.classes is None else len(self.classes)
         how: dict[str, Any] = {
             "forgetting": float(model.forgetting),
-            "batch_rows": int(model.batch_size),
+            "batch_rows": batch_size(model, n_rows),
             "inner_iterations": int(model.inner_iterations),
             "patience": int(model.patience or 0),
             "n_classes": n_classes,

@@ -20,7 +20,7 @@ from scalelatent.models.hcn.model.leaves import KeptMessages, LeafState
 from scalelatent.models.hcn.model.online import EvidenceLearner, EvidenceState
 
 from .fit import first_state, learn, visit_passes
-from .parameters import damping, is_online, n_epochs
+from .parameters import batch_size, damping, is_online, n_epochs
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
@@ -62,6 +62,10 @@ class OneLayer:
     classes: None = None
 
     @property
+    def layers(self) -> tuple[FeatureLayer]:
+        return (self.layer,)
+
+    @property
     def pairs(self) -> int:
         return self.layer.pairs
 
@@ -100,7 +104,7 @@ class OneLayer:
 
     def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> EvidenceLearner:
         layer = self.layer
-        common = layer, float(model.forgetting), int(model.batch_size), seed, int(model.patience or 0)
+        common = layer, float(model.forgetting), batch_size(model, n_rows), seed, int(model.patience or 0)
         if is_online(model):
             return EvidenceLearner(*common)
         alone = visit_passes(layer.pairs, n_rows)

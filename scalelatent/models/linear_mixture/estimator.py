@@ -19,7 +19,7 @@ from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
 from scalelatent.estimators.companions import restored_on_failure
-from scalelatent.estimators.inputs import check_finite, one_column
+from scalelatent.estimators.inputs import check_finite, check_some_weight, one_column
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList
@@ -51,6 +51,7 @@ class _LinearMixtures(StreamedEstimator):
 
     _sign_of_fit = "_fitted"
     _shares_passes = True
+    _rounds_rows = True
     means_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.means)
     bases_ = Learned(FIT_AGAIN, lambda model: _own_columns(model, model._fitted.pancakes.bases))
     variances_ = Learned(FIT_AGAIN, lambda model: _own_columns(model, model._fitted.pancakes.values))
@@ -165,12 +166,15 @@ class _LinearMixtures(StreamedEstimator):
         found = self._mapped_rows(X, ("codes", self._class_number(label)))
         return found[:, 1:], found[:, 0].astype(np.int64)
 
-    def _learn_rows(self, X: RowsLike, y: LabelsLike | None) -> Self:
+    def _learn_rows(
+        self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None = None
+    ) -> Self:
         if self._fitted.likelihood == "factor-analysis":
             raise ValueError(
                 "likelihood='factor-analysis' has no step for some rows: fit again, or choose 'ppca'"
             )
-        ds = self._training_rows(X, y, None, reset=False)
+        ds = self._training_rows(X, y, sample_weight, reset=False)
+        check_some_weight(ds)
         fitted, classes = self._fitted, getattr(self, "classes_", None)
         if len(ds) > LEARNED_ROWS:  # a later part may be refused
             fitted = replace(fitted, own=False)
@@ -189,7 +193,7 @@ class _LinearMixtures(StreamedEstimator):
                         f"label {labels[new][0]!s} is none of the classes {classes.tolist()} that the model "
                         "knows: fit again with rows of all classes"
                     )
-            fitted = fitted.with_rows(x, codes)
+            fitted = fitted.with_rows(x, codes, ds.read_weight(first, stop))
         self._fitted = replace(fitted, kept=None)  # all rows, or none
         return self
 
@@ -477,7 +481,14 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     def _plan(self, told: Forecast) -> dict[str, Any]:
         return plan(self, told, told.train.classes)
 
-    def partial_fit(self, X: RowsLike, y: LabelsLike | None = None, classes: Any = None) -> Self:
+    def partial_fit(
+        self,
+        X: RowsLike,
+        y: LabelsLike | None = None,
+        classes: Any = None,
+        *,
+        sample_weight: WeightsLike | None = None,
+    ) -> Self:
         """Learn from some more rows, at once and in this process.
 
         The first call of a model that was not fitted is :meth:`fit`. Later rows go to the nearest sub-class
@@ -491,7 +502,11 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
             One row or more; in the first call rows of every class, more than there are sub-classes.
         y : array-like, shape (n,); a Dataset brings its own
         classes : array-like or None
-            All classes that will ever come.
+            All classes that will ever come; a class that is named more than once counts once, as in
+            scikit-learn.
+        sample_weight : array-like, shape (n,), or None
+            Weight of each row, finite and at least 0. A row of weight 2 counts as two rows; a row of weight 0
+            is not learned.
 
         Returns
         -------
@@ -502,7 +517,8 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         ValueError
             Factor analysis, which has no such step; other ``classes`` than those that the model knows.
         DataError
-            A label that is none of the classes; NaN or infinite values, naming row and feature.
+            A label that is none of the classes; NaN or infinite values, naming row and feature; weights that
+            are 0 for all rows.
 
         Examples
         --------
@@ -511,7 +527,8 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         self._check_params()
         if not hasattr(self, "_fitted"):
             with restored_on_failure(self):
-                ds = self._training_rows(X, y, None)
+                ds = self._training_rows(X, y, sample_weight)
+                check_some_weight(ds)
                 labels = ds.read_y(0, len(ds))
                 names = np.unique(labels if classes is None else classes)
                 if (names.dtype.kind == "U") != (labels.dtype.kind == "U"):
@@ -523,13 +540,13 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
                         f"class {missing[0]!s} has no rows, and the first rows have to be of every class: "
                         "collect more of them"
                     )
-            return self.fit(X, y)
+            return self.fit(X, y, sample_weight=sample_weight)
         if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(
                 f"classes={np.unique(classes).tolist()} are not those that the model knows, "
                 f"{self.classes_.tolist()}: leave classes out, or fit again"
             )
-        return self._learn_rows(X, y)
+        return self._learn_rows(X, y, sample_weight)
 
     def decision_function(
         self,
@@ -849,7 +866,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-            One row or more; in the first call more than there are components.
+            One row or more; in the first call more than there are components. The weights of a Dataset count.
         y : ignored
 
         Returns

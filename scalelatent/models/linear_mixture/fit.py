@@ -54,7 +54,6 @@ from scalelatent.models.linear_mixture.model.recognise import (
     HELD_OUT_ROWS,
     TEMPERATURES,
     TemperaturePass,
-    choose_temperature,
 )
 from scalelatent.models.linear_mixture.model.start import (
     LEAST_ROWS,
@@ -64,6 +63,7 @@ from scalelatent.models.linear_mixture.model.start import (
 )
 from scalelatent.reductions.eigen import leading_eigenvectors
 from scalelatent.reductions.moments import Project, SecondMoments
+from scalelatent.reductions.temperature import choose_temperature
 
 from .output import DENSE, Fitted, MixtureRows
 

@@ -62,10 +62,14 @@ class Fitted:
         back = self.basis is not None and self.basis.shape[0] != self.basis.shape[1]
         return rows @ self.basis.T if back and self.basis is not None else rows
 
-    def with_rows(self, x: np.ndarray, codes: np.ndarray) -> Fitted:
+    def with_rows(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> Fitted:
         """After some rows more, by incremental SVD of the sub-classes that they are nearest to."""
         now, starts = self.pancakes, self.starts
         x = np.asarray(x, dtype=np.float64)
+        if weight is None:
+            weight = np.ones(len(x))
+        elif not weight.all():
+            x, codes, weight = x[weight > 0], codes[weight > 0], weight[weight > 0]
         if self.basis is not None:
             x = x @ self.basis
         index = np.empty(len(x), dtype=np.int64)
@@ -82,7 +86,7 @@ class Fitted:
         touched = np.unique(index)
         before = now.part(touched)
         try:
-            counts = add_rows(now, self.counts, x, index, self.floor)
+            counts = add_rows(now, self.counts, x, index, weight, self.floor)
         except BaseException:  # the arrays change in place: all rows are learned, or none
             now.set_part(touched, before)
             raise

@@ -16,7 +16,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from scalelatent.data import Dataset, open_dataset
+from scalelatent.data import Dataset
 from scalelatent.engine.plan import Resources
 from scalelatent.engine.rowsets import StoredSets
 from scalelatent.errors import DataError, RunError
@@ -36,6 +36,7 @@ from .output import in_memory, network_state, open_network, write_centroids
 from .parameters import PARAMETERS
 
 if TYPE_CHECKING:
+    from scalelatent.data.schema import DatasetSpec
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, WeightsLike
 
 
@@ -132,6 +133,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     _parameters = PARAMETERS
     _sign_of_fit = "_layers"
     _validates = False
+    _rounds_rows = True
     ks_ = Learned(FIT_AGAIN)
     components_ = Learned(FIT_AGAIN)
     mean_projection_ = Learned(FIT_AGAIN)
@@ -142,7 +144,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     _centroids: tuple[StoredSets | ArraySets, ...]
     # Codes and components by layer; ``_left`` are codes that lie in the run folder of a loaded network.
     _codes: dict[int, Dataset]
-    _left: dict[int, Location]
+    _left: dict[int, DatasetSpec]
     _components: dict[int, Components]
     # Removes the temporary folder that the network lies in.
     _folder: Callable[[], object] | None = None
@@ -464,10 +466,12 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         return self._components[number]
 
     def _codes_of(self, number: int) -> Dataset | None:
-        """Codes of the training rows in a layer, which the fit or the run folder holds."""
-        if number not in self._codes and number in self._left:
-            self._codes[number] = open_dataset(self._left[number].url)
-        return self._codes.get(number)
+        """Return codes of the training rows in a layer, of the fit or the run folder, or None; refuse
+        those of another fit that has been written there since.
+        """
+        codes = self._codes.get(number)
+        left = codes.spec() if codes is not None and codes.is_stored else self._left.get(number)
+        return codes if left is None else Dataset.from_spec(left)
 
     def _of_training_rows(
         self,

@@ -18,6 +18,8 @@ from scalelatent.models.mbn.model.pca import Components
 from scalelatent.storage.disk import Location
 
 if TYPE_CHECKING:
+    from scalelatent.data.schema import DatasetSpec
+
     from .estimator import MultilayerBootstrapNetwork
 
 # Arrays of a layer's components.
@@ -26,13 +28,13 @@ PARTS = ("table", "offset", "variance")
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """What a folder holds; ``codes`` are those that the run folder around it has left, by layer."""
+    """What a folder holds; ``codes`` are those that its fit has left in the run folder, by layer."""
 
     layers: tuple[Layer, ...]
     centroids: tuple[StoredSets, ...]
     components: Components | None
     lower_components: dict[int, Components]
-    codes: dict[int, Location]
+    codes: dict[int, DatasetSpec]
 
 
 def network_state(model: MultilayerBootstrapNetwork) -> Saved:
@@ -48,6 +50,8 @@ def network_state(model: MultilayerBootstrapNetwork) -> Saved:
         else:
             values["total_variance"] = found.total_variance
     values["lower_total_variance"] = lower
+    stored = {number: codes for number, codes in model._codes.items() if codes.is_stored}
+    values["code_fingerprints"] = {str(number): codes.fingerprint() for number, codes in stored.items()}
     return values, arrays
 
 
@@ -86,14 +90,30 @@ def open_network(
         sets,
         _components(arrays, "", values["total_variance"]) if "table" in arrays else None,
         {int(number): _components(arrays, f"-l{number}", variance) for number, variance in lower.items()},
-        {} if run is None else _codes_left(run, layers),
+        {} if run is None else _codes_left(run, layers, values.get("code_fingerprints")),
     )
 
 
-def _codes_left(run: Location, layers: tuple[Layer, ...]) -> dict[int, Location]:
-    """Where the codes of the training rows lie, by layer."""
-    found = {layer.number: codes_place(run.at("engine"), f"code-l{layer.number}") for layer in layers}
-    return {number: place for number, place in found.items() if place.has("zarr.json")}
+def _codes_left(
+    run: Location, layers: tuple[Layer, ...], fingerprints: dict[str, str] | None
+) -> dict[int, DatasetSpec]:
+    """Return where the codes of the training rows are, by layer, and their fingerprints: the run folder may
+    hold another fit's codes by now. Networks of earlier versions know no fingerprints: theirs are found here.
+    """
+    found: dict[int, DatasetSpec] = {}
+    for layer in layers:
+        place = codes_place(run.at("engine"), f"code-l{layer.number}")
+        if place.has("zarr.json"):
+            wanted = (
+                open_dataset(place.url).fingerprint()
+                if fingerprints is None
+                else fingerprints.get(str(layer.number))
+            )
+            if wanted is not None:
+                found[layer.number] = {
+                    "url": place.url, "start": 0, "stop": layer.n_rows, "fingerprint": wanted,
+                }  # fmt: skip
+    return found
 
 
 def _components(arrays: dict[str, np.ndarray], layer: str, total_variance: float) -> Components:

@@ -13,7 +13,7 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.capsule.model.em import CapsuleEM, CapsuleState, initial_state
 from scalelatent.models.capsule.model.members import Members, build_members
-from scalelatent.models.capsule.model.predict import CapsuleRows
+from scalelatent.models.capsule.model.predict import CapsuleRows, RowFrame
 from scalelatent.models.capsule.model.start import schedule_arrays, subspace_start
 from scalelatent.reductions.moments import SecondMoments
 
@@ -93,7 +93,7 @@ def test_the_numba_fit_follows_the_reference(architecture: str) -> None:
 def _scores(
     members: Members, w: np.ndarray, what: str, x: np.ndarray = X, projection: Any = None
 ) -> np.ndarray:
-    rows = CapsuleRows(members, w, projection, what)
+    rows = CapsuleRows(members, w, RowFrame(None, projection), what)
     out = rows.apply(rows.prepare(make_backend("cpu")), Block(x, None, None, 0))
     assert out.shape == (len(x), *rows.output()[0])
     assert out.dtype == rows.output()[1]

@@ -64,7 +64,7 @@ def _words(n: int = 600, seed: int = 4) -> Case:
 def test_rows_of_low_rank_are_learned(case: Callable[[], Case], algorithm: str) -> None:
     x, y, more = case()
     model = sl.CapsuleRegression(algorithm=algorithm, random_state=0, n_jobs=1, **more).fit(x, y)
-    assert 1 - model.score(x, y) <= 0.01
+    assert (model.predict(x) != y).sum() <= 0.01 * len(y)
     if case is _words:
         other = _words(300, 5)
         assert 1 - model.score(*other[:2]) <= 0.01

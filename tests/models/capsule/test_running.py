@@ -76,9 +76,9 @@ def test_a_stream_learns(architecture: str, passive: bool) -> None:
     options, backend = replace(OPTIONS, passive=passive), make_backend("cpu")
     for i in range(600):
         running.learn(x[i : i + 1], y[i : i + 1], None, options, backend)
-    from scalelatent.models.capsule.model.predict import CapsuleRows
+    from scalelatent.models.capsule.model.predict import CapsuleRows, RowFrame
 
-    scores = CapsuleRows(members, running.average, None, "probabilities")
+    scores = CapsuleRows(members, running.average, RowFrame(), "probabilities")
     found = scores.apply(scores.prepare(backend), Block(x, None, None, 0)).argmax(axis=1)
     assert (found == y).mean() > 0.85
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import hyp1f1
 
+from scalelatent.models.capsule.kernels.reference import probabilities
 from scalelatent.models.capsule.kernels.squash import interpolating, squash_table
 
 EXPONENTS = [0, 0.5, 1, 1.5, 2, 2.5, 5, 9.5, 10, 39, 64.5, 160, 320, 320.5, 1000]
@@ -118,3 +119,34 @@ def test_table_is_exact_to_a_millionth_of_a_millionth(dimension: int) -> None:
 def test_table_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="read-only"):
         squash_table(20).coefficients[0, 0] = 1.0
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsules(dimension: int) -> None:
+    """1 - lambda0, which the probability of a losing class is made of, cancels where beta is large; yet up to
+    |h|^2 = 1e8 D it keeps the 24 bits that float32 latent means have, so that no result would change.
+    """
+    s, rng = dimension / 2, np.random.default_rng(dimension)
+    b = s * 10 ** rng.uniform(-3, 8, 2000)
+    # Equation A.3: 1 - I_s = s/b I_{s-1}, a product without a difference.
+    exact = s / b * interpolating(s - 1, b)
+    for found in (squash_table(dimension)(b)[0], interpolating(s, b)):
+        assert np.abs((1 - found) / exact - 1).max() < 2.0**-24
+
+
+@pytest.mark.parametrize("tabled", [False, True])
+@pytest.mark.parametrize("size", [1, 8, 64])
+def test_the_likeliest_class_is_the_longest_capsule_of_equal_dimensions(size: int, tabled: bool) -> None:
+    """Equal dimensions: P grows with |h_i|^2. Rounding of P hides a last bit of float32 in h only in rows of
+    |h|^2 < 1e-6 D, whose classes are all but equally likely.
+    """
+    rng, n = np.random.default_rng(size), 400
+    h = rng.normal(size=(10 * size, n)).astype("f4")
+    h[:size] *= 4
+    h *= np.sqrt(10 * size * 10 ** rng.uniform(-6, 8, n) / (h * h).sum(axis=0)).astype("f4")
+    first, second = h[:size].copy(), h[size : 2 * size]
+    second[:] = np.nextafter(first, np.float32(np.inf) * np.sign(first))  # longer by the last bits
+    q = (h.astype("f8") ** 2).reshape(10, size, n).sum(axis=1)
+    p = probabilities(h, np.full(10, size), squash_table(10 * size) if tabled else None)
+    np.testing.assert_array_equal(p.argmax(axis=0), q.argmax(axis=0))
+    assert (q.argmax(axis=0) == 1).mean() > 0.5  # so that last bits decide

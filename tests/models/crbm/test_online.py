@@ -113,6 +113,15 @@ def test_the_best_epoch_is_kept_and_patience_ends() -> None:
     assert told["changed_error"] == pytest.approx(2.5 / 20)
 
 
+def test_a_gain_too_small_counts_as_none_for_patience_and_is_kept() -> None:
+    learner = make_learner(SHAPE, "mle-bp", has_validation=True, patience=2, gain=0.1)
+    state = learner.start(make_theta(SHAPE))
+    for epoch, wrong in enumerate((60, 50, 46, 45)):
+        state = _scored(learner, state, wrong)
+        assert learner.is_done(state) == (epoch == 3)
+    assert state.best_epoch == 4
+
+
 def test_rates_follow_the_epoch() -> None:
     learner = make_learner(SHAPE, "mle-bp", rates=np.array([0.05, 0.02]))
     assert [learner.rate(epoch) for epoch in range(4)] == [0.05, 0.02, 0.02, 0.02]

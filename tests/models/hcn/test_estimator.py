@@ -269,7 +269,7 @@ REFUSED = [
     ({"online": False, "warmup_rows": 5}, "belongs to online=True"),
     ({"patience": 2}, "no validation rows"),
     ({"batch_size": 61}, "larger than the data"),
-    ({"n_chains": 4, "chain_batches": 4}, "larger than the data"),
+    ({"n_chains": 4, "chain_batches": 4, "batch_size": 5}, "larger than the data"),
     ({"warmup_rows": 61, "n_chains": 2}, "there are 60 images"),
     ({"layers": [(3, (8, 2))]}, "larger than images of 7 x 6"),
     ({"image_shape": (6, 7)}, "images of this shape"),

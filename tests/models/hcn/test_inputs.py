@@ -9,9 +9,11 @@ import dask.array as da
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from sklearn.datasets import load_digits
 
 import scalelatent as sl
 from scalelatent.errors import DataError
+from scalelatent.estimators.base import tell_cut
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
@@ -120,6 +122,71 @@ def test_nan_is_a_pixel_that_is_not_known(threshold: float | None, tmp_path: Any
         network().fit(holes)
     with pytest.raises(DataError, match="infinite"):
         network(missing=np.nan, threshold=1).fit(np.where(unknown, np.inf, levels))
+
+
+@pytest.mark.parametrize(
+    ("image", "features"),
+    [((8, 6), (8, 6)), ((30, 30), (8, 6)), ((8, 4), (8, 4)), ((5, 5), (5, 5)), ((4, 28), (4, 12)),
+     ((3, 4, 5), (4, 5)), ((1, 60), (1, 48))],
+)  # fmt: skip
+def test_default_features_are_cut_to_the_images_and_logged_once(
+    image: tuple[int, ...], features: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    tell_cut.cache_clear()
+    x = (np.random.default_rng(0).random((12, *image)) < 0.3).astype("u1")
+    for _ in range(2):
+        m = HierarchicalCompositionalNetwork(n_epochs=1, random_state=0).fit(x)
+        assert (m.layers, m.layers_, m.batch_size_) == (None, [(32, features)], 5)
+    asked = HierarchicalCompositionalNetwork([(32, features)], n_epochs=1, batch_size=5, random_state=0)
+    same(m, asked.fit(x))
+    assert m._what_decides()["layers"] == ((32, (8, 6)),)  # folders of either size of image are of one fit
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (features != (8, 6))
+    assert all(
+        f"layers=None is [(32, {features})] here, not [(32, (8, 6))]: images of X" in one for one in told
+    )
+
+
+def test_layers_that_are_given_are_not_cut() -> None:
+    with pytest.raises(DataError, match="features of 8 x 6 are larger than images of 7 x 6"):
+        HierarchicalCompositionalNetwork([(32, (8, 6))]).fit(X)
+
+
+@pytest.mark.parametrize("width", [16, 48])
+def test_small_flat_rows_are_images_of_one_row(width: int) -> None:
+    """Rows of five patterns joined by OR: features as wide as rows find them, where shifts mean nothing."""
+    rng = np.random.default_rng(0)
+    patterns = rng.random((5, width)) < 0.3
+    x = ((rng.random((300, 5)) < 0.3).astype(int) @ patterns > 0).astype("u1")
+    m = HierarchicalCompositionalNetwork(random_state=0).fit(x)
+    assert m.layers_ == [(32, (1, width))]
+    assert m.compression_ < 0.7
+    assert m.transform(x).shape == (300, 1, 1, 32)
+
+
+def test_long_flat_rows_need_a_shape() -> None:
+    flat = np.tile(X.reshape(60, -1), 2)[:, :64]
+    with pytest.raises(DataError, match="rows are flat, of 64 pixels, .* set image_shape"):
+        HierarchicalCompositionalNetwork(n_epochs=1).fit(flat)
+    m = HierarchicalCompositionalNetwork(n_epochs=1, image_shape=(8, 8)).fit(flat)
+    assert m.layers_ == [(32, (8, 6))]
+    assert network(layers=[(3, (1, 4))], n_epochs=1).fit(flat).layers_ == [(3, (1, 4))]
+
+
+def test_a_single_image_is_fitted(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    tell_cut.cache_clear()
+    image = (load_digits().images[:1] > 8).astype("u1")
+    m = HierarchicalCompositionalNetwork(random_state=0).fit(image)
+    assert "batch_size=None is 1 here, not 5: the number of images in X is 1" in caplog.text
+    assert (m.batch_size, m.batch_size_) == (None, 1)
+    assert m.compression_ < 1
+    assert_array_equal(m.reconstruct(image)[:, 0], image)
+    m.save(tmp_path / "m.zarr")
+    again = sl.load_model(tmp_path / "m.zarr")
+    assert (again.batch_size_, again.layers_) == (1, m.layers_)
+    assert again.partial_fit(image).batch_size_ == 5
+    with pytest.raises(DataError, match="batch_size=5 = 5 images is larger than the data, 1"):
+        HierarchicalCompositionalNetwork(batch_size=5).fit(X[:1])
 
 
 REFUSED = [

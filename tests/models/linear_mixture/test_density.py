@@ -12,6 +12,7 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.linear_mixture.model import density, recognise
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes, scores_of
+from scalelatent.reductions.temperature import choose_temperature
 from tests.models.linear_mixture.cases import draw, scored
 
 
@@ -96,7 +97,7 @@ def test_the_temperature_has_the_least_log_loss():
     stats, prepared = Stats.zeros(work.layout()), work.prepare(None, make_backend("reference"))
     for a in (0, 1200):
         work.accumulate(prepared, Block(x[a : a + 1200], y[a : a + 1200].astype("i4"), None, a), stats)
-    chosen = recognise.choose_temperature(work.temperatures, stats["loss"])
+    chosen = choose_temperature(work.temperatures, stats["loss"])
     scores = rows.apply(prepared, Block(x, None, None, 0))
 
     def loss(t: float) -> float:

@@ -12,6 +12,7 @@ import pytest
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.linear_model import SGDClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from scalelatent import Dataset, load_model
@@ -227,6 +228,72 @@ def test_partial_fit(digits):
     assert d.partial_fit(digits.x[500:]).score(digits.test_x) > first
     with pytest.raises(ValueError, match="no step for some rows"):
         density(likelihood="factor-analysis").fit(digits.x).partial_fit(digits.x)
+
+
+def test_weights_of_partial_fit_count_rows(digits):
+    x, y = digits.x[500:540], digits.y[500:540]
+    weight = np.arange(40) % 3
+    begun = classifier().fit(digits.x[:500], digits.y[:500])
+    found, wanted, stored = (deepcopy(begun) for _ in range(3))
+    found.partial_fit(x, y, sample_weight=weight)
+    wanted.partial_fit(x.repeat(weight, axis=0), y.repeat(weight))
+    stored.partial_fit(Dataset.from_arrays(x, y, sample_weight=weight.astype(float)))
+    for model in (found, stored):
+        np.testing.assert_allclose(model._fitted.counts, wanted._fitted.counts)
+        np.testing.assert_allclose(model.means_, wanted.means_, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(model.variances_, wanted.variances_, rtol=1e-7, atol=1e-7)
+    assert not np.allclose(found.means_, begun.partial_fit(x, y).means_)
+
+
+def test_the_first_partial_fit_takes_weights_as_a_fit_does(digits):
+    x, y, weight = digits.x[:300], digits.y[:300], np.arange(300) % 3 + 1.0
+    same(
+        classifier().partial_fit(x, y, sample_weight=weight),
+        classifier().fit(x, y, sample_weight=weight),
+    )
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ([1.0, np.nan] * 150, "NaN"),
+        ([1.0, -1.0] * 150, "[Nn]egative"),
+        ([1.0] * 299, "sample_weight.shape"),
+        ([1e300] * 300, "the largest sample_weight is 1e.300"),
+        ([0.0] * 300, "non-zero|0 for all rows"),  # the words of scikit-learn, or ours
+    ],
+)
+def test_partial_fit_refuses_the_weights_that_fit_refuses(digits, fitted, weight, message):
+    x, y = digits.x[:300], digits.y[:300]
+    m = classifier().fit(x, y) if fitted else classifier()
+    with pytest.raises(ValueError, match=message):
+        m.partial_fit(x, y, sample_weight=weight)
+    with pytest.raises(DataError, match="sample_weight is 0 for all rows"):
+        m.partial_fit(Dataset.from_arrays(x, y, sample_weight=np.zeros(300)))
+
+
+def test_classes_that_are_named_twice_count_once_as_in_scikit_learn(digits):
+    x, y = digits.x[:300], digits.y[:300]
+    twice = [*range(10), *range(10)]
+    m = classifier().partial_fit(x, y, classes=twice)
+    np.testing.assert_array_equal(m.classes_, range(10))
+    m.partial_fit(x, y, classes=twice[::-1])
+    np.testing.assert_array_equal(SGDClassifier().partial_fit(x, y, classes=twice).classes_, m.classes_)
+
+
+@pytest.mark.parametrize("likelihood", ["error", "code-cost", "ppca", "factor-analysis"])
+@pytest.mark.parametrize("size", [0.0, 1e-310])
+def test_rows_that_are_all_zeros_are_fitted_and_scored_without_a_warning(likelihood, size):
+    rows = size * np.random.default_rng(0).normal(size=(60, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        d = density(n_components=2, n_dims=2, likelihood=likelihood).fit(rows)
+        m = classifier(n_components=2, n_dims=2, likelihood=likelihood).fit(rows, np.arange(60) % 2)
+        told = d.score_samples(rows)
+        assert np.isfinite(told).all()
+        assert np.ptp(told) == 0.0
+        np.testing.assert_allclose(m.predict_proba(rows), 0.5)
 
 
 def test_warm_start(digits):

@@ -70,7 +70,7 @@ def test_rows_one_by_one_are_pca_while_the_width_holds_the_rank():
     index = (np.arange(60) % 2).astype(int)
     found = replace(found, values=np.zeros((2, 10)), noise=np.zeros(2), n_dims=4)
     for i in range(2, 60, 3):
-        counts = add_rows(found, counts, x[i : i + 3], index[i : i + 3])
+        counts = add_rows(found, counts, x[i : i + 3], index[i : i + 3], np.ones(60)[i : i + 3])
     for q in range(2):
         rows = x[index == q][: int(counts[q])]
         np.testing.assert_allclose(found.means[q], rows.mean(axis=0))
@@ -89,7 +89,7 @@ def test_rows_one_by_one_keep_the_error_low():
         index = reference.nearest(
             reference.make_scorer(scores_of(found, "error"), np.array([0, 3])), x[i : i + 1], 0, 1
         )[1][:, 0]
-        counts = add_rows(found, counts, x[i : i + 1], index)
+        counts = add_rows(found, counts, x[i : i + 1], index, np.ones(1))
     identity = np.swapaxes(found.bases, 1, 2) @ found.bases
     np.testing.assert_allclose(identity, np.broadcast_to(np.eye(8), identity.shape), atol=1e-8)
     before, after = (scored(scores_of(p, "error"), x).min(axis=1).mean() for p in (state.now, found))

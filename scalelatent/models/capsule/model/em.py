@@ -28,6 +28,7 @@ from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import SquashTable, squash_table
 from scalelatent.reductions.eigen import inverse_on_rows
+from scalelatent.reductions.intercept import Intercept, mapped_rows
 from scalelatent.reductions.moments import NonFiniteError
 
 from .members import Members
@@ -155,10 +156,13 @@ class CapsulePass(Generic[S]):
     wants = Wants()
 
     members: Members
+    # Columns of W
     n_features: int
     schedule: np.ndarray
     class_weight: np.ndarray | None
     train: bool
+    # Of rows that bring no intercept with them
+    intercept: Intercept | None = None
 
     def layout(self) -> Layout:
         fields: list[tuple[str, tuple[int, ...]]] = [
@@ -204,7 +208,7 @@ class CapsulePass(Generic[S]):
         backend = prepared.backend
         assert block.y is not None
         with np.errstate(over="ignore"):  # what is beyond float32 is told below, by row and feature
-            x = backend.asarray(block.x, np.float32, "x")
+            x = mapped_rows(self.intercept, backend, block.x, np.float32, "x")
         # Rows to learn from were measured before the first pass.
         if not self.train and (place := find_too_large(block)):
             raise NonFiniteError(place)
@@ -276,27 +280,29 @@ class CapsuleEM:
     patience: np.ndarray
     scheduled: int
     momentum: float
-    ridge: float
+    # float64 (p,): rho of each column
+    ridge: np.ndarray
     tol: float
     # Largest number of passes
     max_iter: int
     # ndarray of float64, shape (classes,) or None
     class_weight: np.ndarray | None
     has_validation: int
+    intercept: Intercept | None = None
 
     def reductions(self) -> dict[str, CapsulePass[Moving]]:
         """E-step over the training rows and, where there are some, errors over the validation rows."""
         p = self.moment.shape[1]
         out: dict[str, CapsulePass[Moving]] = {
-            "train": CapsulePass(self.members, p, self.nu, self.class_weight, True)
+            "train": CapsulePass(self.members, p, self.nu, self.class_weight, True, self.intercept)
         }
         if self.has_validation:
-            out["validation"] = CapsulePass(self.members, p, self.nu, None, False)
+            out["validation"] = CapsulePass(self.members, p, self.nu, None, False, self.intercept)
         return out
 
     @cached_property
     def _inverses(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(S + rho I)^-1 and S of each member; members that see the same classes share them."""
+        """(S + rho)^-1 and S of each member; members that see the same classes share them."""
         seen: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
         out = []
         for mask in self.members.labels >= 0:
@@ -307,7 +313,7 @@ class CapsuleEM:
         return out
 
     def inverse(self, member: int) -> np.ndarray:
-        """(S + rho I)^-1 of a member, (p, p)."""
+        """(S + rho)^-1 of a member, (p, p)."""
         return self._inverses[member][0]
 
     def second_moment(self, member: int) -> np.ndarray:
@@ -315,9 +321,9 @@ class CapsuleEM:
         return self._inverses[member][1]
 
     def em_step(self, w: np.ndarray, delta: np.ndarray, member: int) -> np.ndarray:
-        """EM(W) of one member: W + Delta S^-1, or with a ridge (W S + Delta)(S + rho I)^-1."""
+        """EM(W) of one member: W + Delta S^-1, or with a ridge (W S + Delta)(S + rho)^-1."""
         inverse, s = self._inverses[member]
-        if self.ridge > 0:
+        if np.any(self.ridge):
             return (w @ s + delta) @ inverse
         return w + delta @ inverse
 

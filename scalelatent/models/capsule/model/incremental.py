@@ -21,6 +21,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
+from scalelatent.reductions.intercept import mapped_rows
 
 from .em import CapsulePass, Moving, Prepared
 from .online import OnlineCapsule, OnlineState, online_state
@@ -90,12 +91,15 @@ class CapsuleIncremental(OnlineCapsule[IncrementalState]):
                 rows=None if block.rows is None else block.rows[rows],
             )
             train.accumulate(weights, cut, part)
-            self._add_moment(state, cut, stats["moment"])
+            self._add_moment(weights.backend, state, cut, stats["moment"])
         return {"vector": stats.vector, "round": state.round}
 
-    def _add_moment(self, state: IncrementalState, block: Block, moment: np.ndarray) -> None:
+    def _add_moment(
+        self, backend: Backend, state: IncrementalState, block: Block, moment: np.ndarray
+    ) -> None:
         """sum h x^T in float64: it stands against W S, whose small directions float32 would drown."""
-        members, x = self.em.members, np.asarray(block.x, dtype=np.float64)
+        members = self.em.members
+        x = mapped_rows(self.em.intercept, backend, block.x, np.float64, "x64")
         assert block.y is not None
         weight = np.ones(len(x)) if block.weight is None else block.weight
         if self.em.class_weight is not None:
@@ -104,10 +108,12 @@ class CapsuleIncremental(OnlineCapsule[IncrementalState]):
             live = group[state.finished[group] == 0]
             if not len(live):
                 continue
-            part = x if label is None else x[block.y == label]
-            own = weight if label is None else weight[block.y == label]
+            of_label = np.arange(len(x)) if label is None else np.flatnonzero(block.y == label)
+            part = x if label is None else backend.take(x, of_label, "class64")
             rows = members.rows(live)
-            moment[rows] += (part @ state.w[rows].T * own[:, None]).T @ part
+            h = backend.matmul(part, backend.asarray(state.w[rows], np.float64).T, "h64")
+            h *= backend.asarray(weight[of_label], np.float64)[:, None]
+            moment[rows] += backend.to_host(backend.matmul(h.T, part, "moment"))
 
     def exchange(self, prepared: LeafEStep, old: LeafKept | None, new: LeafKept, stats: Stats) -> None:
         """Add what a leaf's new contribution changes in the totals."""

@@ -164,7 +164,8 @@ class OnlineCapsule(Generic[State]):
 
     def validation(self) -> AveragedPass:
         """Errors of the averaged model over the validation rows."""
-        return AveragedPass(self.em.members, self.em.moment.shape[1], self.em.nu, None, False)
+        em = self.em
+        return AveragedPass(em.members, em.moment.shape[1], em.nu, None, False, em.intercept)
 
     def validated(self, state: State, stats: Stats) -> State:
         """Keep each member's best."""

@@ -30,14 +30,16 @@ from scalelatent.contract.finite import find_nonfinite
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.models.capsule.kernels.squash import SquashTable, squash_table
+from scalelatent.reductions.intercept import mapped_rows
 from scalelatent.reductions.moments import NonFiniteError
 
 from .online import OnlineCapsule, OnlineState
 
 
 class Walk(NamedTuple):
-    """The kernel, W, the members that still learn, and the threshold and the table of each."""
+    """The backend, its kernel, W, the members that still learn, and the threshold and the table of each."""
 
+    backend: Backend
     kernel: Callable[..., tuple[np.ndarray, np.ndarray]]
     w: np.ndarray
     live: np.ndarray
@@ -71,11 +73,11 @@ class CapsulePassiveAggressive(OnlineCapsule[OnlineState]):
         rounds = np.minimum(state.round, len(self.em.nu) - 1)
         live = np.flatnonzero(state.finished == 0)
         table = squash_table(int(self.em.members.dims[0].sum()))
-        return Walk(backend.kernel("capsule_walk"), state.w, live, self.em.nu[rounds], table)
+        return Walk(backend, backend.kernel("capsule_walk"), state.w, live, self.em.nu[rounds], table)
 
     def run_chain(self, prepared: Walk, block: Block, stats: Stats) -> None:
         """Walk through the rows with a copy of W."""
-        walk, w, live, nu, table = prepared
+        backend, walk, w, live, nu, table = prepared
         assert block.y is not None
         members, (inverses, which) = self.em.members, self.metrics
         # As in counts of rows, weights below 1 on average are scaled to a mean of 1.
@@ -84,7 +86,7 @@ class CapsulePassiveAggressive(OnlineCapsule[OnlineState]):
         if self.em.class_weight is not None:
             weight = weight * self.em.class_weight[block.y]
         with np.errstate(over="ignore"):  # what is beyond float32 is told below, by row and feature
-            x = np.ascontiguousarray(block.x, dtype=np.float32)
+            x = backend.to_host(mapped_rows(self.em.intercept, backend, block.x, np.float32, "x"))
         for r in live:
             labels, rows = members.labels[r][block.y], self.rows_of(r)
             seen = np.flatnonzero(labels >= 0)

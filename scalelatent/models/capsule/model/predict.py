@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import squash_table
+from scalelatent.reductions.intercept import Intercept, mapped_rows
 from scalelatent.reductions.moments import NonFiniteError
+from scalelatent.reductions.temperature import losses_at, tempered
 
 from .members import Members
 
@@ -39,12 +43,38 @@ def class_scores(backend: Backend, members: Members, h: Array) -> np.ndarray:
     return (scores / scores.sum(axis=0)).T
 
 
+# Rows of a block that are multiplied in float64.
+FEW_ROWS = 256
+
+
+class RowFrame(NamedTuple):
+    """The affine map of rows whose output W multiplies: an intercept, then a projection, or neither."""
+
+    intercept: Intercept | None = None
+    # float64 (features, p), or (features + 1, p + 1): the constant column stays as it is
+    matrix: np.ndarray | None = None
+
+    @classmethod
+    def projecting(cls, intercept: Intercept | None, projection: np.ndarray) -> RowFrame:
+        """With a projection (features, p) of rows without their constant."""
+        return cls(intercept, projection if intercept is None else block_diag(projection, 1.0))
+
+    @property
+    def projection(self) -> np.ndarray | None:
+        """Directions that rows are projected on, (features, p)."""
+        return self.matrix if self.matrix is None or self.intercept is None else self.matrix[:-1, :-1]
+
+    @property
+    def row_intercept(self) -> Intercept | None:
+        """The intercept of the rows that W multiplies; projected rows bring it with them."""
+        return self.intercept if self.matrix is None else None
+
+
 class Weights(NamedTuple):
-    """What rows are multiplied by: the projection, transposed, where there is one, and W."""
+    """Factors of rows by dtype: the projection, transposed, where there is one, and W."""
 
     backend: Backend
-    directions: Array | None
-    w: Array
+    factors: dict[type, tuple[Array | None, Array]]
 
 
 @dataclass(frozen=True)
@@ -52,15 +82,16 @@ class CapsuleRows:
     """Class scores or latent means of rows (a :class:`~..base.RowMap`)."""
 
     members: Members
-    # float64 (D, p)
+    # float64 (D, p), or (D, p + 1) with an intercept
     w: np.ndarray
-    # float64 (features, p), or None
-    projection: np.ndarray | None
+    frame: RowFrame
     # "latents": h = W x, float32 (rows, D). "probabilities": float64 (rows, classes), rows sum to 1.
     # "classes": the same, and the dataset gets the predicted classes as labels. Multiclass: P(y | x).
     # One-versus-all: the P(its class | x), normalised. All-versus-all: votes, ties broken by the sum
     # of the members' probabilities, normalised; so the largest is always the predicted class
     what: str
+    # Of probabilities; 1 is the paper's model
+    temperature: float = 1.0
 
     def output(self) -> tuple[tuple[int, ...], str]:
         if self.what == "latents":
@@ -68,27 +99,37 @@ class CapsuleRows:
         return (self.members.n_classes,), "float64"
 
     def prepare(self, backend: Backend) -> Weights:
-        """Weights in float32; projection and W are one matrix where one product is cheaper than two."""
-        w, basis = self.w, self.projection
+        """Weights; projection and W are one matrix where one product is cheaper than two."""
+        w, basis = self.w, self.frame.matrix
         if basis is not None and len(w) * len(basis) <= basis.size + w.size:
             w, basis = w @ basis.T, None
-        directions = None if basis is None else backend.asarray(basis.T, np.float32)
-        return Weights(backend, directions, backend.asarray(w, np.float32))
+        dtypes = (np.float32, np.float64) if backend.device == "cpu" else (np.float32,)
+        return Weights(
+            backend,
+            {
+                dtype: (None if basis is None else backend.asarray(basis.T, dtype), backend.asarray(w, dtype))
+                for dtype in dtypes
+            },
+        )
 
     def apply(self, prepared: Weights, block: Block) -> np.ndarray:
         """Scores or latents of a block."""
-        backend, directions, w = prepared
+        backend, factors = prepared
+        # A product of float32 rounds otherwise for other numbers of rows: few rows can do without.
+        dtype = np.float64 if len(block.x) <= FEW_ROWS and np.float64 in factors else np.float32
+        directions, w = factors[dtype]
         with np.errstate(invalid="ignore", over="ignore"):
-            x = backend.asarray(block.x, np.float32, "x")
+            x = mapped_rows(self.frame.intercept, backend, block.x, dtype, "x")
             if place := find_too_large(block):
                 raise NonFiniteError(place)
             x = x.T
             h = backend.matmul(w, x if directions is None else backend.matmul(directions, x, "z"), "h")
+            h = backend.asarray(h, np.float32, "h32")
         if not bool(backend.xp.isfinite(h).all()):
             raise NonFiniteError(find_nonfinite(block) or f"rows from {block.start} on overflow float32")
         if self.what == "latents":
             return np.ascontiguousarray(backend.to_host(h).T)
-        return class_scores(backend, self.members, h)
+        return tempered(class_scores(backend, self.members, h), self.temperature)
 
     @property
     def wants(self) -> Wants:
@@ -99,3 +140,40 @@ class CapsuleRows:
     def labels(scores: np.ndarray) -> np.ndarray:
         """Class codes of scores: the largest, the first of equals."""
         return scores.argmax(axis=1)
+
+
+@dataclass(frozen=True)
+class CalibrationPass:
+    """Log-loss of probabilities at each of some temperatures (a :class:`~..base.Reduction`)."""
+
+    wants = Wants()
+
+    rows: CapsuleRows
+    temperatures: np.ndarray
+    class_weight: np.ndarray | None
+    every: int  # use every n-th row of the dataset
+
+    def layout(self) -> Layout:
+        return Layout((("loss", (len(self.temperatures),)),))
+
+    def flops_per_row(self) -> float:
+        """The product with W."""
+        return 2.0 * self.rows.w.size / self.every
+
+    def prepare(self, state: object, backend: Backend) -> Weights:
+        """As for the probabilities."""
+        return self.rows.prepare(backend)
+
+    def accumulate(self, prepared: Weights, block: Block, stats: Stats) -> None:
+        """Add the rows of a block whose numbers are multiples of ``every``."""
+        some = np.arange(-block.start % self.every, len(block.x), self.every)
+        if not len(some):
+            return
+        assert block.y is not None
+        part = replace(block, x=block.x[some], rows=block.start + some)
+        p = np.log(np.maximum(self.rows.apply(prepared, part), np.finfo(float).tiny))
+        weight, y = np.ones(len(some)) if block.weight is None else block.weight[some], block.y[some]
+        if self.class_weight is not None:
+            weight = weight * self.class_weight[y]
+        gaps = p.max(axis=1, keepdims=True) - p
+        stats["loss"][...] += losses_at(gaps, y, weight, self.temperatures)

@@ -5,7 +5,7 @@ fades:
 
 .. math::
 
-    \bar S = \frac{S + \rho I + p s_0 I}{n + p}, \qquad s_0 = \text{mean squared feature of the first rows}
+    \bar S = \frac{S + \rho + p s_0 I}{n + p}, \qquad s_0 = \text{mean squared feature of the first rows}
 
 as if p rows of independent features had been seen; so it has full rank from the first row on. A batch of b
 rows moves W by
@@ -72,7 +72,8 @@ class StreamOptions:
     kappa: float
     t0: float
     batch_rows: int
-    ridge: float
+    # None: that of the fit which the stream goes on from
+    ridge: float | None
     aggressiveness: float
 
 
@@ -122,6 +123,8 @@ class RunningCapsule:
     variance: float
     # Rows that W has seen, those of a fit included
     rows: float
+    # float64 (p,): rho of each column in the fit before; zeros without a fit, where the prior serves
+    ridge: np.ndarray
     _inverses: dict[int, tuple[float, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -151,7 +154,7 @@ class RunningCapsule:
         groups = 1 if (members.labels >= 0).all() else m
         variance = float(np.mean(x * x))
         sums = RowSums((np.zeros((p, p)),) * groups, np.zeros(m), np.zeros(m))
-        return cls(members, w, w.copy(), sums, variance if variance > 0 else 1.0, 0.0)
+        return cls(members, w, w.copy(), sums, variance if variance > 0 else 1.0, 0.0, np.zeros(p))
 
     def learn(
         self,
@@ -199,7 +202,10 @@ class RunningCapsule:
         rate = min(1.0, (1.0 + AVERAGE_POWER) * len(x) / (self.rows + AVERAGE_POWER * len(x)))
         self.average = self.average + rate * (w - self.average)
 
-    def _inverse(self, kind: int, mask: np.ndarray, ridge: float) -> np.ndarray:
+    def _ridge(self, options: StreamOptions) -> np.ndarray:
+        return self.ridge if options.ridge is None else np.full(self.w.shape[1], options.ridge)
+
+    def _inverse(self, kind: int, mask: np.ndarray, ridge: np.ndarray) -> np.ndarray:
         """Inverse mean second moments of the classes in a mask; renewed now and then, not at each row."""
         p = self.w.shape[1]
         prior = float(p) if self.variance > 0 else 0.0
@@ -229,6 +235,7 @@ class RunningCapsule:
         estep.accumulate(prepared, Block(x, codes, weight, 0), stats)
         _check(stats["sums"])
         kinds, which = _kinds(members.labels.tobytes(), members.labels.shape)
+        ridge = self._ridge(options)
         w, one = self.w.copy(), x[0].astype(np.float64) if len(x) == 1 else None
         eta = (1.0 + self.rows / options.batch_rows / options.t0) ** -options.kappa
         counts = _count(codes, weight, len(self.sums.count))
@@ -240,12 +247,12 @@ class RunningCapsule:
             total = float(self.sums.weight[mask].sum())
             mean = total / float(self.sums.count[mask].sum())
             delta = stats["delta"][rows] * row_share(float(stats["sums"][r, 3]), seen, mean, p)
-            if options.ridge > 0:
-                delta -= options.ridge / total * self.w[rows]
+            if ridge.any():
+                delta -= ridge / total * self.w[rows]
             if not delta.any():
                 continue
-            inverse = self._inverse(kind, kinds[kind], options.ridge)
-            if one is not None and options.ridge == 0:
+            inverse = self._inverse(kind, kinds[kind], ridge)
+            if one is not None and not ridge.any():
                 # One row's Delta is g x^T: a product of p^2 in place of one of D p^2.
                 g = delta @ one / (one @ one)
                 w[rows] += rate * np.outer(g, inverse @ one)
@@ -265,7 +272,7 @@ class RunningCapsule:
             if not seen.any():
                 continue
             rows = slice(int(members.offsets[r]), int(members.offsets[r + 1]))
-            inverse = self._inverse(int(which[r]), kinds[which[r]], options.ridge)
+            inverse = self._inverse(int(which[r]), kinds[which[r]], self._ridge(options))
             table = squash_table(int(members.dims[r].sum()))
             moved, sums = walk(
                 w[rows], x[seen], labels[seen], ones[seen], members.dims[r], inverse,

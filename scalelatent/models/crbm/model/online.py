@@ -82,6 +82,8 @@ class CrbmLearner:
     validation_inference: str
     # Weight of new messages
     damping: float = 1.0
+    # Share by which an error has to be below the best before to count as better for patience
+    gain: float = 0.0
 
     # -- the contract ----------------------------------------------------------------------------------------
 
@@ -221,8 +223,9 @@ class CrbmLearner:
         error, changed = CrbmScoring.errors(stats)
         state = replace(state, validation_error=error, changed_error=changed)
         if error < state.best_error:
+            stale = -1 if error < (1 - self.gain) * state.best_error else state.stale
             return replace(
-                state, best=state.theta, best_error=error, best_epoch=state.iteration + 1, stale=-1
+                state, best=state.theta, best_error=error, best_epoch=state.iteration + 1, stale=stale
             )
         return state
 

@@ -746,8 +746,8 @@ class MixtureEM:
     def _schedule(self, state: MixtureState, traces: np.ndarray) -> MixtureState:
         m, phase = self.mixture, state.phase
         soft_or_dense = m.assignment == "soft" or m.likelihood in ("ppca", "factor-analysis")
-        fall = (state.previous - state.objective) / max(abs(state.previous), TINY)
-        settled = state.phase_pass > 1 and fall < self.tol and not state.starved
+        least = self.tol * max(abs(state.previous), TINY)
+        settled = state.phase_pass > 1 and state.previous - state.objective < least and not state.starved
         if phase == START:
             ended = state.phase_pass >= self.start_passes or settled
             following = SETTLE if soft_or_dense and self.settle_passes else MAIN

@@ -166,10 +166,15 @@ class StepwiseMixture:
 
 
 def add_rows(
-    pancakes: Pancakes, counts: np.ndarray, x: np.ndarray, index: np.ndarray, floor: float = 0.0
+    pancakes: Pancakes,
+    counts: np.ndarray,
+    x: np.ndarray,
+    index: np.ndarray,
+    weight: np.ndarray,
+    floor: float = 0.0,
 ) -> np.ndarray:
-    """Change pancakes of the errors, in place, by some rows more (m, p), each in its sub-class: the counts
-    then.
+    """Change pancakes of the errors, in place, by rows (m, p) of weights (m,) above 0; ``index`` (m,) has the
+    sub-class of each row. Return the new weight of the rows of each sub-class (K,).
 
     Means are exact; bases and variances come of the incremental SVD of D. Ross, J. Lim, R.-S. Lin and M.-H.
     Yang, "Incremental learning for robust visual tracking" (2008): exact while the width holds the rank.
@@ -177,13 +182,18 @@ def add_rows(
     means, bases, values, noise = pancakes.means, pancakes.bases, pancakes.values, pancakes.noise
     counts, h, p = np.array(counts, dtype=np.float64), pancakes.n_dims, means.shape[1]
     for q in np.unique(index):
-        rows = x[index == q].astype(np.float64)
-        n, m = counts[q], len(rows)
-        centre = rows.mean(axis=0)
-        gap, inside = centre - means[q], rows - centre
+        own = index == q
+        rows, shares = x[own].astype(np.float64), weight[own]
+        n, m = counts[q], shares.sum()
+        centre = (shares / m) @ rows
+        gap, inside = centre - means[q], np.sqrt(shares)[:, None] * (rows - centre)
         bend = n * m / (n + m)
         full = n * (values[q][:h].sum() + (p - h) * noise[q]) + (inside**2).sum() + bend * (gap @ gap)
-        new = np.sqrt(bend) * gap[None] if m == 1 else np.concatenate([inside, np.sqrt(bend) * gap[None]])
+        new = (
+            np.sqrt(bend) * gap[None]
+            if len(rows) == 1
+            else np.concatenate([inside, np.sqrt(bend) * gap[None]])
+        )
         basis, singular = _with_rows(bases[q], np.sqrt(n * values[q]), new)
         found = min(bases.shape[2], len(singular))
         bases[q][:, :found] = basis[:, :found]

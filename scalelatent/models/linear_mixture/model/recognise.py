@@ -16,6 +16,7 @@ from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import PackedPlanes, PackedScores
 from scalelatent.models.linear_mixture.kernels.reference import Frame, Scores
 from scalelatent.reductions.moments import NonFiniteError
+from scalelatent.reductions.temperature import losses_at
 
 from .held_out import FittedRows
 
@@ -185,21 +186,6 @@ class TemperaturePass:
                 scores[own, c] = self.fitted.held_out(
                     rows, q, scores[own, c], all_own, int(self.rows.starts[c]), self.rows.frame is not None
                 )
-        gap = scores - scores.min(axis=1, keepdims=True)
-        own = gap[np.arange(len(gap)), y]
-        for i, t in enumerate(self.temperatures):
-            losses = 0.5 * own / t + np.log(np.exp(-0.5 * gap / t).sum(axis=1))
-            stats["loss"][i] += losses @ weight
+        gaps = 0.5 * (scores - scores.min(axis=1, keepdims=True))
+        stats["loss"][...] += losses_at(gaps, y, weight, self.temperatures)
         stats["rows"][...] += weight.sum()
-
-
-def choose_temperature(temperatures: np.ndarray, loss: np.ndarray) -> float:
-    """The one with the smallest log-loss, by a parabola through the logarithms around it."""
-    i = int(loss.argmin())
-    if i in (0, len(loss) - 1):
-        return float(temperatures[i])
-    left, middle, right = loss[i - 1 : i + 2]
-    bend = left - 2.0 * middle + right
-    shift = 0.5 * (left - right) / bend if bend > 0 else 0.0
-    step = np.log(temperatures[i + 1] / temperatures[i])
-    return float(temperatures[i] * np.exp(shift * step))
