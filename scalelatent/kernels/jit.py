@@ -13,10 +13,8 @@ import functools
 import gc
 import hashlib
 import os
-import platform
 import re
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +27,7 @@ import numpy as np
 
 from scalelatent import _file_locks
 
+from .cache_folder import CACHE
 from .observers import told
 from .parts import PartCompiler
 
@@ -82,25 +81,6 @@ def _digest(family: str) -> str:
     digest.update(repr((LANES, numba.__version__)).encode())
     return digest.hexdigest()
 
-
-def _cache() -> str:
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    if given:
-        return str(Path(given) / "scalelatent")
-    name = f"numba-{platform.node() or 'host'}"
-    # Compiled kernels in a folder of this host: caches on shared file systems race and are slow (numba issues
-    # 4807, 10128).
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "scalelatent" / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        user = os.getuid() if hasattr(os, "getuid") else 0
-        folder = Path(tempfile.gettempdir()) / f"scalelatent-{user}" / name
-    return str(folder)
-
-
-CACHE = _cache()
 
 # Kernels of other versions that were not loaded for so long are removed.
 KEEP_DAYS = 30.0

@@ -7,8 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
+from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.tiles import packed_matrix
-from scalelatent.kernels.vectors import BYTES, aligned
+from scalelatent.kernels.vectors import BYTES
 from scalelatent.models.crbm.kernels.inference import limits_of
 
 # Lanes are the same on every machine, since products and sums over a row run by lanes: eight units at a time,

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import empty
 from scalelatent.kernels.tiles import STRIP, latents, padded_size
-from scalelatent.kernels.vectors import aligned, copy, largest
+from scalelatent.kernels.vectors import copy, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import WIDE, Coupling, rounded_up

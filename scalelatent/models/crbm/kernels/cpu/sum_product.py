@@ -29,9 +29,10 @@ import math
 import numpy as np
 from numba import types
 
+from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import empty, same_bytes
-from scalelatent.kernels.vectors import BIAS, aligned, copy, largest
+from scalelatent.kernels.vectors import BIAS, copy, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import LINE, ROWS, WIDE, Coupling

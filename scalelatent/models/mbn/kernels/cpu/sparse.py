@@ -22,11 +22,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import empty, same_bytes
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.kernels.tiles import sum_products
-from scalelatent.kernels.vectors import BYTES, F32, I16, I64, Vectors, aligned
+from scalelatent.kernels.vectors import BYTES, F32, I16, I64, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms
 
 from .dense import length_at_most
