@@ -10,7 +10,6 @@ import numpy as np
 from numba import float64
 
 from scalelatent.kernels.jit import entry, filled, given
-from scalelatent.kernels.memory import empty
 
 from .squash import SquashTable
 
@@ -58,8 +57,8 @@ def _walk(
 ) -> None:  # fmt: skip
     p, total_dim = w.shape
     n_capsules, cells, total = len(dims), len(coefficients), float(w.shape[1])
-    h, z = empty(total_dim, np.float32), empty(p, np.float32)
-    q = empty(n_capsules, np.float64)
+    h, z = np.empty(total_dim, dtype=np.float32), np.empty(p, dtype=np.float32)
+    q = np.empty(n_capsules)
     for n in range(len(x)):
         row, right = x[n], labels[n]
         h[:] = 0.0
