@@ -16,6 +16,7 @@ from scalelatent.data.read.containers import is_lazy, opened
 from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import check_label_values, refuse_masked
 from scalelatent.errors import DataError, warn_user
+from scalelatent.reductions.moments import OUTLIER_SHARE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,6 +28,8 @@ FLOAT32_MAX = np.finfo(np.float32).max
 # Share of a feature's standard deviation that rounding to float32 may take without a warning, and the rows
 # that are read to find out: runs spread over the dataset.
 ROUNDED_SHARE, ROUNDED_RUNS, ROUNDED_RUN_ROWS = 0.01, 4, 64
+# Among fewer rows than this a single one may well have most of the squared lengths.
+MANY_ROWS = 20
 CHECKS: dict[str, Any] = {
     "accept_sparse": "csr",
     "accept_large_sparse": True,
@@ -167,6 +170,15 @@ def warn_rounded(model: BaseEstimator, ds: Dataset) -> None:
         "each feature and divide by its standard deviation first, for example by StandardScaler",
         DataConversionWarning,
     )
+
+
+def warn_of_outlier(url: str | None, row: int | None, n_rows: int) -> None:
+    """Warn of a row that outweighs all others; of few rows one may well do that."""
+    if row is not None and n_rows >= MANY_ROWS:
+        warn_user(
+            f"{url or 'X'}: row {row} has more than {OUTLIER_SHARE:.0%} of the squared lengths of the rows "
+            "about their mean, so that the others hardly count: look at it, and leave it out or scale it"
+        )
 
 
 def rows_and_labels(validation: ValidationLike) -> tuple[RowsLike, LabelsLike | None]:

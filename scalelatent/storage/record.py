@@ -1,4 +1,4 @@
-"""Records: small trees of dataclasses and arrays as one checksummed file. No pickle."""
+"""Records: small trees of dataclasses, named tuples and arrays as one checksummed file. No pickle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _reading = threading.Lock()
 
 
 def dumps(tree: object) -> bytes:
-    """Bytes of a tree of dataclasses, dicts, lists, tuples, numpy arrays, numbers, strings and None."""
+    """Return the bytes of a tree of dataclasses, dicts, lists, tuples, arrays, numbers, strings and None.
+
+    Named tuples keep their type.
+    """
     arrays: dict[str, np.ndarray] = {}
     head = _flatten(tree, arrays, {})
     text = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
@@ -105,8 +108,8 @@ def _flatten(value: object, arrays: dict[str, np.ndarray], names: dict[object, s
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _flatten(getattr(value, f.name), arrays, names) for f in dataclasses.fields(value)}
+    if (known := _fields(type(value))) is not None:
+        fields = {name: _flatten(getattr(value, name), arrays, names) for name in known}
         return {"!type": f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
     if isinstance(value, tuple):
         return {"!tuple": [_flatten(v, arrays, names) for v in value]}
@@ -115,6 +118,17 @@ def _flatten(value: object, arrays: dict[str, np.ndarray], names: dict[object, s
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):
         return {"!dict": {k: _flatten(v, arrays, names) for k, v in value.items()}}
     raise TypeError(f"a record holds dataclasses, arrays and plain values, not {type(value).__name__}")
+
+
+def _fields(cls: object) -> dict[str, bool] | None:
+    """Return the fields of a dataclass or named tuple, each with whether it has a default; else None."""
+    if not isinstance(cls, type):
+        return None
+    if dataclasses.is_dataclass(cls):
+        return {f.name: f.default is not dataclasses.MISSING for f in dataclasses.fields(cls)}
+    if issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_field_defaults"):
+        return {name: name in cls._field_defaults for name in cls._fields}
+    return None
 
 
 def _is_trusted(module: str) -> bool:
@@ -147,11 +161,10 @@ def _build(head: Any, arrays: Any) -> Any:
     except (ImportError, AttributeError):
         cls = None
     fields = {k: _build(v, arrays) for k, v in head["fields"].items()}
-    known = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
+    known = _fields(cls)
     # Records of earlier versions lack fields that came later, which have defaults.
-    lacking = [f for name, f in (known or {}).items() if name not in fields]
-    defaults = all(f.default is not dataclasses.MISSING for f in lacking)
-    if not isinstance(cls, type) or known is None or not set(fields) <= set(known) or not defaults:
+    lacking = {name for name in known or {} if name not in fields}
+    if known is None or not set(fields) <= set(known) or not all(known[name] for name in lacking):
         raise RunError(
             f"the record holds {head['!type']!r} with the fields {', '.join(fields)}, which this version "
             "of scalelatent does not know: resume with the version that wrote it, or start again"

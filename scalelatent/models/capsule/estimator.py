@@ -133,7 +133,7 @@ class CapsuleRegression(StreamedClassifier):
         Of all capsules, or one for each class.
     capsule_dims_ : ndarray of int, shape (members, capsules)
     projection_ : ndarray of float64, shape (features, p), or None
-    ridge_ : ndarray of float64, shape (columns of W_, and of the intercept,)
+    ridge_ : ndarray of float64, shape (p + 1,), or (p,) without an intercept
         What was added to the diagonal.
     temperature_ : float
         Of class probabilities.

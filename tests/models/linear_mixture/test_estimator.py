@@ -517,3 +517,15 @@ def test_usps(data_root):
     assert error[np.searchsorted(rejected, 0.1)] <= 0.012
     near = m.set_params(n_candidates=20).decision_function(test_x[:200])
     assert (near.argmax(axis=1) == m.set_params(n_candidates=10).predict(test_x[:200])).mean() > 0.98
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e9])
+def test_a_row_that_outweighs_all_others_is_named(factor: float) -> None:
+    rng, y = np.random.default_rng(0), np.arange(200) % 2
+    x = rng.normal(size=(200, 4)) + y[:, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LinearMixtureClassifier(max_iter=2, n_jobs=1).fit(x, y)
+    x[77] *= factor
+    with pytest.warns(UserWarning, match=r"row 77 has more than 90% of the squared lengths"):
+        LinearMixtureClassifier(max_iter=2, n_jobs=1).fit(x, y)
