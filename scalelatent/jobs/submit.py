@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 ACCEPT_SECONDS = 30.0
 PLAN_SECONDS = 120.0
 WORKER_SECONDS = 10.0
+# Seconds that a step may take before `submit` reports what the step waits for.
+SILENT_SECONDS = 1.0
 DATASETS = ("train", "validation", "test", "target", "validation_target", "test_target")
 
 
@@ -65,15 +68,14 @@ def submit_job(
 ) -> Submitted:
     """Submit a job to a running cluster, where it goes on without this process."""
     job = _at_scheduler(job, scheduler, client).with_seed()
-    with connect(job, client, tell) as found:
-        assert found is not None
-        check_versions(found, job.cluster.allow_mismatch, tell)
+    with ExitStack() as stack:
+        found = _connect(stack, job, client, tell)
         check_cluster(found, job, wait=wait, tell=tell)
         existed = is_local(job.job.out) and os.path.isdir(job.job.out)
         folder = RunFolder.create(job.job.out, job)
         try:
-            check_folder(found, folder)
-            return _hand_over(found, folder, job)
+            check_folder(found, folder, tell)
+            return _hand_over(found, folder, job, tell)
         except BaseException:
             folder.take_back(existed)
             raise
@@ -96,18 +98,36 @@ def resubmit(
         pass  # says who drives it, if someone does
     with ExitStack() as stack:
         try:
-            found = stack.enter_context(connect(job, client, tell))
+            found = _connect(stack, job, client, tell)
         except JobError as error:
             error.add_note(
                 f"(where its cluster has ended: scalelatent resume {folder.url} --scheduler-file FILE, or "
                 "--scheduler URL, of another one, or --here)"
             )
             raise
-        assert found is not None
-        check_versions(found, job.cluster.allow_mismatch, tell)
         check_cluster(found, job, wait=wait, tell=tell)
-        check_folder(found, folder)
-        return _hand_over(found, folder, job)
+        check_folder(found, folder, tell)
+        return _hand_over(found, folder, job, tell)
+
+
+@contextmanager
+def _report_waiting(what: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell what a step waits for, where the step takes longer than ``SILENT_SECONDS``."""
+    timer = threading.Timer(SILENT_SECONDS, tell, (f"waiting for {what}",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _connect(stack: ExitStack, job: Job, client: Client | None, tell: Callable[[str], None]) -> Client:
+    """Return the client of the job's cluster, which ``stack`` closes."""
+    with _report_waiting(f"an answer of the scheduler {job.cluster.scheduler}", tell):
+        found = stack.enter_context(connect(job, client, tell))
+    assert found is not None
+    return found
 
 
 def _at_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job:
@@ -122,7 +142,7 @@ def _at_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job
     return override(job, [f'cluster.scheduler="{address}"'])
 
 
-def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
+def _hand_over(client: Client, folder: RunFolder, job: Job, tell: Callable[[str], None]) -> Submitted:
     """Leave the driver with the scheduler, and see it taken."""
     address = str(job.cluster.scheduler)
     with folder.lock():
@@ -137,7 +157,8 @@ def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
     announce(client, folder, job, state)
     key = key_of(identity, start)
     future = client.submit(drive, folder.url, start, key=key, pure=False, priority=100)
-    _keep(client, key)
+    with _report_waiting(f"the scheduler {address} to accept the job", tell):
+        _keep(client, key)
     future.release()
     return Submitted(identity, folder.url, address, page_of(client))
 
@@ -164,6 +185,8 @@ def check_cluster(
     client: Client, job: Job, *, wait: float = 0.0, tell: Callable[[str], None] = lambda line: None
 ) -> None:
     """Refuse a job that this cluster cannot run, after waiting for its first worker."""
+    with _report_waiting("the versions of the packages on the scheduler and on each worker", tell):
+        check_versions(client, job.cluster.allow_mismatch, tell)
     _wait_for_worker(client, wait, tell)
     datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASETS}
     # An address alone does not open them: the plan does, on a worker.
@@ -174,15 +197,19 @@ def check_cluster(
         datasets={name: url for name, url in datasets.items() if url is not None},
         scratch={} if job.job.scratch is None else {"[job] scratch": job.job.scratch},
     )
-    require(client, ("workers", "device", "datasets", "scratch"), wanted)
+    with _report_waiting("each worker to look for the data and the device", tell):
+        require(client, ("workers", "device", "datasets", "scratch"), wanted)
     if job.callbacks:
-        _check_callbacks(client, job)
-    _check_plan(client, job, tell)
+        with _report_waiting("each worker to make the callbacks", tell):
+            _check_callbacks(client, job)
+    with _report_waiting("a worker to open the data and to plan the fit", tell):
+        _check_plan(client, job, tell)
 
 
-def check_folder(client: Client, folder: RunFolder) -> None:
+def check_folder(client: Client, folder: RunFolder, tell: Callable[[str], None]) -> None:
     """Refuse a run folder that some worker does not see, or cannot write."""
-    require(client, ("folder",), Wanted(folder=folder.url))
+    with _report_waiting(f"each worker to write to the run folder {folder.url}", tell):
+        require(client, ("folder",), Wanted(folder=folder.url))
 
 
 def _wait_for_worker(client: Client, wait: float, tell: Callable[[str], None]) -> None:
