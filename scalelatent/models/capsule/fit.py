@@ -356,9 +356,9 @@ def project_steps(
 ) -> Generator[Step, Any, tuple[RowFrame, Mapping[str, Rows]]]:
     """The frame as far as it is known, and the projected rows: one pass for the moments, one to write."""
     intercept = Intercept(last["mean"], float(last["constant"])) if "mean" in last else None
-    frame = RowFrame(intercept, last.get("matrix"))
     if width is None:
-        return frame, rows
+        return RowFrame(intercept), rows
+    frame = RowFrame(intercept, last.get("matrix"))
     train = rows["train"]
     if frame.matrix is None:
         first = (yield Derive(first_mean, (train.dataset,))) if model.fit_intercept else None
