@@ -416,8 +416,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         --------
         >>> import scalelatent as sl
         >>> x, y = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
-        >>> sl.CapsuleRegression(capsule_dim=2).plan(x, y)["stages"]["estep"]["statistic_bytes"]
-        168
+        >>> sl.CapsuleRegression(capsule_dim=2).plan(x, y)["stages"]["moments"]["statistic_bytes"]
+        448
         """
         new = clone(self)  # rows of another width leave this model as it is
         new._check_params()

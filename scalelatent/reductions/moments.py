@@ -64,9 +64,9 @@ class SecondMoments:
         if self.class_weight is not None:
             weight = weight * self.class_weight[codes]
         if self.intercept is not None:
-            lengths = x[:, :-1] * x[:, :-1]
-            squares = prepared.to_host(lengths.sum(axis=1)) * weight
-            with np.errstate(over="ignore"):
+            # Rows that are not finite are named below.
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares = prepared.to_host((x[:, :-1] * x[:, :-1]).sum(axis=1)) * weight
                 stats["outlier"][...] += (squares**2).sum(), squares**2 @ (block.start + np.arange(len(x)))
         # One group at a time: x[rows] is a copy, and A.T @ A runs as a symmetric update.
         order = np.argsort(codes, kind="stable")
