@@ -104,7 +104,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     @property
     def _output_metric(self) -> str:
-        """Similarity of two rows of ``transform``: "cosine", or "overlap" (share of equal codes)."""
+        """Similarity of two rows of ``transform``: "cosine", or "overlap" (codes in common)."""
         return "cosine"
 
     def __sklearn_is_fitted__(self) -> bool:
