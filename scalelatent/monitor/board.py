@@ -15,8 +15,8 @@ COLUMNS = ("objective", *ERRORS, *MEASURED, "rows_per_s", "mb_per_s", "nu", "rou
 ENDED = ("done", "failed", "cancelled")
 # A driver sends a message every few seconds; a job counts as silent after this time without a message.
 SILENT_SECONDS = 60.0
-EVENTS, STAGES, POINTS, OLD_POINTS = 60, 8, 400, 100
-JOBS, WHOLE_JOBS, LOST, WORKERS = 300, 20, 50, 1000
+EVENTS, STAGES, POINTS, OLD_POINTS = 60, 8, 400, 100  # upper bounds per job; OLD_POINTS: for ended jobs
+JOBS, WHOLE_JOBS, LOST, WORKERS = 300, 20, 50, 1000  # upper bounds; WHOLE_JOBS: ended jobs with workers
 NAN, EARLY = float("nan"), 0.2
 _OWN = ("kind", "run", "name", "event", "time")
 

@@ -29,7 +29,7 @@ FORMAT_VERSION = 2
 # Seconds for which a JSON answer is reused, so that several viewers share one computation.
 FRESH_SECONDS = 0.4
 REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
-WORKERS, WORKERS_LOST = 200, 50
+WORKERS, WORKERS_LOST = 200, 50  # upper bounds on the workers and lost workers in an answer
 _bodies: weakref.WeakKeyDictionary[Board, dict[str | None, tuple[float, str]]] = weakref.WeakKeyDictionary()
 
 
