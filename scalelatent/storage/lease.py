@@ -167,7 +167,7 @@ def _process_space() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # Without Linux no process is known to have ended, and locks end by time.
+    except OSError:  # On other systems no process is known to have ended, and locks end by time.
         return uuid.uuid4().hex
 
 

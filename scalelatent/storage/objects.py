@@ -257,7 +257,7 @@ def _filesystem(protocol: str, pid: int, access: Access | None = None) -> Abstra
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if extra == "s3":
         options["config_kwargs"] = _s3_settings()
-        options["max_concurrency"] = 1  # With more, each read would first request the object's size.
+        options["max_concurrency"] = 1  # Higher values make each read first request the object's size.
     elif extra == "gs":
         from aiohttp import ClientTimeout
 

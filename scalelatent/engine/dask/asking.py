@@ -24,8 +24,8 @@ ASK_SECONDS = 30.0
 AWAY = (TimeoutError, ConnectionError)
 # Seconds in addition to the limit of each worker, in case the event loop hangs.
 LOOP_SECONDS = 5.0
-# Maximum number of simultaneous calls. With one call for each of 1,000 workers (simulated_cluster.py) not all
-# workers answered in 60 s; with 32 calls all workers answered on the same busy machine.
+# Maximum number of simultaneous calls. If each of 1,000 workers had its own call (simulated_cluster.py), some
+# did not answer in 60 s. All workers answered with 32 calls on the same busy machine.
 CALLS = 32
 
 Answer = TypeVar("Answer")

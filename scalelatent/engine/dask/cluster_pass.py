@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .pass_tasks import PassInfo
     from .window import ItemWords
 
-# Maximum numbers of tasks of earlier passes that the scheduler keeps, and of passes in a chain. With these
-# numbers thousand_passes.py measures at most 65 tasks and 1 kB per pass.
+# Maximum numbers of tasks of earlier passes that the scheduler keeps, and of passes in a chain. These
+# numbers gave at most 65 tasks and 1 kB per pass (thousand_passes.py).
 CHAIN_TASKS, CHAIN_PASSES = 2000, 32
 # Maximum seconds to wait for the report event of a finished pass; later a task fetches the report. Usually
 # the event arrives in one packet with the message that the M-step is done.

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .online_tasks import SegmentEnd
 
 # Seconds of a segment, and of the first segment, which measures a step. The end of a segment costs some
-# hundredths of a second for saving the state and a call to the driver. With these lengths the overhead of a
-# step on one worker is 0.5 to 3 ms (minibatch_steps.py).
+# hundredths of a second for saving the state and a call to the driver. These lengths give an overhead of
+# 0.5 to 3 ms per step on one worker (minibatch_steps.py).
 SEGMENT_SECONDS, FIRST_SECONDS = 3.0, 0.1
 # Segments get longer if saving the state takes more than SAVE_SHARE of their time, up to LONGEST_SECONDS.
 # A lost worker costs at most one segment.

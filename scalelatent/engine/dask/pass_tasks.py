@@ -89,8 +89,8 @@ class RecentObjects:
 # (folder, id of the run, mark of the last written stage). The id differs if a folder was removed and created
 # again. The mark differs if a stage changed when a run was resumed.
 Ref = tuple[str, ...]
-# Maximum numbers of stages and maps, and of clocks of stages, that a process keeps. With these numbers a
-# worker grows by 1 kB per pass (thousand_passes.py).
+# Maximum numbers of stages and maps, and of clocks of stages, that a process keeps. A worker then
+# grows by 1 kB per pass (thousand_passes.py).
 KEEP_STAGES, KEEP_CLOCKS = 6, 16
 _recent = RecentObjects(KEEP_STAGES)
 _local = threading.local()

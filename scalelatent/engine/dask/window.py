@@ -31,8 +31,8 @@ WINDOW = 2
 # Maximum and minimum seconds of work queued on a worker, so that no worker waits for the driver. A pass on
 # heterogeneous workers of at most AT_ONCE seconds is sent as one batch (measured: device_pools.py).
 MOST_AHEAD, LEAST_AHEAD, AT_ONCE = 2.0, 0.2, 0.8
-# On heterogeneous workers, one item takes at most 1/LEFT_PARTS of the remaining seconds of a pass. With this
-# value simulated pools stay near the best possible time (test_window.py).
+# On heterogeneous workers, one item takes at most 1/LEFT_PARTS of the remaining seconds of a pass. This
+# value keeps simulated pools near the best possible time (test_window.py).
 LEFT_PARTS = 4
 
 
@@ -89,7 +89,7 @@ class _Share(Generic[Item]):
     def owe(self, count: int, work: float) -> None:
         """Add items that were sent and their seconds; negative numbers are items that ended."""
         self.having += count
-        # Without items the backlog is set to exactly 0, because sums of floats leave rounding errors.
+        # The backlog of a worker without items is exactly 0, because sums of floats leave rounding errors.
         self.backlog = self.backlog + work if self.having else 0.0
 
 

@@ -1,6 +1,6 @@
 """Services for tasks on a worker: check for cancellation, and report events to the driver and the dashboard.
 
-Dask does not stop a running task. With these checks a cancelled span ends within two seconds
+Dask does not stop a running task. These checks end a cancelled span within two seconds
 (`test_survive.py`). The page /scalelatent shows the reported rows.
 """
 
@@ -41,7 +41,7 @@ CHECK_SECONDS, BEAT_SECONDS = 0.5, 10.0
 NEWS_SECONDS = 1.0
 # A worker reports its seconds per row again after a change by PACE_SHARE. A new span has the weight PACE_NEW
 # in the average and counts as at most PACE_OUTLIER times the average, so that a short pause counts little.
-# With these numbers device_pools.py finds its speeds, and steady workers report once (test_pools.py).
+# These numbers let device_pools.py find its speeds, and let steady workers report once (test_pools.py).
 PACE_SHARE, PACE_NEW, PACE_OUTLIER = 0.2, 0.3, 3.0
 # Seconds that a worker waits before it ends its process, so that its event loop sends the logged events.
 SENDING_SECONDS = 1.0
@@ -254,7 +254,7 @@ pace_news = PaceNews()
 # Dask's default value of MALLOC_TRIM_THRESHOLD_; a user has set any other value.
 OF_DASK = "65536"
 # The allocator returns larger arrays to the system at once; these are rows, which data/read/chunks.py reuses.
-# With this number, and chains summed on their workers, steps of conditional RBMs on two workers went from
+# This number, and chains summed on their workers, raised steps of conditional RBMs on two workers from
 # 0.60 to 0.83 of the speed of one process. Other numbers were not measured.
 LARGEST_BYTES = 2**24
 # Parameter numbers of mallopt in glibc's malloc.h.
