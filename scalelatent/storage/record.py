@@ -21,11 +21,11 @@ from .disk import Location, locate
 from .old_names import MOVED
 
 MODELS = "scalelatent.models"
-"""Entry points by which packages declare their models."""
+"""Group of entry points with which packages declare their models."""
 
 _DIGEST = 32
-# numpy parses an array's header by Python's own parser, which counts its depth once for all threads in some
-# releases: two at a time may end in "SystemError: AST constructor recursion depth mismatch" (gh-106905).
+# NumPy parses an array's header with Python's parser, which in some releases counts its depth for all threads
+# together: two threads may get "SystemError: AST constructor recursion depth mismatch" (gh-106905).
 _reading = threading.Lock()
 
 
@@ -39,18 +39,18 @@ def dumps(tree: object) -> bytes:
     text = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
     members: dict[str, Any] = {"head": text, **arrays}
-    np.savez(buffer, **members)  # allow_pickle would be an array's name to numpy before 2.2
+    np.savez(buffer, **members)  # NumPy before 2.2 would take allow_pickle for the name of an array.
     body = buffer.getvalue()
     return body + hashlib.sha256(body).digest()
 
 
 def loads(data: bytes) -> Any:
-    """The tree of :func:`dumps`."""
+    """Return the tree from the bytes of :func:`dumps`; raise `RunError` if the checksum differs."""
     body, digest = data[:-_DIGEST], data[-_DIGEST:]
     if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is torn or changed: its checksum does not fit")
     with _reading, _open(body) as arrays:
-        # Each access to an npz file reads again: an array of several places would become several.
+        # Each access to an npz file reads again, so an array that is used twice would become two arrays.
         try:
             return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -61,7 +61,7 @@ def loads(data: bytes) -> Any:
 
 
 def write_record(place: str | Path | Location, name: str, tree: object, *, durable: bool = True) -> int:
-    """Write a record whole; returns its bytes."""
+    """Write a record as one complete file; return its size in bytes."""
     place, data = locate(place), dumps(tree)
     try:
         place.write(name, data, durable=durable)
@@ -74,7 +74,7 @@ def write_record(place: str | Path | Location, name: str, tree: object, *, durab
 
 
 def read_record(place: str | Path | Location, name: str) -> Any:
-    """Read a record."""
+    """Read a record and return its tree; raise `RunError` if it is missing or damaged."""
     place = locate(place)
     try:
         data = place.read(name)
@@ -86,7 +86,7 @@ def read_record(place: str | Path | Location, name: str) -> Any:
 
 
 def same_array(array: np.ndarray) -> tuple[object, ...]:
-    """What tells two views of one array from two arrays, while both exist."""
+    """Return a key that is identical for identical views of one array, as long as the array exists."""
     return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
 
 
@@ -132,7 +132,7 @@ def _fields(cls: object) -> dict[str, bool] | None:
 
 
 def _is_trusted(module: str) -> bool:
-    """Whether a record may name types of a module: ours, and those of packages that declare models."""
+    """Return whether records may name types of a module: only scalelatent and packages with models."""
     package = module.partition(".")[0]
     if package == "scalelatent":
         return True
@@ -162,7 +162,7 @@ def _build(head: Any, arrays: Any) -> Any:
         cls = None
     fields = {k: _build(v, arrays) for k, v in head["fields"].items()}
     known = _fields(cls)
-    # Records of earlier versions lack fields that came later, which have defaults.
+    # Records of earlier versions lack newer fields; each newer field has a default.
     lacking = {name for name in known or {} if name not in fields}
     if known is None or not set(fields) <= set(known) or not all(known[name] for name in lacking):
         raise RunError(

@@ -1,6 +1,6 @@
-"""Questions to a cluster, each with a bounded time: a worker or a scheduler that hangs must not hang us.
+"""Calls to a scheduler or workers with a time limit, so that a hanging process does not block the caller.
 
-Law 8 needs it (every wait is bounded); Dask's own calls wait for ever.
+Law 8 requires that every wait is bounded; Dask's own calls wait forever.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 __all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "worker_infos"]
 
-# Of an answer: a bound, as patient as people are.
+# Default maximum seconds for an answer.
 ASK_SECONDS = 30.0
-# Answers of a worker that may have left; if it has not, its first task says what is wrong.
+# Errors of a worker that may have left the cluster; if it is still there, its first task reports the problem.
 AWAY = (TimeoutError, ConnectionError)
-# Beyond the time of each worker, for an event loop that hangs too: a bound.
+# Seconds in addition to the limit of each worker, in case the event loop hangs.
 LOOP_SECONDS = 5.0
-# Calls at once. With one for each of 1,000 workers (simulated_cluster.py) not all answered in 60 s; in so
-# many they did, on the same busy machine.
+# Maximum number of simultaneous calls. If each of 1,000 workers had its own call (simulated_cluster.py), some
+# did not answer in 60 s. All workers answered with 32 calls on the same busy machine.
 CALLS = 32
 
 Answer = TypeVar("Answer")
 
 
 def address_of(client: Client) -> str:
-    """Address of a client's scheduler."""
+    """Return the address of a client's scheduler."""
     assert client.scheduler is not None
     return str(client.scheduler.address)
 
 
 def worker_infos(client: Client) -> dict[str, dict[str, Any]]:
-    """Address of each worker -> what the scheduler knows of it."""
+    """Map the address of each worker to the scheduler's information about it."""
     return _bounded(client, ASK_SECONDS, lambda: dict(client.scheduler_info(n_workers=-1)["workers"]))
 
 
 def ask_scheduler(client: Client, function: Callable[..., Answer], *args: Any) -> Answer:
-    """Call a function on the scheduler, which is its first argument; RunError without an answer in 30 s."""
+    """Call a function with the scheduler as first argument; raise RunError without an answer in 30 s."""
     return _bounded(client, ASK_SECONDS, lambda: client.run_on_scheduler(_on_scheduler, function, args))
 
 
@@ -60,10 +60,10 @@ def ask_workers(
     workers: Iterable[str] | None = None,
     seconds: float | None = None,
 ) -> dict[str, Answer | Exception]:
-    """Call a function on workers, beside their tasks, each within its own time.
+    """Call a function on workers, in parallel to their tasks, with a time limit for each worker.
 
-    Returns the answer of each worker by its address, or the exception that it raised; a `TimeoutError` of one
-    that did not answer (30 s by default), which does not hide the others.
+    Return the answer of each worker, or its exception, by address. A worker without answer in time (30 s by
+    default) has a `TimeoutError`; the answers of the other workers are still returned.
     """
     limit = ASK_SECONDS if seconds is None else seconds
     addresses = list(worker_infos(client) if workers is None else workers)
@@ -74,7 +74,7 @@ def ask_workers(
             found = await asyncio.wait_for(answer, limit)
             return {a: found.get(a, ConnectionError(f"worker {a} has left")) for a in some}
         except (TimeoutError, OSError) as error:
-            if len(some) > 1:  # one that hangs does not hide the others
+            if len(some) > 1:  # Ask again one by one, so that one hanging worker does not hide the others.
                 return await ask_all([[address] for address in some])
             slow = isinstance(error, TimeoutError)
             return {some[0]: TimeoutError(f"no answer within {limit:g} s") if slow else error}
@@ -92,7 +92,7 @@ def ask_workers(
 def ask_every_worker(
     client: Client, function: Callable[..., Answer], *args: Any, seconds: float | None = None
 ) -> dict[str, Answer | Exception]:
-    """Do as `ask_workers`; RunError, which names the silent ones, where not all answer."""
+    """Do as `ask_workers`; raise a RunError that names the silent workers if not all answer."""
     limit = ASK_SECONDS if seconds is None else seconds
     answers = ask_workers(client, function, *args, seconds=limit)
     silent = [address for address, answer in answers.items() if isinstance(answer, TimeoutError)]

@@ -1,6 +1,6 @@
-"""Lending workers what opens a dataset besides its address, so that tasks name it by its mark.
+"""Distribution of storage options and stores to the workers, so that tasks contain only a short mark (law 7).
 
-Law 7 needs it (small tasks): a worker plugin gives it to workers that join later, too.
+A worker plugin also gives them to workers that join later.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["lend_access"]
 
 
 class LentAccess(WorkerPlugin):
-    """Once unpickled on a worker, the accesses are known there, for as long as it is held."""
+    """Worker plugin that makes an access known on a worker as long as the worker holds the plugin."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
 
 
 def lend_access(client: Client, ds: Dataset) -> None:
-    """Have all workers, also those that join later, open a dataset as this process does."""
+    """Give all present and later workers the accesses with which this process opened a dataset."""
     for access in ds.accesses:
         try:
             client.register_plugin(LentAccess(access), name=f"scalelatent-access-{access.mark}")
@@ -49,7 +49,7 @@ def lend_access(client: Client, ds: Dataset) -> None:
 
 
 def _check_seen(client: Client, url: str, access: Access) -> None:
-    """Refuse what a store shows here alone, such as memory behind a cache, or a file of this machine."""
+    """Raise `RunError` if a worker does not see the same store, such as one in memory or on a local disk."""
     here = _stamp(url, access.mark)
     seen = ask_workers(client, _stamp, url, access.mark)
     blind = {

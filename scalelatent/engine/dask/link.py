@@ -1,6 +1,6 @@
-"""The client of a cluster, with bounded waits, and errors that say what to do.
+"""Calls to a Dask client with bounded waits, and with errors that advise the user (law 8).
 
-Law 8 needs it; `test_survive.py` and `test_watch.py` read the errors.
+`test_survive.py` and `test_watch.py` test the errors.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .asking import ask_every_worker
 if TYPE_CHECKING:
     from distributed import Client
 
-# Of an answer that a fit waits for: a bound.
+# Maximum seconds that a fit waits for an answer.
 CALL_SECONDS = 60.0
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ClusterMember:
-    """A worker of the cluster."""
+    """A worker of the cluster; memory and its limit are in bytes."""
 
     threads: int
     running: bool
@@ -50,17 +50,17 @@ class Link:
         return str(scheduler.address if scheduler is not None else "(closed)")
 
     def call(self, what: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call something of the client."""
+        """Call a function of the client; raise `RunError` with ``what`` if the scheduler is lost."""
         try:
             return function(*args, **options)
         except ScalelatentError:
             raise
-        # AttributeError and RuntimeError are what closed clients and their loops come up with.
+        # Closed clients and their event loops raise AttributeError or RuntimeError.
         except (OSError, TimeoutError, CancelledError, AttributeError, RuntimeError) as error:
             raise self.lost(what, error) from error
 
     def lost(self, what: str, error: BaseException | str) -> RunError:
-        """The error for a scheduler that cannot be reached."""
+        """Return the error for a scheduler that cannot be reached."""
         status = getattr(self.client, "status", "closed")
         word = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
         if status == "closed":
@@ -75,30 +75,30 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether the client has a scheduler."""
+        """Whether the client is connected to its scheduler."""
         return bool(getattr(self.client, "status", "closed") == "running")
 
     def _asked(self, what: str, function: Callable[[], T]) -> T:
         return self.call(what, lambda: within(CALL_SECONDS, function))
 
     def threads(self) -> dict[str, int]:
-        """Address of each worker -> its threads."""
+        """Map the address of each worker to its number of threads."""
         return dict(sorted(self._asked("its workers were counted", self.client.nthreads).items()))
 
     def processing(self) -> dict[str, list[str]]:
-        """Address of each worker -> keys of the tasks that it has."""
+        """Map the address of each worker to the keys of the tasks that it has."""
         found = self._asked("its tasks were looked at", self.client.processing)
         return {address: [str(key) for key in keys] for address, keys in found.items()}
 
     def members(self) -> dict[str, ClusterMember]:
-        """Address of each worker -> what the scheduler knows of it."""
+        """Map the address of each worker to the scheduler's information about it."""
         found = self._asked("its workers were looked at", partial(self.client.scheduler_info, n_workers=-1))
         return {address: _member(info) for address, info in sorted(found["workers"].items())}
 
     def ask_workers(
         self, what: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
     ) -> dict[str, T]:
-        """Run a function on every worker, beside its tasks; address -> answer."""
+        """Run a function on every worker, in parallel to its tasks; map each address to the answer."""
         ask = partial(ask_every_worker, self.client, function, *args, seconds=seconds)
         answers: dict[str, T] = {}
         for address, answer in self.call(what, ask).items():
