@@ -411,9 +411,7 @@ def open_arrays(
     rows = _member(found, location.url, "x", x)
     labels = _member(found, location.url, "y", y)
     if labels is not None and labels.dtype.kind not in "buif":
-        labels = (
-            np.asarray(labels[...]).astype(object).astype(str)
-        )  # zarr has several kinds of strings
+        labels = np.asarray(labels[...]).astype(object).astype(str)  # zarr has several kinds of strings
     return rows, labels
 
 
