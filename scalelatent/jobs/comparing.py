@@ -97,7 +97,7 @@ def _outcome(folder: RunFolder, job: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": state.get("seconds") if done else None,
         "pass_seconds": round(sum(record.get("seconds") or 0.0 for record in passes), 3),
     }
-    # Only the state of a finished run has valid errors; an active run may still have errors of an earlier fit.
+    # Only the state of a finished run has valid errors; an active run may keep errors of an earlier fit.
     found |= {name: state[name] for name in ERRORS if done and state.get(name) is not None}
     if done and scored.get("test_rows"):
         found["test_rows"] = scored["test_rows"]
