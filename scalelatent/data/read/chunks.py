@@ -309,7 +309,7 @@ class Recycled:
 
 
 class _Lease:
-    """Base object of all views of one buffer; its deletion, after the last view, frees the buffer."""
+    """Base object of all views of one buffer; after the last view is gone, the buffer is reused."""
 
     def __init__(self, raw: np.ndarray, free: deque[np.ndarray]) -> None:
         self.__array_interface__ = raw.__array_interface__
