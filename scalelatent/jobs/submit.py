@@ -1,8 +1,8 @@
-"""`submit`: hand a job to a cluster, which then needs no laptop.
+"""Submit a job to a cluster, where the job runs without the submitting process.
 
-The client checks what can be checked (versions, workers, resources, paths as the workers see them), makes the
-run folder, and leaves one task behind: the driver (`scalelatent.jobs.clusterdriver`). From then on the run
-folder tells everything; the scheduler's metadata tells which folder belongs to which job id.
+The client checks versions, workers, resources and the paths that the workers see. The client then creates the
+run folder and submits one task, the driver (`scalelatent.jobs.clusterdriver`). The run folder records all
+progress, and the scheduler's metadata maps each job id to its folder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DATASETS = ("train", "validation", "test", "target", "validation_target", "test_
 
 @dataclass(frozen=True)
 class Submitted:
-    """What is known of a job that a cluster has taken."""
+    """Identity of a submitted job: job id, run folder, scheduler address, dashboard address."""
 
     id: str
     run: str
@@ -66,7 +66,7 @@ def submit_job(
     wait: float = WORKER_SECONDS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
-    """Submit a job to a running cluster, where it goes on without this process."""
+    """Submit a job to a running cluster, where the job runs without this process."""
     job = _at_scheduler(job, scheduler, client).with_seed()
     with ExitStack() as stack:
         found = _connect(stack, job, client, tell)
@@ -89,13 +89,13 @@ def resubmit(
     wait: float = WORKER_SECONDS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
-    """Submit a run that was broken off again; it goes on from its checkpoints."""
-    from .runner import check_changes  # which loads models: a first submit leaves that to workers
+    """Submit an interrupted run again; the run resumes from its checkpoints."""
+    from .runner import check_changes  # this import loads models, which a first submit does not need
 
     check_changes(job, folder)
     job = _at_scheduler(job, None, client)
     with folder.lock():
-        pass  # says who drives it, if someone does
+        pass  # raises an error that names the driver, if one is active
     with ExitStack() as stack:
         try:
             found = _connect(stack, job, client, tell)
@@ -112,7 +112,7 @@ def resubmit(
 
 @contextmanager
 def _report_waiting(what: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell what a step waits for, where the step takes longer than ``SILENT_SECONDS``."""
+    """Report what a step waits for if the step takes longer than ``SILENT_SECONDS``."""
     timer = threading.Timer(SILENT_SECONDS, tell, (f"waiting for {what}",))
     timer.daemon = True
     timer.start()
@@ -143,7 +143,7 @@ def _at_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job
 
 
 def _hand_over(client: Client, folder: RunFolder, job: Job, tell: Callable[[str], None]) -> Submitted:
-    """Leave the driver with the scheduler, and see it taken."""
+    """Submit the driver task, and wait until the scheduler has accepted it."""
     address = str(job.cluster.scheduler)
     with folder.lock():
         folder.write_job(job)
@@ -164,7 +164,7 @@ def _hand_over(client: Client, folder: RunFolder, job: Job, tell: Callable[[str]
 
 
 def _keep(client: Client, key: str) -> None:
-    """Make the task outlive this client; returns when the scheduler has it."""
+    """Make the scheduler keep the task without this client; return when the scheduler has the task."""
     from scalelatent.engine.dask.hooks import keep_task
 
     deadline = time.monotonic() + ACCEPT_SECONDS
@@ -177,8 +177,8 @@ def _keep(client: Client, key: str) -> None:
         time.sleep(0.02)
 
 
-# What a job would fail of on this cluster. Workers are asked, not this machine: a path may exist on one and
-# not on the other.
+# The checks below find reasons why a job would fail on this cluster. The checks run on the workers, because a
+# path may exist on this machine and not on a worker.
 
 
 def check_cluster(
@@ -189,7 +189,7 @@ def check_cluster(
         check_versions(client, job.cluster.allow_mismatch, tell)
     _wait_for_worker(client, wait, tell)
     datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASETS}
-    # An address alone does not open them: the plan does, on a worker.
+    # Datasets with storage options cannot be checked by address; the plan opens these datasets on a worker.
     if job.data.storage_options is not None:
         datasets = {name: url for name, url in datasets.items() if url is not None and is_local(url)}
     wanted = Wanted(
@@ -225,14 +225,14 @@ def _wait_for_worker(client: Client, wait: float, tell: Callable[[str], None]) -
 
 
 def _check_callbacks(client: Client, job: Job) -> None:
-    """Refuse callbacks that some worker cannot make: each may drive the job."""
+    """Refuse callbacks that some worker cannot create, because any worker may drive the job."""
     for address, trouble in ask_workers(client, callbacks_trouble, job.callbacks).items():
         if isinstance(trouble, str) and trouble:
             raise JobError(f"{trouble} (where worker {address} runs, which may drive the job)")
 
 
 def _check_plan(client: Client, job: Job, tell: Callable[[str], None]) -> None:
-    """Let one worker open the data at the rows the job names, and plan the fit for the workers there are."""
+    """Let one worker open the rows that the job names, and plan the fit for the current workers."""
     from distributed import KilledWorker
 
     future = client.submit(
