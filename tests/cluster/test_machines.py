@@ -147,7 +147,7 @@ def test_the_disk_of_the_run_folder_is_full(
     client: Any, fit: Any, alone: Any, same: Any, small_disk: Path
 ) -> None:
     options = {"max_iter": 40, "nu_schedule": None}
-    with pytest.raises(RunError, match=r"cannot write .*No space left.*Free space.*resume the run"):
+    with pytest.raises(RunError, match=r"cannot write .*No space left.*Free some space.*resume the run"):
         fit(client, run_dir=small_disk / "run", callbacks=At(3, lambda: _fill(small_disk)), **options)
     (small_disk / "filler").unlink()
     again = At(0, lambda: None)
