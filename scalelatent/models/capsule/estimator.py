@@ -12,7 +12,7 @@ from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.estimators.base import Saved
 from scalelatent.estimators.classifier import StreamedClassifier
 from scalelatent.estimators.companions import restored_on_failure
-from scalelatent.estimators.inputs import is_plain
+from scalelatent.estimators.inputs import check_some_weight, is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, IN_PLACE, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.kernels.streams import resolve_seed, stream
@@ -29,7 +29,6 @@ from .partial_fit import (
     READ_ROWS,
     CapsuleStream,
     check_same_classes,
-    check_some_weight,
     checked_rows,
     first_intercept,
     framed,
@@ -378,7 +377,7 @@ class CapsuleRegression(StreamedClassifier):
                 self._learn(X, y, sample_weight, known)
                 return self
             ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
-            check_some_weight(ds.read_weight(0, len(ds)) if ds.has_weight else None)
+            check_some_weight(ds.read_weight(0, len(ds)))
             for a in range(0, len(ds), READ_ROWS):
                 b = min(a + READ_ROWS, len(ds))
                 weight = ds.read_weight(a, b) if ds.has_weight else None
@@ -407,7 +406,8 @@ class CapsuleRegression(StreamedClassifier):
             )
         else:
             x = framed(self._frame, x)
-        w = None if first else self._weights()
+        # A stream that runs has weights of its own.
+        w = self._weights() if self._stream.running is None else None
         self._set_weights(self._stream.learn(w, x, codes, weight, stream_options(self)))
         # Those of a fit were of other weights.
         self.best_validation_error_ = self.mean_member_validation_error_ = None

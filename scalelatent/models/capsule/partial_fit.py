@@ -13,7 +13,6 @@ from scalelatent.contract.finite import LARGEST_VALUE
 from scalelatent.contract.learners import Backend
 from scalelatent.data.schema import check_label_values
 from scalelatent.engine.backend import make_backend
-from scalelatent.errors import DataError
 from scalelatent.estimators.inputs import check_finite, validated
 from scalelatent.models.capsule.model.members import Members, build_members
 from scalelatent.models.capsule.model.predict import RowFrame
@@ -226,12 +225,6 @@ def checked_rows(
             "to partial_fit or of fit: a new class needs a new model (name all classes in its first call)"
         )
     return X, codes.astype(np.int32)
-
-
-def check_some_weight(sample_weight: Any) -> None:
-    """Refuse weights that are all 0: there would be no row to learn from."""
-    if sample_weight is not None and not np.any(sample_weight):
-        raise DataError("sample_weight is 0 for all rows: give at least one row a weight above 0")
 
 
 def row_weights(

@@ -174,7 +174,7 @@ class _LinearMixtures(StreamedEstimator):
                 "likelihood='factor-analysis' has no step for some rows: fit again, or choose 'ppca'"
             )
         ds = self._training_rows(X, y, sample_weight, reset=False)
-        check_some_weight(ds)
+        check_some_weight(ds.read_weight(0, len(ds)))
         fitted, classes = self._fitted, getattr(self, "classes_", None)
         if len(ds) > LEARNED_ROWS:  # a later part may be refused
             fitted = replace(fitted, own=False)
@@ -528,7 +528,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         if not hasattr(self, "_fitted"):
             with restored_on_failure(self):
                 ds = self._training_rows(X, y, sample_weight)
-                check_some_weight(ds)
+                check_some_weight(ds.read_weight(0, len(ds)))
                 labels = ds.read_y(0, len(ds))
                 names = np.unique(labels if classes is None else classes)
                 if (names.dtype.kind == "U") != (labels.dtype.kind == "U"):
