@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
 
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 
 GROUP = "scalelatent.models"
 OWN_ENTRY_POINT = "scalelatent.models:KINDS"
-
-
-class HasKind(Protocol):
-    """An estimator with the name of its kind."""
-
-    @property
-    def _kind(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -121,11 +114,6 @@ def job_kind(name: str) -> Kind:
     if kind.python_only:
         raise JobError(f"[model] kind = {name!r} cannot be fitted by a job: in Python, {kind.python_only}")
     return kind
-
-
-def kind_of(model: HasKind) -> Kind:
-    """Return the kind of an estimator."""
-    return find_kind(model._kind)
 
 
 def find_kernels(name: str) -> Mapping[str, str] | None:

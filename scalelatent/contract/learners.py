@@ -292,7 +292,7 @@ class OnlineLearner(StepLearner[State, Prepared], Protocol[State, Prepared]):
 
 
 @runtime_checkable
-class SideBySide(Protocol[PreparedIn]):
+class MultiChainLearner(Protocol[PreparedIn]):
     """An :class:`OnlineLearner` that can run all of a worker's chains of a step in one call.
 
     GPUs use this call, because a single chain is too small to keep a GPU busy.

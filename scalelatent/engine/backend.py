@@ -136,11 +136,8 @@ def check_card(device_id: int = 0) -> str:
         found = backend.to_host(backend.xp.maximum(backend.matmul(a, a, "product"), 8))
     except Exception as error:  # noqa: BLE001  libraries and drivers may raise anything
         return f"{type(error).__name__}: {error}" if not isinstance(error, RunError) else str(error)
-    return (
-        ""
-        if found.tolist() == [[8, 10], [15, 22]]
-        else f"GPU {backend.device}: a product is {found.tolist()}"
-    )
+    is_right = found.tolist() == [[8, 10], [15, 22]]
+    return "" if is_right else f"GPU {backend.device}: a product is {found.tolist()}"
 
 
 def make_backend(device: str, slot: int = 0) -> Backend:
@@ -402,25 +399,17 @@ class CupyBackend:
         pool = self._cupy.get_default_memory_pool()
         free, total = self._cupy.cuda.runtime.memGetInfo()
         gib = 2.0**30
-        now = (
+        # A resumed run may use another device, but not another block_rows or model.
+        message = (
             f"GPU {self.device}: no memory for {what}: this process holds {pool.used_bytes() / gib:.2f} GiB "
             f"of its limit of {pool.get_limit() / gib:.2f}, and {free / gib:.2f} of the GPU's "
-            f"{total / gib:.2f} GiB are free"
-        )
-        # A resumed run may use another device, but not another block_rows or model.
-        now += (
-            ". End other work on this GPU, or use device='cpu' ([cluster] device), then resume the run; or "
+            f"{total / gib:.2f} GiB are free. End other work on this GPU, or use device='cpu' ([cluster] "
+            "device), then resume the run; or start again in another folder with"
         )
         if self._rows >= 512:
             smaller = 2 ** (self._rows.bit_length() - 2)
-            return (
-                f"{now}start again in another folder with [engine] block_rows = {smaller} (blocks have "
-                f"{self._rows} rows)"
-            )
-        return (
-            f"{now}start again in another folder with fewer or smaller capsules (blocks are small already: "
-            f"{self._rows} rows)"
-        )
+            return f"{message} [engine] block_rows = {smaller} (blocks have {self._rows} rows)"
+        return f"{message} a smaller model (blocks are small already: {self._rows} rows)"
 
 
 def _import_cupy() -> tuple[ModuleType, ModuleType]:

@@ -35,11 +35,11 @@ def save_model(
     arrays: dict[str, np.ndarray],
     *,
     overwrite: bool = False,
-    beside: Callable[[Location], dict[str, str]] | None = None,
+    write_datasets: Callable[[Location], dict[str, str]] | None = None,
 ) -> None:
     """Write a model; a reader finds either a complete model or none, because digests are written last.
 
-    ``beside`` writes datasets into the model's folder and returns their fingerprints by name.
+    ``write_datasets`` writes datasets into the model's folder and returns their fingerprints by name.
     """
     import zarr
 
@@ -58,8 +58,8 @@ def save_model(
             group = zarr.create_group(target.zarr_store(read_only=False), attributes={"format": UNFINISHED})
             for name, array in arrays.items():
                 group.create_array(name, data=np.ascontiguousarray(array))
-            if beside is not None:
-                attrs["datasets"] = beside(target)
+            if write_datasets is not None:
+                attrs["datasets"] = write_datasets(target)
             attrs = json.loads(json.dumps(attrs))
             group.update_attributes({**attrs, OF_ATTRIBUTES: _digest_of_attributes(attrs)})
     except OSError as error:

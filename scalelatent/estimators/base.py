@@ -634,7 +634,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         if hasattr(self, "feature_names_in_"):
             values["feature_names_in"] = [str(name) for name in self.feature_names_in_]
         params, beside = encode_params(self.get_params(deep=False)), self._beside_saved()
-        save_model(url, self._kind, params, values, arrays, overwrite=overwrite, beside=beside)
+        save_model(url, self._kind, params, values, arrays, overwrite=overwrite, write_datasets=beside)
 
     def to_onnx(self, path: str | Path) -> None:
         """Write the prediction as an ONNX graph, for runtimes without this package.
