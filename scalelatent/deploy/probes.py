@@ -101,9 +101,9 @@ def _gpus() -> int:
 
 def _card_trouble() -> str:
     """Return why the card of this process cannot be used; empty if it can, or if there is none."""
-    from scalelatent.engine.backend import check_card
+    from scalelatent.engine.backend import check_gpu
 
-    return check_card() if _gpus() else ""
+    return check_gpu() if _gpus() else ""
 
 
 def peak_bytes() -> int:

@@ -50,7 +50,7 @@ class HostBackend:
     """
 
     xp: ModuleType = np
-    card_errors: tuple[type[Exception], ...] = ()  # only a GPU has errors of its own
+    gpu_errors: tuple[type[Exception], ...] = ()  # only a GPU has errors of its own
     device = "cpu"
 
     def __init__(self, name: str = "numba") -> None:
@@ -123,12 +123,12 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def computes_on_card(device: str) -> bool:
+def computes_on_gpu(device: str) -> bool:
     """Return True if a backend of this process for ``device`` computes on a GPU."""
     return device not in ("cpu", "reference") and resolve_device(device) == "gpu"
 
 
-def check_card(device_id: int = 0) -> str:
+def check_gpu(device_id: int = 0) -> str:
     """Return why a GPU cannot multiply two matrices, or compile and run a kernel; "" if it can."""
     try:
         backend = CupyBackend(device_id=device_id)
@@ -197,7 +197,7 @@ class CupyBackend:
         self.row_limits: dict[str, int] = {}
         # RMM as the allocator of CuPy raises a plain MemoryError.
         runtime, driver = self._cupy.cuda.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError
-        self.card_errors: tuple[type[Exception], ...] = (DeviceMemoryError, MemoryError, runtime, driver)
+        self.gpu_errors: tuple[type[Exception], ...] = (DeviceMemoryError, MemoryError, runtime, driver)
         _limit_pool(self._cupy)
 
     @property

@@ -83,7 +83,7 @@ def run_chains(
             check()
             try:
                 learner.run_chain(prepared, block, stats)
-            except backend.card_errors as error:
+            except backend.gpu_errors as error:
                 raise backend.name_error(error) from error
         sums.add(0, chain, stats.vector)
     return sums
@@ -104,7 +104,7 @@ def _run_together(
         check()
         try:
             learner.run_chains(prepared, [blocks[k] for k in which], [stats[k] for k in which])
-        except backend.card_errors as error:
+        except backend.gpu_errors as error:
             named = backend.name_error(error)
             if len(which) < 2 or not isinstance(named, DeviceMemoryError):
                 raise named from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, PartedMap, Prepared, Reduction, RowMap
+from scalelatent.contract.learners import Backend, Block, ColumnMap, Prepared, Reduction, RowMap
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DeviceMemoryError
 
@@ -46,7 +46,7 @@ def accumulate_leaf(
                 largest = max(largest, len(block.x))
                 for piece in split_rows(block, backend.row_limits.get(what)):
                     reduction.accumulate(prepared, piece, stats)
-        except backend.card_errors as error:
+        except backend.gpu_errors as error:
             _halve(backend, what, largest, error)
         else:
             break
@@ -69,7 +69,7 @@ def apply_block(
             parts = split_rows(block, backend.row_limits.get(what))
             out = [row_map.apply(prepared, piece) for piece in parts]
             return out[0] if len(out) == 1 else np.concatenate(out)
-        except backend.card_errors as error:
+        except backend.gpu_errors as error:
             _halve(backend, what, len(block.x), error)
         backend.release_memory()
 
@@ -77,12 +77,12 @@ def apply_block(
 def fill_block(
     backend: Backend,
     what: str,
-    row_map: PartedMap[Prepared],
+    row_map: ColumnMap[Prepared],
     prepared: Prepared,
     block: Block,
     out: np.ndarray,
 ) -> Iterator[None]:
-    """Write the output rows of a block of a ``PartedMap``; yield whenever ``PartedMap.fill`` yields."""
+    """Write the output rows of a block of a ``ColumnMap``; yield whenever ``ColumnMap.fill`` yields."""
     done, count = 0, len(block.x)
     while True:
         tried = count - done
@@ -92,7 +92,7 @@ def fill_block(
                 yield from row_map.fill(prepared, piece, out[done : done + tried])
                 done += tried
             return
-        except backend.card_errors as error:
+        except backend.gpu_errors as error:
             _halve(backend, what, tried, error)
         backend.release_memory()
 

@@ -291,7 +291,7 @@ class PassContext:
                 vector = total_sum.zeros()
                 stats = Stats(layout, vector[: layout.size])
                 blocks = islice(rows, len(leaf))
-                if self.backend.card_errors:  # a GPU, which may run out of memory
+                if self.backend.gpu_errors:  # a GPU, which may run out of memory
                     reread = partial(iter_blocks, self._readers[span.part], leaf, stop_event)
                     accumulate_leaf(self.backend, what, reduction, prepared, blocks, reread, stats)
                 else:

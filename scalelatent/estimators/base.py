@@ -26,7 +26,7 @@ from scalelatent.deploy.clusters import client_of
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.cache import memory_limit as process_memory
 from scalelatent.engine.callbacks import Callbacks
-from scalelatent.engine.mapwrite import map_rows, map_to_array, parted_layout, start_map
+from scalelatent.engine.mapwrite import choose_map_layout, map_rows, map_to_array, start_map
 from scalelatent.engine.plan import LONG_SECONDS, Forecast, Resources, find_resources, long_fit
 from scalelatent.engine.saved_models import encode_params, restore_params, save_model
 from scalelatent.errors import DataError, LongFitWarning, warn_user
@@ -523,7 +523,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
                 self.device,
                 classes=getattr(self, "classes_", None),
                 overwrite=overwrite,
-                **parted_layout(ds, row_map),
+                **choose_map_layout(ds, row_map),
             )
             return map_rows(session.executor, task, Progress(session.callbacks, name, 0))
 

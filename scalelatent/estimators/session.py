@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from scalelatent.contract.idle_threads import allow_threads
-from scalelatent.contract.learners import CostedMap, Reduction, RowMap, Work
+from scalelatent.contract.learners import CostedColumnMap, Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.earlier import earlier_rows
 from scalelatent.deploy.clusters import client_of, current_job
-from scalelatent.engine.backend import computes_on_card
+from scalelatent.engine.backend import computes_on_gpu
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callback, Callbacks, report_compilations
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.incremental import DropLeaves, KeptLeaves
-from scalelatent.engine.mapwrite import map_rows, map_to_array, open_spec, parted_rows, start_map
+from scalelatent.engine.mapwrite import choose_column_block_rows, map_rows, map_to_array, open_spec, start_map
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, choose_block_rows, make_stage, select_grid_options
@@ -232,7 +232,7 @@ class FitSession:
     def _all_cards(self) -> bool:
         """Whether the fit computes on cards alone, as far as its workers are known now."""
         if self.client is None:
-            return computes_on_card(self.device)
+            return computes_on_gpu(self.device)
         from scalelatent.engine.dask.pools import all_offer_gpu
 
         return self.device == "gpu" or (self.device == "auto" and all_offer_gpu(self.client))
@@ -587,13 +587,13 @@ def codes_place(records: Location, name: str) -> Location:
     return records.at("codes").at(f"{name}.zarr")
 
 
-def tile_layout(n: int, row_bytes: int, row_map: CostedMap) -> dict[str, Any]:
+def tile_layout(n: int, row_bytes: int, row_map: CostedColumnMap) -> dict[str, Any]:
     """Rows and columns of the tiles of a map's output: a function of the rows and the map alone.
 
     Where there would be more than MAX_TASKS, tiles are wider; then higher.
     """
     (width,) = row_map.output()[0]
-    strips = -(-n // max(parted_rows(row_bytes, row_map), -(-n // MAX_TASKS)))
+    strips = -(-n // max(choose_column_block_rows(row_bytes, row_map), -(-n // MAX_TASKS)))
     rows = -(-n // strips)
     work = rows * row_map.flops_per_row() + row_map.column_flops()
     wanted = min(TASK_FLOPS, max(LEAST_FLOPS, strips * width * work / TASKS))

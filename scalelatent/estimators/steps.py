@@ -18,7 +18,7 @@ import numpy as np
 
 from scalelatent.contract.learners import (
     BatchLearner,
-    CostedMap,
+    CostedColumnMap,
     Reduction,
     RowMap,
     RowSets,
@@ -152,7 +152,7 @@ class Encode:
     """Rows through a parted map, now. Answer: Rows; None where a resumed fit needs them no more."""
 
     name: str
-    row_map: CostedMap
+    row_map: CostedColumnMap
     rows: Rows | None
     kept: bool = False  # they stay with the run; else they go when the fit is done, or are named in ``over``
     over: tuple[str, ...] = ()  # names of earlier ones that are not needed any more

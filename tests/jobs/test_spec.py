@@ -158,7 +158,7 @@ def test_a_kind_that_only_python_fits():
     from scalelatent.contract.kinds import find_kind, job_kind
 
     with pytest.raises(
-        JobError, match=r"not fitted by jobs: in Python, scalelatent\.CompressiveMBN\(\)\.fit"
+        JobError, match=r"cannot be fitted by a job: in Python, scalelatent\.CompressiveMBN\(\)\.fit"
     ):
         job_kind("compressive")
     assert find_kind("compressive").estimator_class().__name__ == "CompressiveMBN"  # a saved one is loaded

@@ -16,7 +16,7 @@ from scalelatent.contract.parameters import is_number
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.mapwrite import PARTED_BYTES
+from scalelatent.engine.mapwrite import COLUMN_BLOCK_BYTES
 from scalelatent.engine.passes import FLOP_RATE, make_stage
 from scalelatent.engine.plan import Forecast, Resources, process_bytes, stage_memory
 from scalelatent.engine.rates import GATHER_RATE, RowShape
@@ -425,7 +425,7 @@ def _memory(
         ready = 8 * layer.k * layer.n_columns
     # Of very many rows tiles are larger.
     code_bytes = tiles["tile_columns"] * np.dtype(layer.code_dtype).itemsize
-    rows = max(PARTED_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes
+    rows = max(COLUMN_BLOCK_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes
     return {
         "process": process_bytes(resources),
         "rows of a task": threads * (2 * rows + _converted(layer, train, tiles["shard_rows"])),
@@ -446,7 +446,7 @@ def _output(told: Forecast, model: MultilayerBootstrapNetwork, layer: Layer, n: 
     stage = make_stage("mbn_pca", learner, {"train": codes}, "cpu")
     nbytes, rows = stage.reductions["train"].layout().nbytes, stage.grids["train"].block_rows
     memory = stage_memory(stage, told.resources, codes, 6 * nbytes)
-    piece = min(PARTED_BYTES, n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize)
+    piece = min(COLUMN_BLOCK_BYTES, n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize)
     memory["codes read ahead"] = threads * (2 * piece + max(piece, AHEAD_BYTES))
     share = f"give n_components a number (the share {wanted:g} may take {count})"
     fewer = share if wanted < 1 else f"lower n_components (it is {count})"
