@@ -108,7 +108,7 @@ def find_kind(name: str) -> Kind:
     return kind
 
 
-def job_kind(name: str) -> Kind:
+def find_job_kind(name: str) -> Kind:
     """Return the kind that a job file names; raise a JobError if jobs cannot fit this kind."""
     kind = find_kind(name)
     if kind.python_only:
@@ -125,7 +125,7 @@ def find_kernels(name: str) -> Mapping[str, str] | None:
     return None
 
 
-def kernel_names() -> list[str]:
+def list_kernels() -> list[str]:
     return sorted({name for kind in known_kinds().values() for name in kind.kernels})
 
 

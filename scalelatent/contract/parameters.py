@@ -188,7 +188,7 @@ class Parameters:
         for rule in self.rules:
             rule(model)
 
-    def deciding(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def select_deciding(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the given values that change the result of a fit."""
         return {
             entry.name: given[entry.name]

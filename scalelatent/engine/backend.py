@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.kinds import find_kernels, import_object, kernel_names
+from scalelatent.contract.kinds import find_kernels, import_object, list_kernels
 from scalelatent.contract.learners import Backend, Table
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import DeviceLostError, DeviceMemoryError, RunError
@@ -37,7 +37,7 @@ def find_kernel(name: str, backend: str) -> Callable[..., Any]:
     """Return the function of a kernel for a backend."""
     bodies = find_kernels(name)
     if bodies is None or backend not in bodies:
-        known = kernel_names() if bodies is None else sorted(bodies)
+        known = list_kernels() if bodies is None else sorted(bodies)
         raise RunError(f"kernel {name!r} has no body for backend {backend!r}; there are: {', '.join(known)}")
     return import_object(bodies[backend])
 

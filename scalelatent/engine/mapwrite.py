@@ -85,7 +85,7 @@ class OutputTask:
         return {"task": json.dumps(fields)}
 
 
-def common_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
+def read_task_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of an :class:`OutputTask` from its record."""
     fields: dict[str, Any] = json.loads(tree["task"])
     fields["dataset"] = open_spec(fields["dataset"])
@@ -158,7 +158,7 @@ class MapTask(OutputTask):
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> MapTask:
         own = {name: tree[name] for name in ("row_map", "classes", "with_labels")}
-        return cls(**common_fields(tree), **own)
+        return cls(**read_task_fields(tree), **own)
 
 
 def fill_rows(

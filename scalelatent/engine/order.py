@@ -12,7 +12,7 @@ import numpy as np
 
 from scalelatent.kernels.streams import stream
 
-from .grid import spaced
+from .grid import space_ranges
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -188,7 +188,7 @@ def measure_sortedness(dataset: Dataset) -> float:
     n = len(dataset)
     if not dataset.has_y or n < 2:
         return 0.0
-    parts = [dataset.read_y(a, b) for a, b in spaced(n, SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)]
+    parts = [dataset.read_y(a, b) for a, b in space_ranges(n, SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)]
     if getattr(parts[0], "ndim", 2) != 1:
         return 0.0
     same = sum(int((y[1:] == y[:-1]).sum()) for y in parts) / (len(parts) * (len(parts[0]) - 1))

@@ -459,7 +459,7 @@ class Forecast:
     def epoch_seconds(self, order: RowOrder, row: float, step: float, extra_bytes: int = 0) -> float:
         """Return the seconds of an epoch from the seconds per row and per step."""
         rows = self.rows["train"]
-        # Each row is copied twice: out of its run and out of its slab.
+        # Each row is copied twice: from the shards to a group of steps, and from there to its batch.
         reading = self.reading_seconds(rows) + 2 * (rows.nbytes / len(rows) + extra_bytes) / GATHER_RATE
         steps = order.n_steps * (step + STEP_SECONDS)
         return order.n_rows * self.row_seconds(row, reading, self.count_slots(order)) + steps

@@ -91,7 +91,7 @@ class Meter:
 
 
 class Reader:
-    """Pieces of rows of one dataset, from the cache if possible."""
+    """Reader of one dataset's rows, labels and weights, which it takes from the cache if possible."""
 
     def __init__(
         self,

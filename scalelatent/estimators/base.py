@@ -159,7 +159,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def _what_decides(self) -> dict[str, Any]:
         """The parameters that decide the result: a resumed fit must have the same ones."""
-        return self._parameters.deciding(self.get_params(deep=False))
+        return self._parameters.select_deciding(self.get_params(deep=False))
 
     def _place(
         self, train: Dataset, resources: Resources, call: FitCall

@@ -36,7 +36,7 @@ from scalelatent.engine.passes import Stage, choose_block_rows, make_stage, sele
 from scalelatent.engine.plan import MAX_TASKS
 from scalelatent.engine.quarantine import Quarantine, check_choice
 from scalelatent.engine.resume_identity import same_form
-from scalelatent.engine.rowsets import StoredSets, places_within, start_sets
+from scalelatent.engine.rowsets import StoredSets, find_places, start_sets
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.streams import resolve_seed
@@ -504,7 +504,7 @@ class FitSession:
             self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
             task = start_sets(stage, dataset, step.sets, place.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
-            missing = places_within(step.sets, self.executor.quarantine.excluded_rows(dataset))
+            missing = find_places(step.sets, self.executor.quarantine.excluded_rows(dataset))
             kept = self._done(step, stage, written, begin, missing=list(missing))
         missing = tuple(int(i) for i in kept.get("missing", ()))
         return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows, missing)

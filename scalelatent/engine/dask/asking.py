@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalelatent.engine.threads import within
+from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def ask_every_worker(
 
 def _bounded(client: Client, seconds: float, call: Callable[[], Answer]) -> Answer:
     try:
-        return within(seconds, call)
+        return call_with_timeout(seconds, call)
     except TimeoutError:
         raise RunError(
             f"the scheduler {address_of(client)} does not answer within {seconds:g} s: it hangs or is "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalelatent.engine.threads import within
+from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError
 
 from .asking import ask_every_worker
@@ -79,7 +79,7 @@ class Link:
         return bool(getattr(self.client, "status", "closed") == "running")
 
     def _asked(self, what: str, function: Callable[[], T]) -> T:
-        return self.call(what, lambda: within(CALL_SECONDS, function))
+        return self.call(what, lambda: call_with_timeout(CALL_SECONDS, function))
 
     def threads(self) -> dict[str, int]:
         """Address of each worker -> its threads."""
