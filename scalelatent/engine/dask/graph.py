@@ -1,6 +1,6 @@
-"""Tasks that go to the scheduler in one message, each with its own worker and priority.
+"""Send many tasks to the scheduler in one message, each with its own worker and priority.
 
-The cost of short passes needs it (table `on_dask` of the benchmarks): `Client.submit` sends a message a task.
+`Client.submit` sends one message per task, which is too slow for short passes (benchmark table `on_dask`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ except ImportError:  # where it was not yet public
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-# The result of a task, of a graph that is made by its key, of an earlier one by its future.
+# The result of a task: its key if the task is in the same graph, its future if an earlier graph has it.
 Node = Union[str, "Future"]
-# What a task reads: the fit and its part, first row and one past the last of the shards.
+# Rows that a task reads: (name of the fit and part, first row, row after the last) of whole shards.
 Reads = tuple[str, int, int]
 
 
 class Graph:
-    """Tasks by key; what one needs of another is named by :meth:`ref`."""
+    """Tasks by key, which are sent together; :meth:`ref` refers to the result of another task."""
 
-    # Client.submit sends a message a task, and the scheduler spends more on taking each apart than on the
-    # task itself: a pass of ten tasks as one graph costs it a third of the time.
+    # A pass of ten tasks in one graph costs the scheduler a third of the time of ten single messages.
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
@@ -40,16 +39,16 @@ class Graph:
         self._held: list[Future] = []
 
     def hold(self, future: Node) -> TaskRef:
-        """The ref of a future (or of a key), kept until the scheduler has the graph."""
-        # The scheduler unpacks a graph aside: what is let go of just after it was sent overtakes it. So the
-        # graph is to be kept until one of its tasks is done.
+        """Return a reference to a future or key, and keep the future as long as this graph exists."""
+        # The scheduler unpacks a graph asynchronously, so a future that is released right after sending could
+        # be forgotten first. Callers therefore keep the graph until one of its tasks is done.
         if not isinstance(future, str):
             self._held.append(future)
         return self.ref(future)
 
     @staticmethod
     def ref(key: Node) -> TaskRef:
-        """Stands for the result of a task, of this graph or of a future, among the arguments of another."""
+        """Return a reference to a task's result, for the arguments of another task."""
         return TaskRef(key if isinstance(key, str) else key.key)
 
     def add(
@@ -61,7 +60,7 @@ class Graph:
         priority: int = 0,
         reads: Reads | None = None,
     ) -> None:
-        """Add a task; results of others among its arguments are refs, alone or in a list."""
+        """Add a task; its arguments may be references to results of other tasks, or lists of references."""
         self.tasks[key] = Task(key, function, *(_parsed(arg) for arg in args))
         if worker is not None:
             self.workers[key] = [worker]
@@ -71,9 +70,9 @@ class Graph:
             self.reads[key] = reads
 
     def send(self, client: Client, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Future]:
-        """Send all tasks."""
+        """Send all tasks and return the futures of the keys ``wanted``; ``only`` restricts the workers."""
         keys = list(wanted)
-        # Functions of the key, since a layer has one value for all its tasks, or a function.
+        # Annotations are functions of the key, because a layer has a single value or function per annotation.
         workers = {**{key: list(only) for key in self.tasks}, **self.workers} if only else self.workers
         notes: dict[str, Any] = {"workers": workers.get, "priority": self.priorities.get}
         if not only:

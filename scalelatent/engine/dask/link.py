@@ -1,6 +1,6 @@
-"""The client of a cluster, with bounded waits, and errors that say what to do.
+"""Calls to a cluster's client with timeouts, and errors with the user's next step.
 
-Law 8 needs it; `test_survive.py` and `test_watch.py` read the errors.
+The project's law 8 (every wait is bounded) needs it; `test_survive.py` and `test_watch.py` check the errors.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from .asking import ask_every_worker
 if TYPE_CHECKING:
     from distributed import Client
 
-# Of an answer that a fit waits for: a bound.
-CALL_SECONDS = 60.0
+CALL_SECONDS = 60.0  # timeout in seconds of an answer that a fit needs
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ClusterMember:
-    """A worker of the cluster."""
+    """Description of one worker of the cluster; memory in bytes."""
 
     threads: int
     running: bool
@@ -50,17 +49,17 @@ class Link:
         return str(scheduler.address if scheduler is not None else "(closed)")
 
     def call(self, what: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call something of the client."""
+        """Call a function of the client; if it fails, the error reports ``what`` the fit was doing."""
         try:
             return function(*args, **options)
         except ScalelatentError:
             raise
-        # AttributeError and RuntimeError are what closed clients and their loops come up with.
+        # Closed clients and their event loops raise AttributeError and RuntimeError.
         except (OSError, TimeoutError, CancelledError, AttributeError, RuntimeError) as error:
             raise self.lost(what, error) from error
 
     def lost(self, what: str, error: BaseException | str) -> RunError:
-        """The error for a scheduler that cannot be reached."""
+        """Return the error for a scheduler that cannot be reached."""
         status = getattr(self.client, "status", "closed")
         word = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
         if status == "closed":
@@ -75,30 +74,30 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether the client has a scheduler."""
+        """True if the client is connected to a scheduler."""
         return bool(getattr(self.client, "status", "closed") == "running")
 
     def _asked(self, what: str, function: Callable[[], T]) -> T:
         return self.call(what, lambda: call_with_timeout(CALL_SECONDS, function))
 
     def threads(self) -> dict[str, int]:
-        """Address of each worker -> its threads."""
+        """Return the number of threads of each worker, by address."""
         return dict(sorted(self._asked("its workers were counted", self.client.nthreads).items()))
 
     def processing(self) -> dict[str, list[str]]:
-        """Address of each worker -> keys of the tasks that it has."""
+        """Return the keys of the tasks that each worker has, by address."""
         found = self._asked("its tasks were looked at", self.client.processing)
         return {address: [str(key) for key in keys] for address, keys in found.items()}
 
     def members(self) -> dict[str, ClusterMember]:
-        """Address of each worker -> what the scheduler knows of it."""
+        """Return the scheduler's information about each worker, by address."""
         found = self._asked("its workers were looked at", partial(self.client.scheduler_info, n_workers=-1))
         return {address: _member(info) for address, info in sorted(found["workers"].items())}
 
     def ask_workers(
         self, what: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
     ) -> dict[str, T]:
-        """Run a function on every worker, beside its tasks; address -> answer."""
+        """Run a function on every worker while its tasks run; return the answers by address."""
         ask = partial(ask_every_worker, self.client, function, *args, seconds=seconds)
         answers: dict[str, T] = {}
         for address, answer in self.call(what, ask).items():
