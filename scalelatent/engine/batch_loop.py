@@ -74,8 +74,8 @@ def fit_batches(
         report_unreadable(callbacks, messages)
         history = load_full_history(store, stage, first, iteration)
         # The event includes the last record, because the fit may have been killed before it was logged.
-        last = {"record": history[-1], "history": list(history)} if history else {}
-        callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
+        last_record = {"record": history[-1], "history": list(history)} if history else {}
+        callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last_record})
     done = stage.batch.is_done(state)
     handle = executor.put_state(stage, iteration, state)
     saved, saved_at = iteration, time.perf_counter()

@@ -138,7 +138,7 @@ class RowOrder:
         return runs[places // self.run_rows] * self.run_rows + places % self.run_rows
 
     def runs_at(self, epoch: int, chain: int, first: int, last: int) -> np.ndarray:
-        """Return the runs of all buffers of a chain that contain a place of ``first:last``."""
+        """Return the runs of all buffers that hold the rows ``first:last`` of a chain's segment."""
         begin, length = self.segment(chain)
         if first >= last:
             return np.zeros(0, dtype=np.int64)
