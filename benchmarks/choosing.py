@@ -47,7 +47,14 @@ def algorithms(a: Any) -> dict[str, Any]:
         warm.set_params(algorithm=algorithm).fit(x[:2000], y[:2000])
     targets = {}
     for algorithm in ("em", "stepwise"):
-        model = sl.CapsuleRegression(algorithm=algorithm, capsule_dim=a.dim, n_jobs=1, random_state=a.seed)
+        model = sl.CapsuleRegression(
+            algorithm=algorithm,
+            capsule_dim=a.dim,
+            fit_intercept=False,
+            ridge=0,
+            n_jobs=1,
+            random_state=a.seed,
+        )
         begin = time.perf_counter()
         model.fit(*train, validation=held)
         targets[algorithm] = float(model.best_validation_error_)

@@ -1,9 +1,12 @@
-"""What compiling costs: the first fit of each model with a fresh cache of kernels, and a later one.
+"""Measure what compiling costs: the first fit of each model with a fresh cache of kernels, and a later one.
 
-    python benchmarks/cold_kernels.py [--models "capsule;mbn"]
+    python benchmarks/cold_kernels.py [--models "capsule;mbn"] [--functions 10]
 
-Each fit runs in a process of its own, on one thread. CPU seconds are those of the process, imports left out;
-wall seconds depend on what else the machine does. "bound" is what a cold fit may cost more than a warm one.
+Each fit runs in a process of its own, on one thread. CPU seconds are those of the process after the models
+are imported; wall seconds depend on what else the machine does. "bound" is what a cold fit may cost more than
+a warm one. "stages" splits the compiler's CPU seconds into type inference, lowering to LLVM's code, LLVM
+itself, and numba's other passes. "functions" lists the functions that cost the compiler most CPU seconds;
+the seconds of a function exclude the functions that it calls.
 """
 
 from __future__ import annotations
@@ -14,16 +17,31 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from typing import Any
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
 import common
+from numba.core import event
 
-BOUND_SECONDS = 10.0
-MODELS = ("capsule", "passive-aggressive", "mbn", "mbn, CSR rows", "crbm", "crbm, mean field")
+BOUND_SECONDS = 6.0
+MODELS = (
+    "capsule",
+    "passive-aggressive",
+    "linear mixture",
+    "linear mixture, moments",
+    "mbn",
+    "mbn, CSR rows",
+    "crbm",
+    "crbm, mean field",
+    "hcn",
+)
+# Passes of numba's compiler that have a stage of their own.
+PASSES = {"nopython_type_inference": "typing", "native_lowering": "lowering", "part_lowering": "lowering"}
 
 
 def _fit(model: str, seed: int) -> None:
@@ -44,36 +62,107 @@ def _fit(model: str, seed: int) -> None:
             x = scipy.sparse.random_array((1500, 500), density=0.05, format="csr", rng=seed, dtype=np.float32)
             how["metric"] = "cosine"
         sl.MultilayerBootstrapNetwork(**how).fit(x)
+    elif model.startswith("linear mixture"):
+        x, y = rng.normal(size=(2000, 64)).astype(np.float32), np.arange(2000) % 10
+        how = {} if model == "linear mixture" else {"statistics": "moments"}
+        sl.LinearMixtureClassifier(max_iter=3, random_state=seed, n_jobs=1, **how).fit(x, y)
+    elif model == "hcn":
+        # Two horizontal bars and a vertical one, at places of their own in each image.
+        images = np.zeros((6, 24, 24), dtype=np.uint8)
+        for image, (a, b, c) in zip(images, rng.integers(0, 18, (6, 3)), strict=True):
+            image[a, 2:10] = image[b, 12:20] = image[c : c + 6, c] = 1
+        sl.HierarchicalCompositionalNetwork(random_state=seed, n_jobs=1).fit(images)
     else:
         x, y = ((rng.random((500, n)) < 0.5).astype(np.float32) for n in (40, 30))
         how = {} if model == "crbm" else {"learner": "mle-mf"}
         sl.ConditionalRBM(n_hidden=16, n_epochs=2, random_state=seed, n_jobs=1, **how).fit(x, y)
 
 
-def _measured(model: str, seed: int) -> dict[str, Any]:
+class Stages(event.Listener):
+    """CPU seconds of numba's compiler, by function and stage.
+
+    A stage is a pass of the compiler; calls of LLVM inside a pass are a stage of their own. Compiling a
+    function compiles the functions that it calls: seconds inside count for the inner stage alone.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Counter[tuple[str, str]] = Counter()
+        self._open = threading.local()
+
+    def on_start(self, event: Any) -> None:
+        """Note that a pass, or a call of LLVM, begins."""
+        stack = self._attribute()
+        function, _ = stack[-1] if stack else ("", "")
+        if event.kind == "numba:run_pass":
+            name = event.data["name"].split(" ")[0]
+            function = f"{event.data['module']}.{event.data['qualname']}".removeprefix("scalelatent.")
+            stack.append((function, PASSES.get(name, "other passes")))
+        else:
+            stack.append((function, "LLVM"))
+
+    def on_end(self, event: Any) -> None:
+        """Note that it ends."""
+        self._attribute().pop()
+
+    def _attribute(self) -> list[tuple[str, str]]:
+        """Add the seconds since the last event to the innermost stage that is open."""
+        now = time.thread_time()
+        stack: list[tuple[str, str]] = vars(self._open).setdefault("stack", [])
+        if stack:
+            self.seconds[stack[-1]] += now - self._open.since
+        self._open.since = now
+        return stack
+
+    def by(self, part: int, most: int | None = None) -> dict[str, float]:
+        """CPU seconds by function (part 0) or by stage (part 1), the largest first."""
+        sums: Counter[str] = Counter()
+        for key, seconds in self.seconds.items():
+            sums[key[part]] += seconds
+        return {name: round(seconds, 2) for name, seconds in sums.most_common(most)}
+
+
+def _measured(model: str, seed: int, functions: int) -> dict[str, Any]:
     """A fit in this process."""
+    import scalelatent as sl
     from scalelatent.kernels.observers import observed
 
+    for name in sl.__all__:
+        getattr(sl, name)
     compiled: list[str] = []
-    with observed(lambda name, seconds: compiled.append(name) if seconds is None else None):
+    stages = Stages()
+    with (
+        observed(lambda name, seconds: compiled.append(name) if seconds is None else None),
+        event.install_listener("numba:run_pass", stages),
+        event.install_listener("numba:llvm_lock", stages),
+    ):
         begin, spent = time.perf_counter(), time.process_time()
         _fit(model, seed)
         cpu, wall = time.process_time() - spent, time.perf_counter() - begin
-    return {"cpu_seconds": round(cpu, 2), "wall_seconds": round(wall, 2), "compiled": compiled}
+    return {
+        "cpu_seconds": round(cpu, 2),
+        "wall_seconds": round(wall, 2),
+        "compiled": compiled,
+        "stages": stages.by(1),
+        "functions": stages.by(0, functions),
+    }
 
 
 def main() -> None:
     parser = common.parser(__doc__, "cold_kernels")
     parser.add_argument("--models", default=";".join(MODELS), help="separated by ;")
+    parser.add_argument(
+        "--functions", type=int, default=5, help="how many of the costliest functions to list"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(_measured(options.one, options.seed)))
+        print(json.dumps(_measured(options.one, options.seed, options.functions)))
         return
     results = {}
     for model in options.models.split(";"):
         with tempfile.TemporaryDirectory() as cache:
             command = [sys.executable, __file__, "--one", model, "--seed", str(options.seed)]
+            command += ["--functions", str(options.functions)]
             runs = [
                 json.loads(
                     subprocess.run(
@@ -94,6 +183,8 @@ def main() -> None:
             "warm": {key: warm[key] for key in ("cpu_seconds", "wall_seconds")},
             "more_cpu_seconds": more,
             "in_bound": more <= BOUND_SECONDS,
+            "stages": cold["stages"],
+            "functions": cold["functions"],
         }
         assert not warm["compiled"], warm
         print(
@@ -102,6 +193,11 @@ def main() -> None:
             f"{cold['wall_seconds'] - warm['wall_seconds']:6.2f} s of wall time",
             flush=True,
         )
+        for part in ("stages", "functions"):
+            print(
+                "    " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in cold[part].items()),
+                flush=True,
+            )
     load = [round(value, 2) for value in os.getloadavg()]  # above the number of cores: other work ran beside
     found = {"bound_seconds": BOUND_SECONDS, "load_average": load, "models": results}
     common.write(options.out, options.seed, found)

@@ -39,8 +39,8 @@ from common import mnist, parser, write_part
 import scalelatent as sl
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callback
+from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.corruption import corrupt
-from scalelatent.kernels.vectors import aligned
 from scalelatent.models.crbm.kernels.products import affine, climb_outer
 from scalelatent.models.crbm.kernels.update import StepRates, Way, climb
 

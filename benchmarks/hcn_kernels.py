@@ -29,7 +29,7 @@ from common import fastest, parser, write
 
 from scalelatent.generators.images import image_set
 from scalelatent.kernels import jit
-from scalelatent.kernels.vectors import aligned
+from scalelatent.kernels.arrays import aligned
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import sweeps
 from scalelatent.models.hcn.kernels.exact import to_grid

@@ -10,6 +10,7 @@ floors_DATA      the last two with a noise of at least .1 and .3 of the mean var
 dims_DATA        the paper's rule of 95 % of the variance beside other shares and fixed dimensions
 stepwise_DATA    stepwise EM of 1, 2 and 3 epochs beside batch EM
 steps_DATA       stepwise EM of 3 epochs by other step sizes and batches, beside batch EM
+thickness_DATA   held-out errors by tangent distance with six tangents, and with thickness too
 search_DATA      one `sl.Search` over components, dimensions and both weights of tangents, rows streamed from
                  disk and never cached, so that every pass reads them; its choice on the test rows
 temperature_DATA  the temperature of probabilities by how many training rows choose it: spread, log-loss of
@@ -47,11 +48,11 @@ from scalelatent.models.linear_mixture.model.held_out import FittedRows
 from scalelatent.models.linear_mixture.model.recognise import (
     TEMPERATURES,
     TemperaturePass,
-    choose_temperature,
     confidence,
     probabilities,
     reject_curve,
 )
+from scalelatent.reductions.temperature import choose_temperature
 from scalelatent.report.style import new_figure, write_png
 
 SIX = ("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal")
@@ -476,6 +477,14 @@ def begun(args: Any, about: dict[str, Any]) -> dict[str, Any]:
     return dict(found["ways"]) if about.items() <= found.items() else {}
 
 
+def thickness(name: str, args: Any) -> dict[str, Any]:
+    """Measure tangent distance with and without the tangent of thickness, all else as chosen."""
+    settings, search = chosen(args, name, "tangent distance"), Search(name, args)
+    ways = {"six tangents": SIX, "and thickness": SEVEN}
+    found = {way: search.errors(**settings | {"tangents": used}) for way, used in ways.items()}
+    return {way: round(errors["tangent-distance"], 5) for way, errors in found.items()}
+
+
 def extensions(name: str, args: Any) -> dict[str, Any]:
     """Soft rows at temperatures around the noise of hard ones, and other likelihoods."""
     x, y = rows_of(name, "train")
@@ -763,6 +772,7 @@ def main() -> None:
         "table2": table2,
         "neighbours": neighbours,
         "table1": table1,
+        "thickness": thickness,
         "extensions": extensions,
         "floors": floors,
         "dims": dims,

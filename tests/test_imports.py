@@ -43,6 +43,15 @@ def test_verbs_of_submitted_jobs_load_no_models(module):
     assert not loaded_after(f"import scalelatent.jobs.{module}") & (set(HEAVY) - {"pydantic"} | {"numpy"})
 
 
+@pytest.mark.parametrize("name", ["CapsuleRegression", "MultilayerBootstrapNetwork", "CompressiveMBN"])
+def test_an_estimator_loads_little_beside_the_base_classes_of_scikit_learn(name):
+    """Compilers, clusters and storage are loaded by the first fit that needs them."""
+    loaded = loaded_after(f"import scalelatent as sl; sl.{name}")
+    beside = loaded - loaded_after("import sklearn.base, sklearn.utils.multiclass")
+    assert {module.split(".")[0] for module in beside} - sys.stdlib_module_names <= {"scalelatent", "crc32c"}
+    assert not loaded & {"sklearn.metrics", "sklearn.model_selection", "sklearn.cluster"}
+
+
 def test_models_import_neither_storage_nor_cluster():
     loaded = loaded_after("import scalelatent.models.capsule.model.em")
     assert not loaded & {"zarr", "dask", "distributed", "sklearn", "scalelatent.data", "scalelatent.engine"}

@@ -1,9 +1,12 @@
-"""The tables of benchmarks/README.md are those of benchmarks/results."""
+"""The tables of benchmarks/README.md are those of benchmarks/results; benchmarks import names that exist."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 TABLES = Path(__file__).parents[1] / "benchmarks" / "tables.py"
@@ -14,3 +17,18 @@ def test_the_page_has_the_figures_of_the_files() -> None:
         [sys.executable, str(TABLES), "--check"], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_benchmarks_import_names_that_the_package_has() -> None:
+    missing = []
+    for file in sorted(TABLES.parent.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("scalelatent"):
+                continue
+            module = importlib.import_module(node.module)
+            for name in (alias.name for alias in node.names):
+                # A name may be a submodule, and bodies for GPUs cannot be imported without CuPy.
+                within = hasattr(module, "__path__") and find_spec(f"{node.module}.{name}")
+                if not hasattr(module, name) and not within:
+                    missing.append(f"{file.name}: {node.module}.{name}")
+    assert missing == []

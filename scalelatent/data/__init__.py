@@ -1,6 +1,6 @@
 """Rows on disk or in memory: datasets, their writers, importers and generators, and the row grid.
 
-Nothing heavy is imported until a name is used (PEP 562), so `import scalelatent` stays fast.
+The first use of a name imports its module (PEP 562), so that `import scalelatent` stays fast.
 """
 
 from __future__ import annotations

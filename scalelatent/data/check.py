@@ -1,4 +1,4 @@
-"""Reading a whole dataset to find the files that are not what was written."""
+"""Read a whole dataset and find the files that have changed since they were written."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BadFile:
-    """A file of a dataset, or a table, that is not what was written."""
+    """File or table of a dataset that is missing, damaged, or changed since it was written."""
 
     file: str
-    """Path or address."""
+    """Path or address of the file."""
     start: int
     stop: int
-    """Rows that it holds, counted from the first row at `url`; a table is of all."""
+    """Range of the rows in the file, counted from the first row at `url`; a table belongs to all rows."""
     problem: str
-    """What is wrong with it."""
+    """Description of the problem."""
 
 
 @dataclass(frozen=True)
 class DatasetCheck:
-    """What `check_dataset` found."""
+    """Result of `check_dataset`."""
 
     url: str
     rows: int
     shards: int
     bytes: int
-    """Of the rows, labels and weights in memory."""
+    """Bytes of the rows, labels and weights in memory."""
     seconds: float
     bad: tuple[BadFile, ...]
-    """In the order of their rows; empty where all is as it was written."""
+    """Bad files in the order of their rows; empty if the dataset is intact."""
     checksums: bool
-    """Whether there is a table of checksums, so that a fit notices a shard of another dataset by itself."""
+    """Whether the dataset has a table of checksums, with which a fit detects a shard of another dataset."""
 
 
 class _Shard:
-    """A dataset, or a segment of one, whose files are checked."""
+    """Dataset, or one segment of a dataset, whose files are checked."""
 
     def __init__(self, location: Location, first: int) -> None:
         self.location, self.first = location, first
@@ -89,7 +89,7 @@ class _Shard:
         self.bad.append(BadFile(self.location.name_of(name), *rows, str(error)))
 
     def check(self, shard: int) -> tuple[int, list[BadFile]]:
-        """Bytes that a shard has in memory, and its bad files."""
+        """Check one shard; return the bytes of its rows in memory, and its bad files."""
         row, tile = divmod(shard, self.n_tiles)
         a, b = row * self.shard_rows, min((row + 1) * self.shard_rows, self.n_rows)
         parts: list[DenseOrCsr] = []
@@ -123,10 +123,10 @@ def check_dataset(
     n_jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DatasetCheck:
-    """Read every shard of a dataset and compare it with what was written.
+    """Read every shard of a dataset and compare it with the stored checksums and digests.
 
-    Compared are the checksum of each chunk with its bytes and with the dataset's table of checksums, the
-    SHA-256 of each shard's rows, labels and weights with its digest, and the digests with the fingerprint.
+    The check compares each chunk with its checksum and with the dataset's table of checksums, the SHA-256 of
+    each shard's rows, labels and weights with its digest, and the digests with the fingerprint.
 
     Parameters
     ----------

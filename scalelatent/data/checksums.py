@@ -1,4 +1,4 @@
-"""What a finished dataset says its files are."""
+"""Compute and compare the fingerprint, shard digests and chunk checksums of a finished dataset."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fingerprint_of(
     classes: list[Label] | None,
     digests: np.ndarray,
 ) -> str:
-    """SHA-256 of what a dataset is, in hexadecimal, from the digests of its shards (shards, 16)."""
+    """Return the SHA-256 of the attributes and the shard digests (shards, 16), in hexadecimal."""
     head = [n_rows, list(attrs.feature_shape), dtype.str, classes, attrs.codes, shard_rows]
     if (attrs.x_kind, attrs.y_kind) != ("dense", "labels"):
         head += [attrs.x_kind, attrs.y_kind, attrs.n_targets, str(y_dtype)]
@@ -44,7 +44,7 @@ def fingerprint_of(
 
 
 def shard_digest(*columns: DenseOrCsr | None) -> bytes:
-    """16 bytes of SHA-256 over a shard's columns as they are stored; independent of codec and chunks."""
+    """Return 16 bytes of the SHA-256 of a shard's column values, which codec and chunks do not affect."""
     digest = hashlib.sha256()
     for column in columns:
         if column is not None:
@@ -54,10 +54,10 @@ def shard_digest(*columns: DenseOrCsr | None) -> bytes:
 
 
 def read_digests(group: zarr.Group, url: str) -> np.ndarray:
-    """The digests of the shards (shards, 16)."""
+    """Return the digests of the shards (shards, 16), or raise a `DataError`."""
     try:
         return np.asarray(group["digest"][...], dtype=np.uint8)
-    except Exception as error:  # absent, or what zarr cannot read
+    except Exception as error:  # missing or unreadable
         raise DataError(
             f"{url}: the table of digests, {url}/digest, is missing or damaged; restore that folder from a "
             "copy, or write the dataset again"
@@ -67,7 +67,7 @@ def read_digests(group: zarr.Group, url: str) -> np.ndarray:
 def check_digests(
     location: Location, attrs: DatasetAttrs, columns: dict[str, StoredColumn], group: zarr.Group
 ) -> None:
-    """Compare the table of digests with the fingerprint."""
+    """Raise a `DataError` if the table of digests does not match the fingerprint."""
     first = None if attrs.segments is None else attrs.segments[0]
     wanted = attrs.fingerprint if first is None else first["fingerprint"]
     x, y = columns["x"], columns.get("y")
@@ -75,11 +75,11 @@ def check_digests(
     rows = x.shard_rows if attrs.crc is None else int(attrs.crc.get("shard_rows", x.shard_rows))
     fits = len(digests) == -(-x.shape[0] // rows) * x.n_tiles
     if not fits and (attrs.crc is None or attrs.crc["columns"]["x"][1] != x.packing):
-        return  # packed again by other software: how many rows a shard had is not known
+        return  # other software repacked the rows: the old shard size is unknown
     y_dtype = None if y is None else np.dtype(y.dtype)
     classes = attrs.classes if first is None or first["classes"] is None else first["classes"]
     found = fingerprint_of(attrs, x.shape[0], np.dtype(x.dtype), y_dtype, rows, classes, digests)
-    # Of numbers that grew new classes, datasets did not always keep those that the first rows had.
+    # Early versions did not keep the number classes of the first rows when an append added classes.
     unknown = first is not None and first["classes"] is None and attrs.classes is not None
     if not fits or (found != wanted and not unknown):
         raise DataError(
@@ -90,7 +90,7 @@ def check_digests(
 
 
 def chunk_crcs(data: bytes | np.ndarray, n_chunks: int | None) -> list[int]:
-    """The CRC-32C at the end of each chunk of a file, 0 of a chunk that is not there."""
+    """Return the CRC-32C at the end of each chunk of a file, or 0 for a missing chunk."""
     raw = np.frombuffer(data, np.uint8)
     if n_chunks is None:
         ends, there = np.array([len(raw)]), np.array([True])
@@ -105,7 +105,7 @@ def chunk_crcs(data: bytes | np.ndarray, n_chunks: int | None) -> list[int]:
 def write_crcs(
     group: zarr.Group, parts: dict[str, np.ndarray], packing: dict[str, str], shard_rows: int
 ) -> CrcTable:
-    """Write the table of CRCs, column by column; returns the attribute `crc`, which says what it is of."""
+    """Write the table of CRCs, column by column; return the attribute `crc`, which describes the table."""
     crcs = np.concatenate(list(parts.values()))
     size = max(1, len(crcs))
     how: dict[str, Any] = {"compressors": None, "fill_value": 0, "config": {"write_empty_chunks": True}}
@@ -117,7 +117,7 @@ def write_crcs(
 
 
 def split_crcs(location: Location, crc: CrcTable) -> dict[str, np.ndarray] | None:
-    """The table of CRCs, cut into its columns; None where it is missing or of another size."""
+    """Return the CRCs of each column; return None if the table is missing or has the wrong size."""
     sizes = {name: int(size) for name, (size, _) in crc["columns"].items()}
     total, raw = sum(sizes.values()), location.read("crc/c/0") or b""
     if len(raw) != 4 * max(1, total):
@@ -128,7 +128,7 @@ def split_crcs(location: Location, crc: CrcTable) -> dict[str, np.ndarray] | Non
 
 
 def seal_columns(location: Location, attrs: DatasetAttrs, columns: dict[str, StoredColumn]) -> None:
-    """Have the readers of the columns compare each chunk with the table of CRCs, where there is one."""
+    """Make the readers of the columns compare each chunk with the table of CRCs, if the table exists."""
     if attrs.crc is None:
         return
     parts = split_crcs(location, attrs.crc)

@@ -1,4 +1,4 @@
-"""The columns of a dataset: what all slices of it share."""
+"""State shared by all slices of a dataset: row sources, classes, location."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Columns:
-    """What all slices of a dataset share: its row sources, its classes and where it lies."""
+    """Row sources of `x`, `y` and weights, with classes and location; all slices of a dataset share them."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Columns:
 
     @property
     def paired(self) -> PairedRows | None:
-        """The rows of another dataset that stand in the place of `y`."""
+        """Rows of another dataset that replace `y`, or None."""
         return self.y if isinstance(self.y, PairedRows) else None
 
     @property
@@ -58,7 +58,7 @@ class Columns:
 
     @property
     def y_kind(self) -> str | None:
-        """'labels', 'targets', 'multilabel', or None without `y`."""
+        """Kind of `y`: 'labels', 'targets', 'multilabel', or None without `y`."""
         if self.y is None:
             return None
         if self.attrs is not None and self.paired is None:
@@ -69,12 +69,12 @@ class Columns:
 
     @property
     def classes_known(self) -> bool:
-        """Whether `classes` costs nothing."""
+        """Whether `classes` is available without a pass over the labels."""
         return self.y_kind != "labels" or self.attrs is not None or "classes" in self.__dict__
 
     @functools.cached_property
     def classes(self) -> np.ndarray | None:
-        """Sorted distinct labels, looked through once; None without labels, or with too many."""
+        """Sorted distinct labels from at most one pass; None without labels or above `MAX_CLASSES`."""
         if self.y is None or self.y_kind != "labels":
             return None
         if self.attrs is not None:
@@ -89,7 +89,7 @@ class Columns:
         return found
 
     def remembered(self, key: object, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """The last array made for a key; one is kept."""
+        """Return the cached array of `key`, or call `make` for it; only the latest array is cached."""
         kept = self.__dict__.get("_remembered")
         if kept is None or kept[0] != key:
             kept = self.__dict__["_remembered"] = (key, make())
@@ -97,7 +97,7 @@ class Columns:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of stored columns, empty for others."""
+        """Fingerprint of stored columns; empty for columns in memory."""
         return "" if self.attrs is None or self.attrs.fingerprint is None else self.attrs.fingerprint
 
     def _other(self, y: RowSource | None, weight: RowSource | None, shared: bool) -> Columns:
@@ -106,7 +106,7 @@ class Columns:
         return other
 
     def reweighted(self, weight: RowSource) -> Columns:
-        """The same columns with other weights; another process cannot open those."""
+        """Return the same columns with new weights in memory, which other processes cannot open."""
         other = self._other(self.y, weight, False)
         other.weight_is_own = True
         if "classes" in self.__dict__:
@@ -114,23 +114,23 @@ class Columns:
         return other
 
     def with_target(self, target: PairedRows) -> Columns:
-        """The same columns with the rows of another dataset in the place of `y`."""
+        """Return the same columns with the rows of another dataset as `y`."""
         return self._other(target, self.weight, self.shared and target.dataset.is_stored)
 
     def without_y(self) -> Columns:
-        """The same columns, `y` left out."""
+        """Return the same columns without `y`."""
         other = self._other(None, self.weight, self.shared)
         other.y_left_out = True
         return other
 
     def outputs(self, what: str) -> RowSource:
-        """The row source of labels, targets or multi-labels; `what` is what messages call the dataset."""
+        """Return the row source of `y`, or raise a `DataError`; `what` names the dataset in messages."""
         if self.y is None:
             raise DataError(f"{what} has no labels; give y, or import the rows together with their labels")
         return self.y
 
     def read_y(self, start: int, stop: int, what: str) -> DenseOrCsr:
-        """What belongs to the rows `start:stop`; see `Dataset.read_y`."""
+        """Return labels, targets or multi-labels of the rows `start:stop`; see `Dataset.read_y`."""
         stored = self.outputs(what).read(start, stop)
         if self.y_kind != "labels":
             return stored
@@ -147,7 +147,7 @@ class Columns:
         within: tuple[int, int],
         unlabelled: bool = False,
     ) -> np.ndarray:
-        """Codes of the rows `rows`, which lie in the rows `within` of a dataset; see `Dataset.read_codes`."""
+        """Return the codes of the rows `rows` of the slice `within`; see `Dataset.read_codes`."""
         stored, (start, stop) = self.outputs(what), rows
         if self.y_kind != "labels":
             raise DataError(
@@ -168,13 +168,13 @@ class Columns:
             return schema.encode_labels(self.read_y(a, b, what), known, a, what, unlabelled)
 
         if isinstance(stored, ArrayRows) and not self.coded:
-            # Labels in memory are looked up once, not every pass.
+            # Encode all labels in memory once and cache the codes, so that later passes reuse the codes.
             key = (known.dtype.str, known.tobytes(), unlabelled, *within)
             return self.remembered(key, lambda: encode(*within))[start - within[0] : stop - within[0]]
         return encode(start, stop)
 
     def read_targets(self, start: int, stop: int, what: str) -> np.ndarray:
-        """Binary outputs of the rows `start:stop`; see `Dataset.read_targets`."""
+        """Return the binary outputs of the rows `start:stop`; see `Dataset.read_targets`."""
         if self.y_kind in (None, "labels"):
             has = "no outputs" if self.y is None else "one label a row"
             raise DataError(
@@ -189,7 +189,7 @@ class Columns:
         return as_binary(stored, paired.number(start), named)
 
     def y_options(self, what: str) -> schema.OutputOptions:
-        """The arguments of `create_dataset` that make room for the same `y`."""
+        """Return the arguments of `create_dataset` for a new dataset with the same kind of `y`."""
         if self.y_kind is None:
             return {}
         if self.y_kind != "labels":
@@ -208,19 +208,19 @@ class Columns:
 
 
 class Shifted(ArrayRows):
-    """A column that begins at row `first` of its dataset."""
+    """Column in memory that begins at row `first` of its dataset."""
 
     def __init__(self, array: np.ndarray, first: int) -> None:
         super().__init__(array)
         self._first = first
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Rows counted from the start of the dataset."""
+        """Return the rows `start:stop`, counted from the start of the dataset."""
         return super().read(start - self._first, stop - self._first)
 
 
 def label_source(y: LabelsLike) -> RowSource:
-    """The row source of labels (n,), targets (n, v) or sparse multi-labels (n, v)."""
+    """Return the row source for labels (n,), targets (n, v) or sparse multi-labels (n, v)."""
     if csr.is_sparse(y):
         return CsrSource(y, "y")
     given = opened(y, "y")
@@ -241,7 +241,7 @@ def label_source(y: LabelsLike) -> RowSource:
 
 
 class PairedRows(RowSource):
-    """The rows of one dataset as the targets of another."""
+    """Rows of one dataset that are the targets of another dataset."""
 
     def __init__(self, dataset: Dataset, first: int, n_rows: int) -> None:
         self.dataset, self._first = dataset, first
@@ -257,17 +257,17 @@ class PairedRows(RowSource):
         return int(self.part(start, stop).nnz or 0)
 
     def part(self, start: int, stop: int) -> Dataset:
-        """The rows `start:stop` as a dataset."""
+        """Return the target rows `start:stop` as a dataset."""
         return self.dataset[start - self._first : stop - self._first]
 
     def number(self, row: int) -> int:
-        """Which row of the whole other dataset belongs to one of this."""
+        """Return the row number, in the whole target dataset, of the targets of row `row`."""
         return self.dataset.extent[0] + row - self._first
 
     def read(self, start: int, stop: int) -> DenseOrCsr:
         try:
             return self.dataset.read_x(start - self._first, stop - self._first)
-        except ShardError as error:  # before it is taken for one of the rows beside it
+        except ShardError as error:  # name the target dataset, not the dataset of `x`
             raise error.moved(url=self.dataset.url) from error.__cause__
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -276,7 +276,7 @@ class PairedRows(RowSource):
 
 
 def as_binary(rows: DenseOrCsr, first_row: int, what: str) -> np.ndarray:
-    """Rows of zeros and ones of any type as uint8, dense."""
+    """Return rows of zeros and ones as dense uint8; raise a `DataError` at any other value."""
     if csr.is_sparse(rows):
         values = _as_bits(rows.data, lambda i: _entry(rows, i), first_row, what)
         out = np.zeros(rows.shape, np.uint8)
@@ -289,7 +289,7 @@ def as_binary(rows: DenseOrCsr, first_row: int, what: str) -> np.ndarray:
 def _as_bits(
     values: np.ndarray, place: Callable[[int], tuple[int, int]], first_row: int, what: str
 ) -> np.ndarray:
-    """Values as uint8; `place` gives (row, column) of the one with a number."""
+    """Return zeros and ones as uint8; `place` maps the index of a value to (row, column) for the error."""
     if values.dtype == np.bool_:
         return values.view(np.uint8)
     if values.dtype == np.uint8:

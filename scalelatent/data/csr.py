@@ -1,4 +1,4 @@
-"""CSR rows in memory: what is accepted, and the one form in which they are kept."""
+"""Check CSR rows in memory and convert them to canonical form: sorted columns without duplicates."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def is_sparse(x: object) -> TypeGuard[csr_array]:
-    """Whether `x` is a scipy sparse matrix or array, without importing scipy."""
+    """Return whether `x` is a scipy sparse matrix or array, without importing scipy."""
     module = sys.modules.get("scipy.sparse")
     return module is not None and bool(module.issparse(x))
 
 
 def index_dtype(n_features: int) -> np.dtype:
-    """Type of column numbers: int32 where they fit."""
+    """Return the dtype of column indices: int32 if all indices fit, else int64."""
     return np.dtype(np.int32 if n_features <= np.iinfo(np.int32).max else np.int64)
 
 
 def check_dtype(dtype: np.dtype, what: str) -> np.dtype:
-    """Refuse values that CSR rows cannot have; return the dtype in native byte order."""
+    """Raise a `DataError` for a dtype that scipy's CSR rows cannot have; return it in native byte order."""
     native = check_rows_dtype(dtype, what)
     if native.kind == "f" and native.itemsize not in (4, 8):
         raise DataError(
@@ -39,14 +39,14 @@ def check_dtype(dtype: np.dtype, what: str) -> np.dtype:
 
 
 def csr_of(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int) -> csr_array:
-    """A CSR array over arrays that are known to be right; values and columns are not copied."""
+    """Return a CSR array over arrays that were checked before; values and columns are not copied."""
     from scipy.sparse import csr_array
 
     rows = len(indptr) - 1
     narrow = indices.dtype == np.int32 and int(indptr[-1]) <= np.iinfo(np.int32).max
     pointers = indptr.astype(np.int32 if narrow else np.int64, copy=False)
     columns = indices if narrow else indices.astype(np.int64, copy=False)
-    # The constructor checks again what is known, and copies what is a view of a longer array.
+    # The constructor with arrays would check them again, and would copy a view of a longer array.
     out = csr_array((rows, n_features), dtype=data.dtype)
     out.data, out.indices, out.indptr = data, columns, pointers
     out.has_sorted_indices = True
@@ -55,7 +55,7 @@ def csr_of(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features
 
 
 def parts_of(rows: csr_array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Values, columns and row pointers in the types in which they are stored and hashed."""
+    """Return values, column indices and row pointers in the dtypes for storage and hashing."""
     return (
         np.ascontiguousarray(rows.data),
         np.ascontiguousarray(rows.indices, dtype=index_dtype(rows.shape[1])),
@@ -64,7 +64,7 @@ def parts_of(rows: csr_array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def stack(parts: list[csr_array]) -> csr_array:
-    """Runs of rows one under the other."""
+    """Concatenate CSR arrays along the rows."""
     if len(parts) == 1:
         return parts[0]
     counts = np.concatenate([np.diff(part.indptr) for part in parts])
@@ -79,7 +79,7 @@ def stack(parts: list[csr_array]) -> csr_array:
 def canonical(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int, first_row: int, what: str
 ) -> tuple[csr_array, int, int]:
-    """CSR arrays of any order, checked, in the one form in which rows are kept."""
+    """Check CSR arrays; return canonical rows, the number of sorted rows, and of merged entries."""
 
     def row_of(entry: int) -> int:
         return first_row + int(np.searchsorted(indptr, entry, side="right")) - 1
@@ -94,7 +94,7 @@ def canonical(
             )
     columns = indices.astype(index_dtype(n_features), copy=False)
     falls = columns[1:] <= columns[:-1]
-    starts = indptr[1:-1]  # a row's first entry may be anything
+    starts = indptr[1:-1]  # the first entry of a row has no predecessor in the row
     falls[starts[(starts > 0) & (starts < len(columns))] - 1] = False
     if not falls.any():
         return csr_of(data, columns, indptr, n_features), 0, 0
@@ -112,7 +112,7 @@ def canonical(
 
 
 def _add(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], what: str) -> np.ndarray:
-    """Sums of runs of values that begin at `first`, in the type of the values."""
+    """Return the sum of each group of values that begins at an index in `first`, in the dtype of `data`."""
     if len(first) == len(data):
         return data
     if data.dtype.kind == "b":
@@ -133,7 +133,7 @@ def check_values(rows: csr_array, first_row: int, what: str) -> None:
     """Raise a `DataError` that names row and column of the first NaN or infinity."""
     if rows.data.dtype.kind != "f" or not rows.nnz:
         return
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflowing sum is only a reason to look closer
+    with np.errstate(over="ignore", invalid="ignore"):  # after an overflow, each value is checked
         if np.isfinite(rows.data.sum(dtype=np.float64)):
             return
     bad = np.flatnonzero(~np.isfinite(rows.data))

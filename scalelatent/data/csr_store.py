@@ -1,4 +1,4 @@
-"""CSR columns on disk: row groups `x/000042/{data,indices,indptr}`, each with one writer."""
+"""Write and read CSR columns on disk: row groups `x/000042/{data,indices,indptr}`, each with one writer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scalelatent.storage.disk import Location
 
 CHUNK_ENTRIES = 1 << 17
-"""Entries of a chunk inside a row group, at most."""
+"""Maximum number of entries in one chunk of a row group."""
 _PARTS = ("data", "indices", "indptr")
 GROUP_JSON = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
 
@@ -58,7 +58,7 @@ def create_csr(
 
 
 class _Column:
-    """What writer and reader of a CSR column share."""
+    """Metadata of a CSR column, shared by the writer and the reader."""
 
     def __init__(self, location: Location, group: zarr.Group, name: str) -> None:
         try:
@@ -68,7 +68,7 @@ class _Column:
             self.dtype: np.dtype = np.dtype(a["dtype"])
             self.group_rows = int(a["group_rows"])
             self.compressors: dict[str, str | None] = dict(a["compressors"])
-        except Exception as error:  # absent, or metadata that zarr cannot read
+        except Exception as error:  # missing, or unreadable metadata
             raise DataError(
                 f"{location.url}: CSR column '{name}' is missing or its zarr.json is damaged; import again"
             ) from error
@@ -77,7 +77,7 @@ class _Column:
 
     @property
     def packing(self) -> str:
-        """How the row groups are cut and packed."""
+        """Rows per row group and compressor of each array, joined by slashes."""
         return "/".join([str(self.group_rows), *(str(self.compressors[part]) for part in _PARTS)])
 
     def bounds(self, number: int) -> tuple[int, int]:
@@ -85,22 +85,22 @@ class _Column:
 
 
 class CsrGroups(_Column):
-    """Writes the row groups of a column, with as much of zarr's array interface as `ShardWriter` uses."""
+    """Writer of the row groups of a column; it has the methods of zarr arrays that `ShardWriter` uses."""
 
     shards = None
 
     def __init__(self, location: Location, group: zarr.Group, name: str) -> None:
         super().__init__(location, group, name)
         self.crcs: dict[int, list[int]] = {}
-        """Checksums of the chunks of row groups that were just written, until the writer takes them."""
+        """Row group -> checksums of its chunks, kept from the write until `ShardWriter` removes them."""
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """(rows of a row group, columns)."""
+        """Rows per row group and number of columns."""
         return self.group_rows, self.shape[1]
 
     def __setitem__(self, rows: slice, values: csr_array) -> None:
-        """Write the row group that the rows make up; its place has to be empty."""
+        """Write one row group, whose rows are `rows`; the folder of the row group has to be empty."""
         number = rows.start // self.group_rows
         place = self._path(number)
         crcs: list[int] = []
@@ -116,14 +116,14 @@ class CsrGroups(_Column):
         self.crcs[number] = crcs
 
     def seal(self, counts: list[int]) -> None:
-        """Write the table of entries, once all row groups are there."""
+        """Write the number of entries of each row group, after all row groups are written."""
         self._group["nnz"][...] = np.array(counts, dtype=np.int64)
 
     def folder(self, number: int) -> str:
         return self._path(number)
 
     def keys(self, number: int, nnz: int) -> list[str]:
-        """Keys of a row group's files of numbers."""
+        """Return the keys of the shard files of a row group with `nnz` entries."""
         return [f"{self._path(number)}/{p}/c/0" for p in (_PARTS if nnz else _PARTS[2:])]
 
     def _path(self, number: int) -> str:
@@ -131,7 +131,7 @@ class CsrGroups(_Column):
 
 
 def _chunk(length: int) -> int:
-    """Numbers of a chunk: equal parts, so that the last one is not filled up with zeros."""
+    """Return the chunk length for an array; chunks have nearly equal lengths, to avoid padding with zeros."""
     parts = max(1, -(-length // CHUNK_ENTRIES))
     return max(1, -(-length // parts))
 
@@ -171,7 +171,7 @@ class StoredCsr(_Column, StoredColumn):
 
     @functools.cached_property
     def _crc_edges(self) -> np.ndarray:
-        """Where the checksums of each part of each row group begin, and where the last ones end."""
+        """Offsets in the list of checksums at which each array of each row group begins, plus the end."""
         parts = [
             _n_chunks(length)
             for number, nnz in enumerate(self._counts.tolist())
@@ -222,7 +222,7 @@ class StoredCsr(_Column, StoredColumn):
         return [(self._location.name_of(f"{self.name}/{n:06d}"), *self.bounds(n)) for n in numbers]
 
     def _parts(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """(row group, first row in it, one past the last) of the rows `start:stop`."""
+        """Return (row group, first row inside the group, one past the last) for the rows `start:stop`."""
         out, row = [], start
         while row < stop:
             number = row // self.group_rows
@@ -255,7 +255,7 @@ class StoredCsr(_Column, StoredColumn):
         return f"row group {self.name}/{number:06d}, rows {first}:{last} of '{self.name}'"
 
     def _reader(self, number: int, part: int) -> StoredRows:
-        """The reader of one array of a row group."""
+        """Return the reader of one array (an index into `_PARTS`) of a row group."""
         first, last = self.bounds(number)
         length = last - first + 1 if part == 2 else int(self._counts[number])
         path = f"{self.name}/{number:06d}/{_PARTS[part]}"
@@ -268,7 +268,7 @@ class StoredCsr(_Column, StoredColumn):
         return reader
 
     def _templates(self) -> tuple[StoredRows, ...]:
-        """Readers of arrays like those of every row group, by the codecs of the column."""
+        """Return one reader per array in `_PARTS`, whose codecs all row groups share."""
         with self._lock:
             if self._readers is None:
                 dtypes = (self.dtype, csr.index_dtype(self.shape[1]), np.dtype(np.int64))
@@ -279,13 +279,13 @@ class StoredCsr(_Column, StoredColumn):
             return self._readers
 
 
-# What follows writes small arrays as shard files without zarr, which takes ten milliseconds for each and has
-# three in a row group. The files are the same: any zarr v3 reads them.
+# The functions below write small arrays as shard files without zarr, because zarr needs ten milliseconds for
+# each of the three arrays of a row group. The files are identical, and any zarr v3 reader can read them.
 
 
 @functools.lru_cache(maxsize=64)
 def template(dtype: str, compressor: str | None) -> zarr.Array:
-    """An array (1,) in memory with the codecs of a sharded array of this type."""
+    """Return a zarr array (1,) in memory with the codecs of a sharded array of this dtype."""
     import zarr
 
     return zarr.create_array(
@@ -305,7 +305,7 @@ def _metadata(dtype: str, compressor: str | None) -> str:
 
 
 def array_json(length: int, chunk: int, dtype: str, compressor: str | None) -> bytes:
-    """The `zarr.json` of an array (length,) whose chunks all lie in one shard."""
+    """Return the `zarr.json` of an array (length,) with all its chunks in one shard."""
     meta = json.loads(_metadata(dtype, compressor))
     meta["shape"] = [length]
     meta["chunk_grid"]["configuration"]["chunk_shape"] = [max(1, -(-length // chunk)) * chunk]
@@ -314,7 +314,7 @@ def array_json(length: int, chunk: int, dtype: str, compressor: str | None) -> b
 
 
 def shard_bytes(values: np.ndarray, chunk: int, compressor: str | None) -> bytes:
-    """The shard file of an array: its chunks, each packed and with a checksum, then where they lie."""
+    """Return the bytes of a shard file: each compressed chunk with a checksum, then the index of chunks."""
     parts, places, at = [], [], 0
     for first in range(0, len(values), chunk):
         piece = np.ascontiguousarray(values[first : first + chunk])

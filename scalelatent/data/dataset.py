@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from .torch_rows import TorchRows
 
 _SHOWN_CLASSES = 12
-_HASH_ROWS = 4096  # rows hashed at a time; fixed, because CSR rows are hashed run by run
+_HASH_ROWS = 4096  # rows per hash update; a fixed number, because the hash of CSR rows depends on it
 
 
 class Dataset:
-    """A run of rows with optional labels and weights.
+    """Contiguous rows with optional labels and weights.
 
-    Make one with `Dataset.from_arrays` (in memory) or `open_dataset` (stored); the constructor is private.
-    `ds[a:b]` is a dataset too and shares everything with `ds`, its classes included.
+    Use `Dataset.from_arrays` (in memory) or `open_dataset` (stored); the constructor is private.
+    `ds[a:b]` is a dataset too, and it shares all state with `ds`, including the classes.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class Dataset:
     array([0, 1], dtype=int32)
     """
 
-    # Of a pickled dataset: its spec, and what opens it.
+    # Spec and accesses of an unpickled dataset that is not open yet; None for other datasets.
     _sent: tuple[schema.DatasetSpec, tuple[Access, ...]] | None = None
 
     def __init__(self, columns: Columns, start: int = 0, stop: int | None = None) -> None:
@@ -78,7 +78,7 @@ class Dataset:
     def from_arrays(
         cls, x: RowsLike, y: LabelsLike | None = None, *, sample_weight: WeightsLike | None = None
     ) -> Dataset:
-        """A dataset over arrays; nothing is copied, and lazy arrays are read when their rows are.
+        """Return a dataset over arrays without a copy; lazy arrays are read when their rows are read.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class Dataset:
         weight: str | None = None,
         features: Sequence[str] | None = None,
     ) -> Dataset:
-        """A dataset over the columns of a data frame; rows are put together when they are read.
+        """Return a dataset over the columns of a data frame; each read combines the columns into rows.
 
         Parameters
         ----------
@@ -172,7 +172,7 @@ class Dataset:
     def from_anndata(
         cls, adata: anndata.AnnData, *, layer: str | None = None, label: str | None = None
     ) -> Dataset:
-        """Make a dataset over the rows of an AnnData object; nothing that is in memory as CSR is copied.
+        """Return a dataset over the rows of an AnnData object; CSR rows in memory are not copied.
 
         Parameters
         ----------
@@ -210,7 +210,7 @@ class Dataset:
 
     @classmethod
     def from_spec(cls, spec: schema.DatasetSpec) -> Dataset:
-        """Open again what `spec` described, in this or another process; DataError if it has changed."""
+        """Open the rows that `spec` describes, in any process; raise DataError if the rows have changed."""
         url, mark = spec["url"], spec.get("access")
         stamp = known_place(url, mark).stamp("zarr.json")
         if stamp is None:
@@ -235,7 +235,7 @@ class Dataset:
 
     @functools.cached_property
     def _columns(self) -> Columns:
-        """Of a pickled dataset, which is opened at its first use."""
+        """Columns of an unpickled dataset, which is opened at its first use."""
         assert self._sent is not None
         return Dataset.from_spec(self._sent[0])._columns
 
@@ -253,12 +253,12 @@ class Dataset:
 
     @property
     def n_features(self) -> int:
-        """Numbers in a row."""
+        """Number of values in one row."""
         return schema.n_features(self.feature_shape)
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Shape of one row as it is stored, for example (28, 28)."""
+        """Shape of one row before `read_x` flattens it, for example (28, 28)."""
         return self._columns.x.shape[1:]
 
     @property
@@ -273,12 +273,12 @@ class Dataset:
 
     @property
     def nnz(self) -> int | None:
-        """Stored entries of CSR rows, else None; for a slice of a stored dataset reads row pointers."""
+        """Number of stored entries of CSR rows, else None; a slice of a stored dataset reads row pointers."""
         return self._columns.x.entries(self._start, self._stop) if self.is_sparse else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows in memory: of CSR rows values, columns and row pointers."""
+        """Bytes of the rows in memory; for CSR rows the sum of values, column indices and row pointers."""
         if self.nnz is None:
             return self.n_rows * self.n_features * self.dtype.itemsize
         entry = self.dtype.itemsize + index_dtype(self.n_features).itemsize
@@ -286,74 +286,74 @@ class Dataset:
 
     @property
     def has_y(self) -> bool:
-        """Whether there are labels, targets or multi-labels."""
+        """Whether the dataset has labels, targets or multi-labels."""
         return self._columns.y is not None
 
     @property
     def y_kind(self) -> str | None:
-        """'labels' (n,), 'targets' (n, v), 'multilabel' (CSR, n x v), or None where there is no `y`."""
+        """Kind of `y`: 'labels' (n,), 'targets' (n, v), 'multilabel' (CSR, n x v), or None without `y`."""
         return self._columns.y_kind
 
     @property
     def has_targets(self) -> bool:
-        """Whether a row has several outputs, targets or multi-labels, and `read_targets` reads them."""
+        """Whether `y` holds targets or multi-labels, which `read_targets` reads."""
         return self.y_kind not in (None, "labels")
 
     @property
     def n_targets(self) -> int | None:
-        """Columns of targets or multi-labels, else None."""
+        """Number of columns of the targets or multi-labels, else None."""
         return int(self._columns.outputs(self._what()).shape[1]) if self.has_targets else None
 
     @property
     def has_weight(self) -> bool:
-        """Whether the rows are weighted."""
+        """Whether each row has a weight."""
         return self._columns.weight is not None
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Distinct labels in rising order, of the whole dataset; None without labels, and for targets."""
+        """Sorted distinct labels of the whole dataset, also for a slice; None without labels."""
         return self._columns.classes
 
     @property
     def url(self) -> str | None:
-        """Where it is stored, or None."""
+        """Address of the stored dataset; None for arrays in memory."""
         return self._columns.url
 
     @property
     def place(self) -> Location | None:
-        """The place where it is stored, with its access; None for arrays."""
+        """Location of the stored dataset, with its access; None for arrays in memory."""
         return self._columns.place
 
     @property
     def places(self) -> tuple[Location, ...]:
-        """Where it is stored, and where the rows paired with it are."""
+        """Locations of the stored dataset and of the dataset that `with_target` paired with it."""
         own = () if self.place is None else (self.place,)
         paired = self._columns.paired
         return own if paired is None else (*own, *paired.dataset.places)
 
     @property
     def accesses(self) -> tuple[Access, ...]:
-        """What opens it, and the rows paired with it, besides addresses; other processes need it, too."""
+        """Stores and storage options that other processes need, besides addresses, to open all `places`."""
         return tuple(place.access for place in self.places if place.access is not None)
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Attributes of a stored dataset (see `schema.DatasetAttrs`); empty for arrays."""
+        """Attributes of a stored dataset (see `schema.DatasetAttrs`); empty for arrays in memory."""
         return {} if self._columns.attrs is None else self._columns.attrs.to_json()
 
     @property
     def is_stored(self) -> bool:
-        """Whether another process can open it from its `spec`."""
+        """Whether another process can open the dataset from its `spec`."""
         return self._columns.shared
 
     @property
     def reads_at_once(self) -> int:
-        """How many pieces it pays to read at the same time: 1 from memory or a disk, more over a network."""
+        """Best number of pieces to read in parallel: 1 from memory or a disk, more over a network."""
         return self._columns.x.reads_at_once
 
     @property
     def known_finite(self) -> bool:
-        """Whether the rows hold no NaN or infinity for certain: integers, and all that our writer checked."""
+        """Whether the rows cannot hold NaN or infinity: integers, or stored rows that the writer checked."""
         return self.dtype.kind != "f" or self._columns.attrs is not None
 
     def __len__(self) -> int:
@@ -372,22 +372,22 @@ class Dataset:
         return Dataset(self._columns, self._start + start, self._start + stop)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
-        """Rows `start:stop` cut into natural read units: chunks, clipped; one piece for arrays in memory."""
+        """Split rows `start:stop` at the borders of chunks; return one piece for arrays in memory."""
         stop = self.n_rows if stop is None else stop
         a, b = self._rows(start, stop)
         return [(u - self._start, v - self._start) for u, v in self._columns.x.pieces(a, b)]
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Which rows of the whole these are: of all rows at `url`, or of the arrays it was made from."""
+        """Row range (start, stop) of this slice in the stored dataset at `url` or in the original arrays."""
         return self._start, self._stop
 
     def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
-        """Shards of rows `start:stop`: (file, first row, one past its last), of the rows at `url`."""
+        """Return (file, first row, one past the last row) of each shard of rows `start:stop`."""
         return self._columns.x.shards(*self._rows(start, stop))
 
     def read_x(self, start: int, stop: int) -> DenseOrCsr:
-        """Rows `start:stop`, flattened.
+        """Return the rows `start:stop`, each flattened to one axis.
 
         Parameters
         ----------
@@ -410,7 +410,7 @@ class Dataset:
         return rows if self.is_sparse else rows.reshape(b - a, self.n_features)
 
     def read_y(self, start: int, stop: int) -> DenseOrCsr:
-        """What belongs to the rows `start:stop`, as it was given.
+        """Return the labels, targets or multi-labels of the rows `start:stop` as they were passed in.
 
         Parameters
         ----------
@@ -432,36 +432,36 @@ class Dataset:
     def read_codes(
         self, start: int, stop: int, classes: np.ndarray | None = None, *, unlabelled: bool = False
     ) -> np.ndarray:
-        """Index of each label in `classes` (by default the dataset's own), int32 (stop - start,).
+        """Return the index of each label in `classes` (default: the dataset's own), int32 (stop - start,).
 
-        With `unlabelled`, a label -1 that is none of the classes has the index -1; others are a DataError.
+        A label outside `classes` raises a DataError; `unlabelled` maps the label -1 to the index -1 instead.
         """
         rows, whole = self._rows(start, stop), (self._start, self._stop)
         return self._columns.read_codes(rows, classes, self._what(), whole, unlabelled)
 
     def read_targets(self, start: int, stop: int) -> np.ndarray:
-        """Binary outputs of the rows `start:stop`, uint8 (stop - start, n_targets), zeros and ones.
+        """Return the binary outputs (0 or 1) of the rows `start:stop`, uint8 (stop - start, n_targets).
 
-        Targets, multi-labels, or the rows of `with_target`. A view where they are in memory: do not write to
-        it.
+        The outputs are targets, multi-labels, or the rows that `with_target` paired. The result may be a view
+        of arrays in memory; do not write to the result.
         """
         return self._columns.read_targets(*self._rows(start, stop), self._what())
 
     def read_binary(self, start: int, stop: int) -> np.ndarray:
-        """The rows `start:stop` themselves as zeros and ones, uint8 (stop - start, n_features)."""
+        """Return the rows `start:stop` as zeros and ones, uint8 (stop - start, n_features)."""
         return as_binary(self.read_x(start, stop), self._start + start, self._what())
 
     def read_weight(self, start: int, stop: int) -> np.ndarray | None:
-        """Weights of the rows `start:stop`, float64, or None where rows are not weighted."""
+        """Return the weights of the rows `start:stop`, float64, or None if the rows have no weights."""
         a, b = self._rows(start, stop)
         return None if self._columns.weight is None else self._columns.weight.read(a, b)
 
     def y_options(self) -> schema.OutputOptions:
-        """The arguments of `create_dataset` that make room for the same `y`."""
+        """Return the arguments of `create_dataset` for a new dataset with the same kind of `y`."""
         return self._columns.y_options(self._what())
 
     def lazy(self, start: int, stop: int) -> tuple[da.Array, da.Array | DenseOrCsr | None] | None:
-        """Rows and labels as dask arrays where `x` is one, else None; labels may be in memory, or absent."""
+        """Return rows and labels if `x` is a dask array, else None; labels may be in memory, or None."""
         if not isinstance(self._columns.x, DaskRows):
             return None
         a, b = self._rows(start, stop)
@@ -478,12 +478,12 @@ class Dataset:
         return self._columns.x.lazy(a, b), beside
 
     def with_weight(self, weight: WeightsLike) -> Dataset:
-        """The same rows with other weights, (n_rows,), kept in memory."""
+        """Return the same rows with new weights (n_rows,), which stay in memory."""
         weights = schema.check_weight(weight, self.n_rows, "weight")
         return Dataset(self._columns.reweighted(Shifted(weights, self._start)), self._start, self._stop)
 
     def with_target(self, target: Dataset) -> Dataset:
-        """The same rows with the rows of another dataset as their outputs, row by row; nothing is copied.
+        """Return the same rows with row i of `target` as the outputs of row i; nothing is copied.
 
         Parameters
         ----------
@@ -517,8 +517,7 @@ class Dataset:
         return Dataset(self._columns.with_target(paired), self._start, self._stop)
 
     def without_labels(self) -> Dataset:
-        """The same rows without their labels or targets, as a model that finds clusters takes them; nothing
-        is copied.
+        """Return the same rows without labels or targets, for example to fit clusters; nothing is copied.
 
         Examples
         --------
@@ -529,7 +528,7 @@ class Dataset:
         return Dataset(self._columns.without_y(), self._start, self._stop) if self.has_y else self
 
     def fingerprint(self) -> str:
-        """SHA-256 of content and row range, in hexadecimal; free for stored rows, a pass over arrays."""
+        """Return the SHA-256 of content and row range, in hexadecimal; only arrays in memory are read."""
         own, paired = self._own_fingerprint(), self._columns.paired
         if paired is None:
             return own
@@ -537,7 +536,7 @@ class Dataset:
         return hashlib.sha256(f"{own} target {beside}".encode()).hexdigest()
 
     def _own_fingerprint(self) -> str:
-        """Without the rows of a paired dataset."""
+        """Return the fingerprint without the rows of a paired dataset."""
         whole = self._columns.fingerprint
         if self._columns.attrs is None:
             return _hash_rows(self)
@@ -550,7 +549,7 @@ class Dataset:
         return hashlib.sha256(f"{whole}[{self._start}:{self._stop}]".encode()).hexdigest()
 
     def spec(self) -> schema.DatasetSpec:
-        """What another process needs to open these rows, JSON-able; DataError for rows in memory."""
+        """Return a JSON-able spec with which any process opens these rows; DataError for rows in memory."""
         if not self.is_stored:
             raise DataError(
                 f"{self._what()} lies in the memory of this process, so no other process can open it; write "
@@ -579,7 +578,7 @@ class Dataset:
         progress: Callable[[int, int], None] | None = None,
         **layout: Unpack[LayoutOptions],
     ) -> Dataset:
-        """Write the rows to a new stored dataset, a shard at a time, and open it.
+        """Write the rows to a new stored dataset, one shard at a time, and open the new dataset.
 
         Parameters
         ----------
@@ -601,7 +600,7 @@ class Dataset:
         return open_dataset(url)
 
     def to_dask(self) -> tuple[da.Array, da.Array | None, da.Array | None]:
-        """The columns as dask arrays; nothing is read before they are computed.
+        """Return the columns as dask arrays; rows are read only when the arrays are computed.
 
         Returns
         -------
@@ -626,9 +625,9 @@ class Dataset:
         return as_dask(self)
 
     def to_xarray(self) -> xarray.Dataset:
-        """The columns with named dimensions, over the arrays of `to_dask`.
+        """Return the arrays of `to_dask` as an xarray dataset with named dimensions.
 
-        A stored dataset of dense rows is opened by ``xarray.open_zarr(url, consolidated=False)``, too.
+        ``xarray.open_zarr(url, consolidated=False)`` also opens a stored dataset of dense rows.
 
         Returns
         -------
@@ -650,11 +649,11 @@ class Dataset:
     def to_torch(
         self, *, seed: int | None = None, batch_size: int | None = None, piece_rows: int = 4096
     ) -> TorchRows:
-        """An ``IterableDataset`` for PyTorch's ``DataLoader``, also with workers.
+        """Return an ``IterableDataset`` for PyTorch's ``DataLoader``, with or without workers.
 
-        Pieces of rows are shuffled, and the rows of each: the order is a function of seed and epoch
-        (``set_epoch``), and of the number of workers, which take every n-th piece. Rows that lie together
-        stay near each other: shuffle the dataset once before (`shuffle_dataset`).
+        The order of pieces and the order of rows inside each piece are shuffled. The order depends on the
+        seed, the epoch (``set_epoch``) and the number of workers, because each of n workers reads every n-th
+        piece. Neighbouring rows stay near each other: shuffle the dataset once before (`shuffle_dataset`).
 
         Parameters
         ----------
@@ -711,7 +710,7 @@ class Dataset:
         return (self._start, self._stop) == (0, self._columns.x.shape[0])
 
     def _outputs(self) -> str:
-        """What `y` is, in a word or two; labels are not looked through for it."""
+        """Describe `y` in one or two words, without a pass over the labels."""
         if self.n_targets is not None:
             return f"{self.n_targets:,} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
         if self.has_y and self._columns.classes_known and self.classes is not None:
@@ -719,7 +718,7 @@ class Dataset:
         return "labels" if self.has_y else ""
 
     def _summary(self) -> dict[str, str]:
-        """Names and values for a notebook; no rows are read."""
+        """Return names and values for the notebook display, without reading rows."""
         from dask.utils import format_bytes
 
         x = self._columns.x
@@ -800,9 +799,9 @@ def open_dataset(
 
 
 def _reopened(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:
-    """A pickled dataset; its accesses are known here once they are unpickled."""
-    # Not opened yet: an error while Dask unpickles ends the connection of a worker, in place of the task, and
-    # a scheduler unpickles what it only passes on.
+    """Return an unpickled dataset that opens at its first use; unpickling `accesses` registers them here."""
+    # An error while Dask unpickles would close the connection of a worker instead of failing the task. A
+    # scheduler also unpickles datasets that it only forwards, so nothing is opened here.
     ds = Dataset.__new__(Dataset)
     ds._sent, ds._start, ds._stop = (spec, accesses), spec["start"], spec["stop"]
     return ds
@@ -810,18 +809,18 @@ def _reopened(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset
 
 @functools.lru_cache(maxsize=16)
 def _open_cached(url: str, mark: str | None, stamp: Hashable) -> Dataset:
-    """A dataset opened once per process and state of its metadata file."""
+    """Open a dataset once per process and per state of its metadata file (`stamp`)."""
     return open_dataset(known_place(url, mark))
 
 
 def _hash_rows(ds: Dataset) -> str:
-    """SHA-256 over the rows, labels and weights of a dataset in memory, in hexadecimal: one pass."""
+    """Return the SHA-256 of the rows, labels and weights in memory, in hexadecimal, from one pass."""
     digest = hashlib.sha256(f"{ds.n_rows} {ds.feature_shape} {ds.dtype.str}".encode())
     source = ds._columns.x
     if ds.is_sparse:
         digest.update(b"csr")
     if isinstance(source, DaskRows):
-        # Computing the array to hash it would cost as much as a pass; its name stands for its content.
+        # Hash the name of a dask array instead of its content, because a computation costs a full pass.
         digest.update(f"dask {source.token} {ds._start}".encode())
     for a, b in [] if isinstance(source, DaskRows) else ds.pieces():
         for u in range(a, b, _HASH_ROWS):

@@ -1,4 +1,4 @@
-"""How rows are cut into chunks and shards, and which codec packs them; the defaults were measured."""
+"""Choose the sizes of chunks and shards and the codec for stored rows; the defaults were measured."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from zarr.abc.codec import BytesBytesCodec
 
 COMPRESSORS = ("zstd", "lz4", None)
-"""zstd level 1; Blosc-LZ4; nothing. A CRC-32C is put around each chunk in any case."""
+"""Codecs: zstd level 1, Blosc-LZ4, or no compression. Each chunk also gets a CRC-32C checksum."""
 
-# Defaults, from benchmarks/results/data_layouts.json (warm page cache, one thread; a memmap copies at 9 - 18
-# GB/s).
-# - Codec. Digits: none 3.3 - 7 GB/s, LZ4 1.7 - 3 GB/s and 3.1 x smaller, zstd 0.9 - 1.3 GB/s and 4.8 x
-#   smaller. LZ4: zstd would cost as much time as the kernels that eat the rows, none three times the disk.
-#   float32 noise packs 1.08 x: none.
-# - Chunks: 1,024 to 16,384 rows of 784 bytes read alike; 4 MB keeps the buffers of a few threads in cache.
-# - Shards: one or eight chunks a file read alike. Packed rows get up to 16 MB a file, so that object stores
-#   see few files; unpacked ones (also the scratch of a run) a file per chunk, which is read straight into
-#   place.
+# The defaults come from benchmarks/results/data_layouts.json (warm page cache, one thread; a memmap copies
+# 9 - 18 GB/s).
+# - Codec: digits read at 3.3 - 7 GB/s without a codec, at 1.7 - 3 GB/s with LZ4 (3.1 x smaller) and at
+#   0.9 - 1.3 GB/s with zstd (4.8 x smaller). Integers use LZ4, because zstd takes as long as the kernels that
+#   use the rows. Floats use no codec, because float32 noise shrinks only 1.08 x.
+# - Chunks: 1,024 to 16,384 rows of 784 bytes read equally fast; 4 MB keep the buffers of a few threads in
+#   cache.
+# - Shards: one or eight chunks per file read equally fast. Compressed shards have up to 16 MB, for few files
+#   in object stores. Uncompressed shards have one chunk, which is read directly into its array.
 CHUNK_BYTES = 4 << 20
 MAX_CHUNK_ROWS = 16_384
 SHARD_BYTES = 16 << 20
 MAX_SHARD_ROWS = 65_536
-# A row group is read whole by a pass, and a few of them are in memory at a time.
+# Bytes of one CSR row group; a pass reads whole row groups and has a few of them in memory at one time.
 GROUP_BYTES = 8 << 20
 
-_MOST_PACKED = 250  # times smaller that LZ4 makes rows of zeros
+_MOST_PACKED = 250  # compression ratio of LZ4 for rows of zeros
 
 WRITE_CONFIG: dict[str, Any] = {"write_empty_chunks": True}
-"""zarr does not store this setting: it is given each time an array is opened to write."""
+"""Setting for every array that is opened for writing, because zarr does not store the setting."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class ChunkLayout:
     """Chunks, shards and codec of a dataset's rows."""
 
     chunk_rows: int
-    """Rows of a chunk: what one read decodes."""
+    """Rows per chunk, the unit that one read decodes."""
     shard_rows: int
-    """Rows of a shard: one file, one writer. A multiple of `chunk_rows`; equal to it: no sharding codec."""
+    """Rows per shard (one file, one writer), a multiple of `chunk_rows`; no sharding codec if equal."""
     compressor: str | None
-    """One of `COMPRESSORS`, or 'auto' for CSR rows, whose arrays differ."""
+    """One of `COMPRESSORS`, or 'auto' for CSR rows, whose arrays use different codecs."""
     tile_columns: int | None = None
-    """Columns of a tile where rows of one axis are cut across, too: then a shard is one tile."""
+    """Columns per tile if rows with one axis are also split by columns; each shard is then one tile."""
 
     def least_bytes(self, numbers: int, dtype: np.dtype) -> int:
-        """Bytes that so many numbers take at least, however well they pack."""
+        """Return the minimum of bytes on disk for `numbers` values at the best compression ratio."""
         plain = self.compressor is None or (self.compressor == "auto" and dtype.kind == "f")
         return numbers * dtype.itemsize // (1 if plain else _MOST_PACKED)
 
@@ -64,7 +64,7 @@ class ChunkLayout:
         return -(-n_rows // self.shard_rows)
 
     def n_tiles(self, n_features: int) -> int:
-        """Shards side by side that hold the rows' columns."""
+        """Return the number of shards that share the same rows and split their columns."""
         return 1 if self.tile_columns is None else -(-n_features // self.tile_columns)
 
 
@@ -79,7 +79,7 @@ def choose_layout(
     tile_columns: int | None = None,
     beside: int = 0,
 ) -> ChunkLayout:
-    """Fill in what the caller left open; `beside` is the bytes of other columns in a row (dense targets)."""
+    """Choose the sizes and codec that are None or 'auto'; `beside` is the bytes per row of dense targets."""
     if tile_columns is not None:
         # A tile is one chunk and one file.
         chunk_rows = shard_rows = shard_rows or chunk_rows
@@ -120,7 +120,7 @@ def choose_csr_layout(
     compressor: str | None = "auto",
     beside: int = 0,
 ) -> ChunkLayout:
-    """The layout of CSR rows: rows of a row group, by the mean bytes of a row."""
+    """Return the layout of CSR rows; the mean bytes of a row determine the rows per row group."""
     if compressor not in ("auto", *COMPRESSORS):
         raise DataError(f"compressor is {compressor!r}, but it has to be 'auto', 'zstd', 'lz4' or None")
     if chunk_rows is not None:
@@ -138,7 +138,7 @@ def choose_csr_layout(
 
 
 def _chunk_rows(row_bytes: int, limit: int, shard_rows: int | None) -> int:
-    """Rows of a chunk, at most `limit`; where the shard is given, a divisor of it."""
+    """Return the rows per chunk, at most `limit`, and a divisor of `shard_rows` unless that is None."""
     wanted = min(_power_of_two(CHUNK_BYTES // row_bytes), MAX_CHUNK_ROWS)
     if limit <= wanted or shard_rows is None:
         return min(limit, wanted)
@@ -148,26 +148,26 @@ def _chunk_rows(row_bytes: int, limit: int, shard_rows: int | None) -> int:
 
 
 def _power_of_two(rows: int) -> int:
-    """The largest power of two up to `rows`, at least 1: blocks and leaves then end where chunks end."""
+    """Return the largest power of two <= `rows`, at least 1, so that blocks and leaves end at chunk ends."""
     return 1 << max(0, rows.bit_length() - 1)
 
 
 def codecs(compressor: str | None, dtype: np.dtype) -> list[BytesBytesCodec]:
-    """The bytes-to-bytes codecs of a chunk; CRC-32C is outermost, so damage is found before decoding."""
+    """Return the codecs of a chunk; CRC-32C comes last, so that damage is detected before decoding."""
     from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
     shuffle = "shuffle" if dtype.itemsize > 1 else "noshuffle"
     packed: dict[str | None, list[BytesBytesCodec]] = {
         None: [],
         "zstd": [ZstdCodec(level=1)],
-        # Shuffling bits costs half of the reading rate, and single bytes get larger by it.
+        # Bit shuffling halves the read throughput and makes one-byte values larger.
         "lz4": [BloscCodec(cname="lz4", clevel=5, shuffle=shuffle, typesize=dtype.itemsize)],
     }
     return [*packed[compressor], Crc32cCodec()]
 
 
 def layout_of(array: zarr.Array) -> ChunkLayout:
-    """The layout of an array that `begin_dataset` made."""
+    """Return the layout of an array that `begin_dataset` created."""
     _, chain = codecs_of(array)
     packers = [name for name, _ in chain if name in ("zstd", "blosc")]
     kind = "zstd" if "zstd" in packers else "lz4" if packers else None
@@ -175,11 +175,11 @@ def layout_of(array: zarr.Array) -> ChunkLayout:
 
 
 Codecs = list[tuple[str, dict[str, Any]]]
-"""Names and settings of the codecs of a chunk, as `zarr.json` has them."""
+"""Names and settings of the codecs of a chunk, as stored in `zarr.json`."""
 
 
 def codecs_of(array: zarr.Array) -> tuple[dict[str, Any] | None, Codecs]:
-    """The settings of the shards of an array, if it has any, and the codecs of its chunks."""
+    """Return the sharding settings of an array, or None, and the codecs of its chunks."""
     chain = named_codecs(array.metadata.to_dict().get("codecs", ()))
     if len(chain) == 1 and chain[0][0] == "sharding_indexed":
         shards = chain[0][1]
@@ -188,7 +188,7 @@ def codecs_of(array: zarr.Array) -> tuple[dict[str, Any] | None, Codecs]:
 
 
 def named_codecs(chain: Iterable[str | Mapping[str, Any]]) -> Codecs:
-    """Stored codecs by name; one without settings may be its name alone."""
+    """Return stored codecs as (name, settings); zarr may store a codec without settings as a bare name."""
     return [
         (codec, {}) if isinstance(codec, str) else (codec["name"], codec.get("configuration") or {})
         for codec in chain
@@ -196,12 +196,12 @@ def named_codecs(chain: Iterable[str | Mapping[str, Any]]) -> Codecs:
 
 
 def packing_of(array: zarr.Array) -> str:
-    """How an array is cut and packed, to notice when other software has packed it again."""
+    """Return a text of sizes and codecs, which detects that other software has repacked the array."""
     sizes = layout_of(array)
     names = [name for name, _ in codecs_of(array)[1]]
     return "/".join(map(str, [sizes.chunk_rows, sizes.shard_rows, sizes.tile_columns, *names]))
 
 
 def tile_columns_of(array: zarr.Array) -> int | None:
-    """Columns of a tile where an array is cut across its rows, too, else None."""
+    """Return the columns per tile if an array is also split by columns, else None."""
     return int(array.chunks[1]) if array.ndim == 2 and array.chunks[1] < array.shape[1] else None

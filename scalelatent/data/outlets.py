@@ -1,4 +1,4 @@
-"""Rows of a dataset for other libraries: Dask and xarray, lazily."""
+"""Convert a dataset to lazy arrays of Dask and xarray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def as_dask(ds: Dataset) -> tuple[da.Array, da.Array | None, da.Array | None]:
-    """Rows, labels and weights; see `Dataset.to_dask`."""
+    """Return rows, labels and weights as dask arrays; see `Dataset.to_dask`."""
     if ds.is_sparse or ds.y_kind == "multilabel":
         raise DataError(
             f"{ds.url or 'the dataset'} has CSR columns, and Dask's arrays are dense; write dense ones with "
@@ -33,7 +33,7 @@ def as_dask(ds: Dataset) -> tuple[da.Array, da.Array | None, da.Array | None]:
 
 
 def as_xarray(ds: Dataset) -> xarray.Dataset:
-    """Named columns; see `Dataset.to_xarray`."""
+    """Return the columns as an xarray dataset; see `Dataset.to_xarray`."""
     try:
         import xarray
     except ImportError as error:
@@ -47,12 +47,12 @@ def as_xarray(ds: Dataset) -> xarray.Dataset:
 
 
 def _dimensions(name: str, ndim: int) -> tuple[str, ...]:
-    """Names of a column's dimensions, those of its array on disk."""
+    """Return the names of a column's dimensions, which are the same as in the stored array."""
     return "row", *(f"{'feature' if name == 'x' else 'target'}_{i}" for i in range(ndim - 1))
 
 
 class _Column:
-    """A column of a dataset as an array that is read by rows; of a stored one its place alone is sent."""
+    """Column of a dataset as an array-like that is read by rows; a stored dataset is pickled as its spec."""
 
     def __init__(self, ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
@@ -66,7 +66,7 @@ class _Column:
 
 
 def _column(ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype) -> da.Array:
-    """A column as a dask array, a block a chunk of the rows on disk."""
+    """Return a column as a dask array, with one block for each chunk of the rows on disk."""
     import dask.array as da
 
     pieces = ds.pieces()

@@ -1,4 +1,4 @@
-"""A look at a dataset: its first rows for people, and what it is in a notebook."""
+"""Show the first rows of a dataset as text, and its properties as a table in a notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 28
 
 
 def first_rows(ds: Dataset, n_rows: int = 5) -> list[dict[str, Any]]:
-    """The first rows of a dataset, with the first numbers of each, as JSON-able values."""
+    """Return the first rows of a dataset, with the first values of each row, as JSON-able records."""
     n = min(n_rows, len(ds))
     x = ds.read_x(0, n)
     y = ds.read_y(0, n) if ds.has_y else None
@@ -56,10 +56,10 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 
 def thumbnail(image: np.ndarray) -> list[str]:
-    """An image (height, width) or (height, width, channels) as lines of text, dark on light."""
+    """Return an image (height, width[, channels]) as lines of text; larger values print darker."""
     gray = image.reshape(*image.shape[:2], -1)[..., :3].astype(np.float64).mean(axis=2)
     width = min(gray.shape[1], _WIDTH)
-    # A letter is about twice as high as wide.
+    # A character is about twice as high as wide.
     height = max(1, round(gray.shape[0] * width / gray.shape[1] / 2))
     rows = np.linspace(0, gray.shape[0], height + 1).astype(int)[:-1]
     columns = np.linspace(0, gray.shape[1], width + 1).astype(int)[:-1]
@@ -72,7 +72,7 @@ def thumbnail(image: np.ndarray) -> list[str]:
 
 
 def as_html(title: str, values: dict[str, str]) -> str:
-    """Names and values as a small table."""
+    """Return names and values as an HTML table with a caption."""
     left = "style='text-align:left'"
     lines = "".join(
         f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(text)}</td></tr>"

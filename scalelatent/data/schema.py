@@ -1,4 +1,4 @@
-"""What a dataset is on disk and what its rows may be: attributes, versions, checks. No zarr in this file."""
+"""Define the attributes of stored datasets and check rows, labels and weights, without importing zarr."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ FORMAT = "scalelatent-dataset"
 FORMAT_VERSION = 3
 Y_KINDS = ("labels", "targets", "multilabel")
 MAX_CLASSES = 65_536
-"""More distinct labels than this are not taken for classes, which are kept in attributes."""
+"""Maximum number of classes, which are stored in the attributes of a dataset."""
 
 
 Label = str | int | float
-"""A label as JSON has it; a bool is an int."""
+"""Type of a label in JSON; a bool counts as an int."""
 
 
 class Segment(TypedDict):
-    """A part of a dataset that grew."""
+    """Attributes of one part of a dataset to which rows were appended."""
 
     path: str
-    """Folder below the dataset's; "" of the first."""
+    """Folder below the dataset's folder; "" for the first part."""
     rows: int
     fingerprint: str
     classes: list[Label] | None
 
 
 class CrcTable(TypedDict):
-    """What the table of checksums belongs to."""
+    """Description of the table of checksums: hash of the table, rows per shard, columns."""
 
     hash: str
     shard_rows: NotRequired[int]
     columns: dict[str, list[Any]]
-    """Name -> number of checksums, how the chunks are packed."""
+    """Column name -> [number of checksums, packing of the chunks]."""
 
 
 class DatasetSpec(TypedDict):
-    """What another process needs to open rows, see `Dataset.spec`."""
+    """Values with which another process opens the same rows; see `Dataset.spec`."""
 
     url: str
     start: int
@@ -58,7 +58,7 @@ class DatasetSpec(TypedDict):
 
 
 class LayoutOptions(TypedDict, total=False):
-    """Arguments of `create_dataset` that say how rows are cut and packed, not what they are."""
+    """Arguments of `create_dataset` for the sizes of chunks and shards and the compression of rows."""
 
     chunk_rows: int | None
     shard_rows: int | None
@@ -67,7 +67,7 @@ class LayoutOptions(TypedDict, total=False):
 
 
 class OutputOptions(TypedDict, total=False):
-    """Arguments of `create_dataset` that make room for labels, targets or multi-labels."""
+    """Arguments of `create_dataset` for the column of labels, targets or multi-labels."""
 
     y_dtype: np.dtype | None
     y_kind: str
@@ -82,32 +82,32 @@ class DatasetAttrs:
     feature_shape: tuple[int, ...]
     """Shape of one row of `x`, for example (28, 28)."""
     classes: list[Label] | None = None
-    """Distinct labels in rising order: numbers or strings; None where there are no labels."""
+    """Sorted distinct labels, numbers or strings; None without labels."""
     codes: bool = False
     """Whether `y` holds indices into `classes` (string labels) instead of the labels themselves."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Where the rows come from: importer or generator, its parameters, file names, software version."""
+    """Origin of the rows: importer or generator, its parameters, file names, software version."""
     fingerprint: str | None = None
     """SHA-256 of the content; None until the last shard is written."""
     complete: bool = False
-    """Whether the writer has finished; only then does the dataset open."""
+    """Whether the writer has finished; readers refuse an unfinished dataset."""
     x_kind: str = "dense"
-    """'dense' or 'csr'."""
+    """Kind of the rows: 'dense' or 'csr'."""
     y_kind: str = "labels"
-    """One of `Y_KINDS`: what `y` is where there is one."""
+    """Kind of `y`, one of `Y_KINDS`; unused without `y`."""
     n_targets: int | None = None
-    """Columns of `y`; None for labels."""
+    """Number of columns of `y`; None for labels."""
     segments: list[Segment] | None = None
-    """Of a dataset that grew (joined.py): path, rows, fingerprint and classes of each part."""
+    """Parts of a dataset to which rows were appended; None for other datasets."""
     columns: list[str] | None = None
-    """Names of the columns; None in datasets of versions that did not say it. One that is lost is damage."""
+    """Names of the stored columns; None in datasets of old versions. A missing column is an error."""
     crc: CrcTable | None = None
-    """What belongs to the table `crc` (checksums.py); None in datasets of versions that wrote none."""
+    """Description of the table `crc` of checksums; None in datasets of versions without checksums."""
     format: str = FORMAT
 
     @property
     def format_version(self) -> int:
-        """The lowest version that says all of it."""
+        """Lowest format version that can represent these attributes."""
         if self.segments is not None:
             return 3
         return 1 if (self.x_kind, self.y_kind) == ("dense", "labels") else 2
@@ -123,17 +123,17 @@ class DatasetAttrs:
         return {**values, "format_version": self.format_version}
 
     def finished(self, fingerprint: str, classes: list[Label] | None, crc: CrcTable | None) -> DatasetAttrs:
-        """The attributes of the finished dataset."""
+        """Return the attributes of the finished dataset, marked as complete."""
         return replace(self, fingerprint=fingerprint, classes=classes, crc=crc, complete=True)
 
     @property
     def own_classes(self) -> list[Label] | None:
-        """Classes that stored codes stand for: those of the first segment where more have joined since."""
+        """Classes that the stored codes index: those of the first segment if segments were appended."""
         return self.segments[0]["classes"] if self.codes and self.segments else self.classes
 
     @classmethod
     def from_json(cls, attrs: object, url: str) -> DatasetAttrs:
-        """Read and check the attributes of the group at `url`; format first, then version, then the rest."""
+        """Check the attributes of the group at `url` (format, version, then the rest), and return them."""
         if isinstance(attrs, dict) and attrs.get("format") == REMOVED:
             raise DataError(
                 f"{url} is being removed, or its removal was stopped: the rows are gone; write them again"
@@ -181,7 +181,7 @@ class DatasetAttrs:
 
 
 def _is_crc(crc: Any) -> bool:
-    """Whether an attribute `crc` is one that checksums.py can use."""
+    """Return whether an attribute `crc` is None or a valid `CrcTable`."""
     if crc is None:
         return True
     try:
@@ -194,12 +194,12 @@ def _is_crc(crc: Any) -> bool:
 
 
 def software() -> str:
-    """Version of scalelatent, for provenance."""
+    """Return the version of scalelatent, for the provenance of a dataset."""
     return str(getattr(sys.modules.get("scalelatent"), "__version__", "unknown"))
 
 
 def check_rows_dtype(dtype: np.dtype, what: str) -> np.dtype:
-    """Refuse rows that are not real numbers; return the dtype in native byte order."""
+    """Raise a `DataError` unless rows are real numbers; return their dtype in native byte order."""
     if dtype.kind not in "buif":
         kind = {"O": "Python objects", "c": "complex numbers"}.get(dtype.kind, f"values of type {dtype}")
         raise DataError(
@@ -213,7 +213,7 @@ def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
     """Raise a `DataError` that names row and column of the first NaN or infinity of `x` (rows, ...)."""
     if x.dtype.kind != "f" or x.size == 0:
         return
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflowing sum is only a reason to look closer
+    with np.errstate(over="ignore", invalid="ignore"):  # after an overflow, the loop below decides
         if np.isfinite(x.sum(dtype=np.float64)):
             return
     flat = x.reshape(len(x), -1)
@@ -246,7 +246,7 @@ def refuse_masked(values: object, what: str, first_row: int = 0) -> None:
 
 
 def as_labels(y: object, what: str, first_row: int = 0) -> np.ndarray:
-    """Labels as a 1-D array of numbers or fixed-width strings; `y` itself where it is one already."""
+    """Return labels as a 1-D array of numbers or fixed-width strings; no copy if `y` is such an array."""
     refuse_masked(y, what, first_row)
     check_label_values(y, what, first_row)
     labels = y if isinstance(y, np.ndarray) else np.asarray(y)
@@ -267,8 +267,8 @@ def as_labels(y: object, what: str, first_row: int = 0) -> np.ndarray:
 
 
 def check_label_values(y: Any, what: str, first_row: int = 0) -> None:
-    """Refuse labels that numpy would change or not understand, naming the row: one that is missing in a
-    pandas column, strings beside numbers, strings that end in NUL.
+    """Raise a `DataError` that names the row of the first label that is missing in a pandas column, mixes
+    strings with numbers, or ends in NUL, because numpy would change or refuse such a label.
     """
     if hasattr(y, "isna"):
         missing = np.argwhere(np.asarray(y.isna()))
@@ -302,7 +302,7 @@ def check_label_values(y: Any, what: str, first_row: int = 0) -> None:
 
 
 def _decoded(labels: np.ndarray, what: str, first_row: int) -> np.ndarray:
-    """Bytes as the strings that they are in UTF-8."""
+    """Return labels of bytes decoded as UTF-8 strings."""
     try:
         return np.char.decode(labels, "utf-8")
     except UnicodeDecodeError as error:
@@ -322,7 +322,7 @@ def _is_utf8(label: bytes) -> bool:
 
 
 def check_stored_dtype(dtype: np.dtype, what: str) -> np.dtype:
-    """Refuse a type of numbers that zarr has not; return it."""
+    """Raise a `DataError` for a dtype that zarr cannot store; return the dtype."""
     if dtype.kind == "f" and dtype.itemsize > 8:
         raise DataError(
             f"{what} holds {dtype}, which cannot be stored; convert it first, for example with "
@@ -332,7 +332,7 @@ def check_stored_dtype(dtype: np.dtype, what: str) -> np.dtype:
 
 
 def _from_objects(labels: np.ndarray, what: str) -> np.ndarray:
-    """Objects that are all strings, or all numbers, as an array of such."""
+    """Return Python objects that are all strings, or all numbers, as an array of that type."""
     if all(isinstance(v, str) for v in labels):
         return labels.astype(str)
     try:
@@ -349,7 +349,7 @@ def _from_objects(labels: np.ndarray, what: str) -> np.ndarray:
 
 
 def distinct_labels(labels: np.ndarray, first_row: int, what: str) -> np.ndarray:
-    """Sorted distinct labels; a NaN label is an error that names its row."""
+    """Return the sorted distinct labels; raise a `DataError` that names the row of a non-finite label."""
     if labels.dtype.kind == "f":
         bad = np.flatnonzero(~np.isfinite(labels))
         if bad.size:
@@ -361,7 +361,7 @@ def distinct_labels(labels: np.ndarray, first_row: int, what: str) -> np.ndarray
 
 
 def as_classes(distinct: np.ndarray, what: str) -> np.ndarray | None:
-    """Sorted distinct labels as the classes of a dataset; None where there are too many numbers to be any."""
+    """Return `distinct` if the number of labels is at most `MAX_CLASSES`, else None; refuse more strings."""
     if len(distinct) <= MAX_CLASSES:
         return distinct
     if distinct.dtype.kind == "U":
@@ -370,7 +370,7 @@ def as_classes(distinct: np.ndarray, what: str) -> np.ndarray | None:
 
 
 def too_many_strings(what: str) -> DataError:
-    """The refusal of more string labels than there may be classes."""
+    """Return the error for more distinct string labels than `MAX_CLASSES`."""
     return DataError(
         f"{what}: more than {MAX_CLASSES:,} distinct labels that are strings; strings are stored as codes of "
         "classes, and there may be that many at most. Give numbers instead, or leave the labels out: names "
@@ -381,9 +381,9 @@ def too_many_strings(what: str) -> DataError:
 def encode_labels(
     labels: np.ndarray, classes: np.ndarray, first_row: int, what: str, unlabelled: bool = False
 ) -> np.ndarray:
-    """Index of each label in the sorted `classes`, int32; an unknown label is an error that names its row.
+    """Return the index of each label in the sorted `classes`, int32; an unknown label raises a `DataError`.
 
-    With `unlabelled`, -1 where a label is the number -1 and no class is.
+    With `unlabelled`, the label -1 gets the code -1, unless -1 is one of the classes.
     """
     if labels.dtype.kind != classes.dtype.kind and "U" in (labels.dtype.kind, classes.dtype.kind):
         raise DataError(
@@ -406,7 +406,7 @@ def encode_labels(
 
 
 def check_weight(weight: WeightsLike, n_rows: int, what: str, first_row: int = 0) -> np.ndarray:
-    """Row weights as float64 (n_rows,), finite and not negative; `first_row` counts in messages."""
+    """Check that row weights are finite and >= 0; return float64 (n_rows,). Errors count from `first_row`."""
     refuse_masked(weight, what, first_row)
     out = np.ascontiguousarray(weight, dtype=np.float64)
     if out.shape != (n_rows,):
@@ -423,5 +423,5 @@ def check_weight(weight: WeightsLike, n_rows: int, what: str, first_row: int = 0
 
 
 def n_features(feature_shape: tuple[int, ...]) -> int:
-    """Numbers in one row."""
+    """Return the number of values in one row."""
     return math.prod(feature_shape)

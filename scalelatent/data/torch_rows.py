@@ -1,4 +1,4 @@
-"""Rows of a dataset for PyTorch's DataLoader, in an order of their own each epoch. Imports torch."""
+"""Feed rows of a dataset to PyTorch's DataLoader, in a new order each epoch. This module imports torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TorchRows(IterableDataset):
-    """What `Dataset.to_torch` returns: rows, or batches of rows, in the order of (seed, epoch)."""
+    """Rows, or batches of rows, in an order that depends on (seed, epoch); see `Dataset.to_torch`."""
 
     def __init__(self, ds: Dataset, seed: int | None, batch_size: int | None, piece_rows: int) -> None:
         if (batch_size is not None and batch_size < 1) or piece_rows < 1:
@@ -25,17 +25,17 @@ class TorchRows(IterableDataset):
         self._ds, self._seed, self._batch = ds, seed, batch_size
         cut = (range(a, b, piece_rows) for a, b in ds.pieces())
         self._pieces = [(u, min(u + piece_rows, part.stop)) for part in cut for u in part]
-        # Shared with workers that live on from epoch to epoch.
+        # Shared memory passes the epoch to DataLoader workers that persist between epochs.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
-        """Rows, or batches, of an epoch."""
+        """Return the number of rows, or of batches, in one epoch."""
         if self._batch is None:
             return len(self._ds)
         return sum(-(-(b - a) // self._batch) for a, b in self._pieces)
 
     def set_epoch(self, epoch: int) -> None:
-        """Rows of the next iteration come in the order of this epoch."""
+        """Set the epoch that determines the order of rows in the next iteration."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[torch.Tensor | tuple[torch.Tensor, ...]]:
@@ -57,7 +57,7 @@ class TorchRows(IterableDataset):
         return stream(self._seed, "torch-rows", epoch, what).permutation(count)
 
     def _read(self, start: int, stop: int) -> list[np.ndarray]:
-        """Rows, and codes of labels or targets, and weights, as far as there are."""
+        """Return the dense rows, then codes or targets, and then weights, if the dataset has them."""
         ds = self._ds
         rows = ds.read_x(start, stop)
         dense = rows if isinstance(rows, np.ndarray) else rows.toarray()

@@ -175,7 +175,7 @@ def _numba(folder: str) -> Iterator[Finding]:
 
 
 def _cache(folder: str) -> Iterator[Finding]:
-    from scalelatent.kernels.jit import CACHE
+    from scalelatent.kernels.cache_folder import CACHE
 
     trouble = cache_trouble()
     if trouble:

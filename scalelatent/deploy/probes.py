@@ -70,7 +70,7 @@ def cupy_wheels() -> list[str]:
 
 def cache_trouble() -> str:
     """Why compiled kernels are not kept here; empty where they are."""
-    from scalelatent.kernels.jit import CACHE
+    from scalelatent.kernels.cache_folder import CACHE
 
     trouble = folder_trouble(CACHE)
     return trouble and f"{CACHE}: {trouble}"

@@ -171,7 +171,7 @@ def _blas() -> Iterator[str]:
 
 
 def _compiler() -> Iterator[str]:
-    from scalelatent.kernels.jit import CACHE  # settles where compiled kernels are kept
+    from scalelatent.kernels.cache_folder import CACHE  # settles where compiled kernels are kept
 
     import llvmlite.binding as llvm  # isort: skip
     import numba  # isort: skip

@@ -90,7 +90,7 @@ def warm(
     kinds: Iterable[str] = (), *, processes: int | None = None, on_kernel: OnKernel | None = None
 ) -> dict[str, Any]:
     """Compile the kernels that this machine does not have yet, in several processes (default: all cores)."""
-    from scalelatent.kernels.jit import CACHE
+    from scalelatent.kernels.cache_folder import CACHE
 
     begin, (count, missing) = time.monotonic(), _missing(_chosen(kinds))
     todo, done, lock, failed = deque(missing), 0, threading.Lock(), list[str]()

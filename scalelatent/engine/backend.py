@@ -17,9 +17,8 @@ from scalelatent.contract.kinds import find_kernels, import_object, list_kernels
 from scalelatent.contract.learners import Backend, Table
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import DeviceLostError, DeviceMemoryError, RunError
-from scalelatent.kernels.arrays import check_same_width
+from scalelatent.kernels.arrays import aligned, check_same_width
 from scalelatent.kernels.cuda import multiply
-from scalelatent.kernels.vectors import aligned
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dask.system import cpu_count
 
 from scalelatent.contract.learners import Block, Reduction, RowMap, StepLearner, Work
 from scalelatent.contract.stats import Stats
@@ -48,7 +47,7 @@ from .rates import (
     scratch_rates,
 )
 from .reading import AHEAD
-from .threads import resolve_jobs
+from .threads import resolve_jobs, usable_cores
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -97,11 +96,11 @@ def find_resources(client: Client | None, n_jobs: int | None, limit: str | int |
 
     user_limit = None if limit in (None, "auto", 0) else int(parse_bytes(limit))
     if client is None:
-        return Resources(1, resolve_jobs(n_jobs), user_limit or memory_limit(), cpu_count())
+        return Resources(1, resolve_jobs(n_jobs), user_limit or memory_limit(), usable_cores())
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     # Workers on other machines are assumed to have one core per thread.
     is_local = all(str(w.get("host", "127.0.0.1")).startswith("127.") for w in workers)
-    cores = cpu_count() if is_local else sum(int(w["nthreads"]) for w in workers)
+    cores = usable_cores() if is_local else sum(int(w["nthreads"]) for w in workers)
     limits = [int(w["memory_limit"]) for w in workers if w["memory_limit"]]
     threads = max([int(w["nthreads"]) for w in workers], default=1)
     memory = user_limit or min(limits, default=memory_limit())

@@ -17,17 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from dask.system import cpu_count
 from numpy.typing import DTypeLike
 
 from scalelatent import __version__
 from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError, ShardError
-from scalelatent.kernels import jit
+from scalelatent.kernels.cache_folder import CACHE
 
 from .cache import DEFAULT_SHARE, SMALL_BYTES
 from .passes import Stage, seconds_per_row
-from .threads import single_threaded
+from .threads import single_threaded, usable_cores
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -68,7 +67,7 @@ def describe_machine() -> dict[str, Any]:
         "scalelatent": __version__,
         "numpy": np.__version__,
         "cpu": _cpu_name(),
-        "cores": cpu_count(),
+        "cores": usable_cores(),
     }
 
 
@@ -128,7 +127,7 @@ class Rates:
             pass
 
 
-rates = Rates(Path(jit.CACHE) / "rates.json")
+rates = Rates(Path(CACHE) / "rates.json")
 """Rates of this machine."""
 
 
@@ -139,7 +138,7 @@ def cpu_seconds(
 
     CPU time includes the competition of these threads for caches and memory, but not the load by others.
     """
-    threads = max(1, min(threads, cpu_count()))
+    threads = max(1, min(threads, usable_cores()))
     barrier = threading.Barrier(threads)
 
     def measure(call: Callable[[], object]) -> float:

@@ -102,16 +102,21 @@ def call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
     return value
 
 
+def usable_cores() -> int:
+    """Return the number of cores that a batch system or a container allows this process."""
+    from dask.system import cpu_count  # Dask takes longer to import than the engine
+
+    return int(cpu_count())
+
+
 def resolve_jobs(n_jobs: int | None) -> int:
     """Return the number of threads for ``n_jobs``; -1 means all cores that this process may use."""
     # None means the setting of joblib.parallel_config, which is one thread in a worker of a grid search.
-    from dask.system import cpu_count
-
     if n_jobs is None:
-        return min(_joblib_jobs() or cpu_count(), cpu_count())
+        return min(_joblib_jobs() or usable_cores(), usable_cores())
     if not isinstance(n_jobs, Integral) or isinstance(n_jobs, bool) or n_jobs == 0:
         raise ValueError(f"n_jobs={n_jobs!r}: give a number of threads of at least 1, or None for all cores")
-    return int(n_jobs) if n_jobs > 0 else max(1, cpu_count() + 1 + int(n_jobs))
+    return int(n_jobs) if n_jobs > 0 else max(1, usable_cores() + 1 + int(n_jobs))
 
 
 def _joblib_jobs() -> int | None:

@@ -1,4 +1,4 @@
-"""What the scikit-learn shells of all models share; each shell lies in its model's folder."""
+"""Base classes of the scikit-learn estimators. Each estimator itself is in the folder of its model."""
 
 from __future__ import annotations
 

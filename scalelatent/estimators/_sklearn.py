@@ -1,4 +1,4 @@
-"""The private helpers of scikit-learn that scalelatent uses, all of them, each with what stands in for it."""
+"""All private helpers of scikit-learn that scalelatent uses, each with a replacement if it is missing."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ except ImportError:
 
 __all__ = ["check_weights", "wrap_output"]
 
-# Weights between 1 / this and this leave room for sums of a billion rows in float64.
+# The largest weight must be between 1 / LARGEST_WEIGHT and this, so that sums of a billion rows fit float64.
 LARGEST_WEIGHT = 1e30
 
 
 def wrap_output(estimator: BaseEstimator, found: Any, X: RowsLike) -> Any:
-    """The array of a transform in the container that ``set_output`` asks for; anything else as it is."""
+    """Return the array of a transform in the container that ``set_output`` requests; keep other objects."""
     if not isinstance(found, np.ndarray):
         return found
     if _wrap is None:
@@ -41,7 +41,7 @@ def wrap_output(estimator: BaseEstimator, found: Any, X: RowsLike) -> Any:
                 "this scikit-learn lacks what set_output needs: the output is a numpy array", stacklevel=3
             )
         return found
-    # A column for each number of a row, whatever its shape.
+    # Each number of a row becomes one column, for rows of any shape.
     try:
         framed = _wrap("transform", found.reshape(len(found), -1), X, estimator)
     except ImportError as error:
@@ -50,7 +50,7 @@ def wrap_output(estimator: BaseEstimator, found: Any, X: RowsLike) -> Any:
 
 
 def check_weights(sample_weight: WeightsLike, X: DenseOrCsr) -> np.ndarray:
-    """Return sample weights (n), float64, finite and not negative; refuse all too large or too small ones."""
+    """Return finite, nonnegative float64 weights (n). Refuse weights that are all too large or too small."""
     weights = _finite_weights(sample_weight, X)
     largest = float(weights.max(initial=0.0))
     if largest and not 1 / LARGEST_WEIGHT <= largest <= LARGEST_WEIGHT:

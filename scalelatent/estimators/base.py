@@ -1,4 +1,4 @@
-"""The base class of all estimators: fit, plan, outputs, saving. A model declares what is its own."""
+"""Base class of all estimators: fit, plan, outputs, saving. Each model implements its own hooks."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from scalelatent.kernels.arrays import DenseOrCsr
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-OUTPUT_SHARE = 0.3
+OUTPUT_SHARE = 0.3  # largest share of the memory of the process that one result in memory may take
 logger = logging.getLogger("scalelatent")
 
-# Of a model: a name, or a name and what belongs to it.
+# Output of a model: a name, or a name and a number that selects a variant, for example a layer.
 What = str | tuple[str, int | None]
 Saved = tuple[dict[str, Any], dict[str, np.ndarray]]
 
@@ -68,24 +68,24 @@ class StreamedEstimator(  # type: ignore[call-arg]
 ):
     """Base class of the estimators.
 
-    A model sets ``_kind``, ``_parameters`` and ``_sign_of_fit`` and gives :meth:`_fit_steps`, :meth:`_plan`,
-    :meth:`_row_map`, :meth:`_state` and :meth:`_restore`; where its rows are more than rows,
-    :meth:`_training_rows`, :meth:`_held_rows` and :meth:`_check_rows`.
+    A model sets ``_kind``, ``_parameters`` and ``_sign_of_fit`` and implements :meth:`_fit_steps`,
+    :meth:`_plan`, :meth:`_row_map`, :meth:`_state` and :meth:`_restore`. A model whose input needs its own
+    checks or conversions overrides :meth:`_training_rows`, :meth:`_held_rows` and :meth:`_check_rows`.
     """
 
     _kind: ClassVar[str] = ""
     _parameters: ClassVar[Parameters]
-    # An attribute that every fit learns that came to its end, and no other.
+    # Name of an attribute that every completed fit sets, and an interrupted fit does not set.
     _sign_of_fit: ClassVar[str] = ""
-    # What ``transform`` asks of ``_row_map``.
+    # Output that ``transform`` requests from ``_row_map``.
     _transformed: What = "output"
-    # Candidates of a search share each pass; else they are fitted one after the other.
+    # True: the candidates of a search share each pass. False: a search fits them one after the other.
     _shares_passes: ClassVar[bool] = False
-    # ``fit`` takes validation rows.
+    # Whether ``fit`` accepts validation rows.
     _validates: ClassVar[bool] = True
-    # Rows become float32 before a mean is subtracted: features that differ little at a large value are named.
+    # Whether rows become float32 before a mean is subtracted; ``fit`` then warns of lost digits.
     _rounds_rows: ClassVar[bool] = False
-    # A row may have a shape: arrays (n, h, w) and (n, channels, h, w) are images, whose features are pixels.
+    # Whether arrays (n, h, w) and (n, channels, h, w) are accepted as images, whose features are pixels.
     _takes_images: ClassVar[bool] = False
 
     device: str
@@ -98,73 +98,73 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        # scikit-learn wraps what a transformer's own `transform` returns, which may be no array here.
+        # Undo the wrapper that scikit-learn puts around `transform`: the result may be a Dataset.
         if "transform" in vars(cls):
             cls.transform = inspect.unwrap(vars(cls)["transform"])  # type: ignore[method-assign]
 
     @property
     def _output_metric(self) -> str:
-        """How rows of ``transform`` are compared: "cosine", or by the codes that they share ("overlap")."""
+        """Similarity of two rows of ``transform``: "cosine", or "overlap" (codes in common)."""
         return "cosine"
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, self._sign_of_fit)
 
-    # -- what a model declares -------------------------------------------------------------------------------
+    # -- hooks of a model ------------------------------------------------------------------------------------
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
-        """The fit as steps (see :mod:`.steps`) over rows ``"train"`` and ``"validation"``."""
+        """Yield the steps of the fit (see :mod:`.steps`) over the rows ``"train"`` and ``"validation"``."""
         raise NotImplementedError
 
     def _plan(self, told: Forecast) -> dict[str, Any]:
-        """What a fit of ``told.train`` would need, which is added to ``told``."""
+        """Add the stages of a fit of ``told.train`` to the forecast ``told``, and return the whole plan."""
         raise NotImplementedError
 
     def _row_map(self, what: Any) -> RowMap:
-        """The map of rows to an output; ``what`` says which."""
+        """Return the map from rows to the output that ``what`` names."""
         raise NotImplementedError
 
     def _state(self) -> Saved:
-        """(values, arrays) of what a fit has learned, for ``save``."""
+        """Return the fitted parameters as (values, arrays), for ``save``."""
         raise NotImplementedError
 
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Take what :meth:`_state` gave."""
+        """Set the fitted parameters from the result of :meth:`_state`."""
         raise NotImplementedError
 
     def _restore_at(self, saved: Saved, place: Location | None, run: Location | None) -> None:
-        """As :meth:`_restore`, of a model saved at ``place``, in the run folder ``run``."""
+        """Restore a model that was saved at ``place``, in the run folder ``run``; see :meth:`_restore`."""
         self._restore(*saved)
 
     def _training_rows(
         self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
     ) -> Dataset:
-        """What ``fit`` learns from, of whatever it was given."""
+        """Return the training dataset of the rows, labels and weights that ``fit`` was given."""
         return self._given_rows(X, y, sample_weight, reset=reset)
 
     def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
-        """What ``fit`` validates on."""
+        """Return the validation dataset of the rows and labels that ``fit`` was given."""
         return self._given_rows(X, y, what="validation")
 
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
-        """Refuse rows that this model cannot learn from, before any work."""
+        """Raise an error for rows that this model cannot learn from, before any work."""
 
     def _held_out(self, train: Dataset, held: Dataset | None) -> Dataset | None:
-        """Return the given validation rows, or rows of ``train`` that the fit will not learn from."""
+        """Return the given validation rows, or rows of ``train`` that the fit excludes from training."""
         return held
 
     def _check_params(self) -> None:
-        """Refuse parameters out of range, by a ValueError."""
+        """Raise ValueError for parameters out of range."""
         self._parameters.check(self)
 
     def _what_decides(self) -> dict[str, Any]:
-        """The parameters that decide the result: a resumed fit must have the same ones."""
+        """Return the parameters that determine the result; a resumed fit must have the same values."""
         return self._parameters.select_deciding(self.get_params(deep=False))
 
     def _place(
         self, train: Dataset, resources: Resources, call: FitCall
     ) -> AbstractContextManager[Place | None]:
-        """Around a fit: where it keeps its records."""
+        """Return a context manager that gives the location of the records of a fit, or None."""
         return nullcontext(call.run_dir)
 
     # -- rows ------------------------------------------------------------------------------------------------
@@ -179,13 +179,13 @@ class StreamedEstimator(  # type: ignore[call-arg]
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
-        """A dataset of whatever was given; with ``reset`` its width is the fit's, else that is checked."""
+        """Return the given rows as a dataset. ``reset`` sets ``n_features_in_``; otherwise it is checked."""
         rows = opened(X, what)
         if isinstance(rows, Dataset):
             ds = weighed(rows, y, sample_weight)
         elif is_plain(rows):
             shape = image_rows(rows) if self._takes_images else None
-            if shape is not None:  # what is masked stays so
+            if shape is not None:  # keeps a mask, which is then refused
                 rows = np.asanyarray(rows).reshape(shape[0], int(np.prod(shape[1:])))
             rows = validated(self, rows, what=what, reset=reset, ensure_min_samples=least_rows, **CHECKS)
             rows = self._checked_values(rows, what)
@@ -201,12 +201,12 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return ds
 
     def _checked_values(self, X: DenseOrCsr, what: str) -> DenseOrCsr:
-        """Rows in memory; refuses values that no model can learn from."""
+        """Return rows in memory; raise an error for values that no model can learn from."""
         check_finite(X, what)
         return X
 
     def _lazy_values(self, X: RowsLike) -> RowsLike:
-        """As :meth:`_checked_values`, of rows that are read in pieces."""
+        """Return rows that are read in pieces, prepared like those of :meth:`_checked_values`."""
         return X
 
     def _checked_width(self, ds: Dataset, what: str) -> Dataset:
@@ -226,15 +226,15 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return None if validation is None else self._held_rows(*rows_and_labels(validation))
 
     def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
-        """Rows of a search, with all that candidates learn and are scored by."""
+        """Return the dataset of a search, which all candidates are trained and scored on."""
         return self._training_rows(X, y, sample_weight)
 
     def _search_fit(self, rows: Dataset, **how: Any) -> Self:
-        """``fit`` of such rows."""
+        """Fit on the dataset of :meth:`_search_rows`."""
         return self.fit(rows, **how)
 
     def _scored_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
-        """Rows to score this fitted model on."""
+        """Return the dataset that a search scores this fitted model on."""
         return self._given_rows(X, y, sample_weight)
 
     # -- fit -------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def _check_plan(
         self, train: Dataset, held: Dataset | None, resources: Resources, engine: Mapping[str, Any]
     ) -> None:
-        """Refuse a fit that does not fit, and warn of a long one; a short one is not measured for that."""
+        """Refuse a fit that exceeds memory or disk, and warn of a long fit; only long fits are measured."""
         told = self._plan(Forecast(self._kind, train, held, resources, engine, measure=False))
         if told["expected_seconds"] > LONG_SECONDS / 10:
             told = self._plan(Forecast(self._kind, train, held, resources, engine, measure=True))
@@ -390,7 +390,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         memory_limit: str | int | None = None,
         engine: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What ``fit`` would need, from shapes and a probe of some seconds; nothing is fitted.
+        """Estimate the resources of ``fit`` from shapes and a probe of a few seconds; nothing is fitted.
 
         Parameters
         ----------
@@ -416,10 +416,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         --------
         >>> import scalelatent as sl
         >>> x, y = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
-        >>> sl.CapsuleRegression(capsule_dim=2).plan(x, y)["stages"]["estep"]["statistic_bytes"]
-        168
+        >>> sl.CapsuleRegression(capsule_dim=2).plan(x, y)["stages"]["moments"]["statistic_bytes"]
+        448
         """
-        new = clone(self)  # rows of another width leave this model as it is
+        new = clone(self)  # so that rows of another width do not change this model
         new._check_params()
         train = new._training_rows(X, y, None)
         held = new._validation_rows(validation) if self._validates else None
@@ -440,7 +440,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Latent representation of rows; the class says what it holds.
+        """Compute the latent representation of rows, which the class documentation describes.
 
         Parameters
         ----------
@@ -487,7 +487,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Rows through ``_row_map(what)``: an array, a lazy dask array, or a Dataset at ``out``."""
+        """Apply ``_row_map(what)`` to rows; return an array, a lazy dask array, or a Dataset at ``out``."""
         check_is_fitted(self)
         rows = opened(X, "X")
         if is_dask(rows):
@@ -503,7 +503,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Rows of a dataset through a map: an array, or a Dataset at ``out``."""
+        """Apply a map to the rows of a dataset; return an array, or a Dataset at ``out``."""
         name = f"{self._kind}_{row_map.what}"
         if out is None:
             shape, dtype = row_map.output()
@@ -529,7 +529,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     @staticmethod
     def _check_room(nbytes: int, rows: int) -> None:
-        """Refuse a result that memory cannot hold."""
+        """Raise DataError for a result of ``nbytes`` that memory cannot hold."""
         if nbytes > OUTPUT_SHARE * process_memory():
             raise DataError(
                 f"the result would take {nbytes / 2**30:.1f} GiB of memory ({rows} rows): pass "
@@ -558,14 +558,14 @@ class StreamedEstimator(  # type: ignore[call-arg]
             meta=np.empty((0,) * (1 + len(shape)), dtype),
         )
 
-    # -- what is shown ---------------------------------------------------------------------------------------
+    # -- display ---------------------------------------------------------------------------------------------
 
     def _set_learned(self, **learned: object) -> None:
-        """Set attributes that are :class:`.learned.Learned`."""
+        """Set attributes that users cannot set (see :class:`.learned.Learned`)."""
         self.__dict__.update(learned)
 
     def _repr_html_(self) -> str:
-        """The estimator as scikit-learn draws it; once fitted, what it has learned under it."""
+        """Return the HTML diagram of scikit-learn and, after a fit, a table of the fitted attributes."""
         return str(estimator_html_repr(self)) + learned_table(self)
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
@@ -573,7 +573,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return told | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
 
     def report(self, folder: str | Path, *, data: ValidationLike | RowsLike | None = None) -> str:
-        """Write a page about the fitted model: its numbers, how it learned, what it does with some rows.
+        """Write a page about the fitted model: its numbers, the course of the fit, results on some rows.
 
         Parameters
         ----------
@@ -611,7 +611,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     # -- saving ----------------------------------------------------------------------------------------------
 
     def save(self, url: str | Path, *, overwrite: bool = False) -> None:
-        """Write the fitted model: a zarr group and JSON, no pickle.
+        """Write the fitted model as a zarr group and JSON, without pickle.
 
         Parameters
         ----------
@@ -639,9 +639,9 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def to_onnx(self, path: str | Path) -> None:
         """Write the prediction as an ONNX graph, for runtimes without this package.
 
-        Input ``x``, float32 (rows, features). Outputs of a classifier: ``label`` (rows), and
-        ``probabilities``, float32 (rows, classes), or ``scores`` where `decision_function` is all it has; of
-        a model that learns outputs: ``output``, float32.
+        The input is ``x``, float32 (rows, features). The outputs of a classifier are ``label`` (rows) and
+        ``probabilities``, float32 (rows, classes), or ``scores`` if it has only `decision_function`. The
+        output of a regression model is ``output``, float32.
 
         Parameters
         ----------
@@ -671,14 +671,14 @@ class StreamedEstimator(  # type: ignore[call-arg]
         graph.save(path, repr(self))
 
     def _draw_prediction(self, graph: RowGraph) -> None:
-        """Draw the graph of `to_onnx`."""
+        """Add the nodes of the prediction to the graph of `to_onnx`."""
         raise DataError(
             f"to_onnx: predictions of a {type(self).__name__} have no ONNX graph: save the "
             "model, and predict with this package"
         )
 
     def _beside_saved(self) -> Callable[[Location], dict[str, str]] | None:
-        """What writes the datasets of a saved model (see ``save_model``), where it has some."""
+        """Return the function that writes the datasets of a saved model (see ``save_model``), or None."""
         return None
 
     def _to_saved(self) -> Saved:
@@ -706,13 +706,13 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
 def _map_block(x: np.ndarray, row_map: RowMap, device: str, block_info: Any = None) -> np.ndarray:
     start = block_info[0]["array-location"][0][0]
-    first = int(start) if start == start else 0  # of chunks of unknown size every one begins at 0
+    first = int(start) if start == start else 0  # the start is NaN if the chunk sizes are unknown
     return map_to_array(row_map, Dataset.from_arrays(x), device, 1, first_row=first)
 
 
 @lru_cache(maxsize=256)
 def tell_cut(name: str, value: int | str, default: int | str, why: str) -> None:
-    """Say, once, that a default was cut to what the rows allow."""
+    """Warn once that a default value was reduced to the largest value that the rows allow."""
     logger.warning(
         "%s=None is %s here, not %s: %s; a number that you give is never cut", name, value, default, why
     )

@@ -1,4 +1,4 @@
-"""Classifiers: labels and weights beside rows, predicted classes, scores."""
+"""Base class of classifiers: checks of labels and weights, predicted classes, scores."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from .session import CallbackList
 if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RowsLike, ValidationLike, WeightsLike
 
-SCORE_ROWS = 2**20
+SCORE_ROWS = 2**20  # rows that ``score`` predicts at a time
 
 
 class StreamedClassifier(ClassifierMixin, StreamedEstimator):
     """Base class of classifiers.
 
-    The row map of ``"probabilities"`` gives scores whose largest is the predicted class, ``"classes"`` the
-    same with labels for a dataset, ``"latents"`` the transform.
+    The row map ``"probabilities"`` returns one score per class, and the largest marks the predicted class.
+    The row map ``"classes"`` adds the labels for a dataset, and ``"latents"`` is the map of ``transform``.
     """
 
     _transformed = "latents"
-    _without_labels = ""  # what learns from rows without labels, in a few words
+    _without_labels = ""  # hint for error messages: how to learn from rows without labels
     classes_: np.ndarray
 
     def fit(
@@ -113,7 +113,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Class probabilities.
+        """Compute class probabilities.
 
         Parameters
         ----------
@@ -144,10 +144,10 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Predicted classes.
+        """Predict the class of each row.
 
-        With ``out``, a dataset whose ``x`` are the class probabilities and whose ``y`` are the predicted
-        classes.
+        If ``out`` is given, the result is a dataset whose ``x`` are the class probabilities and whose ``y``
+        are the predicted classes.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         *,
         callbacks: CallbackList = (),
     ) -> float:
-        """Share of rows whose class is predicted; streams over a Dataset.
+        """Return the accuracy: the weighted share of rows whose class is predicted. Stream over a Dataset.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ def predict_by(
     overwrite: bool,
     callbacks: CallbackList,
 ) -> Any:
-    """Labels of the largest of the scores that ``model`` maps rows to; with ``out`` a Dataset of both."""
+    """Return the label of the largest score of each row or, if ``out`` is given, a Dataset of both."""
     what = "probabilities" if out is None else "classes"
     scores = model._map(X, what, out, client, overwrite, callbacks)
     if out is not None:
@@ -253,7 +253,7 @@ def predict_by(
 
 
 class _Part(Callback):
-    """Tells how far the whole is by how far a part of its rows is."""
+    """Callback that converts the progress of one range of rows into the progress of all rows."""
 
     def __init__(self, told: Progress, first: int, total: int) -> None:
         self._told, self._first, self._total = told, first, total

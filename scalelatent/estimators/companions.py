@@ -1,4 +1,4 @@
-"""What goes along with a fit that Python code calls."""
+"""Optional services of a fit called from Python: run folder, progress display, interrupt messages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from scalelatent.data import Dataset
 
-# A fit within a fit (the refit of a search) is a part of the outer one.
+# True during a fit. A fit inside a fit (the refit of a search) gets no display or recorder of its own.
 _WITHIN: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False)
 
 
 @dataclass(frozen=True)
 class FitCall:
-    """What a fit was called with."""
+    """Arguments of a call of ``fit``."""
 
     model: BaseEstimator
     rows: dict[str, Dataset]
@@ -41,14 +41,14 @@ class FitCall:
 
 
 class Passes(Callback):
-    """Keeps the records of the passes, for a fit that is interrupted, and where a network is."""
+    """Callback that keeps the records of the passes and the current layer, for an interrupted fit."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
         self.layer = ""
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Take in which layer it is."""
+        """Store the number of the current layer as text."""
         self.layer = f"in layer {info['layer']} of {info['layers']}" if info.get("layer") else ""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -58,14 +58,14 @@ class Passes(Callback):
         self.records.append(record)
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Take in the passes that a resumed fit finds done."""
+        """Add the records of passes that were done before a resume."""
         if info.get("event") == "resumed":
             self.records += info.get("history") or ()
 
 
 @contextmanager
 def restored_on_failure(model: BaseEstimator) -> Iterator[None]:
-    """Run a fit; if it raises, give the model back every attribute that the last successful fit has learned.
+    """Run a fit; if it raises, restore every attribute that the last successful fit has set on the model.
 
     An interrupted first fit leaves the records of its passes in ``history_``.
     """
@@ -83,7 +83,7 @@ def restored_on_failure(model: BaseEstimator) -> Iterator[None]:
 
 
 def _learned(model: BaseEstimator) -> dict[str, Any]:
-    """Everything that is in a model beside its parameters."""
+    """Return all attributes of a model except its parameters, by name."""
     return {name: value for name, value in vars(model).items() if name[0] == "_" or name[-1] == "_"}
 
 
@@ -97,16 +97,16 @@ def _is_fitted(model: BaseEstimator) -> bool:
 
 @contextmanager
 def accompanied(call: FitCall) -> Iterator[Callbacks]:
-    """Give the callbacks of a fit: those of the call, a display, the recorder of its run folder."""
+    """Yield the callbacks of a fit: the given callbacks, a progress display, the run folder recorder."""
     given = Callbacks(call.callbacks)
     if _WITHIN.get():
         yield given
         return
     passes, was_fitted = Passes(), _is_fitted(call.model)
-    before: list[Callback] = [passes]  # what a callback of the user raises is told after its pass was noted
+    before: list[Callback] = [passes]  # first: it records a pass before a callback raises
     with ExitStack() as stack:
         if wants_display(call.verbose) and not given.shows_progress:
-            from scalelatent.monitor.progress import fit_display  # which is built on rich
+            from scalelatent.monitor.progress import fit_display  # imports rich
 
             before.append(stack.enter_context(fit_display(call.client)))
         if call.run_dir is not None and not given.keeps_run_folder:
@@ -116,9 +116,9 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
             yield Callbacks([*before, *given.callbacks])
         except KeyboardInterrupt as stop:
             if passes.records and hasattr(call.model, "_kind"):
-                # Not n_iter_, which belongs to the parameters: there are none, or those of the fit before.
+                # Do not set n_iter_: it describes the fitted parameters, which are missing or older.
                 call.model.history_ = passes.records
-            if not given.keeps_run_folder:  # else the recorder tells it
+            if not given.keeps_run_folder:  # else the recorder explains it
                 _explain(stop, passes, call.run_dir, was_fitted)
             raise
         finally:
@@ -126,12 +126,12 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
 
 
 def wants_display(verbose: bool | None) -> bool:
-    """Whether a fit shows a display: where asked for, and by default in notebooks."""
+    """Return whether a fit shows a display: as ``verbose`` requests or, if it is None, only in notebooks."""
     return in_notebook() if verbose is None else bool(verbose)
 
 
 def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: str | Path | None, was_fitted: bool) -> None:
-    """Say in the exception what is kept, and how to go on."""
+    """Add a text to the exception that names the results that are kept and explains how to resume."""
     records = passes.records
     done = passes.layer or "before its first pass ended"
     if records:

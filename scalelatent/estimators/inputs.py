@@ -1,4 +1,4 @@
-"""Validation of rows, labels and weights as users give them."""
+"""Validation of the rows, labels and weights that users pass."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from scalelatent.data.read.containers import is_lazy, opened
 from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import check_label_values, refuse_masked
 from scalelatent.errors import DataError, warn_user
+from scalelatent.reductions.moments import OUTLIER_SHARE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     from scalelatent.typing import LabelsLike, RowsLike, SlicedArray, ValidationLike, WeightsLike
 
 FLOAT32_MAX = np.finfo(np.float32).max
-# Share of a feature's standard deviation that rounding to float32 may take without a warning, and the rows
-# that are read to find out: runs spread over the dataset.
+# Warn if float32 rounding exceeds this share of a feature's standard deviation. The check reads this number
+# of row ranges, of this number of rows each, spread over the dataset.
 ROUNDED_SHARE, ROUNDED_RUNS, ROUNDED_RUN_ROWS = 0.01, 4, 64
+# Warn of an outlier row only for at least this many rows: one of a few rows often outweighs the others.
+MANY_ROWS = 20
 CHECKS: dict[str, Any] = {
     "accept_sparse": "csr",
     "accept_large_sparse": True,
@@ -37,7 +40,7 @@ CHECKS: dict[str, Any] = {
 
 
 def is_plain(x: object) -> bool:
-    """Arrays and lists that scikit-learn validates; everything else is read in blocks."""
+    """Return whether scikit-learn validates ``x`` (arrays and lists); other containers are read in blocks."""
     lazy = (
         isinstance(x, (Dataset, np.memmap))
         or is_dask(x)
@@ -48,7 +51,7 @@ def is_plain(x: object) -> bool:
 
 
 def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
-    """Shape of rows that are images, (n, h, w) or (n, channels, h, w); None of other ones."""
+    """Return the shape (n, h, w) or (n, channels, h, w) of image rows, or None for other rows."""
     first: Any = x
     depth = 0
     while isinstance(first, (list, tuple)) and first:
@@ -60,8 +63,8 @@ def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
 
 
 def validated(estimator: BaseEstimator, *arrays: Any, what: str = "X", **checks: Any) -> Any:
-    """What ``validate_data`` returns; masked entries are refused, which it would drop, and its messages are
-    one line.
+    """Return the result of ``validate_data``. Refuse masked entries, whose mask scikit-learn would drop, and
+    shorten its error messages to one line.
     """
     for array, name in zip(arrays, "Xy", strict=False):
         refuse_masked(array, name)
@@ -77,7 +80,7 @@ def validated(estimator: BaseEstimator, *arrays: Any, what: str = "X", **checks:
 
 
 def check_frame(frame: Any, what: str) -> None:
-    """Refuse a data frame without columns, with two of one name, or with columns that are not numbers."""
+    """Raise DataError for a data frame without columns, with duplicate names or non-numeric columns."""
     names = list(frame.columns)
     if not names:
         raise DataError(f"{what} is a data frame of shape {frame.shape}, without columns: give at least one")
@@ -87,9 +90,9 @@ def check_frame(frame: Any, what: str) -> None:
             "them, so that each column has a name of its own"
         )
     for name, kind in zip(names, frame.dtypes, strict=True):
-        code = getattr(kind, "kind", None)  # numpy and pandas have it, polars has not
+        code = getattr(kind, "kind", None)  # numpy and pandas dtypes have it, polars dtypes do not
         held = f"values of type {kind}"
-        if code == "O" and str(kind) != "category":  # text, and Python objects, which may be numbers
+        if code == "O" and str(kind) != "category":  # text, or Python objects that may be numbers
             bad = next((i for i, value in enumerate(frame[name]) if not _is_real(value)), None)
             if bad is None:
                 continue
@@ -103,7 +106,7 @@ def check_frame(frame: Any, what: str) -> None:
 
 
 def _is_real(value: object) -> bool:
-    """Whether a number can be made of a value; a missing one is refused later, by its row."""
+    """Return whether a value converts to a number. A missing value passes; a later check names its row."""
     try:
         return value is None or float(value) is not None  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -111,13 +114,13 @@ def _is_real(value: object) -> bool:
 
 
 def in_one_line(text: str, array: RowsLike | LabelsLike) -> str:
-    """scikit-learn's message about an array, with its shape and type in place of its values."""
+    """Return an error message of scikit-learn in one line, with the shape of the array, not its values."""
     try:
         shown = np.asarray(array)
         what = f"an array of shape {shown.shape}, {shown.dtype}"
     except ValueError:
         what = f"a {type(array).__name__}"
-    if text.startswith("The feature names should match"):  # which names differ follows, one a line
+    if text.startswith("The feature names should match"):  # one line per name follows
         text = text.strip().replace(":\n- ", ": ").replace("\n- ", ", ").replace(".\n", ". ")
         return text.replace("\n", ". ").rstrip(".") + ". Pass the columns of the fit, in their order"
     first, _, rest = text.partition("\n")
@@ -126,7 +129,7 @@ def in_one_line(text: str, array: RowsLike | LabelsLike) -> str:
 
 
 def weighed(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
-    """A given Dataset with the given weights; it brings its own labels."""
+    """Return a given Dataset with the given weights. Refuse ``y``, because a Dataset has its own labels."""
     if y is not None:
         raise DataError(
             "y was given beside a Dataset, which brings its own labels: leave y out, or give arrays"
@@ -135,25 +138,25 @@ def weighed(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | None
 
 
 def check_some_weight(ds: Dataset) -> None:
-    """Refuse rows whose weights are all 0: there would be no row to learn from."""
+    """Raise DataError if the weights of all rows are 0, because no row would be left to train on."""
     weight = ds.read_weight(0, len(ds))
     if weight is not None and not weight.any():
         raise DataError("sample_weight is 0 for all rows: give at least one row a weight above 0")
 
 
 def warn_rounded(model: BaseEstimator, ds: Dataset) -> None:
-    """Warn where float32 rounds away much of what distinguishes the rows, for a model that turns rows into
-    float32 before it subtracts a mean; at most 256 rows are read, and none of a type that float32 holds.
+    """Warn if rounding to float32 removes much of the spread of a feature, for a model that converts rows to
+    float32 before it subtracts a mean. Read at most 256 rows, and none if float32 holds their dtype.
     """
     if ds.is_sparse or np.can_cast(ds.dtype, np.float32):
         return
     runs = {int(a) for a in np.linspace(0, max(0, len(ds) - ROUNDED_RUN_ROWS), ROUNDED_RUNS)}
     x = np.concatenate([ds.read_x(a, min(a + ROUNDED_RUN_ROWS, len(ds))) for a in sorted(runs)])
-    with np.errstate(all="ignore"):  # NaN and infinity are refused, by their row, when the fit reads them
+    with np.errstate(all="ignore"):  # the fit itself reports NaN and infinity, with their row
         spread = (x - x.min(axis=0)).astype(np.float64).std(axis=0)
         largest = np.abs(x.astype(np.float64)).max(axis=0)
         share = largest * (0.5 * np.finfo(np.float32).eps) / spread
-        # A constant that was computed has no spread but its own rounding.
+        # Skip constant features: the spread of a computed constant is rounding error only.
         share[spread <= (0.0 if x.dtype.kind != "f" else 64 * np.finfo(x.dtype).eps) * largest] = 0.0
         bad = np.flatnonzero(share > ROUNDED_SHARE)
     if not len(bad):
@@ -169,8 +172,17 @@ def warn_rounded(model: BaseEstimator, ds: Dataset) -> None:
     )
 
 
+def warn_of_outlier(url: str | None, row: int | None, n_rows: int) -> None:
+    """Warn of a row with most of the squared lengths of all rows, unless there are only a few rows."""
+    if row is not None and n_rows >= MANY_ROWS:
+        warn_user(
+            f"{url or 'X'}: row {row} has more than {OUTLIER_SHARE:.0%} of the squared lengths of the rows "
+            "about their mean, so that the others hardly count: look at it, and leave it out or scale it"
+        )
+
+
 def rows_and_labels(validation: ValidationLike) -> tuple[RowsLike, LabelsLike | None]:
-    """Validation rows as a pair (X, y); y is None of a Dataset, which brings its own."""
+    """Return validation rows as a pair (X, y); y is None for a Dataset, which has its own labels."""
     if isinstance(validation, Dataset):
         return validation, None
     try:
@@ -181,7 +193,7 @@ def rows_and_labels(validation: ValidationLike) -> tuple[RowsLike, LabelsLike | 
 
 
 def check_labels(y: LabelsLike) -> None:
-    """scikit-learn's check of labels, and which of them is not a label where they are Python objects."""
+    """Check labels as scikit-learn does, and name the first invalid label in an array of Python objects."""
     found = np.asarray(y)
     if found.dtype.kind == "O":
         kinds = [str if isinstance(label, str) else Real for label in found.ravel()[:1]]
@@ -202,7 +214,7 @@ def check_labels(y: LabelsLike) -> None:
 
 
 def check_classes(ds: Dataset, who: str) -> None:
-    """Refuse targets, multi-labels and labels with fractions, which the estimator ``who`` cannot learn."""
+    """Raise DataError for targets, multi-labels and fractional labels; ``who`` names the classifier."""
     if ds.y_kind not in ("labels", None):
         raise DataError(
             f"{ds.url or 'y'}: there are {ds.n_targets} {ds.y_kind} columns a row, but "
@@ -219,7 +231,7 @@ def check_classes(ds: Dataset, who: str) -> None:
 
 
 def one_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
-    """One label or weight a row; what is read in pieces (zarr, dask, memmap) stays what it is."""
+    """Return one label or weight per row. Arrays that are read in pieces (zarr, dask, memmap) stay lazy."""
     given = opened(values, "y")
     if given is None or not is_plain(given):
         return given
@@ -236,16 +248,16 @@ def one_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
 
 
 def check_finite(x: DenseOrCsr, what: str, first: int = 0, largest: float = float(FLOAT32_MAX)) -> None:
-    """Refuse NaN, infinity and values beyond float32 (or ``largest``), naming the first row and feature; rows
-    count from ``first``.
+    """Raise DataError for NaN, infinity and values beyond float32 (or ``largest``), with the first such row
+    and feature. Row numbers start at ``first``.
     """
     if x.dtype.kind != "f":
         return
     values = x if isinstance(x, np.ndarray) else x.data
-    # A NaN anywhere is the smallest and the largest.
+    # If any value is NaN, min() and max() return NaN, and the comparison is false.
     if not values.size or (float(values.min()) >= -largest and float(values.max()) <= largest):
         return
-    bad = ~(np.abs(values) <= np.float64(largest))  # of Python's type it would be rounded to the rows'
+    bad = ~(np.abs(values) <= np.float64(largest))  # a Python float would be rounded to the dtype of x
     if isinstance(x, np.ndarray):
         row, feature = map(int, np.argwhere(bad)[0])
         value = values[row, feature]

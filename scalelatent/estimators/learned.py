@@ -1,4 +1,4 @@
-"""What a fit has learned: read by everyone, set by a fit alone."""
+"""Fitted attributes that users read and only a fit sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIT_AGAIN = "fit again"
 
 
 class Learned:
-    """A fitted parameter that is not the only source of predictions: to set it is an error."""
+    """Read-only fitted attribute, because predictions do not depend on it alone. Setting it is an error."""
 
     def __init__(self, remedy: str, of: Callable[[Any], object] | None = None) -> None:
         self.remedy, self.of = remedy, of
@@ -24,13 +24,13 @@ class Learned:
         self.name = name
 
     def __get__(self, model: Any, owner: type | None = None) -> Any:
-        """The value; the descriptor itself of a class."""
+        """Return the value for an instance, or the descriptor itself for a class."""
         if model is None:
             return self
         try:
             return vars(model)[self.name] if self.of is None else self.of(model)
         except (KeyError, AttributeError):
-            # Both errors are an AttributeError, which `hasattr` needs.
+            # Both errors are subclasses of AttributeError, as `hasattr` requires.
             fitted = self.name != model._sign_of_fit and model.__sklearn_is_fitted__()
             raise (AttributeError if fitted else NotFittedError)(
                 f"{type(model).__name__!r} object has no attribute {self.name!r}"
@@ -45,7 +45,7 @@ class Learned:
 
 
 def learned_of(model: object) -> dict[str, object]:
-    """What a fitted model has learned, by name: scalars and short lists; shape and dtype of larger arrays."""
+    """Return the fitted attributes by name: scalars and short lists, or shape and dtype of larger arrays."""
     kinds = {
         name for owner in type(model).__mro__ for name, a in vars(owner).items() if isinstance(a, Learned)
     }
@@ -59,7 +59,7 @@ def learned_of(model: object) -> dict[str, object]:
 
 
 def brief(value: Any) -> object:
-    """A scalar or a short list as it is; anything larger by shape."""
+    """Return a scalar or a list of at most 20 entries as it is, and a larger value as a text of its size."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if value.size <= 20:
             return value.tolist()
@@ -74,7 +74,7 @@ def brief(value: Any) -> object:
 
 
 def learned_table(model: object) -> str:
-    """What a model has learned as a table of HTML; empty before a fit."""
+    """Return the fitted attributes of a model as an HTML table; an empty string before a fit."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
         for name, value in learned_of(model).items()

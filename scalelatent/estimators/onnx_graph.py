@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["RowGraph"]
 
-# What runtimes of some years ago know.
+# Versions of the operator set and the file format, old enough for runtimes that are some years old.
 OPSET, IR_VERSION = 18, 9
 
 
 class RowGraph:
-    """A graph that is drawn node by node: rows ``x``, float32 (n, features), to named outputs."""
+    """ONNX graph under construction, from the input ``x``, float32 (n, features), to named outputs."""
 
     def __init__(self, n_features: int) -> None:
         try:
@@ -40,13 +40,13 @@ class RowGraph:
         self._inputs = [rows]
 
     def constant(self, value: npt.ArrayLike) -> str:
-        """The name of an array, of its own dtype."""
+        """Add an array as a constant of its own dtype; return its name in the graph."""
         name = f"c{len(self._constants)}"
         self._constants.append(self._onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """The name of what an operator gives."""
+        """Add an operator; return the name of its result in the graph."""
         name = f"v{len(self._nodes)}"
         self._nodes.append(self._onnx.helper.make_node(kind, list(inputs), [name], **attributes))
         return name
@@ -55,7 +55,7 @@ class RowGraph:
         return self.node("Cast", value, to=self._type(dtype))
 
     def sum(self, value: str, axis: int) -> str:
-        """The sum over an axis, which stays."""
+        """Add a sum over an axis, which stays as an axis of length 1; return its name."""
         return self.node("ReduceSum", value, self.constant(np.array([axis])), keepdims=1)
 
     def output(self, name: str, value: str, dtype: npt.DTypeLike, shape: list[str | int]) -> None:
@@ -63,7 +63,7 @@ class RowGraph:
         self._outputs.append(self._onnx.helper.make_tensor_value_info(name, self._type(dtype), shape))
 
     def classes(self, values: str, classes: np.ndarray, name: str = "probabilities") -> None:
-        """The outputs of a classifier: ``label``, of the largest value, and the values, as float32."""
+        """Add the outputs of a classifier: ``label``, the class of the largest value, and the values."""
         if classes.dtype.kind in "OUS":
             known = np.array([str(c) for c in classes.tolist()], dtype=object)
         else:
@@ -74,7 +74,7 @@ class RowGraph:
         self.output(name, self.cast(values, np.float32), np.float32, ["rows", len(classes)])
 
     def save(self, path: str | os.PathLike[str], doc: str) -> None:
-        """Check the graph and write it."""
+        """Check the graph and write it to ``path``, a local path or an address."""
         from scalelatent import __version__
 
         graph = self._onnx.helper.make_graph(

@@ -1,4 +1,4 @@
-"""One fit: where it runs, where it keeps its checkpoints, and how its steps are served."""
+"""Session of one fit: executor, checkpoints, temporary files, and the answers to the steps of the fit."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ ENGINE_OPTIONS = (
     "cache",
 )
 
-# Of a task of a layer: about three seconds of a core. Where there is less to do than this for each of so many
-# tasks, tasks are shorter, down to the least that is worth a file.
+# Floating-point operations of one tile task of a layer: at most TASK_FLOPS, about three seconds of one core.
+# A layer with less work gets TASKS tasks, each with at least LEAST_FLOPS, the least that justifies a file.
 TASK_FLOPS, TASKS, LEAST_FLOPS = 2e11, 16, 5e9
 
-# Engine options that decide the result of an online fit.
+# Engine options that affect the result of an online fit.
 ONLINE_GRID = ("run_rows", "buffer_runs", "validate_steps")
 
 
@@ -84,13 +84,13 @@ _log = logging.getLogger(__name__)
 
 
 def rows_as_begun(datasets: Mapping[str, Dataset], run_dir: Place | None) -> dict[str, Dataset]:
-    """The rows that the fit of a run folder began with, where more were appended since."""
+    """Return the rows that the fit of a run folder began with, without rows that were appended since."""
     out = dict(datasets)
     if run_dir is None:
         return out
     try:
         kept = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
-    except ValueError:  # torn: claiming the folder says so
+    except ValueError:  # the file is damaged: claiming the folder reports it
         kept = {}
     for name, ds in datasets.items():
         wanted = kept.get(f"{name} data")
@@ -110,7 +110,7 @@ def rows_as_begun(datasets: Mapping[str, Dataset], run_dir: Place | None) -> dic
 
 
 class FitSession:
-    """Context of one fit."""
+    """Context manager that holds the resources of one fit and answers its steps."""
 
     def __init__(
         self,
@@ -143,12 +143,12 @@ class FitSession:
         self._exit = ExitStack()
         self._leftovers: list[Location] = []
         self._mapped: dict[tuple[int | str, ...], Dataset] = {}
-        self._card_blocks = False  # whether blocks are as large as a card wants them
+        self._card_blocks = False  # whether blocks have the large size that suits GPUs
 
     def __enter__(self) -> FitSession:
         self.client = self._exit.enter_context(self._connection)
         self._exit.enter_context(single_threaded())
-        if self.client is None:  # workers tell of theirs
+        if self.client is None:  # workers report their own compilations
             self._exit.enter_context(report_compilations(self.callbacks))
         if self.run_dir is not None:
             self.store = EngineStore(locate(self.run_dir).at("engine"))
@@ -161,12 +161,12 @@ class FitSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.run_dir is None:  # it cannot be resumed: what a failed fit left goes too
+        if self.run_dir is None:  # it cannot be resumed: remove the files of a failed fit too
             self.finish()
         self._exit.__exit__(kind, error, trace)
 
     def _show(self, client: Client, folder: str) -> None:
-        """Show a fit that has no recorder on the page of the cluster's dashboard."""
+        """Publish a fit that has no recorder on the dashboard page of the cluster."""
         if self.callbacks.keeps_run_folder or self.callbacks.tells_cluster:
             return
         from scalelatent.engine.dask.worker_side import run_of
@@ -187,10 +187,10 @@ class FitSession:
     def begin(
         self, random_state: RandomState, params: Mapping[str, Any], datasets: Mapping[str, Dataset]
     ) -> int:
-        """Bind the run folder to this fit, start the executor; returns the seed."""
+        """Bind the run folder to this fit and start the executor; return the seed."""
         from scalelatent.engine.inprocess import InProcessExecutor
 
-        # Refused before anything is written, for whatever number of columns a stage will have.
+        # Check the block options before anything is written; the number of columns does not matter here.
         choose_block_rows(1, **select_grid_options(self.options))
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
@@ -204,9 +204,9 @@ class FitSession:
         kept = (self.store.identity() if self.resume else None) or {}
         seed = resolve_seed(random_state) if fixed or not kept else int(kept["seed"])
         grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
-        # Left out where they are not given: folders of batch fits keep the identity they had.
+        # Include only options that are given, so that run folders of batch fits keep their identity.
         grid |= {k: self.options[k] for k in ONLINE_GRID if self.options.get(k)}
-        # A resumed run keeps its blocks, on whatever it is resumed: half a pass may be stored by them.
+        # A resumed run keeps its block size on any hardware: a stored partial pass may depend on it.
         self._card_blocks = bool(kept.get("card_blocks")) if kept else self._all_cards()
         grid |= {"card_blocks": True} if self._card_blocks else {}
         identity = {"kind": self.kind, "seed": seed, **grid}
@@ -230,7 +230,7 @@ class FitSession:
         return seed
 
     def _all_cards(self) -> bool:
-        """Whether the fit computes on cards alone, as far as its workers are known now."""
+        """Return whether the fit computes on GPUs only, judged by the workers that are known now."""
         if self.client is None:
             return computes_on_gpu(self.device)
         from scalelatent.engine.dask.pools import all_offer_gpu
@@ -238,14 +238,14 @@ class FitSession:
         return self.device == "gpu" or (self.device == "auto" and all_offer_gpu(self.client))
 
     def check_skipping(self, all_rows: str) -> None:
-        """Before :meth:`begin`: refuse to leave rows out where none may be."""
+        """Raise ValueError if bad rows are to be skipped but the fit needs all. Call before :meth:`begin`."""
         if all_rows and self.on_bad_shard == "skip":
             raise ValueError(
                 f"on_bad_shard = 'skip' is for fits by passes: {all_rows}; or leave on_bad_shard out"
             )
 
     def announce(self, train: Dataset, **more: object) -> None:
-        """Tell the callbacks that a fit begins."""
+        """Notify the callbacks that a fit begins."""
         info = {
             "rows": len(train),
             "features": train.n_features,
@@ -254,7 +254,7 @@ class FitSession:
         self.callbacks.on_fit_start({**info, "resumed_pass": None, **more})
 
     def visible(self, name: str, dataset: Dataset) -> Dataset:
-        """The dataset where every worker can open it: itself, or a temporary copy beside the records."""
+        """Return a dataset that every worker can open: the given one, or a temporary copy in scratch."""
         if self._cluster is None:
             return dataset
         if dataset.is_stored:
@@ -267,7 +267,7 @@ class FitSession:
 
             try:
                 return open_dataset(place.url)
-            except DataError:  # a copy that was cut short
+            except DataError:  # an incomplete copy
                 place.clear()
         self.callbacks.on_stage({"stage": f"writing the {name} rows for the workers", "rows": len(dataset)})
         if dataset.lazy(0, 1) is not None:
@@ -275,12 +275,12 @@ class FitSession:
         return dataset.save(place.url)
 
     def leaves(self, place: Location) -> None:
-        """Have what lies at a place removed when the fit is done, unless scratch is to be kept."""
+        """Remove the files at a place when the fit is done, unless ``keep_scratch`` is set."""
         if not self.options.get("keep_scratch", False):
             self._leftovers.append(place)
 
     def scratch(self) -> Location:
-        """The folder of temporary datasets."""
+        """Make the folder of temporary datasets if it is missing; return its location."""
         if "scratch" in self.options:
             name = f"scalelatent-{uuid.uuid4().hex[:12] if self.store is None else self.store.ref[1]}"
             root = locate(self.options["scratch"]).at(name)
@@ -292,7 +292,7 @@ class FitSession:
     # -- steps ----------------------------------------------------------------------------------------------
 
     def answer(self, steps: Generator[Step, Any, Answer], answer: object = None) -> Answer:
-        """Serve steps to their end; returns what they return."""
+        """Answer all steps of a generator; return the value that the generator returns."""
         try:
             while True:
                 answer = self._serve(steps.send(answer))
@@ -327,7 +327,7 @@ class FitSession:
         )
 
     def remembered(self, step: Remember) -> Mapping[str, np.ndarray]:
-        """The arrays that the run began with: the given ones, unless it began before."""
+        """Return the arrays that the run began with: stored arrays after a resume, else the given ones."""
         name = f"{self.kind}_{step.name}"
         kept = self.store.load_result(name) if self.store else None
         if kept is None:
@@ -339,28 +339,28 @@ class FitSession:
         return kept["arrays"]
 
     def mapped(self, name: str, step: Map) -> Rows:
-        """The rows behind one more map, which is done when a pass first needs them."""
+        """Return the rows with one more map, which is applied when a pass first needs the rows."""
         if self.store is not None:
-            # Where an interrupted run has done it and nothing is left that wants them, they go all the same.
+            # An interrupted run may have written these rows. Remove them even if no pass needs them now.
             self.leaves(self.scratch().at(f"{name}.zarr"))
         return replace(step.rows, maps=(*step.rows.maps, (name, step.row_map)))
 
     def _learned(self, step: Learn) -> LoopResult | None:
-        """What a fit that was done before left: its rows need not be mapped again."""
+        """Return the stored result of a learner that was done before a resume, so that no row is mapped."""
         name = f"{self.kind}_{step.name}"
         found = self.store.latest_state(name) if self.store else None
         if found is None or not step.learner.is_done(found[1]):
             return None
         assert self.store is not None
         history = self.store.load_history(name, found[0])
-        if not history or history[-1]["pass"] < found[0]:  # the loop knows how to make up for a lost line
+        if not history or history[-1]["pass"] < found[0]:  # the loop replaces a lost line
             return None
         record = {"record": history[-1], "history": history}
         self.callbacks.on_event({"event": "resumed", "stage": name, "pass": found[0], **record})
         return LoopResult(found[1], history)
 
     def rows(self, rows: Rows | Dataset) -> Dataset:
-        """The rows behind all their maps, written when they are first needed; masks are the caller's."""
+        """Return the rows after all their maps, which are applied on first use. The caller applies masks."""
         if isinstance(rows, Dataset):
             return rows
         dataset = rows.dataset
@@ -372,23 +372,23 @@ class FitSession:
             dataset = self._mapped[key]
         return dataset
 
-    # -- verbs -----------------------------------------------------------------------------------------------
+    # -- passes ----------------------------------------------------------------------------------------------
 
     def stage(
         self, name: str, work: Work, datasets: Mapping[str, Dataset], classes: np.ndarray | None = None
     ) -> Stage:
-        """A stage with the fit's grids and device."""
+        """Return a stage with the grid options and the device of this fit."""
         return make_stage(f"{self.kind}_{name}", work, datasets, self.device, classes, **self.grid)
 
     @property
     def grid(self) -> dict[str, Any]:
-        """The arguments of ``make_stage`` about blocks and leaves."""
+        """Arguments of ``make_stage`` that set the sizes of blocks and leaves."""
         return {**select_grid_options(self.options), "card_blocks": self._card_blocks}
 
     def collect(
         self, name: str, reduction: Reduction, rows: Rows | Dataset, classes: np.ndarray | None = None
     ) -> Stats:
-        """One pass of one reduction; remembered."""
+        """Run one pass of one reduction; return its statistic, which the run folder keeps for a resume."""
         layout: Layout = reduction.layout()
         kept = self.store.load_result(f"{self.kind}_{name}") if self.store else None
         if kept is not None:
@@ -401,7 +401,7 @@ class FitSession:
         return stats
 
     def map(self, name: str, row_map: RowMap, dataset: Dataset) -> Dataset:
-        """Rows through a map, written once to scratch (in memory where the rows are in memory)."""
+        """Apply a map to rows; return a dataset in scratch, or in memory if the rows are in memory."""
         stage = f"{self.kind}_{name}"
         self.callbacks.on_stage({"stage": stage, "rows": len(dataset)})
         progress = Progress(self.callbacks, stage, 0)
@@ -421,7 +421,7 @@ class FitSession:
         return Dataset.from_arrays(out, y, sample_weight=weight)
 
     def fit_batches(self, stage: Stage, state: object) -> LoopResult:
-        """Run a batch learner to its end."""
+        """Run a batch learner until it is done; return its result."""
         self.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
         return fit_batches(
             self.executor,
@@ -433,10 +433,10 @@ class FitSession:
             checkpoint_passes=self.options.get("checkpoint_passes"),
         )
 
-    # -- learning by steps -----------------------------------------------------------------------------------
+    # -- online learners -------------------------------------------------------------------------------------
 
     def learn_online(self, name: str, step: LearnOnline) -> LoopResult:
-        """Run an online learner to its end."""
+        """Run an online learner until it is done; return its result."""
         order, work, options = step.order(self.options), step.learner, self.options
         callbacks, every = list(self.callbacks.callbacks), options.get("checkpoint_steps")
         datasets = {part: self._weighed(rows) for part, rows in step.rows.items()}
@@ -448,7 +448,7 @@ class FitSession:
             cleaner = DropLeaves(work)
             callbacks, every = [*callbacks, cleaner], every or order.n_steps
         elif order.buffer_rows < order.segment(0)[1]:
-            # Not for leaves, whose totals are over all rows: their order does not matter.
+            # A leaf learner sums over all rows, so it needs no warning about their order.
             warn_if_sorted(datasets["train"], order)
         stage = self.stage(name, work, datasets, step.classes)
         self.callbacks.on_stage({"stage": stage.name, "rows": order.n_rows})
@@ -471,7 +471,7 @@ class FitSession:
         return result
 
     def _weighed(self, rows: Rows) -> Dataset:
-        """The rows; those that a mask leaves out weigh 0."""
+        """Return the rows, with weight 0 for the rows that a mask excludes."""
         dataset, mask = self.rows(rows), rows.mask
         if mask is None:
             return dataset
@@ -482,8 +482,8 @@ class FitSession:
         return self.visible(name, dataset.with_weight(weight))
 
     # -- layers ----------------------------------------------------------------------------------------------
-    # A finished step leaves a record, so that a resumed fit neither looks at what it wrote nor misses what
-    # has gone since.
+    # A finished step leaves a record, so that a resumed fit neither checks the output of the step nor needs
+    # output that was removed since.
 
     @property
     def _records(self) -> EngineStore:
@@ -491,7 +491,7 @@ class FitSession:
         return self.store
 
     def gather(self, step: Gather) -> StoredSets:
-        """Sets of rows, in the run folder's ``sets``."""
+        """Return sets of rows, written to the folder ``sets`` of the records unless they are there."""
         stage = f"{self.kind}_{step.name}"
         kept = self._records.load_result(stage)
         place = self._records.place.at("sets").at(f"{step.name}.zarr")
@@ -510,7 +510,7 @@ class FitSession:
         return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows, missing)
 
     def encode(self, step: Encode) -> Rows | None:
-        """Rows through a map, tile by tile; None where a resumed fit needs them no more."""
+        """Apply a map to rows tile by tile; return Rows, or None if they were used and removed before."""
         stage = f"{self.kind}_{step.name}"
         kept = self._records.load_result(stage)
         place = self._place(step.name, step.kept)
@@ -548,7 +548,7 @@ class FitSession:
         return self.rows(rows)
 
     def _place(self, name: str, kept: bool) -> Location:
-        # What stays lies with the run even where scratch is elsewhere.
+        # Kept output is in the run folder, even if the scratch folder is elsewhere.
         return codes_place(self._records.place, name) if kept else self.scratch().at(f"{name}.zarr")
 
     def _done(
@@ -565,12 +565,12 @@ class FitSession:
     # -- end -------------------------------------------------------------------------------------------------
 
     def keep_records(self) -> None:
-        """Before :meth:`begin`: have a folder for records (a temporary one) even where none was asked for."""
+        """Make a temporary folder for records if there is no run folder. Call before :meth:`begin`."""
         if self.store is None:
             self.store = EngineStore(self._temporary())
 
     def finish(self) -> None:
-        """The fit is done: temporary datasets go; records stay with the run."""
+        """Remove temporary datasets after the fit; the records stay in the run folder."""
         for place in self._leftovers:
             with suppress(OSError):
                 place.clear()
@@ -578,19 +578,19 @@ class FitSession:
 
 
 def _report_steps(wanted: int, n_steps: int) -> int | None:
-    """Steps between so many records of an epoch; None where it is a short one."""
+    """Return the steps between records for ``wanted`` records per epoch, or None if the epoch is short."""
     return n_steps // wanted if wanted and n_steps >= 20 * wanted else None
 
 
 def codes_place(records: Location, name: str) -> Location:
-    """Where codes that stay lie among a fit's records."""
+    """Return the location of kept codes in the records of a fit."""
     return records.at("codes").at(f"{name}.zarr")
 
 
 def tile_layout(n: int, row_bytes: int, row_map: CostedColumnMap) -> dict[str, Any]:
-    """Rows and columns of the tiles of a map's output: a function of the rows and the map alone.
+    """Return the rows and columns of the output tiles of a map, which depend on the rows and the map only.
 
-    Where there would be more than MAX_TASKS, tiles are wider; then higher.
+    If there are more than MAX_TASKS strips of rows, tiles get more rows; then tiles get more columns.
     """
     (width,) = row_map.output()[0]
     strips = -(-n // max(choose_column_block_rows(row_bytes, row_map), -(-n // MAX_TASKS)))
@@ -602,6 +602,6 @@ def tile_layout(n: int, row_bytes: int, row_map: CostedColumnMap) -> dict[str, A
 
 
 def _spec(kept: dict[str, Any], place: Location) -> DatasetSpec:
-    """Of a dataset that a step wrote: it lies in the run folder, which may have been moved since."""
+    """Return the spec of a dataset that a step wrote, at its present place: the run folder may have moved."""
     spec: DatasetSpec = json.loads(kept["spec"])
     return {**spec, "url": place.url}

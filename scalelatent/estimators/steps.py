@@ -1,11 +1,11 @@
-"""A fit as steps: what an estimator asks for, and a session serves.
+"""Steps of a fit: requests that an estimator yields and a session answers.
 
-An estimator's ``_fit_steps`` is a generator. It yields what it needs next (:class:`Begin`, :class:`Remember`,
-:class:`Derive`, :class:`Collect`, :class:`Map`, :class:`Gather`, :class:`Encode`, :class:`Learn`,
-:class:`LearnOnline`) and is sent the answer;
-it never asks where the rows are or who computes. One generator is a fit; several are a search, whose session
-answers equal requests once and runs passes that are wanted at the same time together. A new model needs no
-more than this to be searched.
+The method ``_fit_steps`` of an estimator is a generator. It yields one request at a time (:class:`Begin`,
+:class:`Remember`, :class:`Derive`, :class:`Collect`, :class:`Map`, :class:`Gather`, :class:`Encode`,
+:class:`Learn`, :class:`LearnOnline`), and the session sends the answer back. The generator does not know
+where the rows are or which process computes. A fit runs one generator. A search runs several generators: its
+session answers equal requests once and combines passes that are requested at the same time. A new model that
+implements ``_fit_steps`` can be searched without further code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a step: a dataset, through maps that may not be done yet, perhaps masked."""
+    """Rows of a step: a dataset, row maps that are applied on first use, and an optional mask."""
 
     dataset: Dataset
     maps: tuple[tuple[str, RowMap], ...] = ()
@@ -54,7 +54,7 @@ class Rows:
 
     @property
     def n_features(self) -> int:
-        """Numbers in a row, after the maps."""
+        """Number of features of a row after the maps."""
         return self.maps[-1][1].output()[0][0] if self.maps else self.dataset.n_features
 
     @property
@@ -63,7 +63,7 @@ class Rows:
 
     @property
     def url(self) -> str | None:
-        """Where the dataset is stored, or None."""
+        """Address of the stored dataset, or None."""
         return self.dataset.url
 
     @property
@@ -71,7 +71,7 @@ class Rows:
         return self.dataset.has_weight
 
     def pieces(self) -> list[Dataset]:
-        """The given rows, without those that are left out, as one or two runs."""
+        """Return the rows of the dataset that the mask selects, as one or two contiguous slices."""
         if self.mask is None:
             return [self.dataset]
         a, b = self.mask.start, self.mask.stop
@@ -81,33 +81,33 @@ class Rows:
 
 @dataclass(frozen=True)
 class Begin:
-    """All input is checked, work may begin. Answer: (seed, rows where every worker can read them)."""
+    """Request to start the work after all checks. Answer: (seed, rows that every worker can read)."""
 
-    info: Mapping[str, Any] = field(default_factory=dict)  # told to the callbacks
-    keeps_records: bool = False  # asks for a folder even where none was given
-    # why no rows may be left out (see :mod:`~scalelatent.engine.quarantine`) and what would help, where
-    # that is so
+    info: Mapping[str, Any] = field(default_factory=dict)  # passed to the callbacks
+    keeps_records: bool = False  # True: the fit needs a folder for records, if only a temporary one
+    # Reason why the fit cannot exclude unreadable rows (see :mod:`~scalelatent.engine.quarantine`), and a
+    # remedy; empty if it can.
     all_rows: str = ""
 
 
 @dataclass(frozen=True)
 class Remember:
-    """What a fit starts from beside its rows. Answer: these arrays; after a resume those of the run."""
+    """Arrays that a fit starts from. Answer: the same arrays or, after a resume, the arrays of the run."""
 
     name: str
-    # or a function that makes them, which is not called where the run has begun before
+    # Arrays by name, or a function that makes them; a resumed fit does not call the function.
     arrays: Mapping[str, np.ndarray] | Callable[[], Mapping[str, np.ndarray]]
-    # told to the callbacks as a stage, where the function takes long
+    # If it is not empty, the callbacks receive it as a stage: for functions that take long.
     about: Mapping[str, int] = field(default_factory=dict)
 
     def value(self) -> Mapping[str, np.ndarray]:
-        """The arrays of a run that begins."""
+        """Return the arrays of a new run."""
         return self.arrays() if callable(self.arrays) else self.arrays
 
 
 @dataclass(frozen=True)
 class Derive:
-    """A pure function of results. Answer: its value; equal ones are computed once."""
+    """Pure function of earlier results. Answer: its value; a search computes equal requests once."""
 
     function: Callable[..., Any]
     arguments: tuple[object, ...]
@@ -118,7 +118,7 @@ class Derive:
 
 @dataclass(frozen=True)
 class Collect:
-    """One pass of a reduction over rows. Answer: its Stats, not to be changed."""
+    """One pass of a reduction over rows. Answer: its Stats, which the estimator must not modify."""
 
     name: str
     reduction: Reduction
@@ -128,7 +128,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class Map:
-    """Rows through a row map. Answer: Rows; they are written when a pass first needs them."""
+    """Row map to apply to rows. Answer: Rows, which are written when a pass first needs them."""
 
     name: str
     row_map: RowMap
@@ -137,31 +137,31 @@ class Map:
 
 @dataclass(frozen=True)
 class Gather:
-    """Sets of rows. Answer: :class:`~scalelatent.engine.rowsets.StoredSets`, or what reads like them."""
+    """Sets of rows to store. Answer: :class:`~scalelatent.engine.rowsets.StoredSets` or an equivalent."""
 
     name: str
     sets: RowSets
     rows: Rows | None
-    about: Mapping[str, int] = field(default_factory=dict)  # told to the callbacks with the stage
-    # else they go when the fit is done, and are gathered again where a resumed one asks for them
+    about: Mapping[str, int] = field(default_factory=dict)  # passed to the callbacks with the stage
+    # False: the sets are removed after the fit; a resumed fit gathers them again if it needs them.
     kept: bool = True
 
 
 @dataclass(frozen=True)
 class Encode:
-    """Rows through a parted map, now. Answer: Rows; None where a resumed fit needs them no more."""
+    """Parted map to apply to rows now. Answer: Rows, or None if a resumed fit does not need them any more."""
 
     name: str
     row_map: CostedColumnMap
     rows: Rows | None
-    kept: bool = False  # they stay with the run; else they go when the fit is done, or are named in ``over``
-    over: tuple[str, ...] = ()  # names of earlier ones that are not needed any more
-    about: Mapping[str, int] = field(default_factory=dict)  # told to the callbacks with the stage
+    kept: bool = False  # False: the rows are removed after the fit, or earlier if ``over`` names them
+    over: tuple[str, ...] = ()  # names of earlier outputs that can be removed now
+    about: Mapping[str, int] = field(default_factory=dict)  # passed to the callbacks with the stage
 
 
 @dataclass(frozen=True)
 class Learn:
-    """Passes of a batch learner to its end. Answer: LoopResult."""
+    """All passes of a batch learner until it is done. Answer: LoopResult."""
 
     name: str
     learner: BatchLearner
@@ -173,16 +173,16 @@ class Learn:
 
 @dataclass(frozen=True)
 class LearnOnline:
-    """Epochs of an online learner to its end. Answer: LoopResult."""
+    """All epochs of an online learner until it is done. Answer: LoopResult."""
 
     name: str
     learner: Any  # an `OnlineLearner`; with `keeps_leaves` a `LeafLearner`
     state: object
     rows: Mapping[str, Rows]
     classes: np.ndarray | None
-    order: Callable[[Mapping[str, Any]], RowOrder]  # of the engine options of the fit
-    n_epochs: int  # at most
-    # records of an epoch of at least 20 times as many steps, where no ``report_steps`` is given
+    order: Callable[[Mapping[str, Any]], RowOrder]  # makes the row order from the engine options
+    n_epochs: int  # upper bound on the number of epochs
+    # Records per epoch, if ``report_steps`` is not given and an epoch has at least 20 times as many steps.
     reports: int = 0
     keeps_leaves: bool = False  # the learner is a `LeafLearner`; ``Begin`` must have asked for records
 
@@ -192,7 +192,7 @@ Steps = Generator[Step, Any, None]
 
 
 def first_step(steps: Steps, derive: Callable[[Derive], object] = Derive.value) -> Begin:
-    """Run a fit up to the point where work begins: everything before is checks of the input."""
+    """Run the input checks of a fit, which come before its ``Begin``; return this ``Begin``."""
     step = next(steps)
     while isinstance(step, Derive):
         step = steps.send(derive(step))

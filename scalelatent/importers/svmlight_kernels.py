@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from scalelatent.kernels.jit import entry, filled, given, kernel
+from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.philox import mulhi
 
 STATE = (
@@ -60,7 +60,7 @@ _MASK = np.uint64(0x1FF)  # 64 - 55 bits
 _TOP = np.uint64(1 << 63)
 
 
-@kernel
+@part
 def _leading_zeros(w: np.uint64) -> int:
     count = 0
     while not w & _TOP:
@@ -69,7 +69,7 @@ def _leading_zeros(w: np.uint64) -> int:
     return count
 
 
-@kernel
+@part
 def _to_float(w: np.uint64, q: int) -> float:
     """w * 10**q, rounded to the nearest float64; w uint64 above 0."""
     if -22 <= q <= 22 and w <= np.uint64(1 << 53):
@@ -109,7 +109,7 @@ def _to_float(w: np.uint64, q: int) -> float:
     return np.float64(mantissa) * TWOS[power - 1075 + 1074]
 
 
-@kernel
+@part
 def _word(text: np.ndarray, at: int, stop: int, lower: bytes) -> bool:
     if at + len(lower) > stop:
         return False
@@ -122,7 +122,7 @@ def _word(text: np.ndarray, at: int, stop: int, lower: bytes) -> bool:
 _INF, _INFINITY, _NAN, _QID = b"inf", b"infinity", b"nan", b"qid:"
 
 
-@kernel
+@part
 def _number(text: np.ndarray, at: int, stop: int) -> tuple[float, int, bool]:
     """(value, byte after it, whether it is certain) of the number at a place; no number: the place itself."""
     first, negative = at, False
@@ -171,32 +171,32 @@ def _number(text: np.ndarray, at: int, stop: int) -> tuple[float, int, bool]:
     return -value if negative else value, at, certain
 
 
-@kernel
+@part
 def _is_space(c: int) -> bool:
     return c <= 32 and c != 10  # whatever else is not a character parts words, too
 
 
-@kernel
+@part
 def _is_end(text: np.ndarray, at: int, stop: int) -> bool:
     """Whether the content of a line ends here: newline, comment, end of the text."""
     return at >= stop or text[at] == 10 or text[at] == 35
 
 
-@kernel
+@part
 def _skip(text: np.ndarray, at: int, stop: int) -> int:
     while at < stop and _is_space(text[at]):
         at += 1
     return at
 
 
-@kernel
+@part
 def _word_end(text: np.ndarray, at: int, stop: int) -> int:
     while at < stop and text[at] > 32 and text[at] != 35:
         at += 1
     return at
 
 
-@kernel
+@part
 def _read_labels(
     text: np.ndarray,
     place: int,

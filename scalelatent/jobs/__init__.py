@@ -1,1 +1,1 @@
-"""Job file to run: spec, run folder, runner, submit, control, demo."""
+"""Run jobs from job files: spec, run folder, runner, submit, control, demo."""

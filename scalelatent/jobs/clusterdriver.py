@@ -1,10 +1,10 @@
-"""What `scalelatent submit` sends: a plan, and the driver as a task, which needs no client from then on.
+"""Tasks that `scalelatent submit` sends to a cluster: a plan, and the driver, which needs no other client.
 
-The task secedes from its worker's thread pool, so that it holds no slot. It takes the run folder's lock and
-drives the run as `scalelatent fit` does, with a client of its own. If its worker dies, Dask runs it again
-elsewhere, and it goes on from the last checkpoint.
+The driver task secedes from its worker's thread pool, so that the task holds no slot. The driver locks the
+run folder and drives the run like `scalelatent fit`, with its own client. If the worker dies, Dask runs the
+task again on another worker, and the run resumes from the last checkpoint.
 
-This module is imported by the scheduler, too: it must not be heavy.
+The scheduler also imports this module, so the module must import quickly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREFIX = "scalelatent-job-"
 CLIENT_SECONDS = 30.0
-# A driver whose worker the scheduler has lost may still live; its lock ends by itself in 90 s.
+# Seconds to wait for the lock of an earlier driver, which may outlive its worker; a lost lock ends in 90 s.
 LOCK_SECONDS = 300.0
 
 logger = logging.getLogger("distributed.scalelatent")
@@ -34,7 +34,7 @@ def key_of(identity: str, start: int) -> str:
 def plan_on_worker(
     stored: dict[str, Any], workers: dict[str, Any]
 ) -> tuple[tuple[str, str] | None, list[str]]:
-    """Plan a job: (kind and text of the error, or None; the plan in words)."""
+    """Plan a job; return (class name and text of an error, or None) and the lines of the plan."""
     from .planning import PlannedCluster, plan_job, plan_lines
     from .spec import Job
 
@@ -46,7 +46,7 @@ def plan_on_worker(
 
 
 def drive(run: str, start: int) -> str:
-    """Drive start number `start` of a submitted run to its end; returns the state it was left in."""
+    """Drive the start `start` of a submitted run to its end; return the last state of the run."""
     from distributed import get_worker, secede
 
     from scalelatent.engine.dask.hooks import scheduler_of
@@ -54,11 +54,11 @@ def drive(run: str, start: int) -> str:
 
     worker = get_worker()
     secede()
-    # The fit limits the thread pools of its process and restores them: here to what this worker's tasks need.
+    # The fit limits the thread pools of its process and later restores the sizes that this call sets.
     settle_process()
     outcome: list[str | BaseException] = []
-    # A thread of its own: what a task submits has the task's priority, so that the oldest job would take the
-    # cluster. Submitted from another thread, jobs take turns.
+    # Tasks that a task submits inherit its priority, so that the oldest job would occupy the cluster. The
+    # driver submits from a separate thread instead, so that jobs take turns.
     thread = threading.Thread(
         target=_run, args=(*scheduler_of(worker), worker.address, run, start, outcome),
         name=f"scalelatent-driver-{start}", daemon=True,
@@ -81,7 +81,7 @@ def _run(
 ) -> None:
     try:
         outcome.append(_drive(scheduler, security, worker, run, start))
-    except BaseException as error:  # noqa: BLE001  the task shows it, whatever it is
+    except BaseException as error:  # noqa: BLE001  the task raises the error later
         outcome.append(error)
 
 
@@ -97,7 +97,7 @@ def _drive(scheduler: str, security: Security | None, worker: str, run: str, sta
     with Client(
         scheduler, timeout=CLIENT_SECONDS, security=security, set_as_default=False, name="scalelatent-driver"
     ) as client:
-        # Deaths of workers under this task earlier do not count against it.
+        # Reset the scheduler's count of worker deaths during this task, so that it is not given up.
         ask_scheduler(client, forgive, key_of(folder.id, start))
         with folder.lock(patience=LOCK_SECONDS, waiting=lambda line: logger.info("%s: %s", run, line)):
             state = folder.read_state()
@@ -108,5 +108,5 @@ def _drive(scheduler: str, security: Security | None, worker: str, run: str, sta
             except KeyboardInterrupt:
                 logger.info("%s: cancelled", run)
             except ScalelatentError as error:
-                logger.warning("%s: %s", run, error)  # and told in the run folder
+                logger.warning("%s: %s", run, error)  # the run folder records the error too
     return str(folder.read_state()["state"])

@@ -1,4 +1,4 @@
-"""Runs side by side: what their jobs have differently, and what came of it; from the run folders alone."""
+"""Compare runs through their run folders: the parameters that differ, and the results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ERRORS = (
     "test_nmi",
     "test_accuracy",
 )
-# Of the job what says where it runs and what it is called, not what is learned.
+# Keys and sections of a job that do not affect the fitted model, such as name, output folder and cluster.
 _NO_DIFFERENCE = ("job.name", "job.out", "job.scratch", "format", "format_version")
 _SECTIONS_APART = ("origins", "cluster")
 KIND = "model.kind"
 
 
 def compare_runs(runs: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
-    """Put runs side by side, finished or not."""
+    """Return a comparison of two or more runs, finished or not."""
     if len(runs) < 2:
         raise JobError("one run is nothing to compare: name two or more run folders")
     folders = [_folder(run) for run in runs]
@@ -46,7 +46,7 @@ def compare_runs(runs: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
 
 
 def _differing(jobs: Sequence[Mapping[str, Any]], kind: str | None) -> list[str]:
-    """What jobs of one kind have differently; others have other parameters."""
+    """Return the keys that differ between jobs of one kind; other kinds have other parameters."""
     alike = [job for job in jobs if job.get(KIND) == kind]
     names = dict.fromkeys(name for job in alike for name in job)
     return [name for name in names if any(job.get(name) != alike[0].get(name) for job in alike)]
@@ -62,7 +62,7 @@ def _folder(run: str | os.PathLike[str]) -> RunFolder:
 
 
 def _flat(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a job by "section.key"."""
+    """Return the values of a job by "section.key"."""
     found: dict[str, Any] = {}
     for section, values in job.items():
         if isinstance(values, Mapping) and section not in _SECTIONS_APART:
@@ -71,7 +71,7 @@ def _flat(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scored_on(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows whose error counts: test rows, or validation rows where there are no others."""
+    """Return the rows that the error refers to: test rows, or validation rows without test rows."""
     for role in ("test", "validation"):
         if job.get(f"data.{role}"):
             rows = job.get(f"data.{role}_rows")
@@ -97,7 +97,7 @@ def _outcome(folder: RunFolder, job: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": state.get("seconds") if done else None,
         "pass_seconds": round(sum(record.get("seconds") or 0.0 for record in passes), 3),
     }
-    # Errors of a run that goes on are those of its last pass; of an earlier execution there may be others.
+    # Only the state of a finished run has valid errors; an active run may keep errors of an earlier fit.
     found |= {name: state[name] for name in ERRORS if done and state.get(name) is not None}
     if done and scored.get("test_rows"):
         found["test_rows"] = scored["test_rows"]

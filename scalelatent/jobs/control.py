@@ -1,6 +1,6 @@
-"""Find a job, watch it, cancel it: from its run folder alone, wherever it is driven.
+"""Find, watch and cancel a job through its run folder, on any machine that sees the folder.
 
-A scheduler is asked only which folder a job id belongs to; a job on a dead cluster is still told.
+The scheduler is only needed to find the folder of a job id; a job of a dead cluster can still be read.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 METADATA = "scalelatent-jobs"
 ENDED = ("done", "failed", "cancelled")
 POLL_SECONDS = 0.5
-# After a worker is lost its driver begins again elsewhere as soon as the scheduler has noticed.
+# Seconds to wait for a lost driver, which the scheduler restarts on another worker.
 RESTART_SECONDS = 20.0
 QUEUED_SECONDS = 30.0
 CANCEL_SECONDS = 30.0
-# Before a cluster ends; SLURM's recipes are warned two minutes ahead.
+# Seconds for jobs to stop before a cluster ends; the SLURM recipes get a signal two minutes ahead.
 STOP_SECONDS = 90.0
 
 
@@ -49,7 +49,7 @@ def find_job(
     security: Security | None = None,
     below: str | os.PathLike[str] = ".",
 ) -> RunFolder:
-    """Return the run folder of a job."""
+    """Return the run folder of a job, which is a path, an address or a job id."""
     if "/" in job or os.sep in job or os.path.exists(job) or is_run_folder(job):
         return RunFolder.open(job)
     here = {folder.id: folder for folder in find_runs(below)}
@@ -74,7 +74,7 @@ def find_job(
 
 
 def write_job_again(folder: RunFolder, job_file: str | os.PathLike[str]) -> None:
-    """Write a damaged ``job.json`` again from the job file that began the run."""
+    """Rewrite a damaged ``job.json`` from the job file that started the run."""
     try:
         folder.read_job()
     except JobError:
@@ -83,7 +83,7 @@ def write_job_again(folder: RunFolder, job_file: str | os.PathLike[str]) -> None
             seeds = [
                 event["seed"] for event in folder.records("events.jsonl") if event.get("seed") is not None
             ]
-            if job.job.seed is None and job.params.get("random_state") is None and seeds:  # drawn then
+            if job.job.seed is None and job.params.get("random_state") is None and seeds:  # drawn seed
                 job = replace(job, job=job.job.model_copy(update={"seed": seeds[0]}))
             folder.write_job(job)
         return
@@ -93,12 +93,12 @@ def write_job_again(folder: RunFolder, job_file: str | os.PathLike[str]) -> None
 
 
 def known_jobs(client: Client) -> dict[str, dict[str, Any]]:
-    """Return the jobs that were submitted to a scheduler since it was started, by id."""
+    """Return the jobs that were submitted since the scheduler started, by job id."""
     return dict(client.get_metadata([METADATA], default={}))
 
 
 def list_jobs(below: str | os.PathLike[str] = ".", client: Client | None = None) -> list[dict[str, Any]]:
-    """Return the states of the runs below a folder, and of those that a scheduler knows."""
+    """Return the states of the runs below a folder, and of the runs that a scheduler knows."""
     states = {state["run"]: state for state in (folder.read_state() for folder in find_runs(below))}
     for identity, known in known_jobs(client).items() if client is not None else ():
         if known["run"] in states:
@@ -124,7 +124,7 @@ def follow(
     tell: Callable[[str], None] = lambda line: None,
     poll: float = POLL_SECONDS,
 ) -> dict[str, Any]:
-    """Watch a run until it ends, from its folder."""
+    """Watch a run through its folder until the run ends; return the last state."""
     everyone = list(callbacks)
     watch = _Watch(folder, everyone)
     lost_since: float | None = None
@@ -154,7 +154,7 @@ def follow(
 
 
 def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Security | None) -> None:
-    """Refuse to wait on for a job that its scheduler does not have, or without its scheduler."""
+    """Raise a `RunError` if a queued job is unknown to its scheduler, or the scheduler does not answer."""
     if not state.get("scheduler"):
         return
     trouble = ""
@@ -173,14 +173,14 @@ def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Securit
 
 
 def _task_of(client: Client, state: dict[str, Any]) -> str | None:
-    """The scheduler's state of the task that drives a job; None where it drives another start, or none."""
+    """Return the scheduler's state of the driver task of the current start; None without such a task."""
     from scalelatent.engine.dask.hooks import task_state
 
     return ask_scheduler(client, task_state, key_of(state["id"], state["starts"]))
 
 
 class _Watch:
-    """What is new in a run folder, told to callbacks."""
+    """Watcher that reports new passes and progress in a run folder to callbacks."""
 
     def __init__(self, folder: RunFolder, callbacks: list[Callback]) -> None:
         self._folder, self._callbacks = folder, callbacks
@@ -197,7 +197,7 @@ class _Watch:
 
     def look(self) -> None:
         records = self._folder.records("metrics.jsonl")
-        # A driver that begins again drops the passes behind its checkpoint, and repeats them.
+        # A restarted driver removes the passes after its checkpoint and repeats them.
         fresh = records[min(self._seen, len(records)) :]
         self._seen = len(records)
         for record in fresh:
@@ -213,7 +213,7 @@ class _Watch:
 def new_events(
     folder: RunFolder, *, follow: bool = False, poll: float = POLL_SECONDS
 ) -> Iterator[dict[str, Any]]:
-    """Give the events of a run, oldest first."""
+    """Yield the events of a run, oldest first; with `follow`, until the run ends."""
     seen = 0
     while True:
         ended = folder.read_state()["state"] in ENDED
@@ -226,9 +226,9 @@ def new_events(
 
 
 def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, Any]:
-    """Stop a job at the next place where nothing is lost, wherever it is driven."""
+    """Cancel a job, which stops at its next checkpoint; return the state after at most `wait` seconds."""
     try:
-        with folder.lock():  # no driver runs: one that comes finds the verdict
+        with folder.lock():  # no driver runs; a later driver reads the state
             state = folder.read_state()
             if state["state"] in ENDED:
                 if state["state"] == "cancelled":
@@ -248,7 +248,7 @@ def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, 
 
 
 def _ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
-    """The state of a run once it has ended, or at a time."""
+    """Return the state of a run when the run has ended, or at the deadline."""
     while True:
         state = folder.read_state()
         if state["state"] in ENDED or time.monotonic() > deadline:
@@ -259,7 +259,7 @@ def _ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
 def stop_jobs(
     client: Client, *, wait: float = STOP_SECONDS, tell: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Stop the jobs that a cluster drives, before it ends."""
+    """Cancel the jobs that a cluster drives, before the cluster ends."""
     driven = []
     for known in known_jobs(client).values():
         folder = RunFolder(known["run"])
@@ -269,7 +269,7 @@ def stop_jobs(
     if driven:
         tell(f"stopping {len(driven)} job(s) at their next checkpoint, for up to {wait:g} s")
     for folder in driven:
-        with suppress(JobError):  # done meanwhile
+        with suppress(JobError):  # the job has ended already
             cancel_job(folder, wait=0)
     deadline = time.monotonic() + wait
     for folder in driven:

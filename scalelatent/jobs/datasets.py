@@ -1,4 +1,4 @@
-"""Open the datasets a job names, at the rows it names."""
+"""Open the datasets and row ranges that a job names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobData:
-    """The datasets of a job; None where it names none."""
+    """Datasets of a job; None for a dataset that the job does not name."""
 
     train: Dataset
     validation: Dataset | None = None
@@ -25,12 +25,12 @@ class JobData:
 
     @property
     def shown(self) -> Dataset:
-        """The rows that the report shows."""
+        """Rows that the report shows: test, else validation, else training rows."""
         return self.test or self.validation or self.train
 
 
 def open_job_data(job: Job) -> JobData:
-    """Open what ``[data]`` names and check that it fits together."""
+    """Open the datasets that ``[data]`` names, and check that their rows fit together."""
     data = job.data
     _check_targets(job)
     how = {"storage_options": data.storage_options}
@@ -58,7 +58,7 @@ def open_job_data(job: Job) -> JobData:
 
 
 def data_as_begun(data: JobData, run_dir: str) -> JobData:
-    """The rows that a run began with, where more were appended to its datasets since."""
+    """Return the rows with which a run started, without the rows that were appended later."""
     from scalelatent.data.read.earlier import rows_at_same_time
     from scalelatent.estimators.session import rows_as_begun
 
@@ -71,7 +71,7 @@ def data_as_begun(data: JobData, run_dir: str) -> JobData:
 
 
 def _check_targets(job: Job) -> None:
-    """Refuse outputs for a model that learns none, and a model that learns them without."""
+    """Refuse outputs for a model without outputs, and missing outputs for a model that needs outputs."""
     if not job.data.labels and find_kind(job.kind).supervised:
         raise JobError(
             f"[data] labels = false: a model of kind {job.kind!r} learns from labels or outputs: leave it out"
@@ -95,14 +95,14 @@ def open_rows(
     target: str | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Dataset:
-    """Open a dataset, or a run of its rows; the options are for addresses, not for what lies on a disk."""
+    """Open a dataset or a range of its rows; storage options apply to addresses, not to local paths."""
     from scalelatent.data import open_dataset
 
     def opened(url: str) -> Dataset:
         return open_dataset(url, storage_options=None if is_local(url) else storage_options)
 
     dataset = opened(url)
-    if target is not None:  # before rows are counted from an end
+    if target is not None:  # before the row range is applied
         dataset = dataset.with_target(opened(target))
     if rows is None:
         return dataset

@@ -1,7 +1,7 @@
-"""`demo`: everything once, from nothing, with the digits that ship with scikit-learn.
+"""Run a complete example (`demo`) with the digits that are part of scikit-learn.
 
-The demo only makes datasets and a job file, and hands them to the same runner as `fit`: what it shows is
-what a user gets.
+The demo makes datasets and a job file and uses the same runner as `fit`, so that users see the usual output
+of a job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .runfolder import is_run_folder
 from .spec import Job
 
 MARKER = ".scalelatent-demo"
-# Bases of the three datasets: no training image is made from a digit that the model is scored on.
+# Ranges of digits from which each dataset is made; the ranges do not overlap, so that scores are fair.
 TRAIN_BASES, VALIDATION_BASES, TEST_BASES = (0, 1200), (1200, 1500), (1500, 1797)
 
 JOB = """\
@@ -58,7 +58,7 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Job:
-    """Make the demo's datasets and job file."""
+    """Create the datasets and the job file of the demo."""
     from scalelatent.data import make_digits
 
     if not is_local(out):
@@ -87,12 +87,12 @@ def prepare(
 
 
 def _quoted(path: Path) -> str:
-    """Write a path as a TOML string, whatever characters it has."""
+    """Return a path with any characters as a TOML string."""
     return json.dumps(str(path), ensure_ascii=False)
 
 
 def _make_room(folder: Path, overwrite: bool) -> None:
-    """Make the folder; remove an earlier demo if asked to, but never anything else."""
+    """Create the folder; remove only an earlier demo, and only on request."""
     if folder.exists() and not folder.is_dir():
         raise JobError(f"{folder} is a file; choose another folder with --out")
     if folder.is_dir() and any(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""What a driver tells: how its run begins, goes on and ends, in its folder and on the cluster; warnings."""
+"""Report the start, progress, warnings and end of a run to its run folder and to the cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANNOUNCE_SECONDS = 5.0
 
 @contextmanager
 def warnings_told(folder: RunFolder, tell: Callable[[str], None]) -> Iterator[None]:
-    """Warnings for users as a line and an event, without the place in the code."""
+    """Report user warnings as a line of output and an event, without the position in the code."""
     global _shown
     mine = threading.get_ident()
     with _lock:
@@ -66,7 +66,7 @@ def _show(message: Warning | str, category: type[Warning], *more: Any, **other: 
 
 
 class ProgressFile(Callback):
-    """Keep ``progress.json`` fresh: what `scalelatent attach` shows within a pass."""
+    """Callback that updates ``progress.json``, which `scalelatent attach` shows during a pass."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -74,22 +74,22 @@ class ProgressFile(Callback):
         self._told = float("-inf")
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Write that nothing is done of it yet; what stands there is of another one."""
+        """Reset the progress at the start of a stage, because the file describes the previous stage."""
         self._told = float("-inf")
         self.on_progress({**info, "pass": 0, "rows_done": 0, "rows_total": info.get("rows") or 0})
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Write it, if the last time is long enough ago."""
+        """Write the progress if the last write was at least `_seconds` ago."""
         now = time.monotonic()
         if now - self._told >= self._seconds:
             self._told = now
             keys = ("stage", "layer", "layers", "k", "pass", "rows_done", "rows_total", "rows_per_s")
-            with suppress(OSError):  # no news is no reason to end a fit
+            with suppress(OSError):  # a failed report must not end a fit
                 self._folder.tell_progress({key: info.get(key) for key in keys})
 
 
 class DevicesSeen(Callback):
-    """Keeps in ``told`` which devices computed; says it where the result depends on it."""
+    """Callback that keeps the devices of the fit in ``told`` and reports messages about devices."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -103,7 +103,7 @@ class DevicesSeen(Callback):
 
 
 def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[str, Any]) -> None:
-    """Tell the cluster the state of a run, for its dashboard page; silent where it does not listen."""
+    """Send the state of a run to the cluster for its dashboard page; ignore errors."""
     if client is None or client.scheduler is None or client.status != "running":
         return
     news = {"kind": "state", "run": folder.url, "job": state["id"], "model": job.kind}
@@ -116,7 +116,7 @@ def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[
 
 
 def install_page(client: Client | None) -> None:
-    """Put the page ``/scalelatent`` on a cluster's dashboard, where that can be done."""
+    """Add the page ``/scalelatent`` to a cluster's dashboard, if possible."""
     from scalelatent.monitor import install
 
     if client is not None:
@@ -124,19 +124,19 @@ def install_page(client: Client | None) -> None:
 
 
 class RunRecord:
-    """What a driver writes of its run, for the folder and the cluster: that it begins, goes on and ends."""
+    """Record of a run's start, progress and end, written to the run folder and sent to the cluster."""
 
     def __init__(self, folder: RunFolder, job: Job, client: Client | None = None) -> None:
         self.folder, self.job, self.client = folder, job, client
         self._log: RunLog | None = None
 
     def begin(self, driver: str, resume: bool) -> None:
-        """Of a run whose lock is held."""
+        """Record the start of a run; the caller holds the lock of the run folder."""
         self._state = self.folder.update_state(state="running", error=None, driver=driver, began=time_text())
         self.folder.event("state", state="running", resume=resume, driver=driver, pid=os.getpid())
 
     def callbacks(self) -> tuple[Callback, list[Callback]]:
-        """The log of passes and events; and what tells, here and on the cluster, how far a pass is."""
+        """Return the log of passes and events, and the callbacks that report progress."""
         job, state = self.job, self._state
         announce(self.client, self.folder, job, state)
         self._log, news = RunLog(self.folder), list[Callback]([ProgressFile(self.folder)])
@@ -151,7 +151,7 @@ class RunRecord:
     def done(
         self, scores: Mapping[str, Any], ended: Mapping[str, Any], report: str | None = None, **told: object
     ) -> None:
-        """The model is saved."""
+        """Record the run as done; call this after the model is saved."""
         state = self.folder.update_state(state="done", error=None, **scores, **ended)
         self.folder.event("state", state="done", **told, **ended)
         announce(self.client, self.folder, self.job, {**state, "report": report})
@@ -159,13 +159,13 @@ class RunRecord:
     def broken_off(
         self, error: BaseException, go_on: str, *, by: str = "", lost: str | None = None
     ) -> BaseException:
-        """The run ended without a model, perhaps stopped, or without its scheduler; returns what to raise."""
+        """Record that the run failed, was stopped, or lost its scheduler; return the error to raise."""
         told = tell_os_error(error, self.folder.place, go_on) if isinstance(error, OSError) else error
         if isinstance(error, KeyboardInterrupt):
             state, text = "cancelled", f"stopped{by and f' by {by}'}; {go_on}"
         elif lost is not None:
-            # A driver without its cluster. It does not know whether another one has been started elsewhere,
-            # so it gives no verdict: the run counts as running until its lock is free, and as failed then.
+            # A driver without a cluster cannot know whether another driver has started. The state stays
+            # "running"; readers report the run as failed as soon as its lock is free.
             state, text = "running", f"the scheduler {lost} was lost ({told}); {go_on}"
         elif isinstance(told, ScalelatentError):
             state, text = "failed", str(told)
@@ -183,7 +183,7 @@ class RunRecord:
 
 
 def tell_os_error(error: OSError, place: Location, go_on: str) -> Exception:
-    """Say a full disk in words, and how to go on; other errors of the system stay what they are."""
+    """Return a readable error for a full disk, with the next step; return other errors unchanged."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
     free = place.free_bytes() or 0

@@ -1,4 +1,4 @@
-"""Stops that lose nothing: Ctrl-C, SIGTERM or `scalelatent cancel` ask the fit to stop at a checkpoint."""
+"""Stop a fit at a checkpoint, without loss, after Ctrl-C, SIGTERM or `scalelatent cancel`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 CANCEL = "cancel"
 
-# How often a driver looks for a request to cancel: a disk answers at once, an object store takes its price.
+# Seconds between checks for a cancel request, on a disk and in an object store, where each check costs money.
 DISK_SECONDS, STORE_SECONDS = 0.5, 2.0
 
 
 class StopRequest(Callback):
-    """Leave the fit at the next place where nothing is lost, once a stop was asked for."""
+    """Callback that interrupts the fit at the next checkpoint after a stop was requested."""
 
     def __init__(self) -> None:
         self.by: str | None = None
@@ -37,16 +37,16 @@ class StopRequest(Callback):
         self.by = self.by or by
 
     def check(self) -> None:
-        """Leave if a stop was asked for."""
+        """Raise `KeyboardInterrupt` if a stop was requested."""
         if self.by is not None:
             raise KeyboardInterrupt(self.by)
 
     def on_wait(self) -> None:
-        """Leave while the executor waits or computes."""
+        """Interrupt while the executor waits or computes."""
         self.check()
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Leave within a pass; the engine keeps what is complete."""
+        """Interrupt during a pass; the engine keeps the completed parts."""
         self.check()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -54,21 +54,21 @@ class StopRequest(Callback):
 
 
 def ask_cancel(folder: RunFolder) -> None:
-    """Ask the driver of a run to stop, by a file in its folder: that reaches it wherever it runs."""
+    """Request a stop with a file in the run folder, which the driver reads on any machine."""
     start = folder.read_state().get("starts", 0)
     asked = {"who": _user(), "host": socket.gethostname(), "time": time_text(), "start": start}
     folder.place.write(CANCEL, json.dumps(asked).encode())
 
 
 def cancel_asked(folder: RunFolder) -> dict[str, Any] | None:
-    """The requester of a stop of the current start of a run, or None."""
+    """Return who requested a stop of the current start of a run, or None."""
     content = folder.place.read(CANCEL)
     if content is None:
         return None
     try:
         asked = dict(json.loads(content))
     except (ValueError, TypeError):
-        asked = {}  # made by hand, say with `touch`
+        asked = {}  # a file made by hand, for example with `touch`
     start = folder.read_state().get("starts", 0)
     return asked if asked.get("start", start) == start else None
 
@@ -84,7 +84,7 @@ def _user() -> str:
 def stop_on_signals(request: StopRequest, tell: Callable[[str], None]) -> Iterator[None]:
     """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers; a caller in another thread stops us its own way
+        yield  # only the main thread may set signal handlers
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -103,7 +103,7 @@ def stop_on_signals(request: StopRequest, tell: Callable[[str], None]) -> Iterat
 
 @contextmanager
 def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
-    """Turn a request to cancel that someone writes into the run folder into a request to stop."""
+    """Watch the run folder for a cancel file, and turn the file into a stop request."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -111,7 +111,7 @@ def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
         while not ended.wait(seconds):
             try:
                 asked = cancel_asked(folder)
-            except (OSError, JobError):  # out of reach for now: the next look may see it
+            except (OSError, JobError):  # the folder is unreachable; the next check may succeed
                 continue
             if asked is not None:
                 request.ask(f"scalelatent cancel, {asked.get('who', '?')} on {asked.get('host', '?')}")

@@ -1,4 +1,4 @@
-"""``[[callbacks]]`` of jobs: those of this package, and of others by their entry points."""
+"""Check and create the ``[[callbacks]]`` of jobs, from this package or from entry points of others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalelatent.errors import JobError, nearest
 
 GROUP = "scalelatent.callbacks"
 OWN = {"mlflow": "scalelatent.monitor.tracking:MlflowTracking"}
-# For the page of job files: what its keys are.
+# Descriptions of the keys of each callback, for the page about job files.
 KEYS = {
     "mlflow": {
         "uri": (
@@ -28,7 +28,7 @@ KEYS = {
 
 
 def check_callbacks(given: object, where: str) -> tuple[dict[str, Any], ...]:
-    """The tables of ``[[callbacks]]``, refused where a name or a key is not known."""
+    """Return the tables of ``[[callbacks]]``; refuse unknown names and keys."""
     if not isinstance(given, Sequence) or not all(isinstance(table, Mapping) for table in given):
         raise JobError(f'{where}: write [[callbacks]], with two brackets, and for example kind = "mlflow"')
     for table in given:
@@ -46,7 +46,7 @@ def check_callbacks(given: object, where: str) -> tuple[dict[str, Any], ...]:
 
 
 def make_callbacks(tables: Sequence[Mapping[str, Any]]) -> Unfailing:
-    """The callbacks of a job: they cannot end its fit."""
+    """Return the callbacks of a job, wrapped so that their errors do not end the fit."""
     made = []
     for table in tables:
         keys = {key: value for key, value in table.items() if key != "kind"}
@@ -58,7 +58,7 @@ def make_callbacks(tables: Sequence[Mapping[str, Any]]) -> Unfailing:
 
 
 def callbacks_trouble(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Why this process cannot make the callbacks of a job; empty where it can."""
+    """Return why this process cannot create the callbacks of a job; return an empty text if it can."""
     try:
         make_callbacks(tables)
     except JobError as error:
@@ -79,7 +79,7 @@ def _class_of(name: str, where: str) -> type[Callback]:
             )
         try:
             found = points[name].load()
-        except Exception as error:  # whatever another package's code raises
+        except Exception as error:  # code of other packages may raise anything
             raise JobError(
                 f"{where}: [[callbacks]] kind = {name!r} ({points[name].value}) cannot be imported: "
                 f"{type(error).__name__}: {error}; mend or update its package, or leave it out"

@@ -1,4 +1,4 @@
-"""The cluster that a job names, and the memory that its workers took."""
+"""Connect to the cluster that a job names, and read the peak memory of its workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def security_of(section: ClusterSection) -> Security | None:
-    """What to show the scheduler: the job's certificates, or those of Dask's configuration."""
+    """Return the TLS settings for the scheduler from the job, or else from Dask's configuration."""
     return security_from(ca=section.tls_ca, cert=section.tls_cert, key=section.tls_key)
 
 
 def check_certificates(section: ClusterSection) -> None:
-    """Refuse certificates that a job names and that cannot be used, also where no scheduler asks for them."""
+    """Refuse unusable certificates of a job, even if no scheduler needs them."""
     if any(file is not None for file in (section.tls_ca, section.tls_cert, section.tls_key)):
         security_of(section)
 
@@ -33,7 +33,7 @@ def check_certificates(section: ClusterSection) -> None:
 def connect(
     job: Job, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
 ) -> Iterator[Client | None]:
-    """The client a job asks for: the one given, its scheduler's, that of a local cluster, or None."""
+    """Yield `client`, or a client of the job's scheduler or of a new local cluster, or None."""
     wanted = job.cluster
     check_certificates(wanted)
     if client is not None:
@@ -53,9 +53,9 @@ def connect(
 
 
 def peak_of_workers(client: Client) -> int | None:
-    """The largest peak memory of any worker, in bytes; None where none answers in time."""
+    """Return the largest peak memory of any worker, in bytes, or None if no worker answers in time."""
     try:
         peaks = ask_workers(client, peak_bytes).values()
-    except Exception:  # noqa: BLE001  whatever Dask raises: the work is done
+    except Exception:  # noqa: BLE001  the work is done, so errors of Dask do not matter
         return None
     return max((peak for peak in peaks if isinstance(peak, int)), default=None)

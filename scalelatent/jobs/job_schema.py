@@ -1,4 +1,4 @@
-"""The keys of job files for editors (a JSON schema) and for readers (JOB.md)."""
+"""Describe the keys of job files for editors (a JSON schema) and for readers (JOB.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 NONE = "none"
-"""What a job file writes for None."""
+"""Word that stands for None in a job file."""
 
 CALLBACKS = {
     "description": "What is told of the run; `kind` chooses, the other keys are its own.",
@@ -50,7 +50,7 @@ of once. `kind` chooses; the other keys are its own. Other packages give more by
 
 
 def job_schema() -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of a job file."""
+    """Return the JSON schema (draft 2020-12) of a job file."""
     sections = {name: section for name, section in SECTIONS.items() if section is not None}
     properties = {name: _in_toml(section.model_json_schema()) for name, section in sections.items()}
     properties["model"] = _model_schema()
@@ -65,7 +65,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def job_page() -> str:
-    """JOB.md: all keys of job files."""
+    """Return the text of JOB.md, which lists all keys of job files."""
     lines = _HEAD.splitlines()
     for name, section in SECTIONS.items():
         lines += [f"## [{name}]", ""]
@@ -120,7 +120,7 @@ def _type(field: dict[str, Any]) -> str:
 
 
 def _allowed_text(allowed: Allowed) -> str:
-    """What a parameter may be, as a cell of a table."""
+    """Return the allowed values of a parameter, as the text of a table cell."""
     if isinstance(allowed, Choice):
         return ", ".join(_default(value) for value in allowed.values)
     if isinstance(allowed, Flag):
@@ -142,7 +142,7 @@ def _allowed_text(allowed: Allowed) -> str:
 
 
 def _in_toml(schema: Any) -> Any:
-    """A schema of pydantic's with the word for None in the place of null, and without titles."""
+    """Return a pydantic schema without titles, with the word for None instead of null."""
     if isinstance(schema, list):
         return [_in_toml(one) for one in schema]
     if not isinstance(schema, dict):
@@ -157,7 +157,7 @@ def _in_toml(schema: Any) -> Any:
 
 
 def _model_schema() -> dict[str, Any]:
-    """``[model]``: the kind decides which other keys there are."""
+    """Return the schema of ``[model]``, whose other keys depend on the kind."""
     kinds = _fitted_by_jobs(known_kinds())
     return {
         "description": "Which model, and its parameters.",
@@ -185,7 +185,7 @@ def _parameter_schema(parameter: Parameter) -> dict[str, Any]:
 
 
 def _allowed_schema(allowed: Allowed) -> dict[str, Any]:
-    """What an editor can check of a parameter; the estimator checks all of it."""
+    """Return the part of a parameter's rules that an editor can check; the estimator checks all rules."""
     if isinstance(allowed, Choice):
         return {"enum": [NONE if value is None else value for value in allowed.values]}
     if isinstance(allowed, Flag):

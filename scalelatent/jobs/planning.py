@@ -1,4 +1,4 @@
-"""`plan`: what a job will need, before anything runs; and the refusal of what cannot fit."""
+"""Estimate the time, memory and disk space of a job before it runs, and refuse a job that cannot fit."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
     from scalelatent.estimators.base import StreamedEstimator
 
-# Seconds beside the fit: starting Python and loading kernels; workers, together and each; writing a model.
+# Seconds outside the fit: start Python and load kernels, start all workers, start each worker, save a model.
 START_SECONDS, WORKERS_SECONDS, WORKER_SECONDS, SAVE_SECONDS = 3.0, 2.5, 0.5, 0.2
-# Bytes a second of copying what a run keeps into the model; of a report on disk, and of figures in memory.
+# Bytes per second to copy kept results into the model; bytes of a report on disk and of figures in memory.
 COPY_RATE, REPORT_BYTES, FIGURE_BYTES = 5e8, 2 * 10**6, 75 * 2**20
 
 
 class PlannedCluster:
-    """Stands for a client where only workers are asked for: those a job will start, or those of elsewhere."""
+    """Substitute for a client that only lists workers, which a job will start or another process knows."""
 
     def __init__(self, workers: Mapping[str, Mapping[str, Any]]) -> None:
         self._workers = workers
 
     @classmethod
     def of(cls, cluster: ClusterSection) -> PlannedCluster:
-        """The workers that a job will start."""
+        """Return a substitute client with the workers that a job will start."""
         worker = {"nthreads": cluster.threads or 1, "memory_limit": worker_bytes(cluster)}
         return cls({f"worker-{number}": worker for number in range(cluster.workers or 1)})
 
@@ -60,7 +60,7 @@ def worker_bytes(cluster: ClusterSection) -> int:
 def plan_job(
     job: Job, *, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Return what a job will need."""
+    """Return the estimated time, memory and disk space of a job."""
     check_certificates(job.cluster)
     refuse_numbers(job.cluster.workers or 1, job.cluster.threads or 1, 0, 0)
     data = open_job_data(job)
@@ -82,8 +82,8 @@ def plan_job(
 
 
 def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]:
-    """A fit's plan with what a job does before and after."""
-    if "seconds" not in needs:  # a model of another package, that tells no more
+    """Add the time, memory and disk space of a job before and after the fit to the plan of the fit."""
+    if "seconds" not in needs:  # a model of another package without estimates
         return needs
     cluster = job.cluster.workers is not None or job.cluster.scheduler is not None
     before = {"starting": START_SECONDS}
@@ -113,7 +113,7 @@ def _needs(
 
 
 def _devices(job: Job, client: Client) -> dict[str, Any]:
-    """Which devices compute, and what that means for the result."""
+    """Return the devices that compute, and a message about their effect on the result."""
     from scalelatent.engine.dask.pools import devices_event
 
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
@@ -127,7 +127,7 @@ def _devices(job: Job, client: Client) -> dict[str, Any]:
 
 
 def plan_lines(needs: Mapping[str, Any]) -> list[str]:
-    """A plan in a line, and in others what would shorten a fit."""
+    """Return a plan as one line, plus lines of advice that would shorten the fit."""
     if "summary" not in needs:
         return []
     lines = [f"plan: {needs['summary']}"]

@@ -1,6 +1,6 @@
-"""The record of a fit that Python code calls with ``run_dir``: a run folder like that of a job.
+"""Record a fit that Python code calls with ``run_dir`` in a run folder, like the run folder of a job.
 
-The folder is locked before anything is written into it, and a fit that is refused leaves nothing.
+The folder is locked before the first write, and a refused fit leaves no files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROWS = {"train": "train", "validation": "validation", "rows": "train", "validat
 
 @contextmanager
 def recorded(call: FitCall) -> Iterator[Callback]:
-    """Record a fit in its run folder: a callback for it, and how it ends."""
+    """Yield a callback that records a fit in its run folder, and record how the fit ends."""
     record = _Record(call)
     with record.exit:
         record.hold_folder()
@@ -52,7 +52,7 @@ def recorded(call: FitCall) -> Iterator[Callback]:
 
 
 class _Record(Callbacks):
-    """Makes the run folder when the fit begins, and passes hooks on to its writers."""
+    """Callback that creates the run folder when the fit starts and forwards all hooks to its writers."""
 
     keeps_run_folder = True
 
@@ -62,11 +62,11 @@ class _Record(Callbacks):
         self._call = call
         assert call.run_dir is not None, "else nothing is recorded"
         self._held = RunFolder(call.run_dir)
-        self._folder: RunFolder | None = None  # the same once the fit has begun
+        self._folder: RunFolder | None = None  # `_held` after the fit has started
         self._began = time.monotonic()
 
     def hold_folder(self) -> None:
-        """Lock the run folder, so that of two fits at the same time one is refused and touches nothing."""
+        """Lock the run folder, so that a second fit at the same time is refused before it writes."""
         place = self._held.place
         path = place.local_path("")
         existed = path is not None and os.path.isdir(path)
@@ -81,14 +81,14 @@ class _Record(Callbacks):
             self.exit.callback(self._take_back, existed)
 
     def _take_back(self, existed: bool) -> None:
-        """Empty a folder whose fit never began, and remove it unless it was there before."""
+        """Remove the folder if its fit has not started; recreate it empty if it existed before."""
         if self._folder is None:
             self._held.remove()
             if existed:
                 self._held.place.make()
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        """Make the folder, or open it; a search begins twice, with its refit."""
+        """Create or open the folder at the first call; a search calls this again for its refit."""
         if self._folder is None:
             self._folder = self._open(info)
         super().on_fit_start(info)
@@ -111,14 +111,14 @@ class _Record(Callbacks):
         return folder
 
     def done(self) -> None:
-        """Save the model; the run is done."""
+        """Save the model and record the run as done."""
         folder = self._folder
         if folder is None:
             return
         if hasattr(self._call.model, "cv_results_"):
             tell_search(folder, self._call.model)
         model = getattr(self._call.model, "best_estimator_", self._call.model)
-        if hasattr(model, "save"):  # a search that does not refit has no model
+        if hasattr(model, "save"):  # a search without refit has no model
             self.on_stage({"stage": "saving"})
             model.save(folder.model_url, overwrite=True)
             folder.event("model_saved", path=folder.model_url)
@@ -126,14 +126,14 @@ class _Record(Callbacks):
         self._record.done(validation_scores(model), ended)
 
     def broken_off(self, error: BaseException) -> BaseException:
-        """Note how the fit ended without a model; returns what to raise."""
+        """Record why the fit ended without a model; return the error to raise."""
         if self._folder is None:
             return error
         return self._record.broken_off(error, how_to_resume(self._folder))
 
 
 def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Job:
-    """The job equivalent to a call of ``fit``; on resume the earlier job with what differs now."""
+    """Return the job equivalent to a call of ``fit``, or the `earlier` job with the changed values."""
     model = getattr(call.model, "estimator", call.model)
     kind, given = model._kind, model.get_params(deep=False)
     drawn = not isinstance(given.get("random_state"), int)
@@ -168,7 +168,7 @@ def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Jo
 
 
 def _search_section(call: FitCall) -> SearchSection | None:
-    """The ``[search]`` equivalent to a search in Python; None where a job file cannot express it."""
+    """Return the ``[search]`` equivalent to a search in Python, or None if a job file cannot express it."""
     search, held, grid = call.model, "validation" in call.rows, call.model.param_grid
     seed, own = search.random_state, search.estimator.random_state
     if not (
@@ -184,7 +184,7 @@ def _search_section(call: FitCall) -> SearchSection | None:
         return None
     said = {name: getattr(search, name) for name in ("scoring", "halving", "min_passes")}
     said |= {"grid": {name: plain(list(values)) for name, values in grid.items()}}
-    said |= {"cv": None if held else search.cv}  # validation rows come first
+    said |= {"cv": None if held else search.cv}  # validation rows replace folds
     with suppress(ValidationError):
         section = SearchSection(**said)
         if section.model_dump(include=set(said)) == said:
@@ -193,14 +193,14 @@ def _search_section(call: FitCall) -> SearchSection | None:
 
 
 def _is_json(value: object) -> bool:
-    """Whether a parameter is the same to a fit after a way through JSON."""
+    """Return whether a parameter has the same value for a fit after a JSON round trip."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
     return named_values({"": value}) == named_values({"": plain(value)})
 
 
 def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
-    """The ``[data]`` keys that open the same rows, where another process can."""
+    """Return the ``[data]`` keys that open the same rows; rows that only Python can open get `IN_MEMORY`."""
     found: dict[str, Any] = {}
     for name, dataset in rows.items():
         key = _ROWS.get(name)
@@ -212,7 +212,7 @@ def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
             found["labels"] = False
         target = None if spec is None else spec.get("target")
         paired = target is None or (target["start"], target["stop"]) == (spec["start"], spec["stop"])  # type: ignore[index]
-        if spec is None or not paired or (bare and key != "train"):  # a job leaves no others out
+        if spec is None or not paired or (bare and key != "train"):  # only `train` may drop labels
             found[key] = IN_MEMORY
             continue
         found |= {key: spec["url"], f"{key}_rows": f"{spec['start']}:{spec['stop']}"}
@@ -222,7 +222,7 @@ def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
 
 
 def python_only(job: Job) -> str:
-    """Why the command line cannot go on with a run; empty where it can."""
+    """Return why the command line cannot resume a run; return an empty text if it can."""
     if job.in_memory:
         return (
             f"its rows ({', '.join(job.in_memory)}) were given in Python: they lived in memory, or were "
@@ -241,7 +241,7 @@ def python_only(job: Job) -> str:
 
 
 def how_to_resume(folder: RunFolder) -> str:
-    """How to go on with a run, in words."""
+    """Return the instruction that resumes a run, for messages."""
     in_python = f"in Python with the same fit(..., run_dir={folder.url!r}, resume=True)"
     if python_only(folder.read_job()):
         return f"go on {in_python}"
@@ -249,7 +249,7 @@ def how_to_resume(folder: RunFolder) -> str:
 
 
 def check_resumable(folder: RunFolder) -> None:
-    """Refuse to go on from the command line with a run of which only Python has all."""
+    """Raise a `JobError` if only Python code can resume the run."""
     why = python_only(folder.read_job())
     if why:
         raise JobError(f"run {folder.url} cannot go on from the command line: {why}; {how_to_resume(folder)}")

@@ -1,7 +1,7 @@
-"""From job file, environment and command line to one settled `Job`.
+"""Resolve job file, environment and command line into one `Job` with a value for every key.
 
 Precedence: command line (``--set section.key=value``) > environment (``SCALELATENT_SECTION__KEY``) > job
-file > defaults. The origin of every value is kept, and `scalelatent plan` prints it.
+file > defaults. The job records the origin of every value, which `scalelatent plan` prints.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from scalelatent.storage.location import FROM_ENVIRONMENT
 from .job_callbacks import check_callbacks
 from .spec import SECTIONS, Job
 
-# What becomes of bad shards, and what changes no bit.
+# Keys outside [cluster] that a resume may change: the handling of bad shards, and the cache.
 _ALSO_CHANGEABLE = ("engine.on_bad_shard", "engine.cache")
 
 PREFIX = "SCALELATENT_"
-_ACCOUNTS = ("anon", "cloud", "google_default")  # what gcsfs takes for a token, and are none
+_ACCOUNTS = ("anon", "cloud", "google_default")  # values of gcsfs's `token` that are not secrets
 _PATH_KEYS = {
     "job": ("out", "scratch"),
     "data": ("train", "validation", "test", "target", "validation_target", "test_target"),
@@ -43,10 +43,10 @@ def load_job(
     settings: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Job:
-    """Read a job file and settle every value."""
+    """Read a job file and return the resolved job."""
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8-sig")  # editors of Windows write a byte order mark
+        text = file.read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
     except FileNotFoundError:
         raise JobError(f"job file {file} does not exist (looked in {Path.cwd()})") from None
     except IsADirectoryError:
@@ -55,7 +55,7 @@ def load_job(
         ) from None
     except UnicodeDecodeError as error:
         raise JobError(f"job file {file} cannot be read: {error}; save it as UTF-8") from None
-    except (OSError, ValueError) as error:  # a name that no file can have, too
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         reason = getattr(error, "strerror", None) or str(error)
         raise JobError(f"job file {brief(str(file))} cannot be read: {reason}; check its name") from None
     try:
@@ -75,7 +75,7 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     where: str = "job",
 ) -> Job:
-    """Settle a job from nested values (as read from TOML), environment and command line."""
+    """Resolve a job from nested values (as read from TOML), environment and command line."""
     raw: dict[str, dict[str, tuple[Any, str, str]]] = {name: {} for name in SECTIONS}
     callbacks = _callbacks(stored.get("callbacks", ()), where)
     for section, table in stored.items():
@@ -105,7 +105,7 @@ def resolve(
 
 
 def override(job: Job, settings: Iterable[str]) -> Job:
-    """Return a resolved job with some values changed, as a resume may do."""
+    """Return a resolved job with changed values; refuse changes that a resume may not make."""
     origins = dict(job.origins)
     sections = {"cluster": job.cluster.model_dump(), "engine": job.engine.model_dump()}
     values = {
@@ -130,7 +130,7 @@ def override(job: Job, settings: Iterable[str]) -> Job:
             continue
         values[section][key] = (value, "command line", f"--set {setting}")
         other = {"workers": "scheduler", "scheduler": "workers"}.get(key)
-        if other and str(value).strip().lower() != "none":  # one takes the place of the other
+        if other and str(value).strip().lower() != "none":  # the new key replaces the other key
             values[section][other] = (None, "default", "")
     made = {name: _section(name, given, "job", origins) for name, given in values.items()}
     changed = replace(job, **made, params=params, origins=origins)
@@ -149,11 +149,11 @@ def parse_setting(text: str) -> tuple[str, str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value as TOML would, and as plain text where it is no TOML."""
+    """Parse a value as TOML; return invalid TOML as plain text."""
     text = text.strip()
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # no TOML, or a number or nesting that Python does not read
+    except (ValueError, RecursionError):  # no TOML, or beyond Python's limits
         return text
     return text if isinstance(value, date | datetime | time) else value
 
@@ -167,7 +167,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterable[tuple[str, str, An
 
 
 def _harmless(section: str, key: str, value: Any, where: str) -> Any:
-    """The value, unless it is a credential: job files are copied into run folders, and shown around."""
+    """Return the value; refuse credentials, because job files are copied into run folders and shared."""
     shape = SECTIONS.get(section)
     known = () if shape is None else shape.model_fields
     if section != "model" and key not in known and SECRET_NAMES.search(key) and value not in _ACCOUNTS:
@@ -208,7 +208,7 @@ def _check_section(section: str, where: str) -> None:
 def _model(
     values: dict[str, tuple[Any, str, str]], where: str, origins: dict[str, str]
 ) -> tuple[str, dict[str, Any]]:
-    """Check the names of the model's parameters by the table of its kind."""
+    """Return kind and parameters of the model; refuse names that the table of the kind does not have."""
     if "kind" not in values:
         raise JobError(f'{where}: [model] kind is missing; write for example kind = "capsule"')
     kind, origins["model.kind"], place = values.pop("kind")
@@ -227,7 +227,7 @@ def _model(
 
 
 def _section(name: str, values: dict[str, tuple[Any, str, str]], where: str, origins: dict[str, str]) -> Any:
-    """Check one section's keys, then its values."""
+    """Check the keys and then the values of one section; return the section."""
     shape = SECTIONS[name]
     assert shape is not None
     known = shape.model_fields
@@ -246,7 +246,7 @@ def _section(name: str, values: dict[str, tuple[Any, str, str]], where: str, ori
 
 
 def _tell(error: ValidationError, name: str, values: dict[str, tuple[Any, str, str]], where: str) -> str:
-    """Say a validation error in one line a stranger understands."""
+    """Return a validation error as one readable line."""
     first = error.errors()[0]
     key = str(first["loc"][0])
     if first["type"] == "missing":
@@ -257,19 +257,19 @@ def _tell(error: ValidationError, name: str, values: dict[str, tuple[Any, str, s
 
 
 def brief(text: str) -> str:
-    """A text, with its middle left out where it is long."""
+    """Return a text, shortened in the middle if it has more than 200 characters."""
     return text if len(text) <= 200 else f"{text[:40]}…{text[-40:]}"
 
 
 def _absolute(path: str | None) -> str | None:
-    """Make a local path absolute, so that a resume from another folder finds it; leave URLs alone."""
+    """Make a local path absolute, so that a resume in another folder finds it; return URLs unchanged."""
     if path is None or "://" in path:
         return path
     return os.path.abspath(os.path.expanduser(path))
 
 
 def _check_search(job: Job) -> None:
-    """Refuse a search over what the model has not, or of rows that are given twice."""
+    """Refuse a search over unknown parameters, or with both folds and validation rows."""
     if job.search is None:
         return
     table = find_job_kind(job.kind).table()

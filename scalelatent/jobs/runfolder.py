@@ -1,4 +1,4 @@
-"""The run folder: everything one execution of a job leaves behind, and what `status` and `resume` read.
+"""The run folder: all files that a job writes, which `status` and `resume` read.
 
 ::
 
@@ -13,15 +13,14 @@
         model.zarr      the fitted model
         report/         index.html and figures
 
-It lies on a disk or in an object store. JSON files appear whole (written aside, synced and renamed, or put at
-once): a reader, or a power cut, finds the old or the new one, never half of one. A torn last line of a
-``.jsonl`` file (a killed writer) is dropped when it is read and cut off when it is next appended to; in an
-object store a long one is several objects (see `scalelatent.storage.linelog`).
+The run folder is on a disk or in an object store. JSON files are replaced atomically, so that a reader finds
+the old or the new file, also after a power cut. A killed writer may leave an incomplete last line in a
+``.jsonl`` file: readers ignore the line, and the next append removes it. In an object store a long ``.jsonl``
+file is split into several objects (see `scalelatent.storage.linelog`).
 
-Times are ISO 8601 in UTC. ``seconds`` is the wall-clock time of what a record tells of, from its beginning to
-its end: of a pass in metrics.jsonl, of a checkpoint or a layer in its event, of the last execution of the
-job, with its scores and its report, in state.json and the event ``state``. ``pass_seconds`` is the sum over
-passes.
+Times are ISO 8601 in UTC. ``seconds`` is the wall-clock time of the subject of a record: a pass in
+metrics.jsonl, a checkpoint or a layer in its event, and the last execution of the job, with its scores and
+its report, in state.json and the event ``state``. ``pass_seconds`` is the sum over passes.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ from .spec import FORMAT, Job
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:
-    """Write a mapping as JSON text that people can read."""
+    """Return a mapping as indented JSON text, encoded as UTF-8."""
     return (json.dumps(plain(value), indent=2) + "\n").encode()
 
 
 def plain(value: Any) -> Any:
-    """Turn numpy values and paths into what JSON knows, and NaN and infinity, which it lacks, into None."""
+    """Convert numpy values and paths to JSON types; convert NaN and infinity, which JSON lacks, to None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -73,18 +72,18 @@ STATES = ("queued", "running", "done", "failed", "cancelled")
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path or address is a run folder (and not, say, a saved model)."""
+    """Return whether a path or address is a run folder, and not, for example, a saved model."""
     place = locate(path)
     if not place.has("job.json") or place.has("state.json"):
         return place.has("job.json")
-    try:  # its driver was killed before it wrote the state
+    try:  # a driver may be killed before it writes the state
         return bool(json.loads(place.read("job.json") or b"{}")["format"] == FORMAT)
     except (ValueError, TypeError, KeyError):
         return False
 
 
 class RunFolder:
-    """One run folder; make it with `create` or `open`."""
+    """One run folder; use `create` or `open` to get an instance."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.place = locate(path)
@@ -97,7 +96,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], job: Job) -> RunFolder:
-        """Make a new run folder and write the job into it."""
+        """Create a new run folder and write the job into it."""
         folder = cls(path)
         local = folder.place.local_path("")
         if local is not None and os.path.exists(local) and not os.path.isdir(local):
@@ -108,17 +107,17 @@ class RunFolder:
         return folder
 
     def adopt(self, job: Job) -> None:
-        """Write the job where a fit in Python has its records already, or into the run that is there."""
+        """Write the job into an existing run folder, or create the run folder first."""
         if is_run_folder(self.url):
             self.write_job(job)
         else:
             self._found(job)
 
     def _found(self, job: Job) -> None:
-        """Write the first files; the first writer owns the folder."""
+        """Write job.json and state.json; raise a `JobError` if another process has written job.json."""
         place = self.place
         name = job.job.name or self.url.rstrip("/").rsplit("/", 1)[-1]
-        # Who puts job.json first has the folder: of two that come at once, one is refused.
+        # The first process that creates job.json owns the folder; a concurrent second one is refused.
         identity = f"{_slug(name)}-{secrets.token_hex(4)}"
         try:
             place.make()
@@ -137,7 +136,7 @@ class RunFolder:
                 "updated": time_text(),
             })  # fmt: skip
         except OSError as error:
-            with suppress(OSError):  # or no run could begin here again
+            with suppress(OSError):  # else no later run could use this folder
                 place.delete("job.json")
             raise JobError(
                 f"output folder {self.url} cannot be written: {error.strerror or error}; "
@@ -159,7 +158,7 @@ class RunFolder:
 
     @property
     def path(self) -> Path:
-        """Path of a folder on a disk."""
+        """Local path of a run folder on a disk; a `JobError` for an object store."""
         path = self.place.local_path("")
         if path is None:
             raise JobError(f"run folder {self.url} is in an object store, and a folder on a disk is needed")
@@ -183,7 +182,7 @@ class RunFolder:
 
     @property
     def fit_began(self) -> bool:
-        """Whether the fit of this run ever began, so that there is something to lose."""
+        """Whether the fit of this run has started, so that the folder may hold results."""
         return any(record.get("event") == "fit_started" for record in self.records("events.jsonl"))
 
     @property
@@ -211,15 +210,15 @@ class RunFolder:
             raise JobError(damaged) from error
 
     def write_job(self, job: Job) -> None:
-        """Write the resolved job; done once, before work starts, and again when a resume changes it."""
+        """Write the resolved job, once before the fit starts and again when a resume changes the job."""
         self._write_json("job.json", job.to_dict())
 
     def read_state(self) -> dict[str, Any]:
-        """Return ``state.json``; a run whose driver is gone is told as failed."""
+        """Return ``state.json``; report a run without a live driver as failed."""
         state = self._read_state()
-        state["run"] = self.url  # the folder may have moved since
+        state["run"] = self.url  # the folder may have been moved
         for key in ("submitted", "began"):
-            if isinstance(state.get(key), int | float):  # of an earlier version
+            if isinstance(state.get(key), int | float):  # format of earlier versions
                 state[key] = time_text(state[key])
         if state.get("state") == "running":
             holder = lock_of(self.place, "lock").holder()
@@ -233,13 +232,13 @@ class RunFolder:
         return state
 
     def begin(self, state: str, **values: object) -> int:
-        """Record a start of the run, as `state`; returns its number."""
+        """Record a start of the run with this state; return the number of the start."""
         start = int(self._read_state().get("starts", 0)) + 1
         self.update_state(state=state, starts=start, error=None, **values)
         return start
 
     def update_state(self, **changes: Any) -> dict[str, Any]:
-        """Change some keys of ``state.json`` at once and return all of them."""
+        """Change some keys of ``state.json`` in one write; return the whole state."""
         if "state" in changes and changes["state"] not in STATES:
             raise ValueError(f"state {changes['state']!r} is none of {', '.join(STATES)}")
         state = self._read_state() | changes | {"run": self.url, "updated": time_text()}
@@ -247,7 +246,7 @@ class RunFolder:
         return state
 
     def event(self, event: str, **values: object) -> None:
-        """Append one event to ``events.jsonl``; the time is added."""
+        """Append one event, with the current time, to ``events.jsonl``."""
         self.append("events.jsonl", {"time": time_text(), "event": event, **values})
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
@@ -256,11 +255,11 @@ class RunFolder:
         self._log(name).append(json.dumps(plain(record)).encode())
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """Return the records of a ``.jsonl`` file of this folder; damaged lines are left out."""
+        """Return the records of a ``.jsonl`` file of this folder; skip damaged lines."""
         return [record for _, record in self._whole(name)]
 
     def tell_progress(self, values: Mapping[str, Any]) -> None:
-        """Write ``progress.json``: how far the pass is, and the time."""
+        """Write the progress of the pass and the current time to ``progress.json``."""
         self.place.write("progress.json", as_json({**values, "time": time_text()}))
 
     def read_progress(self) -> dict[str, Any]:
@@ -270,7 +269,7 @@ class RunFolder:
             return {}
 
     def keep_records(self, name: str, count: int) -> None:
-        """Keep only the first ``count`` records of a ``.jsonl`` file (a resume repeats the others)."""
+        """Keep only the first ``count`` records of a ``.jsonl`` file; a resume repeats the others."""
         self._log(name).rewrite([line for line, _ in self._whole(name)[:count]])
 
     def remove(self) -> None:
@@ -278,7 +277,7 @@ class RunFolder:
             self.place.clear()
 
     def take_back(self, existed: bool) -> None:
-        """Remove a folder whose fit never began: what is in it was written just now, for nothing."""
+        """Remove the run folder if its fit has not started; recreate it empty if it existed before."""
         with suppress(RunError, OSError), self.lock():
             if not self.fit_began:
                 self.remove()
@@ -287,7 +286,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self, patience: float = 0.0, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Hold the run folder: two drivers on one folder would overwrite each other."""
+        """Lock the run folder, because two drivers of one folder would overwrite each other's files."""
         guard = lock_of(self.place, "lock", thread=threading.current_thread().name)
         deadline = time.monotonic() + patience
         while True:
@@ -326,7 +325,7 @@ class RunFolder:
             )
 
     def _whole(self, name: str) -> list[tuple[bytes, dict[str, Any]]]:
-        """Lines of a log that hold a record, and the records."""
+        """Return the valid lines of a log, each with its record."""
         found = []
         for line in self._log(name).lines():
             with suppress(ValueError):
@@ -336,7 +335,7 @@ class RunFolder:
         return found
 
     def _read_state(self) -> dict[str, Any]:
-        """``state.json``, or what follows from the logs where it is damaged."""
+        """Return ``state.json``, or, if the file is damaged, a state rebuilt from the logs."""
         with suppress(JobError):
             state = self._read_json("state.json")
             if isinstance(state.get("id"), str) and state.get("state") in STATES:
@@ -404,7 +403,7 @@ def _slug(text: str) -> str:
 
 
 def _who(lock: Lock) -> str:
-    """Who holds a lock, in words."""
+    """Return a text that names the process that holds a lock."""
     holder = lock.holder() or {}
     left = holder.get("seconds_left")
     lease = "" if left is None else f" (if that one is gone, its lease ends in {left} s)"

@@ -1,4 +1,4 @@
-"""The driver: one job from opened datasets to model, scores and report, every step told in the run folder."""
+"""Run one job: open the data, fit, score, save and report, and record every step in the run folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunResult:
-    """What a finished run gives."""
+    """Result of a finished run: fitted model, scores, report, time, memory, warnings."""
 
     folder: RunFolder
     estimator: StreamedEstimator
@@ -58,12 +58,12 @@ def run_job(
     resume: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
-    """Fit, score, save and report one job."""
+    """Lock the run folder; fit, score, save and report one job."""
     with folder.lock():
         if resume:
             changed = check_changes(job, folder)
         folder.begin("running")
-        if resume and changed:  # the next resume goes on with the new ones
+        if resume and changed:  # the next resume starts from the new parameters
             folder.write_job(job)
         here = f"{socket.gethostname()}:{os.getpid()}"
         return run_held(
@@ -81,7 +81,7 @@ def run_held(
     tell: Callable[[str], None] = lambda line: None,
     driver: str = "",
 ) -> RunResult:
-    """Do as `run_job`, in a folder whose lock the caller holds."""
+    """Run a job like `run_job`, in a folder whose lock the caller holds."""
     began = time.monotonic()
     request = StopRequest()
     record = RunRecord(folder, job, client)
@@ -125,13 +125,13 @@ def run_held(
 
 
 def _begun(job: Job, folder: RunFolder, resumed: bool) -> dict[str, Any]:
-    """What callbacks of a job are told at its start."""
+    """Return the values that the callbacks of a job receive at its start."""
     told = {"run": folder.url, "id": folder.id, "name": job.job.name or folder.id, "kind": job.kind}
     return told | {"values": job.values(), "resumed": resumed}
 
 
 def _ended(folder: RunFolder, scores: dict[str, float] | None = None) -> dict[str, Any]:
-    """What callbacks of a job are told at its end."""
+    """Return the values that the callbacks of a job receive at its end."""
     state = folder.read_state()
     told = {"run": folder.url, "state": state["state"], "error": state.get("error"), "scores": scores or {}}
     done = state["state"] == "done"
@@ -143,7 +143,7 @@ def _ended(folder: RunFolder, scores: dict[str, float] | None = None) -> dict[st
 def run_new_job(
     job: Job, *, callbacks: Sequence[Callback] = (), tell: Callable[[str], None] = lambda line: None
 ) -> RunResult:
-    """Make the run folder of a job and run it."""
+    """Create the run folder of a job and run the job."""
     job = job.with_seed()
     existed = is_local(job.job.out) and os.path.isdir(job.job.out)
     folder = RunFolder.create(job.job.out, job)
@@ -172,7 +172,7 @@ def build_estimator(job: Job) -> StreamedEstimator:
 
 
 def check_changes(job: Job, folder: RunFolder) -> bool:
-    """Whether a resume changes parameters."""
+    """Return whether a resume changes model parameters; raise a `JobError` for invalid parameters."""
     if job.params == folder.read_job().params:
         return False
     with as_job_error():
@@ -198,7 +198,7 @@ def _steps(
         callbacks = Callbacks([*callbacks.callbacks, SearchNews(folder)])
     request.check()
     with as_job_error(unless=lambda: folder.fit_began), job_named(folder.id), warnings.catch_warnings():
-        warnings.simplefilter("ignore", LongFitWarning)  # the plan has told it
+        warnings.simplefilter("ignore", LongFitWarning)  # the plan has already warned
         fitted.fit(
             data.train,
             validation=data.validation,
@@ -226,9 +226,9 @@ def _steps(
     estimator.save(folder.model_url, overwrite=True)
     folder.event("model_saved", path=folder.model_url)
     request.check()
-    with report_compilations(callbacks):  # the fit has told of its own
+    with report_compilations(callbacks):  # the fit reports its own compilations
         if data.test is not None:
-            from scalelatent.evaluation.scoring import scorer_of  # compiled kernels come with it
+            from scalelatent.evaluation.scoring import scorer_of  # imports compiled kernels
 
             told = _begin_stage(callbacks, "scoring", data.test)
             scorer = scorer_of(estimator)
@@ -242,20 +242,20 @@ def _steps(
 
 
 def validation_scores(estimator: StreamedEstimator) -> dict[str, float]:
-    """The validation errors of a fitted model, where it has some."""
+    """Return the validation errors of a fitted model that has such errors."""
     names = ("best_validation_error", "mean_member_validation_error")
     found = {name: getattr(estimator, f"{name}_", None) for name in names}
     return {name: float(error) for name, error in found.items() if error is not None}
 
 
 def _begin_stage(callbacks: Callbacks, stage: str, rows: Dataset) -> Progress:
-    """Tell that something begins that follows on the fit; what it tells of its rows is told as its own."""
+    """Report the start of a stage after the fit; return the progress reporter of the stage."""
     callbacks.on_stage({"stage": stage, "rows": len(rows)})
     return Progress(callbacks, stage, 0)
 
 
 def engine_options(job: Job, estimator: StreamedEstimator) -> dict[str, Any]:
-    """The ``[engine]`` keys a job gives, and ``[job] scratch``, as the estimator's ``fit`` takes them."""
+    """Return the job's ``[engine]`` keys and ``[job] scratch`` as keyword arguments of ``fit``."""
     given = {key: value for key, value in job.engine.model_dump().items() if value is not None}
     if job.job.scratch is not None:
         given["scratch"] = job.job.scratch
@@ -267,14 +267,14 @@ def engine_options(job: Job, estimator: StreamedEstimator) -> dict[str, Any]:
 
 
 def _report(result: RunResult, data: JobData, told: Progress) -> None:
-    """Write the report. The model is safe by now, so a failing figure is a warning, not a failed run."""
+    """Write the report; turn an error into a warning, because the model has been saved before."""
     try:
         from scalelatent.report import build_report
 
         result.report = build_report(
             result.folder.url, model=result.estimator, data=data.shown, progress=told
         )
-    except Exception as error:  # noqa: BLE001  whatever a figure library raises, the fit is done
+    except Exception as error:  # noqa: BLE001  a figure library may raise anything
         result.warnings.append(
             f"the report could not be made ({type(error).__name__}: {error}); try again with: "
             f"scalelatent report {result.folder.url}"

@@ -1,4 +1,4 @@
-"""Runs that are there, as run folders or saved models: found, loaded, applied to rows, reported."""
+"""Find runs, load run folders and saved models, apply models to rows, and write reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load_run(path: str | os.PathLike[str]) -> tuple[StreamedEstimator, RunFolder | None]:
-    """Load the fitted model that a run folder or a saved model holds."""
+    """Load a fitted model from a run folder or a saved model; return the model and the run folder, if any."""
     from scalelatent.engine.saved_models import load_model
 
     place = locate(path)
@@ -43,11 +43,11 @@ def load_run(path: str | os.PathLike[str]) -> tuple[StreamedEstimator, RunFolder
 
 
 def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[RunFolder]:
-    """Return the run folders below a folder, by path."""
+    """Return the run folders at most `depth` levels below a folder, sorted by path."""
     try:
         if is_run_folder(below):
             return [RunFolder(below)]
-    except StoreError:  # a folder of somebody else
+    except StoreError:  # a folder without access
         return []
     if not is_local(below):
         names = locate(below).keys("") if depth else []
@@ -67,7 +67,7 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
 
 
 def model_info(estimator: StreamedEstimator) -> dict[str, Any]:
-    """Return what is worth knowing of a fitted model, as JSON-able values."""
+    """Return class, parameters and learned values of a fitted model, as JSON-able values."""
     from scalelatent.estimators.learned import brief, learned_of
 
     parameters = {key: brief(value) for key, value in estimator.get_params(deep=False).items()}
@@ -83,7 +83,7 @@ def write_rows(
     layer: int | None = None,
     overwrite: bool = False,
 ) -> Dataset:
-    """Apply a method of a fitted estimator to every row, block by block."""
+    """Apply a method of a fitted estimator to all rows, block by block; return the output dataset."""
     from scalelatent.data import open_dataset
 
     kind = type(estimator).__name__
@@ -102,13 +102,13 @@ def write_rows(
             raise JobError(f"{out} is the dataset being read; choose another output")
         if not overwrite:
             raise JobError(f"output {out} exists; choose another one, or add --overwrite to replace it")
-        open_dataset(out)  # an error here keeps us from removing what is not a dataset
+        open_dataset(out)  # raises if the output is not a dataset, so that it is kept
     write(dataset, out=out, overwrite=overwrite, **({} if layer is None else {"layer": layer}))
     return open_dataset(out)
 
 
 def _same(out: str, source: str) -> bool:
-    """Whether two addresses are one place, also through links."""
+    """Return whether two addresses name the same location, also through links."""
     local = os.path.exists(out) and os.path.exists(source)
     return os.path.samefile(out, source) if local else out == source
 
@@ -120,7 +120,7 @@ def write_report(
     tell: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Build the report of a finished run, on the rows of its job or on those given."""
+    """Build the report of a finished run from `data`, or from the rows of its job."""
     from scalelatent.report import build_report
     from scalelatent.report.sampled import check_width
 
@@ -154,14 +154,14 @@ def report_model(
         name = next((name for name in ("validation", "train") if name in specs), None)
         if name is not None:
             role = "training" if name == "train" else name
-            with suppress(ScalelatentError):  # the rows have moved on
+            with suppress(ScalelatentError):  # the rows have changed or moved
                 data = Dataset.from_spec(specs[name])
     place.make()
     return build_report(place.url, model=model, data=data, role=role)
 
 
 def _job_rows(folder: RunFolder, tell: Callable[[str], None]) -> Dataset | None:
-    """The rows that a run's report shows; None where they have moved on, or lived in memory."""
+    """Return the rows for the report of a run; None if the rows have changed, or were in memory."""
     try:
         job = folder.read_job()
         if job.in_memory:

@@ -1,4 +1,4 @@
-"""Searches of jobs: the candidates of ``[search]``, how far they are, and what came of them."""
+"""Run the ``[search]`` of a job: list the candidates, report progress, write results, plan the cost."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from .spec import Job
 
 SEARCH_FILE = "search.json"
-"""What came of a search, in its run folder."""
+"""File in the run folder with the results of a search."""
 
-# Plans of more candidates take longer than they tell.
+# Approximate maximum number of candidates to plan, because each plan takes time.
 PLANNED = 16
-# Of a pass's memory what each fit has for itself.
+# Parts of the memory of a shared pass that each fit needs separately.
 OF_EACH_FIT = ("constants and states", "statistics in a span", "statistics waiting for their siblings")
 
 
 def candidates_of(job: Job) -> list[dict[str, Any]]:
-    """The parameters of each candidate: the whole grid, or ``n_iter`` of it, drawn by the job's seed."""
+    """Return the parameters of each candidate: the whole grid, or ``n_iter`` draws with the job's seed."""
     from sklearn.model_selection import ParameterGrid, ParameterSampler
 
     search = job.search
@@ -53,14 +53,14 @@ def make_search(job: Job, estimator: StreamedEstimator) -> Search:
 
 
 class SearchNews(Callback):
-    """Keeps in ``state.json`` how far a search is, which ``status`` tells."""
+    """Callback that writes the progress of a search to ``state.json``, which ``status`` shows."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._told: dict[str, Any] = {}
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        """A search begins; fits of its candidates begin within it."""
+        """Record the start of a search; ignore the starts of its candidates' fits."""
         if "splits" in info:
             self._told = {"candidates": info["candidates"], "folds": info["splits"]}
             self._folder.update_state(search=self._told)
@@ -73,7 +73,7 @@ class SearchNews(Callback):
 
 
 def tell_search(folder: RunFolder, search: Search) -> dict[str, Any]:
-    """Write the results of a search into the run folder; returns its part of ``state.json``."""
+    """Write the results of a search into the run folder; return the part for ``state.json``."""
     found = search.cv_results_
     scoring = search.scoring_ if isinstance(search.scoring_, str) else repr(search.scoring_)
     table = [
@@ -104,14 +104,14 @@ def tell_search(folder: RunFolder, search: Search) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    """A score, None where there is none: JSON has no NaN."""
+    """Return a score, or None for NaN, which JSON does not have."""
     return float(value) if value == value else None
 
 
 def plan_candidates(
     job: Job, estimator: StreamedEstimator, plan: Callable[[StreamedEstimator], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What a search will need: the plans of its candidates, together."""
+    """Return the estimated cost of a search, from the plans of its candidates."""
     from sklearn.base import clone
 
     assert job.search is not None
@@ -140,7 +140,7 @@ def plan_candidates(
 
 
 def _planned(params: list[dict[str, Any]]) -> list[int]:
-    """Candidates that are planned: every so many, and those with the largest numbers, which set the peak."""
+    """Return the candidates to plan: every n-th, and those with the largest values, which set the peak."""
     chosen = set(range(0, len(params), -(-len(params) // PLANNED)))
     for name in params[0] if len(chosen) < len(params) else ():
         if all(is_number(own.get(name)) for own in params):
@@ -149,7 +149,7 @@ def _planned(params: list[dict[str, Any]]) -> list[int]:
 
 
 def _shared_bytes(needs: Mapping[str, Any], fits: int, folds: int) -> int:
-    """What a shared pass takes beyond that of one fit; fits go in groups where that is too much."""
+    """Return the extra bytes of a shared pass over one fit, limited because fits can share in groups."""
     allowed, alone, together = int(ALLOWED_SHARE * needs["resources"]["memory"]), 0, 0
     for name, stage in needs["stages"].items():
         peak = stage["peak_bytes"]

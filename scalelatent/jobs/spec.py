@@ -1,11 +1,11 @@
-"""The job: one small text file that says what is fitted to which rows, where to, and with what (see JOB.md).
+"""The job: a text file that names the model, the rows, the run folder and the cluster (see JOB.md).
 
-A model with binary outputs takes them from the datasets' own targets, or row by row from datasets of outputs:
-``target`` goes with ``train``, and with ``validation`` and ``test`` too where these are rows of the same
-dataset; ``validation_target`` and ``test_target`` go with others. ``train_rows`` means rows of both.
+A model with binary outputs reads them from the datasets' own targets, or row by row from datasets of outputs.
+``target`` belongs to ``train``, and also to ``validation`` and ``test`` if they are rows of the same dataset;
+``validation_target`` and ``test_target`` belong to other datasets. ``train_rows`` selects rows of both.
 
-This module holds the shape of a job; `scalelatent.jobs.resolve` makes one from file, environment and command
-line. Credentials come from the environment or the usual files, and a job that holds some is refused.
+This module defines the sections of a job; `scalelatent.jobs.resolve` makes a job from file, environment and
+command line. Credentials come from the environment or the usual files; a job with credentials is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from scalelatent.errors import JobError
 
 IN_MEMORY = "(in memory)"
-"""What stands in ``[data]`` of a fit in Python for rows that no other process can open."""
+"""Value in ``[data]`` of a fit in Python for rows that no other process can open."""
 
 FORMAT = "scalelatent-job"
 FORMAT_VERSION = 1
@@ -30,7 +30,7 @@ _ROWS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
 
 
 def parse_rows(text: str) -> slice:
-    """Read a run of rows such as ``"0:50000"``, ``"50000:"`` or ``":-1000"``."""
+    """Parse a range of rows such as ``"0:50000"``, ``"50000:"`` or ``":-1000"``."""
     found = _ROWS.fullmatch(text)
     if not found:
         raise ValueError(f'{text!r} is not a run of rows; write "START:STOP", for example "0:50000"')
@@ -58,14 +58,14 @@ def _filled(value: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Refuse a truth value, which Python takes for 0 or 1."""
+    """Refuse a bool, which Python treats as 0 or 1; convert the word "none" to None."""
     if isinstance(value, bool):
         raise ValueError("is a truth value, and a number is wanted")
     return _none_word(value)
 
 
 def _memory(value: str | int | float | None) -> str | int | float | None:
-    """Accept what Dask accepts: '2GiB', a number of bytes, a share of the machine, 'auto'."""
+    """Check a memory limit of Dask: '2GiB', a number of bytes, a share of the machine, or 'auto'."""
     from scalelatent.deploy.worker_processes import check_memory
 
     return None if value is None else check_memory(value)
@@ -165,7 +165,7 @@ class EngineSection(_Section):
 
 
 def _grid(value: Any) -> Any:
-    """Lists of values by parameter; "none" among them is None, as in [model]."""
+    """Check a mapping from parameters to lists of values; convert the word "none" to None."""
     if not isinstance(value, Mapping) or not value:
         raise ValueError("write parameters with lists of values, for example { capsule_dim = [2, 4, 8] }")
     for name, values in value.items():
@@ -228,7 +228,7 @@ SECTIONS: dict[str, type[_Section] | None] = {
 
 @dataclass(frozen=True)
 class Job:
-    """A job with every value settled."""
+    """Resolved job, with a value for every key."""
 
     job: JobSection
     data: DataSection
@@ -241,7 +241,7 @@ class Job:
     callbacks: tuple[dict[str, Any], ...] = ()
 
     def values(self) -> dict[str, Any]:
-        """Return every value by its ``"section.key"``, in the order of the job file."""
+        """Return all values by ``"section.key"``, in the order of the job file."""
         found = {}
         for name, section in self._sections().items():
             found.update({f"{name}.{key}": value for key, value in section.items()})
@@ -251,7 +251,7 @@ class Job:
         return found
 
     def estimator_params(self) -> dict[str, Any]:
-        """Return what the estimator's constructor is given: its parameters, seed and device settled."""
+        """Return the arguments of the estimator's constructor, including seed, device and threads."""
         params = dict(self.params)
         if params.get("random_state") is None and "random_state" in params:
             params["random_state"] = self.job.seed
@@ -272,13 +272,13 @@ class Job:
 
     @property
     def in_memory(self) -> list[str]:
-        """Which of the job's rows lay in the memory of the Python process that fitted them."""
+        """Keys of ``[data]`` whose rows were only in the memory of the Python process that fitted them."""
         return [key for key, value in self.data.model_dump().items() if value == IN_MEMORY]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON-able values, as written to ``job.json`` in the run folder."""
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
-        # Only where there are some: jobs of before, and those without, look as they did.
+        # Write callbacks only if a job has some, so that other jobs keep the older format.
         told = {"callbacks": [dict(table) for table in self.callbacks]} if self.callbacks else {}
         return head | self._sections() | told | {"origins": dict(self.origins)}
 
@@ -310,7 +310,7 @@ class Job:
             "job": self.job.model_dump(),
             "data": self.data.model_dump(),
             "model": {"kind": self.kind, **self.params},
-            # Only where there is one: jobs of before, and those without, look as they did.
+            # Write the search only if a job has one, so that other jobs keep the older format.
             **({} if self.search is None else {"search": self.search.model_dump()}),
             "engine": self.engine.model_dump(),
             "cluster": self.cluster.model_dump(),

@@ -1,18 +1,19 @@
-"""`submit`: hand a job to a cluster, which then needs no laptop.
+"""Submit a job to a cluster, where the job runs without the submitting process.
 
-The client checks what can be checked (versions, workers, resources, paths as the workers see them), makes the
-run folder, and leaves one task behind: the driver (`scalelatent.jobs.clusterdriver`). From then on the run
-folder tells everything; the scheduler's metadata tells which folder belongs to which job id.
+The client checks versions, workers, resources and the paths that the workers see. The client then creates the
+run folder and submits one task, the driver (`scalelatent.jobs.clusterdriver`). The run folder records all
+progress, and the scheduler's metadata maps each job id to its folder.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +40,14 @@ if TYPE_CHECKING:
 ACCEPT_SECONDS = 30.0
 PLAN_SECONDS = 120.0
 WORKER_SECONDS = 10.0
+# Seconds that a step may take before `submit` reports what the step waits for.
+SILENT_SECONDS = 1.0
 DATASETS = ("train", "validation", "test", "target", "validation_target", "test_target")
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """What is known of a job that a cluster has taken."""
+    """Identity of a submitted job: job id, run folder, scheduler address, dashboard address."""
 
     id: str
     run: str
@@ -63,17 +66,16 @@ def submit_job(
     wait: float = WORKER_SECONDS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
-    """Submit a job to a running cluster, where it goes on without this process."""
+    """Submit a job to a running cluster, where the job runs without this process."""
     job = _at_scheduler(job, scheduler, client).with_seed()
-    with connect(job, client, tell) as found:
-        assert found is not None
-        check_versions(found, job.cluster.allow_mismatch, tell)
+    with ExitStack() as stack:
+        found = _connect(stack, job, client, tell)
         check_cluster(found, job, wait=wait, tell=tell)
         existed = is_local(job.job.out) and os.path.isdir(job.job.out)
         folder = RunFolder.create(job.job.out, job)
         try:
-            check_folder(found, folder)
-            return _hand_over(found, folder, job)
+            check_folder(found, folder, tell)
+            return _hand_over(found, folder, job, tell)
         except BaseException:
             folder.take_back(existed)
             raise
@@ -87,27 +89,45 @@ def resubmit(
     wait: float = WORKER_SECONDS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
-    """Submit a run that was broken off again; it goes on from its checkpoints."""
-    from .runner import check_changes  # which loads models: a first submit leaves that to workers
+    """Submit an interrupted run again; the run resumes from its checkpoints."""
+    from .runner import check_changes  # this import loads models, which a first submit does not need
 
     check_changes(job, folder)
     job = _at_scheduler(job, None, client)
     with folder.lock():
-        pass  # says who drives it, if someone does
+        pass  # raises an error that names the driver, if one is active
     with ExitStack() as stack:
         try:
-            found = stack.enter_context(connect(job, client, tell))
+            found = _connect(stack, job, client, tell)
         except JobError as error:
             error.add_note(
                 f"(where its cluster has ended: scalelatent resume {folder.url} --scheduler-file FILE, or "
                 "--scheduler URL, of another one, or --here)"
             )
             raise
-        assert found is not None
-        check_versions(found, job.cluster.allow_mismatch, tell)
         check_cluster(found, job, wait=wait, tell=tell)
-        check_folder(found, folder)
-        return _hand_over(found, folder, job)
+        check_folder(found, folder, tell)
+        return _hand_over(found, folder, job, tell)
+
+
+@contextmanager
+def _report_waiting(what: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Report what a step waits for if the step takes longer than ``SILENT_SECONDS``."""
+    timer = threading.Timer(SILENT_SECONDS, tell, (f"waiting for {what}",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _connect(stack: ExitStack, job: Job, client: Client | None, tell: Callable[[str], None]) -> Client:
+    """Return the client of the job's cluster, which ``stack`` closes."""
+    with _report_waiting(f"an answer of the scheduler {job.cluster.scheduler}", tell):
+        found = stack.enter_context(connect(job, client, tell))
+    assert found is not None
+    return found
 
 
 def _at_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job:
@@ -122,8 +142,8 @@ def _at_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job
     return override(job, [f'cluster.scheduler="{address}"'])
 
 
-def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
-    """Leave the driver with the scheduler, and see it taken."""
+def _hand_over(client: Client, folder: RunFolder, job: Job, tell: Callable[[str], None]) -> Submitted:
+    """Submit the driver task, and wait until the scheduler has accepted it."""
     address = str(job.cluster.scheduler)
     with folder.lock():
         folder.write_job(job)
@@ -137,13 +157,14 @@ def _hand_over(client: Client, folder: RunFolder, job: Job) -> Submitted:
     announce(client, folder, job, state)
     key = key_of(identity, start)
     future = client.submit(drive, folder.url, start, key=key, pure=False, priority=100)
-    _keep(client, key)
+    with _report_waiting(f"the scheduler {address} to accept the job", tell):
+        _keep(client, key)
     future.release()
     return Submitted(identity, folder.url, address, page_of(client))
 
 
 def _keep(client: Client, key: str) -> None:
-    """Make the task outlive this client; returns when the scheduler has it."""
+    """Make the scheduler keep the task without this client; return when the scheduler has the task."""
     from scalelatent.engine.dask.hooks import keep_task
 
     deadline = time.monotonic() + ACCEPT_SECONDS
@@ -156,17 +177,19 @@ def _keep(client: Client, key: str) -> None:
         time.sleep(0.02)
 
 
-# What a job would fail of on this cluster. Workers are asked, not this machine: a path may exist on one and
-# not on the other.
+# The checks below find reasons why a job would fail on this cluster. The checks run on the workers, because a
+# path may exist on this machine and not on a worker.
 
 
 def check_cluster(
     client: Client, job: Job, *, wait: float = 0.0, tell: Callable[[str], None] = lambda line: None
 ) -> None:
     """Refuse a job that this cluster cannot run, after waiting for its first worker."""
+    with _report_waiting("the versions of the packages on the scheduler and on each worker", tell):
+        check_versions(client, job.cluster.allow_mismatch, tell)
     _wait_for_worker(client, wait, tell)
     datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASETS}
-    # An address alone does not open them: the plan does, on a worker.
+    # Datasets with storage options cannot be checked by address; the plan opens these datasets on a worker.
     if job.data.storage_options is not None:
         datasets = {name: url for name, url in datasets.items() if url is not None and is_local(url)}
     wanted = Wanted(
@@ -174,15 +197,19 @@ def check_cluster(
         datasets={name: url for name, url in datasets.items() if url is not None},
         scratch={} if job.job.scratch is None else {"[job] scratch": job.job.scratch},
     )
-    require(client, ("workers", "device", "datasets", "scratch"), wanted)
+    with _report_waiting("each worker to look for the data and the device", tell):
+        require(client, ("workers", "device", "datasets", "scratch"), wanted)
     if job.callbacks:
-        _check_callbacks(client, job)
-    _check_plan(client, job, tell)
+        with _report_waiting("each worker to make the callbacks", tell):
+            _check_callbacks(client, job)
+    with _report_waiting("a worker to open the data and to plan the fit", tell):
+        _check_plan(client, job, tell)
 
 
-def check_folder(client: Client, folder: RunFolder) -> None:
+def check_folder(client: Client, folder: RunFolder, tell: Callable[[str], None]) -> None:
     """Refuse a run folder that some worker does not see, or cannot write."""
-    require(client, ("folder",), Wanted(folder=folder.url))
+    with _report_waiting(f"each worker to write to the run folder {folder.url}", tell):
+        require(client, ("folder",), Wanted(folder=folder.url))
 
 
 def _wait_for_worker(client: Client, wait: float, tell: Callable[[str], None]) -> None:
@@ -198,14 +225,14 @@ def _wait_for_worker(client: Client, wait: float, tell: Callable[[str], None]) -
 
 
 def _check_callbacks(client: Client, job: Job) -> None:
-    """Refuse callbacks that some worker cannot make: each may drive the job."""
+    """Refuse callbacks that some worker cannot create, because any worker may drive the job."""
     for address, trouble in ask_workers(client, callbacks_trouble, job.callbacks).items():
         if isinstance(trouble, str) and trouble:
             raise JobError(f"{trouble} (where worker {address} runs, which may drive the job)")
 
 
 def _check_plan(client: Client, job: Job, tell: Callable[[str], None]) -> None:
-    """Let one worker open the data at the rows the job names, and plan the fit for the workers there are."""
+    """Let one worker open the rows that the job names, and plan the fit for the current workers."""
     from distributed import KilledWorker
 
     future = client.submit(

@@ -1,14 +1,20 @@
-"""Names of arrays that may lie on a card, and of rows that may be sparse; the check of their widths."""
+"""Names of arrays that may be on a card, and of rows that may be sparse; the check of their widths.
+
+Arrays that begin at a cache line are made here too. Nothing in this module needs numba.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from scalelatent.errors import DataError
 
 if TYPE_CHECKING:
     import cupy
-    import numpy as np
+    import numpy.typing as npt
     from scipy.sparse import csr_array
 
     from .sparse_rows import CsrRows
@@ -30,3 +36,20 @@ def check_same_width(one: int, other: int) -> None:
             f"the rows and the model have different numbers of features, {one} and {other}: pass rows with "
             "the features that the model was fitted on"
         )
+
+
+def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np.ndarray:
+    """An empty array that begins at a cache line: half the vectors of another would lie across two."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, dtype=np.uint8)
+    first = -raw.ctypes.data % 64
+    return raw[first : first + size].view(dtype).reshape(shape)
+
+
+def lined_up(a: np.ndarray) -> np.ndarray:
+    """An array that begins at a cache line: itself where it does, else a copy."""
+    if a.ctypes.data % 64 == 0:
+        return a
+    out = aligned(a.shape, a.dtype)
+    out[...] = a
+    return out

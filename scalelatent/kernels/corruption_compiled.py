@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from .jit import entry, filled, given
+from .memory import empty
 from .philox import below
 
 
@@ -16,7 +17,7 @@ def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
     """Flip as many different bits of each row as it has draws, in place: a partial shuffle of the bits."""
     n_bits = out.shape[1]
     order = np.arange(n_bits)
-    taken = np.empty(draws.shape[1], np.int64)
+    taken = empty(draws.shape[1], np.int64)
     for i in range(out.shape[0]):
         for k in range(draws.shape[1]):
             j = k + below(draws[i, k], n_bits - k)

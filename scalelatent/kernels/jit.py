@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import os
-import platform
 import re
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,9 @@ import numpy as np
 
 from scalelatent import _file_locks
 
+from .cache_folder import CACHE
 from .observers import told
+from .parts import PartCompiler
 
 if TYPE_CHECKING:
     from numba import types
@@ -80,25 +81,6 @@ def _digest(family: str) -> str:
     digest.update(repr((LANES, numba.__version__)).encode())
     return digest.hexdigest()
 
-
-def _cache() -> str:
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    if given:
-        return str(Path(given) / "scalelatent")
-    name = f"numba-{platform.node() or 'host'}"
-    # Compiled kernels in a folder of this host: caches on shared file systems race and are slow (numba issues
-    # 4807, 10128).
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "scalelatent" / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        user = os.getuid() if hasattr(os, "getuid") else 0
-        folder = Path(tempfile.gettempdir()) / f"scalelatent-{user}" / name
-    return str(folder)
-
-
-CACHE = _cache()
 
 # Kernels of other versions that were not loaded for so long are removed.
 KEEP_DAYS = 30.0
@@ -186,7 +168,13 @@ def _clean() -> None:
     remove_unused()
 
 
-DEFAULTS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True, "fastmath": {"contract"}}
+DEFAULTS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "cache": True,
+    "fastmath": {"contract"},
+    "no_cfunc_wrapper": True,  # no C code calls a kernel
+}
 
 
 # numba has one setting of the place for all threads, and writes to the working folder where it is empty.
@@ -225,7 +213,7 @@ class part:
     """A piece of other kernels: nothing is compiled, or kept on disk, for calls of it from Python."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        options = {"cache": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        options = {"cache": False, "no_cpython_wrapper": True, "pipeline_class": PartCompiler}
         self._dispatcher: Any = numba.njit(**DEFAULTS | options)(function)
         functools.update_wrapper(self, function)
 
@@ -286,6 +274,11 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None
 
         cache.load_overload = wait_and_load
         stack.callback(setattr, cache, "load_overload", load)
+        # The compiler makes many objects that stay. The collector would look through all objects of the
+        # process again and again, a tenth of the seconds of a compilation, and find next to nothing.
+        if gc.isenabled():
+            gc.disable()
+            stack.callback(gc.enable)
         dispatcher.compile(tuple(arguments))
 
 

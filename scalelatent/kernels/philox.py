@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from .jit import entry, filled, given, kernel
+from .jit import entry, filled, given, part
 
 __all__ = ["below", "mulhi", "philox", "row_draws", "words"]
 
@@ -20,7 +20,7 @@ _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 
 
-@kernel
+@part
 def mulhi(a: np.uint64, b: np.uint64) -> np.uint64:
     """The high 64 bits of a product of two uint64 numbers."""
     a_low, a_high = a & _LOW, a >> _HALF
@@ -31,7 +31,7 @@ def mulhi(a: np.uint64, b: np.uint64) -> np.uint64:
     return a_high * b_high + (middle >> _HALF) + (carry >> _HALF)
 
 
-@kernel
+@part
 def philox(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
@@ -55,7 +55,7 @@ def words(seed: np.uint64, word: np.uint64, row: np.uint64, iteration: np.uint64
         out[i] = a if i % 4 == 0 else b if i % 4 == 1 else c if i % 4 == 2 else d
 
 
-@kernel
+@part
 def below(draw: np.uint32, n: int) -> np.int64:
     """A uniform number in 0:n, from a uniform uint32."""
     return np.int64((np.uint64(draw) * np.uint64(n)) >> _HALF)

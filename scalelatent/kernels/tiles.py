@@ -22,7 +22,8 @@ import numpy as np
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
-from .jit import kernel, part
+from .jit import entry, given, part
+from .memory import zeros
 from .vectors import BYTES, F32, I64, LANES, Value, Vectors, instructions
 
 # Rows of a strip: X (p = 196) and H stay in the second-level cache between the two products.
@@ -72,7 +73,7 @@ def sum_products(
     return [new[k : k + width] for k in range(extra, len(new), width)]
 
 
-def zeros(v: Vectors, rows: int, columns: int) -> Sums:
+def zero_sums(v: Vectors, rows: int, columns: int) -> Sums:
     """Sums to begin with."""
     return [[v.constant(0.0)] * columns] * rows
 
@@ -98,7 +99,7 @@ def accumulate(
         left = (v.spread(v.load(pa, offset, F32)) for offset in offsets)
         return left, right, (v.b.add(pa, k_step), v.b.add(pb, b_step))
 
-    return sum_products(v, zeros(v, rows, vecs), n, operands, (a, b))
+    return sum_products(v, zero_sums(v, rows, vecs), n, operands, (a, b))
 
 
 def make_tile(
@@ -164,27 +165,31 @@ _d3, _d43, _d23, _d13 = (make_tile(rows, 3, add) for rows in (TALL, 4, 2, 1))
 _d81, _d41, _d11 = (make_tile(rows, 1, add) for rows in (8, 4, 1))
 
 
-@kernel
-def padded(dims):  # type: ignore[no-untyped-def]
+def padded_size(dims):  # type: ignore[no-untyped-def]
     """Dimensions rounded up to whole vectors: rows of H."""
     return (dims + LANES - 1) // LANES * LANES
 
 
-@kernel
-def pack(w):  # type: ignore[no-untyped-def]
+padded = part(padded_size)
+
+
+def _pack(w):  # type: ignore[no-untyped-def]
     """W (D, p) in panels (p, PANEL), one after the other, the last of whole vectors filled up with zeros.
 
     A panel stays in the first-level cache while all rows of a strip go by.
     """
     dims, p = w.shape
-    packed = np.zeros(p * padded(dims), dtype=np.float32)
+    packed = zeros(p * padded(dims), np.float32)
     for first in range(0, dims, PANEL):
         width = min(PANEL, padded(dims) - first)
-        panel = packed[first * p : (first + width) * p].reshape(p, width)
         for k in range(min(width, dims - first)):
             for f in range(p):
-                panel[f, k] = w[first + k, f]
+                packed[first * p + f * width + k] = w[first + k, f]
     return packed
+
+
+pack = part(_pack)
+packed_matrix = entry(given("f4", 2))(_pack)
 
 
 @part
@@ -197,7 +202,7 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
     whole = n // ROWS * ROWS
     # The last rows, filled up with zeros: nothing is read beyond the end. A slice would be assigned with a
     # check of shapes whose message takes seconds to compile.
-    tail = np.zeros((ROWS, p), dtype=np.float32)
+    tail = zeros((ROWS, p), np.float32)
     for i in range(whole, n):
         for f in range(p):
             tail[i - whole, f] = x[i, f]
@@ -270,11 +275,11 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
 def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
     """The columns of X from ``first`` on, fewer than a panel: copied, and filled up with zeros."""
     dims, width = out.shape[0], padded(x.shape[1] - first)
-    rest = np.zeros((n, width), dtype=np.float32)
+    rest = zeros((n, width), np.float32)
     for i in range(n):
         for f in range(first, x.shape[1]):
             rest[i, f - first] = x[i, f]
-    part = np.zeros((dims, width), dtype=np.float32)
+    part = zeros((dims, width), np.float32)
     row, across = BYTES * width, g.strides[0]
     for f in range(0, width, LANES):
         k, source, target = 0, rest.ctypes.data + BYTES * f, part.ctypes.data + BYTES * f

@@ -23,7 +23,7 @@ from .jit import LANES as LANES
 from .jit import part
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    pass
 
 BYTES = 4
 F32, F64 = ir.FloatType(), ir.DoubleType()
@@ -311,20 +311,3 @@ def largest(values: np.ndarray) -> np.number:
         if values[k] > top or values[k] != values[k]:
             top = values[k]
     return top
-
-
-def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np.ndarray:
-    """An empty array that begins at a cache line: half the vectors of another would lie across two."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(size + 64, dtype=np.uint8)
-    first = -raw.ctypes.data % 64
-    return raw[first : first + size].view(dtype).reshape(shape)
-
-
-def lined_up(a: np.ndarray) -> np.ndarray:
-    """An array that begins at a cache line: itself where it does, else a copy."""
-    if a.ctypes.data % 64 == 0:
-        return a
-    out = aligned(a.shape, a.dtype)
-    out[...] = a
-    return out

@@ -1,6 +1,6 @@
-"""What a run tells while it runs: live progress, the logs of its folder, and a page of the Dask dashboard.
+"""Monitoring of a run: live progress, the logs of its run folder, and a page of the Dask dashboard.
 
-Names are loaded when first used: a fit in this process needs neither Dask nor a web server.
+Names are imported on first use, because a fit in one process needs neither Dask nor a web server.
 """
 
 from __future__ import annotations

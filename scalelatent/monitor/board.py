@@ -1,4 +1,4 @@
-"""What a scheduler knows of jobs by their messages: their workers, curves and events, in bounded memory."""
+"""State of all jobs on the scheduler, from their messages: workers, curves and events, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .times import time_text
 
 COLUMNS = ("objective", *ERRORS, *MEASURED, "rows_per_s", "mb_per_s", "nu", "round")
 ENDED = ("done", "failed", "cancelled")
-# A driver tells something every few seconds; after this time without a word a job counts as silent.
+# A driver sends a message every few seconds; a job counts as silent after this time without a message.
 SILENT_SECONDS = 60.0
-EVENTS, STAGES, POINTS, OLD_POINTS = 60, 8, 400, 100
-JOBS, WHOLE_JOBS, LOST, WORKERS = 300, 20, 50, 1000
+EVENTS, STAGES, POINTS, OLD_POINTS = 60, 8, 400, 100  # upper bounds per job; OLD_POINTS: for ended jobs
+JOBS, WHOLE_JOBS, LOST, WORKERS = 300, 20, 50, 1000  # upper bounds; WHOLE_JOBS: ended jobs with workers
 NAN, EARLY = float("nan"), 0.2
 _OWN = ("kind", "run", "name", "event", "time")
 
 
 class Curve:
-    """Columns of numbers against one growing axis; never more than ``limit`` points.
+    """Columns of numbers over one increasing axis, with at most ``limit`` points.
 
-    When the limit is reached every other point is dropped, and from then on only every second, fourth, …
-    new one is kept. The last point is always there.
+    When the limit is reached, every other point is dropped, and from then on only every second (then fourth,
+    eighth, …) new point is kept. The last point is always present.
     """
 
     __slots__ = ("_count", "_last_kept", "columns", "limit", "stride", "x")
@@ -40,7 +40,7 @@ class Curve:
         return len(self.x)
 
     def add(self, x: float, values: Mapping[str, float | None]) -> None:
-        """Append a point; what lies at ``x`` or behind it is dropped (a resumed run repeats passes)."""
+        """Append a point and drop earlier points at ``x`` or above, because a resumed run repeats passes."""
         if self.x and x <= self.x[-1]:
             self._cut(x)
         if not self._last_kept:
@@ -52,7 +52,7 @@ class Curve:
             self.thin()
 
     def thin(self) -> None:
-        """Drop every other point but the last."""
+        """Drop every other point, but never the last point."""
         for column in (self.x, *self.columns.values()):
             last = column[-1]
             even = len(column) % 2 == 0
@@ -63,7 +63,7 @@ class Curve:
         self._last_kept = self._last_kept and (self._count - 1) % self.stride == 0
 
     def to_dict(self) -> dict[str, list[float | None]]:
-        """Columns as lists fit for JSON, ``x`` among them; those without a number are left out."""
+        """Return ``x`` and all columns that have a number, as lists for JSON with None for NaN."""
         out: dict[str, list[float | None]] = {"x": list(self.x)}
         for name, column in self.columns.items():
             if any(value == value for value in column):
@@ -91,7 +91,7 @@ class Curve:
 
 
 class Rate:
-    """Something per second, over the last few seconds."""
+    """Rate of an amount per second, over the last few seconds."""
 
     __slots__ = ("_begin", "_last", "_sum", "value", "window")
 
@@ -101,7 +101,7 @@ class Rate:
         self._last, self._sum, self.value = 0.0, 0.0, 0.0
 
     def add(self, now: float, amount: float, seconds: float | None = None) -> None:
-        """Count an amount that was done by ``now``; ``seconds`` is what the first one took."""
+        """Add an amount that was done by ``now``; ``seconds`` is the time that the first amount took."""
         if self._begin is None or now - self._last > 10 * self.window:
             self._begin, self._sum = now - (seconds or 0.0), 0.0
             self._last = now
@@ -113,19 +113,19 @@ class Rate:
         full = passed >= self.window
         if full or (
             not self.value and passed >= min(EARLY, self.window)
-        ):  # a first word before the window is full
+        ):  # first estimate before the window is full
             fresh = self._sum / passed
             self.value = 0.5 * (self.value + fresh) if self.value and full else fresh
         if full:
             self._begin, self._sum = now, 0.0
 
     def at(self, now: float) -> float:
-        """The rate, 0 after ten windows without a message."""
+        """Return the rate at the time ``now``, or 0 after ten windows without an amount."""
         return self.value if now - self._last <= 10 * self.window else 0.0
 
 
 class WorkerShare:
-    """One worker's share of a job."""
+    """Work that one worker has done for a job: rows, bytes, spans and times."""
 
     __slots__ = ("address", "bytes", "last", "lost", "name", "pool", "rate", "rows", "rss", "seconds",
                  "seen", "spans", "wait")  # fmt: skip
@@ -168,7 +168,7 @@ class WorkerShare:
 
 
 class JobWorkers:
-    """Workers that a job was told of: at most a thousand, and sums that count those dropped too."""
+    """Workers of a job: at most WORKERS of them, and sums that include dropped workers."""
 
     def __init__(self) -> None:
         self.rows: dict[str, WorkerShare] = {}
@@ -180,7 +180,7 @@ class JobWorkers:
         return sum(1 for worker in self.rows.values() if not worker.lost)
 
     def add(self, message: Mapping[str, Any], now: float) -> None:
-        """Take in a span that a worker has computed."""
+        """Add a span that a worker has computed."""
         address = clip(message.get("worker") or "?", 200)
         worker = self.rows.get(address)
         if worker is None:
@@ -190,7 +190,7 @@ class JobWorkers:
         self.pool_rows[worker.pool] = self.pool_rows.get(worker.pool, 0) + int(number(message, "rows"))
 
     def lose(self, address: str) -> bool:
-        """A worker has gone; False where that was known."""
+        """Mark a worker as lost; return False if it was marked before."""
         if address in self._lost:
             return False
         self._lost[address] = None
@@ -202,12 +202,12 @@ class JobWorkers:
         return True
 
     def clear(self) -> None:
-        """Forget single workers, of a job that has long ended; the sums stay."""
+        """Discard the single workers of an old job; the sums stay."""
         self.rows.clear()
         self._lost.clear()
 
     def pools(self, now: float) -> list[dict[str, Any]]:
-        """Sums by kind of device."""
+        """Return workers, rows and rows per second by kind of device."""
         out = {pool: {"pool": pool, "workers": 0, "rows": rows, "rows_per_s": 0.0}
                for pool, rows in sorted(self.pool_rows.items())}  # fmt: skip
         for worker in self.rows.values():
@@ -217,7 +217,7 @@ class JobWorkers:
         return list(out.values())
 
     def to_list(self, now: float) -> list[dict[str, Any]]:
-        """Each worker's share, in the order in which they came."""
+        """Return the work of each worker, in the order of their first messages."""
         return [worker.to_dict(now) for worker in self.rows.values()]
 
     def _make_room(self) -> None:
@@ -227,7 +227,7 @@ class JobWorkers:
 
 
 class JobView:
-    """One job by the URL of its run folder: takes in messages, gives a summary or everything."""
+    """State of one job, identified by the URL of its run folder and updated by messages."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -235,12 +235,12 @@ class JobView:
         self.model = self.driver = ""
         self.state, self.error = "running", ""
         self.report = ""
-        self.layers = (0.0, 0.0)  # which one of how many, of a network
+        self.layers = (0.0, 0.0)  # for a network: current layer, number of layers
         self.submitted: float | None = None
         self.began: float | None = None
         self.ended: float | None = None
         self.seen = 0.0
-        self.limit: float | None = None  # passes at most
+        self.limit: float | None = None  # upper bound on the number of passes
         self.info: dict[str, Any] = {}
         self.stage = self.part = ""
         self.record: dict[str, Any] = {}
@@ -261,14 +261,14 @@ class JobView:
     # -- messages --------------------------------------------------------------------------------------------
 
     def feed(self, message: Mapping[str, Any], now: float) -> None:
-        """Take in a message; unknown kinds are passed over."""
+        """Update the state by a message; ignore messages of unknown kinds."""
         take = getattr(self, f"_on_{message.get('kind')}", None)
         if take is not None:
             self.seen = max(self.seen, now)
             take(message, now)
 
     def lose(self, worker: str, name: str, now: float, memory: float | None, keys: int) -> None:
-        """A worker of the cluster was lost while this job ran."""
+        """Record that the cluster lost a worker while this job was running."""
         known = worker in self.workers.rows
         if self.state != "running" or not (known or not self.workers.rows):
             return
@@ -279,7 +279,7 @@ class JobView:
             self._note("worker_lost", words, now)
 
     def compact(self) -> None:
-        """Keep of an old job what its row of the table and a small curve need."""
+        """Discard the data of an old job except its table row and shortened curves."""
         self.workers.clear()
         for curve in self.curves.values():
             while len(curve) > OLD_POINTS:
@@ -312,7 +312,7 @@ class JobView:
         done = number(message, "rows_done")
         if at != self._at:
             self._at = at
-            # Rows that an interrupted pass had left are not part of the rate.
+            # The rate excludes rows that were done before the pass was interrupted.
             self.rows_done = 0.0 if number(message, "rows_per_s") else done
         fresh, rate = max(0.0, done - self.rows_done), number(message, "rows_per_s")
         self.rows_rate.add(now, fresh, fresh / rate if rate else None)
@@ -320,7 +320,7 @@ class JobView:
         self.rows_total = number(message, "rows_total")
 
     def _place(self, message: Mapping[str, Any]) -> None:
-        """Take in which stage it is, and of a network which layer."""
+        """Store the stage and, for a network, the layer."""
         self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(part_of(message), 80)
         if number(message, "layer"):
             self.layers = number(message, "layer"), number(message, "layers")
@@ -333,13 +333,13 @@ class JobView:
         fresh_rows, fresh_bytes = self._count(message, "rows", rows), self._count(message, "bytes", read)
         told = self.rows_done if (stage, at) == self._at else 0.0
         self.rows_rate.add(now, max(0.0, fresh_rows - told), seconds or None)
-        # Bytes are told by passes alone; spread over their time, a long pass does not look like a burst.
+        # Only pass records report bytes. Spread them over the pass, so that a long pass is not a burst.
         self.byte_rate.add(now, fresh_bytes, seconds or None)
         self._at = (stage, at)
         self.rows_done = self.rows_total = max(self.rows_total, rows)
         values = {key: number_or_none(message, key) for key in COLUMNS}
         if seconds:
-            # The first pass does not measure the others: kernels are compiled in it.
+            # Average with later passes, because the first pass includes the compilation of kernels.
             self.pass_seconds = 0.5 * ((self.pass_seconds or seconds) + seconds)
             values["rows_per_s"], values["mb_per_s"] = rows / seconds, read / 1e6 / seconds
         self.record = {key: value for key, value in values.items() if value is not None} | {"pass": int(at)}
@@ -359,11 +359,11 @@ class JobView:
         elif name == "stage":
             self._place(message)
             self.rows_done, self.rows_total = 0.0, number(message, "rows")
-            if self.stage in AFTER_FIT:  # their rows are of another kind than those of passes
+            if self.stage in AFTER_FIT:  # these rows are not rows of passes
                 self.rows_rate = Rate()
         elif name == "checkpoint":
             self.checkpoint = {"pass": number_or_none(message, "pass"), "time": now}
-            return  # one a pass would push everything else out of the list
+            return  # one per pass would displace all other events
         elif name == "span_redone":
             pool = pool_of(message, "all")
             self.spans_redone[pool] = self.spans_redone.get(pool, 0) + int(number(message, "count", 1))
@@ -377,10 +377,10 @@ class JobView:
             return
         self._note(name, values, now)
 
-    # -- what it looks like ----------------------------------------------------------------------------------
+    # -- output ----------------------------------------------------------------------------------------------
 
     def summary(self, now: float) -> dict[str, Any]:
-        """One row of the table of jobs, fit for JSON."""
+        """Return one row of the table of jobs, for JSON."""
         running = self.state == "running"
         silent = now - self.seen if running and now - self.seen > SILENT_SECONDS else None
         rate = self.rows_rate.at(now) if running and silent is None else 0.0
@@ -419,7 +419,7 @@ class JobView:
         }
 
     def detail(self, now: float) -> dict[str, Any]:
-        """The summary, curves, workers, pools and events."""
+        """Return the summary, curves, workers, pools and events, for JSON."""
         curves = [
             {"stage": stage, "axis": self.axes[stage], **curve.to_dict()}
             for stage, curve in self.curves.items()
@@ -434,13 +434,13 @@ class JobView:
         }
 
     def _overall(self) -> float | None:
-        """Share of the fit that is done, at least: convergence or patience may end it earlier."""
+        """Return a lower bound on the finished share of the fit, which convergence may end earlier."""
         if self.state == "done" or self.stage in AFTER_FIT:
             return 1.0
         part = self.rows_done / self.rows_total if self.rows_total else 0.0
         layer, layers = self.layers
         if layers:
-            # Of the two parts of a layer, centroids and codes, the first one takes little.
+            # A layer has two parts, centroids and codes; ignore the centroids, which take little time.
             within = part if "code" in self.stage else float("gather" not in self.stage)
             return min(1.0, (layer - 1.0 + within) / layers)
         if not self.limit:
@@ -464,8 +464,8 @@ class JobView:
         return {"pass_seconds_left": in_pass, "seconds_left": at_most}
 
     def _count(self, message: Mapping[str, Any], key: str, told: float) -> float:
-        """Add to a sum; returns what was added."""
-        # ``run_rows`` counts the passes too that were not told one by one; a new driver begins again at 0.
+        """Add the rows or bytes of a pass to the sum; return the amount that was added."""
+        # ``run_rows`` includes passes without a message of their own; a new driver starts again at 0.
         total = number_or_none(message, f"run_{key}")
         if total is not None:
             before = self._heard.get(key, 0.0)
@@ -508,7 +508,7 @@ def _time(seconds: float | None) -> str | None:
 
 
 class Board:
-    """Jobs by run folder; the one that ended first makes room, and few ended ones keep their workers."""
+    """Jobs by run folder. A full board drops the job that ended first; old jobs lose their worker lists."""
 
     def __init__(self, jobs: int = JOBS, whole_jobs: int = WHOLE_JOBS) -> None:
         self.limit, self.whole_jobs = jobs, whole_jobs
@@ -517,7 +517,7 @@ class Board:
         self.lost_total = self.joined_total = 0
 
     def feed(self, message: object, now: float | None = None) -> None:
-        """Take in a message of the topic (see `scalelatent.monitor.publish`); any other is ignored."""
+        """Process a message of the topic (see `scalelatent.monitor.publish`); ignore any other message."""
         now = time.time() if now is None else now
         if not isinstance(message, Mapping):
             return
@@ -535,11 +535,11 @@ class Board:
                 self._compact()
 
     def find(self, name: str) -> JobView | None:
-        """A job by its id or its run folder."""
+        """Return a job by its id or its run folder, or None."""
         return self.jobs.get(name) or next((job for job in self.jobs.values() if job.id == name), None)
 
     def summary(self, now: float | None = None) -> list[dict[str, Any]]:
-        """A row for each job: running ones first, then by the last message."""
+        """Return a row per job: jobs that have not ended first, then the latest start first."""
         now = time.time() if now is None else now
         order = sorted(self.jobs.values(), key=lambda job: (job.state in ENDED, -(job.began or job.seen)))
         return [job.summary(now) for job in order]
@@ -554,7 +554,7 @@ class Board:
         return job
 
     def _working(self, run: str) -> JobView | None:
-        """The job that a worker works for, as its driver told: of that run folder, or of one around it."""
+        """Return the job of a worker: that of the run folder ``run``, or of a run folder that contains it."""
         around = (job for known, job in self.jobs.items() if run.startswith(f"{known.rstrip('/')}/"))
         return self.jobs.get(run) or next(around, None)
 

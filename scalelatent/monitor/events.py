@@ -1,4 +1,4 @@
-"""The callback that writes the run folder: ``metrics.jsonl``, ``events.jsonl`` and ``state.json``."""
+"""Callback that writes the files of a run folder: ``metrics.jsonl``, ``events.jsonl``, ``state.json``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .messages import ERRORS
 if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
 
-STATE_SECONDS = 0.5
+STATE_SECONDS = 0.5  # shortest time between two writes of ``state.json`` at ends of passes
 METRICS = "metrics.jsonl"
 
 
 class RunLog(Callback):
-    """Write one metrics record a pass, one event a happening, and keep ``state.json`` fresh.
+    """Callback that logs one metrics record per pass and all events, and keeps ``state.json`` up to date.
 
-    A resumed run repeats the passes behind its checkpoint; their old records are dropped. ``state.json`` is
-    synced to disk, so it is written at most every half second.
+    A resumed run repeats the passes after its checkpoint; the old records of these passes are dropped.
+    ``state.json`` is synced to disk, so passes update it at most every half second.
     """
 
     keeps_run_folder = True
@@ -31,7 +31,7 @@ class RunLog(Callback):
         self._first = True
         self._written = float("-inf")
         self._last: Mapping[str, Any] = {}
-        self._fit: dict[str, Any] = {}  # which one of a search's
+        self._fit: dict[str, Any] = {}  # number of the current fit of a search
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
         self.folder.event("fit_started", **_scalars(info))
@@ -52,7 +52,7 @@ class RunLog(Callback):
         self.folder.update_state(stage=info.get("stage"))
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Note what the engine tells, such as a lost worker."""
+        """Log an event of the engine, for example a lost worker."""
         if info.get("event") == "resumed" and info.get("record"):
             self._first = False
             self._last = info["record"]
@@ -71,12 +71,12 @@ class RunLog(Callback):
         self.folder.event("checkpoint", **_scalars(info))
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        """Note that the fit is over and settle the state's numbers."""
+        """Log the end of the fit and write the numbers of the last pass to ``state.json``."""
         self.settle()
         self.folder.event("fit_ended", **_scalars(info))
 
     def settle(self) -> None:
-        """Bring the numbers of ``state.json`` up to the last pass, for a fit that was broken off."""
+        """Write the numbers of the last pass to ``state.json``, also after an interrupted fit."""
         if self._last:
             self._state(self._last)
 
@@ -88,7 +88,7 @@ class RunLog(Callback):
         self.folder.update_state(**changes)
 
     def _drop_repeated(self, record: Mapping[str, Any]) -> None:
-        """Drop what an interrupted run had written from this pass on."""
+        """Drop the records that an interrupted run has written for this pass and later passes."""
         old = self.folder.records(METRICS)
         here = (record.get("stage"), record.get("pass"), self._fit.get("fit"))
         for index, earlier in enumerate(old):
@@ -98,7 +98,7 @@ class RunLog(Callback):
 
 
 def _scalars(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The values fit for one line of a log: no arrays, no nested things; ``time`` and ``event`` are ours."""
+    """Return the scalar values for one line of a log, without the reserved keys ``time`` and ``event``."""
     simple = (str, int, float, bool, type(None))
     found = {}
     for key, value in info.items():

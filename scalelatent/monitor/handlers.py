@@ -1,4 +1,4 @@
-"""What the scheduler's web server answers: the page ``/scalelatent``, its JSON, and reports."""
+"""Handlers of the scheduler's web server: the page ``/scalelatent``, its JSON, and reports."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "page"
 FORMAT_VERSION = 2
-# Several viewers within this time read one answer.
+# Seconds for which a JSON answer is reused, so that several viewers share one computation.
 FRESH_SECONDS = 0.4
 REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
-WORKERS, WORKERS_LOST = 200, 50
+WORKERS, WORKERS_LOST = 200, 50  # upper bounds on the workers and lost workers in an answer
 _bodies: weakref.WeakKeyDictionary[Board, dict[str | None, tuple[float, str]]] = weakref.WeakKeyDictionary()
 
 
@@ -47,7 +47,7 @@ class _Handler(RequestHandler):
 
 
 class PageHandler(_Handler):
-    """The page: Dask's frame around ours."""
+    """Handler of the page ``/scalelatent``, in the frame of the Dask dashboard."""
 
     def get(self) -> None:
         _ = self.board
@@ -58,7 +58,7 @@ class PageHandler(_Handler):
 
 
 class JsonHandler(_Handler):
-    """``/scalelatent.json``, and with ``?job=ID`` all that is known of one job."""
+    """Handler of ``/scalelatent.json``; ``?job=ID`` adds all data of one job."""
 
     def get(self) -> None:
         wanted = self.get_query_argument("job", None)
@@ -73,10 +73,10 @@ class JsonHandler(_Handler):
 
 
 class ReportHandler(_Handler):
-    """The page that a job has written, with ``?job=ID``, where this machine sees its run folder."""
+    """Handler of the report of the job ``?job=ID``, if this machine can read the run folder of the job."""
 
     def get(self) -> None:
-        """Answer with the page; it may load nothing and run nothing here."""
+        """Send the report page; its policy forbids scripts and external files."""
         job = self.board.find(self.get_query_argument("job", ""))
         page = None if job is None else report_of(job.run)
         if page is None:
@@ -92,7 +92,7 @@ class ReportHandler(_Handler):
 
 
 def report_of(run: str) -> bytes | None:
-    """The report in a run folder on a disk; the scheduler's loop would wait for an object store."""
+    """Return the report of a run folder, or None. Skip object stores, which would block the event loop."""
     if not is_local(run):
         return None
     folder = locate(run)
@@ -112,7 +112,7 @@ ROUTES: list[tuple[str, type[RequestHandler]]] = [
 def snapshot(
     board: Board, workers: dict[str, dict[str, Any]], job: str | None = None, now: float | None = None
 ) -> dict[str, Any]:
-    """What ``/scalelatent.json`` answers: ISO 8601 times, seconds, bytes; null for what is not known."""
+    """Return the answer of ``/scalelatent.json``: ISO 8601 times, seconds, bytes; null for unknown values."""
     now = time.time() if now is None else now
     out: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -130,7 +130,7 @@ def snapshot(
     if found is not None:
         out["job"] = found.detail(now)
         rows = out["job"]["worker_rows"]
-        if not rows and found.state == "running":  # workers that have not told of a span yet
+        if not rows and found.state == "running":  # no worker has reported a span yet
             rows.extend({"worker": address, "pool": "gpu" if facts["gpus"] else "cpu", "lost": False}
                         for address, facts in workers.items())  # fmt: skip
         for row in rows:
@@ -141,7 +141,7 @@ def snapshot(
 
 
 def _cut(rows: list[dict[str, Any]]) -> int:
-    """Truncate a long list of workers, lost ones first; returns how many are left out."""
+    """Truncate a list of workers that ends with the lost ones; return the number of removed workers."""
     there = sum(not row["lost"] for row in rows)
     hidden = max(0, there - WORKERS) + max(0, len(rows) - there - WORKERS_LOST)
     rows[:] = rows[: min(there, WORKERS)] + rows[there:][-WORKERS_LOST:]
@@ -149,7 +149,7 @@ def _cut(rows: list[dict[str, Any]]) -> int:
 
 
 def _body(scheduler: Scheduler, board: Board, job: str | None) -> str:
-    """The answer as text, cached for a moment."""
+    """Return the answer as JSON text, cached for FRESH_SECONDS."""
     kept = _bodies.setdefault(board, {})
     now = time.monotonic()
     if job not in kept or now - kept[job][0] > FRESH_SECONDS:
@@ -160,7 +160,7 @@ def _body(scheduler: Scheduler, board: Board, job: str | None) -> str:
 
 
 def to_json(value: object) -> str:
-    """JSON with short numbers, and null for NaN."""
+    """Return JSON text with rounded numbers, and null for NaN and infinity."""
     return json.dumps(_short(value), separators=(",", ":"), allow_nan=False)
 
 
@@ -177,7 +177,7 @@ def _short(value: object) -> object:
 
 
 def render(folder: str | None, variables: dict[str, Any]) -> str:
-    """The page as HTML; ``folder`` holds Dask's ``base.html``, or None for a page of its own."""
+    """Return the page as HTML. ``folder`` contains Dask's ``base.html``; None makes a page without it."""
     return str(_template(folder).render(**variables))
 
 

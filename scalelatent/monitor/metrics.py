@@ -1,4 +1,4 @@
-"""Prometheus metrics of the jobs, on the scheduler's own ``/metrics``."""
+"""Prometheus metrics of the jobs, served at ``/metrics`` of the scheduler."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 LABELS = ("job", "model", "pool")
-# Progress of a job as a whole belongs to no pool.
+# Label of values that belong to a whole job and not to one pool of workers.
 ALL = "all"
 
 
 class JobCollector:
-    """Metrics made when they are scraped, from the boards of this process's schedulers.
+    """Collector that computes metrics on each scrape, from the boards of the schedulers in this process.
 
-    A job that a board has forgotten is left out, so the number of series is bounded.
+    It excludes jobs that a board has dropped, so the number of time series has an upper bound.
     """
 
     def __init__(self) -> None:
         self.boards: weakref.WeakSet[Board] = weakref.WeakSet()
 
     def describe(self) -> list[Metric]:
-        """Nothing: names are checked when they are collected."""
+        """Return no metrics, so that the registry does not collect at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families."""
+        """Yield the metric families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         rows = CounterMetricFamily(
@@ -68,7 +68,7 @@ _lock = threading.Lock()
 
 
 def show(board: Board) -> bool:
-    """Add a board's jobs to ``/metrics``; False without prometheus_client."""
+    """Add the jobs of a board to ``/metrics``; return False if prometheus_client is not installed."""
     global _collector
     try:
         from prometheus_client import REGISTRY
@@ -83,6 +83,6 @@ def show(board: Board) -> bool:
 
 
 def hide(board: Board) -> None:
-    """Take a board's jobs away again."""
+    """Remove the jobs of a board from ``/metrics``."""
     if _collector is not None:
         _collector.boards.discard(board)

@@ -1,4 +1,4 @@
-"""The scheduler plugin: collects the jobs' messages and shows them (page, JSON, Prometheus)."""
+"""Scheduler plugin that collects the messages of jobs and publishes them (page, JSON, Prometheus)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 PLUGIN = "scalelatent"
 DRIVER_PREFIX = "scalelatent-job-"
-KEYS_TOLD = 50
+KEYS_TOLD = 50  # upper bound on the task keys in a message about a lost worker
 
 
 class ScalelatentPlugin(SchedulerPlugin):
-    """Page ``/scalelatent``, ``/scalelatent.json`` and metrics of the jobs on a scheduler.
+    """Plugin that adds ``/scalelatent``, ``/scalelatent.json`` and metrics of jobs to a scheduler.
 
     Register it with `install`, or start the scheduler with ``--preload scalelatent.monitor.preload``.
     """
@@ -39,7 +39,7 @@ class ScalelatentPlugin(SchedulerPlugin):
         self._workers: dict[str, Any] = {}
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Begin to listen; a scheduler that is just starting calls this twice."""
+        """Start to listen to messages; do nothing on the second call, which a starting scheduler makes."""
         if self.scheduler is not None:
             return
         self.scheduler, self.board = scheduler, Board()
@@ -54,7 +54,7 @@ class ScalelatentPlugin(SchedulerPlugin):
         show(self.board)
 
     def log_event(self, topic: str, msg: object) -> None:
-        """Take in a message of a job, or the scheduler's word that a worker is gone."""
+        """Process a message of a job, or an event of the scheduler that a worker is lost."""
         if self.board is None:
             return
         if topic == TOPIC:
@@ -65,17 +65,17 @@ class ScalelatentPlugin(SchedulerPlugin):
                 self._tell_lost(lost)
 
     def update_graph(self, scheduler: Scheduler, *, keys: Iterable[Key], **kwargs: object) -> None:
-        """Let drivers of jobs be retried from the first lost worker on."""
+        """Allow Dask to retry the driver tasks of new jobs after any number of lost workers."""
         self._forgive(scheduler, keys)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         state = scheduler.workers.get(worker)
-        self._workers[worker] = state  # a removed worker's name and memory are asked for after it has gone
+        self._workers[worker] = state  # keep the name and memory for the message about a lost worker
         name = str(getattr(state, "name", ""))
         scheduler.log_event(TOPIC, {"kind": "joined", "worker": worker, "name": name})
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
-        """Let drivers of jobs be retried any number of times."""
+        """Allow Dask to retry driver tasks of jobs any number of times, also after this lost worker."""
         self._workers.pop(worker, None)
         self._forgive(scheduler, scheduler.tasks)
 
@@ -84,7 +84,7 @@ class ScalelatentPlugin(SchedulerPlugin):
             hooks.forgive(scheduler, key)
 
     async def close(self) -> None:
-        """Take the metrics away with the scheduler."""
+        """Remove the metrics when the scheduler closes."""
         if self.board is not None:
             hide(self.board)
 
@@ -106,13 +106,13 @@ class ScalelatentPlugin(SchedulerPlugin):
 
 
 def install(client: Client) -> str:
-    """Put the page, the JSON and the metrics on a scheduler, once; returns why where that fails."""
+    """Add the page, the JSON and the metrics to a scheduler once; return the reason if it fails, else ""."""
     try:
         client.register_plugin(ScalelatentPlugin(), name=PLUGIN)
     except ImportError as error:
         assert client.scheduler is not None
         where = f"the scheduler {client.scheduler.address}"
         return f"{where} cannot import scalelatent ({error}): install it there too"
-    except Exception as error:  # noqa: BLE001  a job must not fail for want of a page
+    except Exception as error:  # noqa: BLE001  a job must not fail because of the page
         return f"the scheduler does not take the page: {type(error).__name__}: {error}"
     return ""

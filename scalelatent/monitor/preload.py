@@ -1,8 +1,8 @@
-"""Preload of a scheduler: ``dask scheduler --preload scalelatent.monitor.preload``.
+"""Preload module of a scheduler: ``dask scheduler --preload scalelatent.monitor.preload``.
 
-Or in Dask's configuration: ``distributed: {scheduler: {preload: [scalelatent.monitor.preload]}}``. It puts
-the page ``/scalelatent``, ``/scalelatent.json`` and the Prometheus metrics on the scheduler, before any job
-comes.
+The setting in Dask's configuration is ``distributed: {scheduler: {preload: [scalelatent.monitor.preload]}}``.
+The module adds the page ``/scalelatent``, ``/scalelatent.json`` and the Prometheus metrics to the scheduler
+before the first job starts.
 """
 
 from __future__ import annotations
@@ -18,5 +18,5 @@ if TYPE_CHECKING:
 
 
 async def dask_setup(scheduler: Scheduler) -> None:
-    """Put the plugin on the scheduler that is starting."""
+    """Add the plugin to the scheduler that is starting."""
     await add_plugin(scheduler, ScalelatentPlugin(), PLUGIN)

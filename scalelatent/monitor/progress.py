@@ -1,4 +1,4 @@
-"""Progress of a fit: a moving display on a terminal or in a notebook, lines elsewhere."""
+"""Progress of a fit: a live display on a terminal or in a notebook, printed lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .messages import AFTER_FIT, ERRORS, MEASURED, part_of
 if TYPE_CHECKING:
     from distributed import Client
 
-REFRESH_SECONDS = 0.25
-# Between two questions to a scheduler how many workers it has. Not measured: a guess.
+REFRESH_SECONDS = 0.25  # shortest time between two updates of the output of a notebook cell
+# Shortest time between two requests to the scheduler for its number of workers; a guess, not measured.
 COUNT_SECONDS = 5.0
 
 
 def duration(seconds: float) -> str:
-    """A time as text: 4.2 s, 1 min 15 s, 2 h 03 min."""
+    """Return a number of seconds as text: 4.2 s, 1 min 15 s, 2 h 03 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -42,7 +42,7 @@ def duration(seconds: float) -> str:
 
 
 def describe(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, text) of what a pass record has to show, in reading order."""
+    """Return (name, text) of each displayed value of a pass record, in reading order."""
     shown = [("pass", f"{record['pass']}")] if record.get("pass") is not None else []
     if record.get("objective") is not None:
         shown.append(("objective", f"{record['objective']:.5f}"))
@@ -62,16 +62,16 @@ def describe(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 class Display(Protocol):
-    """What moves while a fit goes on."""
+    """Live display that changes during a fit."""
 
     def stop(self) -> None:
-        """Leave it as it is."""
+        """Stop the updates and leave the last state visible."""
 
 
 class ProgressDisplay(Callback):
-    """Show how a fit goes on; as a context also what follows it: saving, scoring, the report.
+    """Callback that displays the progress of a fit; as a context also of saving, scoring and the report.
 
-    Where the console is not a terminal: a line after some passes or seconds, and for the first and last pass.
+    If the console is not a terminal, it prints a line for the first and last pass and regularly in between.
     """
 
     shows_progress = True
@@ -108,7 +108,7 @@ class ProgressDisplay(Callback):
             self._live = self._open()
 
     def _open(self) -> Display | None:
-        """The moving display, started; None where the console is not a terminal."""
+        """Start and return the live display, or return None if the console is not a terminal."""
         if not self.console.is_terminal:
             return None
         live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4, transient=False)
@@ -116,7 +116,7 @@ class ProgressDisplay(Callback):
         return live
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Show what begins; without a terminal only what has no rows, and what follows on the fit."""
+        """Show the new stage; without a terminal, print only trials of values and stages after the fit."""
         self._now = {**info, "pass": 0}
         if self._live is None and (info.get("tries") or self._after_fit):
             self._say(self._where() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))
@@ -129,7 +129,7 @@ class ProgressDisplay(Callback):
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self._record = dict(record)
-        self._compiling.clear()  # a lost worker tells nothing more
+        self._compiling.clear()  # a lost worker never reports the end of its compilation
         seconds = record.get("seconds")
         if seconds:
             old = self._pass_seconds
@@ -138,7 +138,7 @@ class ProgressDisplay(Callback):
             self._line(record)
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Show that kernels are compiled; where the console is not a terminal also that a layer is done."""
+        """Show the compilation of kernels; without a terminal, also print a line for each finished layer."""
         kernel = (info.get("kernel"), info.get("worker"))
         if info.get("event") == "compiling_kernels":
             self._compiling.add(kernel)
@@ -153,14 +153,14 @@ class ProgressDisplay(Callback):
             self._say(", ".join(filter(None, (f"{where}: {took}", self._so_far()))))
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        """Show the last pass, and close the display unless it is used as a context."""
+        """Show the last pass, and close the display unless it is used as a context manager."""
         if self._live is None and self._record and self._shown_pass != self._record.get("pass"):
             self._line(self._record)
         if not self._stays:
             self.close()
 
     def close(self) -> None:
-        self._info = {}  # there is no time left to tell
+        self._info = {}  # so that no remaining time is shown
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -185,7 +185,7 @@ class ProgressDisplay(Callback):
         return self._now.get("stage") in AFTER_FIT
 
     def _where(self) -> str:
-        """The stage, its part of the fit and its pass; what is done once, as a layer, has no number."""
+        """Return stage, layer and pass as text, without a pass number for stages that have no passes."""
         before = 0 if self._after_fit else self._record.get("pass", 1)
         stage, number = self._now.get("stage"), self._now.get("pass", before)
         passed = f"pass {number}" if number or not stage else ""
@@ -195,11 +195,11 @@ class ProgressDisplay(Callback):
         return "" if self._began is None else f"{duration(time.time() - self._began)} so far"
 
     def _rows(self) -> tuple[int, int]:
-        """Rows done, of how many."""
+        """Return the rows done and all rows of the current pass."""
         return self._now.get("rows_done") or 0, self._now.get("rows_total") or self._now.get("rows") or 0
 
     def _words(self) -> list[str]:
-        """What stands behind the bar: rows, their rate, time."""
+        """Return the texts after the progress bar: rows, rows per second, time."""
         (done, total), rate = self._rows(), self._now.get("rows_per_s")
         return [
             f"{done:,}/{total:,} rows" if total else "",
@@ -208,7 +208,7 @@ class ProgressDisplay(Callback):
         ]
 
     def _render(self) -> RenderableType:
-        """Two lines: where the pass is, and the numbers of the last whole pass."""
+        """Return two lines: progress of the current pass, and numbers of the last finished pass."""
         lines: list[RenderableType] = []
         done, total = self._rows()
         bar = Table.grid(padding=(0, 1))
@@ -228,7 +228,7 @@ class ProgressDisplay(Callback):
         return Group(*lines)
 
     def _time_left(self) -> str:
-        """An upper bound, of a fit: convergence or patience may end it earlier."""
+        """Return the remaining time as text; an upper bound for a fit, which convergence may end earlier."""
         if self._after_fit:
             (done, total), rate = self._rows(), self._now.get("rows_per_s")
             return f"{duration((total - done) / rate)} left" if rate and total > done else ""
@@ -239,14 +239,14 @@ class ProgressDisplay(Callback):
 
 
 class NotebookProgress(ProgressDisplay):
-    """Show how a fit goes on in the output of a notebook's cell.
+    """Callback that displays the progress of a fit in the output of a notebook cell.
 
-    It is renewed when something is told, four times a second at most; rows done in between are not drawn. Of
-    a fit on a cluster it tells how many workers there are, and where the dashboard is.
+    The output is updated when a callback is called, at most four times a second. For a fit on a cluster it
+    also shows the number of workers and a link to the dashboard.
     """
 
     def __init__(self, client: Client | None = None) -> None:
-        # What is said in lines elsewhere is in the display here.
+        # The console prints nothing, because the display of the cell contains all its lines.
         super().__init__(Console(quiet=True))
         self._client = client
         self._workers: int | None = None
@@ -254,7 +254,7 @@ class NotebookProgress(ProgressDisplay):
         self._page = ""
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        """Open the display, with what the cluster is like."""
+        """Open the display, with the dashboard link and the number of workers of a cluster."""
         if self._client is not None and not self._page:
             with suppress(KeyError):  # distributed.dashboard.link names a variable that is not set
                 self._page = self._client.dashboard_link or ""
@@ -271,7 +271,7 @@ class NotebookProgress(ProgressDisplay):
         self._renew()
 
     def on_wait(self) -> None:
-        """Let the time go on."""
+        """Update the displayed time while the fit waits."""
         self._renew()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -282,7 +282,7 @@ class NotebookProgress(ProgressDisplay):
     def _count_workers(self) -> None:
         if self._client is not None and time.monotonic() - self._counted >= COUNT_SECONDS:
             self._counted = time.monotonic()
-            with suppress(OSError, RunError):  # the fit tells of a scheduler that is lost
+            with suppress(OSError, RunError):  # the fit itself reports a lost scheduler
                 self._workers = len(worker_infos(self._client))
 
     def _words(self) -> list[str]:
@@ -298,7 +298,7 @@ class NotebookProgress(ProgressDisplay):
             self._live.renew()
 
     def bundle(self) -> dict[str, str]:
-        """The display as text and as HTML."""
+        """Return the display as text and as HTML, by MIME type."""
         done, total = self._rows()
         words = [word for word in self._words() if word]
         pairs = describe(self._record)
@@ -314,7 +314,7 @@ class NotebookProgress(ProgressDisplay):
 
 
 class _Cell:
-    """The output of a cell that shows a display's text, renewed in its place."""
+    """Output of a notebook cell that is updated in place."""
 
     def __init__(self, shown: NotebookProgress) -> None:
         from IPython.display import display
@@ -323,16 +323,16 @@ class _Cell:
         self._handle = display(shown.bundle(), raw=True, display_id=True)
 
     def renew(self, *, now: bool = False) -> None:
-        """Show how it stands, unless it was shown just before."""
+        """Update the output if the last update is at least REFRESH_SECONDS ago or ``now`` is set."""
         if now or time.monotonic() - self._at >= REFRESH_SECONDS:
             self._at = time.monotonic()
             self._handle.update(self._shown.bundle(), raw=True)
 
     def stop(self) -> None:
-        """Show it for the last time."""
+        """Update the output for the last time."""
         self.renew(now=True)
 
 
 def fit_display(client: Client | None = None) -> ProgressDisplay:
-    """The display of a fit that Python code calls: for a notebook, or for standard error."""
+    """Return the display of a fit called from Python: for a notebook, or for standard error."""
     return NotebookProgress(client) if in_notebook() else ProgressDisplay(Console(stderr=True))

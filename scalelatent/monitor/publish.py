@@ -1,24 +1,24 @@
-"""The callback that tells the scheduler how a run goes on, for the dashboard page.
+"""Callback that reports the progress of a run to the scheduler, for the dashboard page.
 
-Messages are events of Dask on the topic ``"scalelatent"`` (`distributed.Client.log_event`): flat dicts with
-``kind`` and ``run``, the URL of the run folder, and
+Messages are Dask events on the topic ``"scalelatent"`` (`distributed.Client.log_event`). Each message is a
+flat dict with ``kind``, ``run`` (the URL of the run folder) and further keys:
 
 =========  ===============================================================================================
 kind       further keys
 =========  ===============================================================================================
-state      job (its id), name, model, state, error, submitted, began (s since the epoch), driver; again where
-           it is only repeated: an ended job does not run again by it; report (its address) of a done one
+state      job (its id), name, model, state, error, submitted, began (s since the epoch), driver; again (a
+           repeated message, which does not restart an ended job); report (its address) for a done job
 pass       pass, stage, objective, train_error, validation_error, seconds, rows, bytes_read, …: the scalars
            of the pass record; run_rows and run_bytes: sums since this driver began
-progress   stage, pass, rows_done, rows_total, rows_per_s; of a network's layer: layer, layers, k
-span       from the workers: stage, part, pass and span (of steps pass and step, of an output shard), rows,
-           bytes, seconds, wait_seconds, device, worker (address), name, rss; where several are told
-           together sums, ``spans`` their number
+progress   stage, pass, rows_done, rows_total, rows_per_s; for a layer of a network: layer, layers, k
+span       from the workers: stage, part, pass and span (pass and step for steps, shard for outputs), rows,
+           bytes, seconds, wait_seconds, device, worker (address), name, rss; a message for several spans
+           contains sums, and their number in ``spans``
 event      name (checkpoint, span_redone, shard_quarantined, worker_lost, …) and its scalars
 =========  ===============================================================================================
 
-The plugin itself adds, without ``run``: joined (worker, name) and lost (worker, name, keys, n_keys, memory,
-memory_limit, expected).
+The plugin itself sends messages without ``run``: joined (worker, name) and lost (worker, name, keys, n_keys,
+memory, memory_limit, expected).
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-PROGRESS_SECONDS = 0.5
-BATCH_SECONDS, BATCH_PASSES = 0.1, 5
-CHECKPOINT_SECONDS = 1.0
-# Within this time a scheduler that was restarted, or has just got the page, knows whose passes those are.
+PROGRESS_SECONDS = 0.5  # shortest time between two progress messages
+BATCH_SECONDS, BATCH_PASSES = 0.1, 5  # seconds between batches of messages, and passes in one batch at most
+CHECKPOINT_SECONDS = 1.0  # shortest time between two checkpoint messages
+# Seconds between repeated state messages, from which a restarted scheduler or a new page learns of the job.
 INTRODUCE_SECONDS = 15.0
-WAITING = 200
+WAITING = 200  # upper bound on messages that wait to be sent
 
 
 class ClusterLog(Callback):
-    """Publish a run on the scheduler, a few small messages a second, without waiting for it.
+    """Callback that publishes a run on the scheduler by a few small messages a second, without waiting.
 
-    As a context it tells the states too: running, and then done, failed or cancelled. Of very short passes
-    five in 0.1 s are told; the numbers of the others are in the sums. While the scheduler is away messages
-    are dropped, the oldest first: the run folder is the truth.
+    As a context manager it also publishes the states: running, then done, failed or cancelled. If passes are
+    very short, it sends at most five per 0.1 s; the sums include the others. While the scheduler is away, the
+    oldest messages are dropped; the run folder has the complete records.
     """
 
     tells_cluster = True
@@ -82,7 +82,7 @@ class ClusterLog(Callback):
         self._rows = self._bytes = 0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
         self._sending: Future[None] | None = None
-        # Reentrant: what is sent at once calls back at once.
+        # The lock is reentrant, because a message that is sent at once calls back in the same thread.
         self._lock = threading.RLock()
 
     def __enter__(self) -> ClusterLog:
@@ -104,12 +104,12 @@ class ClusterLog(Callback):
     # -- states ----------------------------------------------------------------------------------------------
 
     def state(self, state: str, error: str | None = None, **more: object) -> None:
-        """Tell the state of the job: queued, running, done, failed or cancelled."""
+        """Publish the state of the job: queued, running, done, failed or cancelled."""
         self._state |= {"state": state, "error": error, **scalars(more)}
         self._introduce()
 
     def flush(self, timeout: float = 2.0) -> bool:
-        """Wait until all is sent, at most so many seconds; True where it is."""
+        """Wait at most ``timeout`` seconds until all messages are sent; return whether they are."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             with self._lock:
@@ -128,12 +128,12 @@ class ClusterLog(Callback):
         self._event("stage", info)
 
     def on_wait(self) -> None:
-        """Tell every 15 s that the driver is there, however long a span takes."""
+        """Repeat the state message every 15 s, so that the driver does not seem lost during a long span."""
         if self._due("state", INTRODUCE_SECONDS):
             self._introduce(again=True)
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Tell how far the pass is, at most twice a second."""
+        """Publish the progress of the pass, at most twice a second."""
         self.on_wait()
         if self._due("progress", PROGRESS_SECONDS):
             self._send({"kind": "progress", **scalars(info)})
@@ -147,7 +147,7 @@ class ClusterLog(Callback):
         return None
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
-        """Tell of the checkpoint, at most once a second."""
+        """Publish the checkpoint, at most once a second."""
         if self._due("checkpoint", CHECKPOINT_SECONDS):
             self._event("checkpoint", info)
 
@@ -155,7 +155,7 @@ class ClusterLog(Callback):
         self._event(str(info.get("event", "note")), info)
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        """Tell that the fit is over (not the job: it may still score and report)."""
+        """Publish the end of the fit. The job may continue, with scores and a report."""
         self._event("fit_ended", info)
         self.flush()
 
@@ -169,7 +169,7 @@ class ClusterLog(Callback):
 
     def _introduce(self, again: bool = False) -> None:
         self._told["state"] = time.monotonic()
-        # The end of the run may be told by another way, which overtakes this one.
+        # The end of the run may be reported another way, before this message, which must not undo it.
         more = {"again": True} if again else {}
         self._send({"kind": "state", **self._known, **self._state, **more})
 
@@ -191,7 +191,7 @@ class ClusterLog(Callback):
             self._push()
 
     def _thin(self, kind: str, stage: object) -> None:
-        """Drop what a new pass or progress makes old while it waits: progress, and all but a few passes."""
+        """Drop waiting messages that a new pass or progress replaces: progress, and all but a few passes."""
         passes = [m for m in self._waiting if m["kind"] == "pass" and m.get("stage") == stage]
         old = [id(m) for m in passes[: -(BATCH_PASSES - 1)]] if kind == "pass" else []
         old += [id(m) for m in self._waiting if m["kind"] == "progress"]
@@ -199,7 +199,7 @@ class ClusterLog(Callback):
             self._waiting = deque((m for m in self._waiting if id(m) not in old), WAITING)
 
     def _push(self) -> None:
-        """Hand what waits to the client's event loop, unless it is still busy with what it got before."""
+        """Pass waiting messages to the event loop of the client, unless it is still sending earlier ones."""
         if self._sending is None and self._waiting:
             messages = list(self._waiting)
             self._waiting.clear()
@@ -210,9 +210,7 @@ class ClusterLog(Callback):
 
     def _sent(self, sending: Future[None]) -> None:
         with self._lock:
-            with suppress(
-                Exception, CancelledError
-            ):  # a scheduler that is away; `distributed` says so itself
+            with suppress(Exception, CancelledError):  # `distributed` itself reports a lost scheduler
                 sending.result()
             self._sending = None
             self._push()

@@ -1,4 +1,4 @@
-"""Times in records: one form for all of them."""
+"""Conversion between times and their text in records, which is the same in all records."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 
 
 def time_text(seconds: float | None = None) -> str:
-    """Write a time, by default now, as all records do: ISO 8601 in UTC."""
+    """Return a time, by default now, as ISO 8601 text in UTC, which all records use."""
     when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return when.isoformat(timespec="milliseconds")
 
 
 def epoch_seconds(value: str | float | None) -> float | None:
-    """Read a time of a record as seconds since 1970, which records of earlier versions hold."""
+    """Return a time of a record as seconds since 1970. Records of earlier versions contain such seconds."""
     if isinstance(value, str):
         try:
             return datetime.fromisoformat(value).timestamp()

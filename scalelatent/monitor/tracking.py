@@ -1,4 +1,4 @@
-"""Runs told to MLflow: parameters, metrics by pass, figures, the model."""
+"""Tracking of runs with MLflow: parameters, metrics by pass, figures, the model."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 RUN_TAG = "scalelatent.run"
-# MLflow's limits.
+# Limits of MLflow: parameters per request, metrics per request, and characters of a parameter value.
 PARAMS_AT_ONCE, METRICS_AT_ONCE, VALUE_LETTERS = 100, 1000, 6000
-# So long a run waits at its end for a server that answers no call. Not measured: a guess.
+# Seconds that a run waits at its end for a server that answers no call; a guess, not measured.
 CLOSE_SECONDS = 60.0
-# Of what MLflow raises: its messages hold whole requests.
+# A warning quotes at most this many characters of an MLflow error, which may contain a whole request.
 ERROR_LETTERS = 300
-# It writes the addresses of runs to standard output, where commands write what programs read.
+# This variable stops MLflow from printing addresses to standard output, which other programs may read.
 SILENCE = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
 class MlflowTracking(Callback):
-    """Tell MLflow of a run: the job's values, metrics by pass, at the end scores, the report and the model.
+    """Log a run to MLflow: the values of the job, metrics by pass, then scores, the report and the model.
 
-    All is sent by a thread of its own, in order: a server that is slow, or not there, holds up no pass, and
-    what fails is warned of once. A run waits at its end as long as the server answers, and then a minute. A
-    resumed run goes on in the run of MLflow that it began. In a job file it is ``[[callbacks]]`` with
-    ``kind = "mlflow"``, and the driver sends, wherever it runs.
+    A separate thread sends all data in order, so that a slow or missing server delays no pass. The first
+    error gives a warning. At its end, a run waits while the server answers, and at most a minute for one that
+    does not. A resumed run continues its earlier MLflow run. The entry in a job file is ``[[callbacks]]``
+    with ``kind = "mlflow"``; the process that drives the job sends the data.
 
     Parameters
     ----------
@@ -88,14 +88,14 @@ class MlflowTracking(Callback):
         self._warned = False
 
     def on_run_start(self, info: dict[str, Any]) -> None:
-        """Begin a run of MLflow with the job's values, or go on with one."""
+        """Start an MLflow run with the values of the job, or resume an earlier one."""
         self._of_job = True
         run = str(info["run"])
         folder = os.path.dirname(run) if is_local(run) else None
         self._begin(folder, str(info["name"]), dict(info["values"]), {RUN_TAG: str(info["id"])})
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        """Begin a run where no job has."""
+        """Start an MLflow run if the fit does not belong to a job."""
         if not self._of_job:
             values = {
                 key: value for key, value in info.items() if isinstance(value, str | int | float | None)
@@ -103,22 +103,22 @@ class MlflowTracking(Callback):
             self._begin(os.getcwd(), str(info.get("stage") or "fit"), values, {})
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Count on from the passes that were done."""
+        """Continue the count of passes after a resume."""
         if info.get("event") == "resumed":
             self._passes = len(info.get("history") or ())
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        """Send the numbers of the pass."""
+        """Send the numbers of the pass as metrics."""
         self._passes += 1
         self._send_metrics({key: value for key, value in record.items() if key != "pass"}, self._passes)
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        """End a run that no job began."""
+        """End the MLflow run if the fit does not belong to a job."""
         if not self._of_job:
             self._end("FINISHED")
 
     def on_run_end(self, info: dict[str, Any]) -> None:
-        """Send scores, report and model, and how it ended."""
+        """Send scores, report and model, and end the MLflow run with the state of the job."""
         self._send_metrics(info["scores"], self._passes)
         for name in ("report", "model"):
             if info[name] is not None and (name == "report" or self.model):
@@ -133,7 +133,7 @@ class MlflowTracking(Callback):
         self._put(lambda: self._open(folder, name, values, tags), always=True)
 
     def _open(self, folder: str | None, name: str, values: dict[str, Any], tags: dict[str, str]) -> None:
-        """On the thread: the experiment, the run, its parameters."""
+        """Create or find the experiment and the run, and send the parameters. Runs on the sender thread."""
         uri, files = self.uri or os.environ.get("MLFLOW_TRACKING_URI"), None
         if uri is None:
             if folder is None:
@@ -166,7 +166,7 @@ class MlflowTracking(Callback):
         self._put(self._send_waiting)
 
     def _send_waiting(self) -> None:
-        """On the thread: the metrics that wait, several passes in a call where these are faster."""
+        """Send all waiting metrics in one call, also of several fast passes. Runs on the sender thread."""
         metrics: list[Metric] = []
         while len(metrics) < METRICS_AT_ONCE and not self._metrics.empty():
             metrics.append(self._metrics.get())
@@ -174,7 +174,7 @@ class MlflowTracking(Callback):
             self._client.log_batch(self._run_id, metrics=metrics)
 
     def _put_files(self, url: str, name: str) -> None:
-        """Send the files of a folder, each by a call; of an object store's model its address alone."""
+        """Send each file of a folder by one call; for a model in an object store, send only its address."""
         place = locate(url)
         top = place.local_path("")
         if top is None:
@@ -210,7 +210,7 @@ class MlflowTracking(Callback):
         if self._sender is None:
             return
         self._tell_error()
-        # Without a run there is nothing to add to.
+        # Skip the call if the run could not be created.
         self._sender.put(call if always else lambda: self._run_id and call())
 
     def _tell_error(self) -> None:
@@ -227,12 +227,12 @@ class MlflowTracking(Callback):
 
 
 class _Sender:
-    """Calls in their order, on a thread of its own."""
+    """Thread that makes calls in the order in which they were added."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        # Since when no call was answered that was tried.
+        # Time of the first attempt since the last call that succeeded, or None.
         self._tried_since: float | None = None
         self._given_up = False
         self._thread = threading.Thread(target=self._work, name="scalelatent-tracking", daemon=True)
@@ -242,9 +242,9 @@ class _Sender:
         self._calls.put(call)
 
     def close(self, seconds: float) -> bool:
-        """Whether all calls were tried; False once none was answered for so long."""
+        """Wait for the remaining calls; return False if no call succeeds for this many seconds."""
         self._calls.put(None)
-        began = time.monotonic()  # a call may have failed long before the ones that are left
+        began = time.monotonic()  # a call may have failed long before this wait
         while self._thread.is_alive() and not self._given_up:
             since = self._tried_since
             self._given_up = since is not None and time.monotonic() - max(since, began) > seconds
@@ -257,5 +257,5 @@ class _Sender:
             try:
                 call()
                 self._tried_since = None
-            except Exception as error:  # noqa: BLE001  whatever it raises, the fit goes on
+            except Exception as error:  # noqa: BLE001  the fit continues after any error
                 self.error = self.error or error

@@ -18,13 +18,20 @@ if TYPE_CHECKING:
     from scalelatent.kernels.arrays import Array
 
 
+OUTLIER_SHARE = 0.9
+
+
 class NonFiniteError(ValueError):
     """A row holds NaN or an infinite value; the engine adds the dataset's name."""
 
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """Sum of w x x^T over rows, with their intercept if there is one, for each class or for all together."""
+    """Sum of w x x^T over rows, with their intercept if there is one, for each class or for all together.
+
+    About a mean also ``outlier``: the sum of squares of the rows' squared lengths, and the same sum weighted
+    by the number of the row, from which :func:`outlier` names a row that outweighs all others.
+    """
 
     # float64 throughout: the moments are factorised, and their small eigenvalues would drown in float32 sums.
 
@@ -37,7 +44,8 @@ class SecondMoments:
 
     def layout(self) -> Layout:
         m, p = max(self.n_classes, 1), self.n_features + (self.intercept is not None)
-        return Layout((("moment", (m, p, p)), ("weight", (m,)), ("count", (m,))))
+        fields = (("moment", (m, p, p)), ("weight", (m,)), ("count", (m,)))
+        return Layout(fields if self.intercept is None else (*fields, ("outlier", (2,))))
 
     def flops_per_row(self) -> float:
         """A symmetric rank-one update in float64, counted as if in float32."""
@@ -55,6 +63,11 @@ class SecondMoments:
         assert codes is not None
         if self.class_weight is not None:
             weight = weight * self.class_weight[codes]
+        if self.intercept is not None:
+            # Rows that are not finite are named below.
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares = prepared.to_host((x[:, :-1] * x[:, :-1]).sum(axis=1)) * weight
+                stats["outlier"][...] += (squares**2).sum(), squares**2 @ (block.start + np.arange(len(x)))
         # One group at a time: x[rows] is a copy, and A.T @ A runs as a symmetric update.
         order = np.argsort(codes, kind="stable")
         starts = np.searchsorted(codes[order], np.arange(max(self.n_classes, 1) + 1))
@@ -79,6 +92,13 @@ class SecondMoments:
             stats["moment"][c] += moment
             stats["weight"][c] += weight[rows].sum()
             stats["count"][c] += np.count_nonzero(weight[rows])
+
+
+def outlier(stats: Stats) -> int | None:
+    """Return the number of a row with more than nine tenths of the squared lengths of all rows, or None."""
+    total = float(np.trace(stats["moment"].sum(axis=0)[:-1, :-1]))
+    fourth, numbered = (float(value) for value in stats["outlier"])
+    return round(numbered / fourth) if fourth > (OUTLIER_SHARE * total) ** 2 > 0 else None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Candidates of a search fitted one by one: of kinds that share no pass, and of folds that are not runs."""
+"""Search that fits candidates one by one: for kinds that share no pass, and for non-contiguous folds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fit_apart(
     n_jobs: int | None,
     engine: Mapping[str, Any] | None,
 ) -> dict[str, float]:
-    """Fit and score them; what a resumed search has done is read again."""
+    """Fit and score the candidates; return scores by key. A resumed search reads its stored results."""
     scores: dict[str, float] = {}
     best: Candidate | None = None
     tell = session.callbacks.on_event
@@ -75,14 +75,14 @@ def fit_apart(
             best, loser = one, best
         if loser is not None:
             _forget(loser, run_dir)
-    if best is not None and not best.model.__sklearn_is_fitted__():  # a resumed search: its folder has it all
+    if best is not None and not best.model.__sklearn_is_fitted__():  # resumed search: read the stored fit
         assert run_dir is not None
         _fit_model(best, locate(run_dir).at("candidates").at(best.key), keeps_best, how)
     return scores
 
 
 def _plain(model: StreamedEstimator, number: int, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """Parameters in which a candidate differs from another, as text where they are not plain values."""
+    """Return the parameters in which a candidate differs from others; values that are not plain as text."""
     told = {}
     for name, value in model.get_params(deep=False).items():
         others = (one.model.get_params(deep=False)[name] for one in candidates if one.number != number)
@@ -123,7 +123,7 @@ def _fit_model(one: Candidate, place: Location | None, watched: bool, how: Mappi
 
 
 def _forget(one: Candidate, run_dir: str | Path | None) -> None:
-    """Let go of a model that has lost, and of its folder."""
+    """Discard the fitted model of a candidate that is not the best, and remove its folder."""
     one.model = clone(one.model)
     if run_dir is not None:
         locate(run_dir).at("candidates").at(one.key).clear()

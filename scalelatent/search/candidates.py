@@ -1,4 +1,4 @@
-"""Candidates of a search: what they are, which rows they see, and the table of their scores."""
+"""Candidates of a search: their parameters, the rows that they use, and the table of their scores."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Split = tuple[np.ndarray, np.ndarray]
 
 
 class Splitter(Protocol):
-    """What splits rows into folds: one of ``sklearn.model_selection``, or of your own."""
+    """Object that splits rows into folds: a splitter of ``sklearn.model_selection`` or your own."""
 
     def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterable[tuple[Any, Any]]: ...
 
 
 CrossValidation: TypeAlias = "int | Splitter | Iterable[tuple[npt.ArrayLike, npt.ArrayLike]] | None"
-"""Folds: how many, what splits rows, or pairs (train, test) of row numbers or masks."""
+"""Folds: a number of folds, a splitter, or pairs (train, test) of row numbers or boolean masks."""
 
 
 @dataclass
 class Candidate:
-    """One fit among many: parameters on one set of rows."""
+    """One fit of a search: one set of parameters on one set of rows."""
 
     key: str
     number: int
@@ -55,7 +55,7 @@ class Candidate:
 def candidate_params(
     estimator: object, given: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The parameters of each candidate, from a grid or as they are."""
+    """Return the parameters of each candidate, from a grid or from a list of candidates."""
     if not isinstance(estimator, StreamedEstimator) or find_kind(estimator._kind).python_only:
         raise TypeError(
             "Search is for estimators of scalelatent that job files know; for "
@@ -82,7 +82,7 @@ def candidate_params(
 def find_folds(
     cv: Any, rows: Dataset, groups: npt.ArrayLike | None, *, shared: bool
 ) -> tuple[list[Split] | None, list[tuple[int, int]] | None]:
-    """The folds as row numbers or, where candidates share passes and every fold is a run, as runs alone."""
+    """Return the folds as row numbers or, if all are contiguous and ``shared`` is set, as (start, stop)."""
     n_rows, n = len(rows), 5 if cv is None else cv
     plain = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
     splittable = not isinstance(n, str) and (hasattr(n, "split") or np.iterable(n))
@@ -91,7 +91,7 @@ def find_folds(
             f"cv={cv!r}: give a number of folds from 2 to the number of rows (n_samples = {n_rows}), a "
             "splitter of sklearn.model_selection, or pairs (train, test) of row numbers"
         )
-    if plain and shared:  # without a number for each row of each fold
+    if plain and shared:  # without an array of row numbers for each fold
         return None, _even_runs(int(n), n_rows)
     splits = _split_rows(KFold(int(n)) if plain else n, rows, groups)
     runs = _as_runs(splits, n_rows) if shared else None
@@ -99,13 +99,13 @@ def find_folds(
 
 
 def _even_runs(n_folds: int, n_rows: int) -> list[tuple[int, int]]:
-    """(start, stop) of the folds of ``KFold``."""
+    """Return (start, stop) of each fold of ``KFold(n_folds)``."""
     size, longer = divmod(n_rows, n_folds)
     return list(pairwise(k * size + min(k, longer) for k in range(n_folds + 1)))
 
 
 def _split_rows(cv: Any, rows: Dataset, groups: npt.ArrayLike | None) -> list[Split]:
-    """(train, test) of each fold, row numbers, of whatever scikit-learn's searches take."""
+    """Return row numbers (train, test) of each fold, for every ``cv`` that scikit-learn accepts."""
     n_rows = len(rows)
     if not hasattr(cv, "split"):
         cv = list(cv)
@@ -120,7 +120,7 @@ def _split_rows(cv: Any, rows: Dataset, groups: npt.ArrayLike | None) -> list[Sp
 
 
 def _numbers(given: npt.ArrayLike, n_rows: int) -> np.ndarray:
-    """Row numbers in rising order, also of a mask."""
+    """Return ascending row numbers, from row numbers or from a boolean mask."""
     numbers = np.atleast_1d(given)
     numbers = np.flatnonzero(numbers) if numbers.dtype == bool else np.sort(numbers)
     if not len(numbers) or numbers[0] < 0 or numbers[-1] >= n_rows or not np.diff(numbers).all():
@@ -132,7 +132,7 @@ def _numbers(given: npt.ArrayLike, n_rows: int) -> np.ndarray:
 
 
 def _as_runs(splits: Sequence[Split], n_rows: int) -> list[tuple[int, int]] | None:
-    """(start, stop) of each fold where all are runs that the other rows learn; else None."""
+    """Return (start, stop) of each fold; None unless all are contiguous and train on all other rows."""
     runs = []
     for train, test in splits:
         first, stop = int(test[0]), int(test[-1]) + 1
@@ -149,9 +149,9 @@ def make_candidates(
     watched: Mapping[str, Dataset],
     folds: Sequence[tuple[int, int]] | None,
 ) -> list[Candidate]:
-    """Every candidate on every set of rows, folds of a candidate beside each other."""
+    """Return one candidate per set of parameters and set of rows; the folds of a candidate are adjacent."""
     out = []
-    # Candidates share the rows of a fold, and with them what is derived from these.
+    # Candidates share the objects of the rows of a fold, and therefore the results derived from these rows.
     whole = {name: Rows(ds) for name, ds in watched.items()}
     sets: list[tuple[dict[str, Rows], Rows]] = (
         [(whole, whole["validation"])]
@@ -182,7 +182,7 @@ def make_apart(
     held: Dataset | None,
     splits: Sequence[Split] | None,
 ) -> list[Candidate]:
-    """Every candidate on every set of rows, its parameters checked."""
+    """Return one candidate per set of parameters, which are checked, and set of rows, for separate fits."""
     sets: list[tuple[Dataset, Dataset | None]] = [(train, held)]
     if splits is not None:
         sets = [(take_rows(train, learned), take_rows(train, scored)) for learned, scored in splits]
@@ -205,7 +205,7 @@ def _no_steps() -> Steps:
 
 
 def check_candidate(one: Candidate, params: Mapping[str, Any], derive: Callable[[Derive], object]) -> Begin:
-    """The candidate's ``Begin``; errors name the candidate."""
+    """Return the ``Begin`` of a candidate; an error message names the candidate and its fold."""
     try:
         return first_step(one.steps, derive)
     except (ValueError, DataError) as error:
@@ -225,7 +225,7 @@ def score_table(
     n_splits: int,
     error_score: float | str,
 ) -> dict[str, Any]:
-    """``cv_results_`` of a search."""
+    """Return the ``cv_results_`` of a search: one entry per set of parameters in each column."""
     failed = np.nan if isinstance(error_score, str) else error_score
     per_split = np.array([scores.get(one.key, failed) for one in candidates], dtype=float)
     per_split = per_split.reshape(len(params), n_splits)
@@ -243,7 +243,7 @@ def score_table(
     for k in range(n_splits):
         out[f"split{k}_test_score"] = per_split[:, k]
     out["mean_test_score"], out["std_test_score"] = mean, per_split.std(axis=1)
-    # Equals share the better rank, as in scikit-learn; what has no score is last.
+    # Equal scores share the better rank, as in scikit-learn; candidates without a score are last.
     filled = np.where(np.isnan(mean), -np.inf, mean)
     out["rank_test_score"] = np.array([1 + int((filled > value).sum()) for value in filled])
     of_number: list[list[Candidate]] = [[] for _ in params]

@@ -1,4 +1,4 @@
-"""What a search compares its candidates by: one number of a model and rows, greater is better."""
+"""Score by which a search compares its candidates: one number of a model and rows; greater is better."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Scoring:
-    """A scorer by name or function, of a kind of estimator."""
+    """Scorer for a kind of estimator, given by a name or a function."""
 
     def __init__(self, estimator: StreamedEstimator, scoring: str | Callable[..., float] | None) -> None:
         self.shared: str | None = None
@@ -60,7 +60,7 @@ class Scoring:
             )
 
     def check(self, rows: Dataset) -> None:
-        """Refuse rows that cannot be scored, before any work."""
+        """Raise DataError for rows that cannot be scored, before any work."""
         if self.clusters and (not rows.has_y or rows.y_kind != "labels"):
             raise DataError(
                 f"{rows.url or 'the rows'}: scoring={self.given!r} compares clusters with labels, and there "
@@ -72,7 +72,7 @@ class Scoring:
 
 
 def _takes_arrays(function: Callable[..., float]) -> bool:
-    """Whether a scorer is scikit-learn's (model, X, y), not one of (model, dataset)."""
+    """Return whether a scorer is called as (model, X, y), as in scikit-learn, not as (model, dataset)."""
     if not inspect.isfunction(function) and hasattr(function, "_score_func"):
         return True
     try:
@@ -104,13 +104,13 @@ def _on_arrays(scorer: Callable[..., float]) -> Callable[[StreamedEstimator, Dat
 
 
 def _weighs(scorer: Callable[..., float]) -> bool:
-    """Whether a scorer takes the weights of rows, which some metrics do not have."""
+    """Return whether a scorer accepts ``sample_weight``, which some metrics do not."""
     metric = getattr(scorer, "_score_func", None)
     return metric is not None and "sample_weight" in inspect.signature(metric).parameters
 
 
 def _without_names(model: StreamedEstimator) -> StreamedEstimator:
-    """The model, for rows whose columns have no names any more: scikit-learn would warn of these."""
+    """Return the model without feature names, so that scikit-learn does not warn of rows without names."""
     if not hasattr(model, "feature_names_in_"):
         return model
     model = copy.copy(model)

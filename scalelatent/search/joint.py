@@ -1,4 +1,4 @@
-"""Several learners over one pass: rows are read and decoded once for all of them."""
+"""Several learners that share one pass: rows are read and decoded once for all learners."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = [
     "joint_stage",
 ]
 
-# Integers that float32 holds exactly: such rows are converted once for all members.
+# Type codes that float32 holds exactly: rows of these types are converted once for all members.
 _EXACT = ("?", "b", "B", "h", "H", "e")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one part of a member: a dataset, perhaps without a run of it."""
+    """Rows of one part of a member, for example "train": a dataset, and a mask for the rows of a fold."""
 
     dataset: Dataset
     mask: RowMask | None = None
@@ -43,16 +43,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Slot:
-    """A member's reduction in a joint one; its blocks may be smaller than the joint ones."""
+    """Reduction of one member in a joint reduction; its blocks may be smaller than the joint blocks."""
 
     member: str
-    part: str  # name among the member's own
+    part: str  # name of the part in the member
     reduction: Reduction
     mask: RowMask | None
     block_rows: int = 0
 
     def blocks(self, block: Block) -> Iterator[Block]:
-        """A joint block as the member alone would have it."""
+        """Yield the blocks that the member would receive alone from the rows of a joint block."""
         step, n = self.block_rows or len(block.x), len(block.x)
         for a in range(0, n, step):
             own = block if n <= step else _rows_of(block, a, min(a + step, n))
@@ -74,7 +74,7 @@ def _rows_of(block: Block, a: int, b: int) -> Block:
 
 @dataclass(frozen=True)
 class JointReduction:
-    """Reductions that share the blocks of one grid: the ``Reduction`` of all."""
+    """Reduction that combines the reductions of several members, which share the blocks of one grid."""
 
     slots: tuple[Slot, ...]
 
@@ -99,7 +99,7 @@ class JointReduction:
 
     @property
     def wants(self) -> Wants:
-        """Rows in the form of all members (see :func:`joint_stage`), and the largest scratch."""
+        """Form of rows, equal for all members (see :func:`joint_stage`), and the largest scratch memory."""
         wants = [slot.reduction.wants for slot in self.slots]
         csr, targets, unlabelled = wants[0].form
         scratch = [want.scratch for want in wants if want.scratch is not None]
@@ -107,11 +107,11 @@ class JointReduction:
         return Wants(csr, targets, scratch=largest, unlabelled=unlabelled)
 
     def layout(self) -> Layout:
-        """Fields of all members, one after the other."""
+        """Return the layout with the fields of all members, one after the other."""
         return self._layout
 
     def flops_per_row(self) -> float:
-        """Sum over members."""
+        """Return the floating-point operations per row, summed over members."""
         return sum(slot.reduction.flops_per_row() for slot in self.slots)
 
     def prepare(self, state: JointState | None, backend: Backend) -> tuple[Backend, list[object]]:
@@ -119,7 +119,7 @@ class JointReduction:
         return backend, [slot.reduction.prepare(states.get(slot.member), backend) for slot in self.slots]
 
     def accumulate(self, prepared: tuple[Backend, list[object]], block: Block, stats: Stats) -> None:
-        """Add the block to every member that sees any of it."""
+        """Add the block to the statistic of every member that uses any row of it."""
         backend, of_slots = prepared
         if len(self.slots) > 1 and isinstance(block.x, np.ndarray) and block.x.dtype.char in _EXACT:
             block = replace(block, x=backend.asarray(block.x, np.float32, "joint rows"))
@@ -128,13 +128,13 @@ class JointReduction:
                 slot.reduction.accumulate(own, seen, Stats(layout, stats.vector[place]))
 
     def split(self, stats: Stats) -> list[Stats]:
-        """The statistic of each slot, as views."""
+        """Return the statistic of each slot, as views of the joint statistic."""
         return [Stats(layout, stats.vector[place]) for layout, place in self._layouts]
 
 
 @dataclass(frozen=True)
 class JointState:
-    """States of the members that still learn."""
+    """States of the members that are still trained, and error messages of members that diverged."""
 
     members: dict[str, Any]
     failed: dict[str, str] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class JointState:
 
 @dataclass(frozen=True)
 class JointLearner:
-    """Batch learners that learn from the same passes."""
+    """Batch learner that trains several batch learners, its members, in the same passes."""
 
     members: dict[str, Any]
     parts: dict[str, tuple[tuple[str, str, RowMask | None, int], ...]]
@@ -163,7 +163,7 @@ class JointLearner:
         return self._reductions
 
     def update(self, state: JointState, stats: Mapping[str, Stats]) -> JointState:
-        """One update of every member. A member that diverges is marked, and the others go on."""
+        """Update every member once. Mark a member that diverges as failed; the others continue."""
         own: dict[str, dict[str, Stats]] = {name: {} for name in self.members}
         for part, reduction in self._reductions.items():
             for slot, piece in zip(reduction.slots, reduction.split(stats[part]), strict=True):
@@ -177,7 +177,7 @@ class JointLearner:
         return JointState(members, failed, state.iteration + 1)
 
     def summary(self, state: JointState) -> dict[str, Any]:
-        """Scalars of the member that is best so far, and all members' under ``members``."""
+        """Return the scalars of the best member so far, and the scalars of each member in ``members``."""
         own = {
             name: learner.summary(state.members[name])
             for name, learner in self.members.items()
@@ -187,7 +187,7 @@ class JointLearner:
         return {**best, "pass": state.iteration, "candidates": len(self.members), "members": own}
 
     def ended(self, state: JointState) -> list[str]:
-        """Members that are done."""
+        """Return the names of the members that are done or have failed."""
         return [
             name
             for name, learner in self.members.items()
@@ -195,12 +195,12 @@ class JointLearner:
         ]
 
     def is_done(self, state: JointState) -> bool:
-        """A member has ended, so that the others go on with a smaller statistic; or ``until`` is reached."""
+        """Return whether a member has ended, so that a smaller stage can follow, or ``until`` is reached."""
         return bool(self.ended(state)) or (self.until > 0 and state.iteration >= self.until)
 
 
 def watched_error(summary: Mapping[str, Any]) -> float:
-    """The error of a member by its summary; lower is better."""
+    """Return the error of a member from its summary, infinity if it has none; lower is better."""
     value = summary.get("best_error", summary.get("objective"))
     return float(value) if value is not None and np.isfinite(value) else float("inf")
 
@@ -212,7 +212,7 @@ def _grids(
     device: str,
     grid: Mapping[str, Any],
 ) -> dict[str, RowGrid]:
-    """The grids that a member would have alone. Rows seen inside a run are cut as the rows around them."""
+    """Return the grids that a member would have alone. A held-out fold shares the grid of its train rows."""
     made = make_stage(name, work, {p: part.dataset for p, part in rows.items()}, device, None, **grid).grids
     for part, seen in rows.items():
         if seen.mask is not None and seen.mask.inside and seen.dataset is rows["train"].dataset:
@@ -221,7 +221,7 @@ def _grids(
 
 
 class _Parts:
-    """Parts of a joint pass: one for each dataset, tree of leaves and form of rows."""
+    """Parts of a joint pass: one for each combination of dataset, leaf size and form of rows."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], list[str]] = {}
@@ -229,8 +229,8 @@ class _Parts:
         self.grids: dict[str, RowGrid] = {}
 
     def name(self, wanted: str, dataset: Dataset, grid: RowGrid, reduction: Reduction) -> str:
-        """The part of these rows: named as wanted, or so with a number."""
-        # Of a single leaf it does not matter how long it might be.
+        """Return the name of the part of these rows: ``wanted``, with a number added if it is in use."""
+        # If there is only one leaf, the leaf size does not matter.
         key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.wants.form
         for name in self._names.setdefault(key, []):
             small, large = sorted((grid, self.grids[name]), key=lambda one: one.block_rows)
@@ -255,7 +255,7 @@ def joint_stage(
     until: int = 0,
     **grid: Any,
 ) -> Stage:
-    """A stage whose learner is all members."""
+    """Return a stage whose learner is a :class:`JointLearner` of all members."""
     found, parts = _Parts(), {}  # type: ignore[var-annotated]
     for key, (learner, rows) in members.items():
         own, reductions = _grids(name, learner, rows, device, grid), learner.reductions()
@@ -277,7 +277,7 @@ def joint_collection(
     classes: np.ndarray | None,
     **grid: int | None,
 ) -> tuple[Stage, list[tuple[str, int]]]:
-    """A stage of one pass for many reductions."""
+    """Return a stage of one pass for many reductions, and the (part, slot) of each reduction."""
     found, slots, places = _Parts(), {}, []  # type: ignore[var-annotated]
     for i, (reduction, part) in enumerate(wanted):
         own = _grids(name, {"train": reduction}, {"train": part}, device, grid)["train"]

@@ -1,4 +1,4 @@
-"""The candidates of a search, fitted together: equal requests of several candidates share a pass."""
+"""Joint fit of the candidates of a search: equal requests of several candidates share a pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALLER, NARROWER = "search over smaller candidates", "set projection lower"
 
 
 class Memo:
-    """Derived results, each computed once."""
+    """Cache of derived results: each result is computed once."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[object, object]] = {}
@@ -40,13 +40,13 @@ class Memo:
     def __call__(self, step: Derive) -> object:
         key = step.function.__module__, step.function.__qualname__, *map(identity, step.arguments)
         if key not in self._kept:
-            # The arguments stay alive with the value: their addresses are part of the key.
+            # Keep the arguments alive with the value, because the key contains their addresses.
             self._kept[key] = step.value(), step.arguments
         return self._kept[key][0]
 
 
 def identity(value: object) -> Hashable:
-    """A key that is equal for equal plain values and for the same arrays, while these exist."""
+    """Return a key that is equal for equal plain values and for the same arrays while the arrays exist."""
     if isinstance(value, np.ndarray):
         return same_array(value) if value.size > 64 else (value.tobytes(), value.shape, value.dtype.str)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -60,7 +60,7 @@ def identity(value: object) -> Hashable:
 
 
 class SharedFit:
-    """Serves the steps of many candidates."""
+    """Server of the steps of many candidates, which combines their passes."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class SharedFit:
     # -- steps -------------------------------------------------------------------------------------------
 
     def run(self, candidates: Sequence[Candidate], answers: Mapping[str, Any]) -> None:
-        """All fits, from the answers to their ``Begin`` to their ends."""
+        """Run all fits to their ends; ``answers`` holds the answers to their ``Begin`` steps by key."""
         for one in candidates:
             self._go_on(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:
-            # Passes of learning begin when no candidate has anything left to do before.
+            # Training passes begin only when every candidate has finished its earlier steps.
             if gathering := [one for one in waiting if isinstance(one.step, Gather)]:
                 self._gather(gathering)
             elif collecting := [one for one in waiting if isinstance(one.step, Collect)]:
@@ -99,7 +99,7 @@ class SharedFit:
                 self._learn(waiting)
 
     def _gather(self, waiting: Sequence[Candidate]) -> None:
-        """Samples of the same rows for all candidates, in one pass."""
+        """Gather the samples of all candidates that wait for samples of the same rows, in one pass."""
         step: Gather = waiting[0].step
         assert step.rows is not None
         assert isinstance(step.sets, ChosenRows), "candidates share samples of rows"
@@ -110,7 +110,7 @@ class SharedFit:
         sets = replace(step.sets, numbers=wanted)
         whole = self.session.gather(replace(step, name=f"{step.name}-{self._gathered}", sets=sets))
         self.n_passes += 1
-        # One for equal samples, which what follows is derived from.
+        # Equal samples get the same answer object, so that derived results are shared too.
         answers: dict[Hashable, StoredSets | SomeOfSet] = {}
         for one in together:
             numbers = one.step.sets.numbers
@@ -129,7 +129,7 @@ class SharedFit:
             one.step = one.steps.send(answer)
             while isinstance(one.step, (Remember, Derive, Map)):
                 if isinstance(one.step, Remember):
-                    answer = one.step.value()  # candidates are new: no fit came before
+                    answer = one.step.value()  # candidates have no earlier fit
                 else:
                     answer = self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
                 one.step = one.steps.send(answer)
@@ -137,10 +137,10 @@ class SharedFit:
             one.step = None
 
     def _name(self, step: Collect | Map) -> str:
-        """One name for one thing; numbered as they come, so that a resumed search finds it."""
+        """Return one name per pass or map, numbered in order of requests, so that a resume finds it again."""
         work = step.reduction if isinstance(step, Collect) else step.row_map
         rows = self._rows_key(step.rows)
-        # A map is made of all rows, whatever a candidate may see of them.
+        # A map is applied to all rows, so its key does not contain the mask of the candidate.
         key = *rows, step.rows.mask if isinstance(step, Collect) else None, identity(work)
         return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]
 
@@ -150,10 +150,10 @@ class SharedFit:
     def _part(self, rows: Rows) -> Part:
         return Part(self.session.rows(rows), rows.mask)
 
-    # -- passes that count ---------------------------------------------------------------------------------
+    # -- passes of reductions ------------------------------------------------------------------------------
 
     def collect(self, wanted: Mapping[str, Collect]) -> dict[str, Stats]:
-        """Reductions by name, in as few passes as memory allows; remembered."""
+        """Run reductions in as few passes as memory allows; return and store their statistics by name."""
         store, kind = self.session.store, self.session.kind
         out: dict[str, Stats] = {}
         for name, step in wanted.items():
@@ -179,7 +179,7 @@ class SharedFit:
         )
 
     def _groups(self, names: Sequence[str], wanted: Mapping[str, Collect]) -> list[list[str]]:
-        """Reductions of the same classes that fit into memory together."""
+        """Return groups of reductions that have the same classes and fit into memory together."""
 
         def peak(tried: Sequence[str]) -> dict[str, int]:
             return stage_peak(self._stage(tried[0], [wanted[n] for n in tried])[0], self.resources, 0)
@@ -196,7 +196,7 @@ class SharedFit:
         return groups
 
     def scores(self, candidates: Sequence[Candidate], name: str, maps: Mapping[str, Any]) -> dict[str, float]:
-        """Scores by key, of row maps of class probabilities on the rows that each candidate is scored on."""
+        """Return scores by key, from row maps of class probabilities on the held-out rows of candidates."""
         wanted = {}
         for one in candidates:
             classes = one.held.classes
@@ -206,7 +206,7 @@ class SharedFit:
         found = self.collect(wanted)
         return {one.key: self.scorer(found[f"{name}-{one.key}"]) for one in candidates}
 
-    # -- passes that learn ---------------------------------------------------------------------------------
+    # -- training passes -----------------------------------------------------------------------------------
 
     def _learn(self, waiting: Sequence[Candidate]) -> None:
         self._learned += 1
@@ -233,7 +233,7 @@ class SharedFit:
                 self._ended_early(one, outcome.error)
 
     def _learn_online(self, one: Candidate) -> None:
-        """A learner that goes its own way through the rows shares what comes before its epochs."""
+        """Run the epochs of an online learner for one candidate alone; only earlier steps are shared."""
         step: LearnOnline = one.step
         try:
             result = self.session.learn_online(f"{step.name}-{one.key}", step)
@@ -253,7 +253,7 @@ class SharedFit:
     def _rung(
         self, name: str, running: Sequence[Candidate], outcomes: dict[str, Outcome], first: int, until: int
     ) -> dict[str, Outcome]:
-        """Passes from ``first`` to ``until`` of all running candidates; updates ``outcomes``."""
+        """Run passes ``first`` to ``until`` of all running candidates; update and return their outcomes."""
         steps: dict[str, Learn] = {one.key: one.step for one in running}
         session, store = self.session, self.session.store
         kept = store.load_result(f"{name}-groups") if store else None
@@ -261,7 +261,7 @@ class SharedFit:
         if store and kept:
             for part_of, keys in _named(name, kept["groups"]):
                 out.update(kept_outcomes(store, part_of, keys))
-        if len(out) < len(steps):  # else nothing is left to do, and no row need be projected again
+        if len(out) < len(steps):  # else all is done: do not project rows again
             members = {
                 key: Member(
                     step.learner,
@@ -275,7 +275,7 @@ class SharedFit:
                 if kept is None
                 else kept["groups"]
             )
-            if store and kept is None:  # another machine's memory must not change who shares a checkpoint
+            if store and kept is None:  # a resume on another machine keeps the groups
                 store.save_result(f"{name}-groups", {"groups": groups})
             for part_of, keys in _named(name, groups):
                 found = fit_joint(
@@ -302,7 +302,7 @@ class SharedFit:
     def _better_half(
         self, name: str, race: Sequence[Candidate], outcomes: Mapping[str, Outcome]
     ) -> list[Candidate]:
-        """Candidates whose scores, averaged over folds, are above the others': the larger half."""
+        """Return the candidates in the better half by mean score over folds; an odd number rounds up."""
         sound = [one for one in race if outcomes[one.key].error is None]
         maps = {one.key: one.step.predictor(outcomes[one.key].state) for one in sound}
         scores = self.scores(sound, f"{name}-score", maps)
@@ -316,7 +316,7 @@ class SharedFit:
 
 
 def _named(name: str, groups: Sequence[list[str]]) -> list[tuple[str, list[str]]]:
-    """Groups with the names of their joint passes."""
+    """Return (name, keys) of each group; the name is used for its joint passes."""
     return [(f"{name}-g{n}" if len(groups) > 1 else name, group) for n, group in enumerate(groups)]
 
 

@@ -1,4 +1,4 @@
-"""Joint learning to its end: a learner that is done leaves, the others go on with a smaller statistic."""
+"""Joint training loop: a learner that is done leaves, and the others continue with a smaller statistic."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from scalelatent.storage.record import same_array
 
 from .joint import JointLearner, JointState, Part, joint_stage
 
-# A worker may hold the states of two passes that follow each other, a third that it loaded itself, and one
-# twice more while it writes it (see dask/pass_tasks.py and storage/record.py).
+# Upper bound on states in the memory of one worker: two consecutive passes, one that it loaded itself, and
+# two more copies while it writes one (see dask/pass_tasks.py and storage/record.py).
 _STATES_HELD = 5
 
 
 @dataclass(frozen=True)
 class Member:
-    """A learner, the state it begins with, and its rows."""
+    """Learner of a joint fit, its initial state, and its rows by part."""
 
     learner: BatchLearner
     state: object
@@ -35,7 +35,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a member ended."""
+    """Result of one member: last state, records, error message or None, and whether it was done."""
 
     state: object
     history: list[dict[str, Any]]
@@ -57,7 +57,7 @@ def fit_joint(
     grid: Mapping[str, Any] | None = None,
     **checkpoint: Any,
 ) -> dict[str, Outcome]:
-    """Run batch learners jointly, each to its own end."""
+    """Run batch learners jointly, each until it is done; return their outcomes by key."""
     outcomes = {} if store is None else kept_outcomes(store, name, members)
     state = JointState({k: m.state for k, m in members.items() if k not in outcomes}, {}, first)
     history, stage_name = [], ""  # type: ignore[var-annotated]
@@ -94,14 +94,14 @@ def fit_joint(
             _keep(store, name, key, outcomes[key])
         rest = {k: v for k, v in state.members.items() if k not in leaving}
         state = JointState(rest, {}, state.iteration)
-    if store is not None:  # those too that an interrupted run left
+    if store is not None:  # also stages of an interrupted run
         for n in range(1, len(members) + 1):
             store.drop_stage(f"{name}-{n}_estep")
     return {key: outcomes[key] for key in members}
 
 
 def kept_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[str, Outcome]:
-    """Members that an earlier :func:`fit_joint` of this name brought to their end."""
+    """Return the stored outcomes of members that an earlier :func:`fit_joint` of this name finished."""
     out = {}
     for key in keys:
         kept = store.load_result(f"{name}-member-{key}")
@@ -119,7 +119,7 @@ def _keep(store: EngineStore | None, name: str, key: str, outcome: Outcome) -> N
 def _resume(
     store: EngineStore, name: str, members: Mapping[str, Member], state: JointState
 ) -> tuple[str, JointState, list[dict[str, Any]]]:
-    """(stage, state, history) of an interrupted loop; the fewer members share a pass, the later it was."""
+    """Return (stage, state, history) of an interrupted loop: its last stage is that of the fewest members."""
     if not state.members:
         return "", state, []
     stages = [f"{name}-{n}_estep" for n in range(len(members), 0, -1)]
@@ -130,13 +130,13 @@ def _resume(
     history: list[dict[str, Any]] = []
     for earlier in stages[: stages.index(stage) + 1]:
         history = _joined(history, store.load_history(earlier, iteration))
-    # A member that had ended when the run was cut short is in its own record, if that was written in time.
+    # Exclude members that ended before the interruption and whose own outcome was stored in time.
     rest = {k: v for k, v in kept.members.items() if k in state.members}
     return stage, replace(kept, members=rest), history
 
 
 def _joined(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records by pass; where both have one (a line written again), the first."""
+    """Return the records of both lists in order of passes; for a repeated pass keep that of ``before``."""
     by_pass = {record["pass"]: record for record in (*after, *before)}
     return [by_pass[k] for k in sorted(by_pass)]
 
@@ -151,7 +151,7 @@ def _own(history: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
 
 
 def tree_bytes(tree: object, seen: set[object] | None = None) -> int:
-    """Bytes of all arrays in dataclasses, dicts and sequences; an array in several places counts once."""
+    """Return the bytes of all arrays in dataclasses, dicts and sequences; a repeated array counts once."""
     seen = set() if seen is None else seen
     if isinstance(tree, np.ndarray):
         key = same_array(tree)
@@ -166,7 +166,7 @@ def tree_bytes(tree: object, seen: set[object] | None = None) -> int:
 
 
 def stage_peak(stage: Stage, resources: Resources, constants: int) -> dict[str, int]:
-    """Bytes of a worker in a joint pass, by what holds them: of several parts the largest."""
+    """Return bytes of a worker in a joint pass by use: the largest part, or the sum of waiting statistics."""
     total: dict[str, int] = {}
     for part, grid in stage.grids.items():
         alone = replace(
@@ -189,7 +189,7 @@ def joint_groups(
     remedy: str,
     **grid: Any,
 ) -> list[list[str]]:
-    """Members that fit into memory together: as few groups as their order allows."""
+    """Return groups of members that fit into memory together: as few groups as the given order allows."""
 
     def peak(keys: Sequence[str]) -> dict[str, int]:
         wanted = {k: (members[k].learner, members[k].rows) for k in keys}

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from .candidates import CrossValidation
 
-# Candidates that a notebook shows.
+# Upper bound on the candidates that a notebook displays.
 SHOWN = 20
 _LEARNED = (
     "cv_results_", "best_index_", "best_params_", "best_score_", "best_estimator_", "n_splits_", "n_passes_",
@@ -65,28 +65,28 @@ _LEARNED = (
 
 
 def _gives(name: str) -> Callable[[Search], bool]:
-    """Whether the kind of estimator that is searched has a method."""
+    """Return a check whether the estimator of a search has a method, for ``available_if``."""
 
     def check(search: Search) -> bool:
-        getattr(search.estimator, name)  # its own AttributeError says what there is not
+        getattr(search.estimator, name)  # raises AttributeError if it has no such method
         return True
 
     return check
 
 
 class Search(MetaEstimatorMixin, BaseEstimator):
-    """Search over parameters of an estimator, as scikit-learn's `GridSearchCV`, over rows of any number.
+    """Search over parameters of an estimator, like scikit-learn's `GridSearchCV`, for any number of rows.
 
-    Candidates of :class:`CapsuleRegression` and of mixtures of linear models share each pass: reading is what
-    costs where rows lie on disk, so a block is read and decoded once and given to all candidates (and, in
-    cross-validation, all folds that are runs of rows) that still learn; each stops on its own schedule and
-    costs nothing from then on. Candidates whose statistics differ much in size may have leaves of another
-    size, for which rows are read once more. Candidates of other kinds, and of folds that are not runs, are
-    fitted one after the other, each by all cores or the whole cluster. A candidate's model has the same bits
-    as a fit of its parameters alone.
+    Candidates of :class:`CapsuleRegression` and of mixtures of linear models share each pass, because reading
+    rows from disk takes most of the time. Each block is read and decoded once and given to all candidates
+    (and all contiguous folds) that are still trained. A candidate that has stopped costs nothing any more.
+    Candidates whose statistics differ much in size may need leaves of different sizes; rows are then read
+    once per leaf size. Candidates of other kinds, and folds that are not contiguous, are fitted one after the
+    other, each on all cores or the whole cluster. The model of a candidate is identical, bit by bit, to a fit
+    of its parameters alone.
 
-    Candidates with different projections learn from different rows: each projection is made once for the
-    whole search, and candidates of the same projection share its rows.
+    Candidates with different projections are trained on different rows. Each projection is computed once for
+    the whole search, and candidates with the same projection share the projected rows.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         engine: Mapping[str, Any] | None = None,
         verbose: bool | None = None,
     ) -> Search:
-        """Fit all candidates, and the best on all rows after cross-validation.
+        """Fit all candidates and, after cross-validation, fit the best parameters on all rows.
 
         Parameters
         ----------
@@ -252,7 +252,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         call: FitCall,
         callbacks: Callback,
     ) -> Search:
-        for name in _LEARNED:  # a search that does not refit has no model of an earlier one
+        for name in _LEARNED:  # so that no model of an earlier search stays
             self.__dict__.pop(name, None)
         if isinstance(self.error_score, str) and self.error_score != "raise":
             raise ValueError(f"error_score={self.error_score!r}: give 'raise' or a number")
@@ -291,7 +291,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             began = time.perf_counter()
             self.best_estimator_ = best._search_fit(train, run_dir=place, **where)
             self.refit_time_ = time.perf_counter() - began
-        # Last: a search that was interrupted is not fitted.
+        # Set these attributes last, so that an interrupted search does not count as fitted.
         self.n_features_in_ = base.n_features_in_
         if hasattr(base, "feature_names_in_"):
             self.feature_names_in_ = base.feature_names_in_
@@ -309,9 +309,9 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         run_dir: str | Path | None,
         where: Mapping[str, Any],
     ) -> tuple[list[Candidate], dict[str, float]]:
-        """Candidates that share each pass, and their scores."""
+        """Fit candidates that share each pass; return the candidates and their scores by key."""
         memo = Memo()
-        # Refuse what cannot work before anything is written.
+        # Check all candidates before anything is written.
         begun = make_candidates(base, params, watched, folds)
         begins = [check_candidate(one, params[one.number], memo) for one in begun]
         rungs = self._rungs(len(params))
@@ -358,7 +358,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         run_dir: str | Path | None,
         where: Mapping[str, Any],
     ) -> tuple[list[Candidate], dict[str, float]]:
-        """Candidates one after the other, and their scores."""
+        """Fit candidates one after the other; return the candidates and their scores by key."""
         if self.halving:
             raise ValueError(
                 "halving=True compares candidates after passes that they share, and these "
@@ -395,7 +395,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         return base.random_state if self.random_state is None else self.random_state
 
     def fit_transform(self, X: RowsLike, y: LabelsLike | None = None, **fit: Any) -> Any:
-        """Fit, then ``best_estimator_.transform`` of the same rows.
+        """Fit the search, then return ``best_estimator_.transform`` of the same rows.
 
         Examples
         --------
@@ -421,7 +421,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         return [int(self.min_passes) * 2**i for i in range(max(0, math.ceil(math.log2(n))))]
 
     def _what_decides(self, base: StreamedEstimator, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """What a resumed search must have in common with the one that began."""
+        """Return the settings that a resumed search must share with the search that began."""
         own = {name: getattr(self, name) for name in ("halving", "min_passes", "error_score")}
         scoring = getattr(self.scoring_, "__qualname__", self.scoring_)
         of_base = base._what_decides()
@@ -490,7 +490,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
 
     @property
     def results_(self) -> dict[str, Any]:
-        """Another name of ``cv_results_``."""
+        """Scores and times of all candidates: another name of ``cv_results_``."""
         return self.cv_results_
 
     @property
@@ -500,7 +500,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
 
     @available_if(_gives("predict"))
     def predict(self, X: RowsLike, **where: Any) -> Any:
-        """``best_estimator_.predict``.
+        """Return ``best_estimator_.predict`` of rows.
 
         Examples
         --------
@@ -510,7 +510,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
 
     @available_if(_gives("predict_proba"))
     def predict_proba(self, X: RowsLike, **where: Any) -> Any:
-        """``best_estimator_.predict_proba``.
+        """Return ``best_estimator_.predict_proba`` of rows.
 
         Examples
         --------
@@ -520,7 +520,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
 
     @available_if(_gives("transform"))
     def transform(self, X: RowsLike, **where: Any) -> Any:
-        """``best_estimator_.transform``.
+        """Return ``best_estimator_.transform`` of rows.
 
         Examples
         --------
@@ -531,7 +531,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     def score(
         self, X: RowsLike, y: LabelsLike | None = None, sample_weight: WeightsLike | None = None
     ) -> float:
-        """Score of the best estimator by ``scoring``.
+        """Return the score of the best estimator, computed by ``scoring``.
 
         Parameters
         ----------
@@ -558,7 +558,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         return scoring(best, rows)
 
     def _repr_html_(self) -> str:
-        """The search as scikit-learn draws it; once fitted, its best candidates under it."""
+        """Return the HTML diagram of scikit-learn and, after a fit, a table of the best candidates."""
         drawn = str(estimator_html_repr(self))
         if not hasattr(self, "cv_results_"):
             return drawn

@@ -1,1 +1,1 @@
-"""Places on disk and in object stores, locks, logs of lines, records."""
+"""Locations on disks and in object stores, locks, logs of lines, and records."""

@@ -1,4 +1,4 @@
-"""How a place is opened where its address does not say it: options of fsspec, or a store object of zarr."""
+"""Information to open a location that its address lacks: fsspec options, or a store object of zarr."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SECRET_NAMES = re.compile(
     r"|(^|[-_.])(key|sas|sig|auth)$",
     re.IGNORECASE,
 )
-"""Names of options whose values are not to be written or shown."""
+"""Pattern of the names of options whose values must not be written or shown."""
 
 _known: weakref.WeakValueDictionary[str, Access] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
 class Access:
-    """Options of fsspec, or a zarr store. Records hold its mark, a random word; pickles hold all of it."""
+    """Options of fsspec, or a zarr store; records store only its random mark, pickles store everything."""
 
     def __init__(self, mark: str, options: dict[str, Any], store: object = None) -> None:
         self.mark, self.options, self.store = mark, options, store
 
     @classmethod
     def of(cls, options: Mapping[str, Any], store: object = None) -> Access:
-        """That of some options or of a store, the same one for the same."""
+        """Return the access of some options or of a store; equal arguments give the same object."""
         with _lock:
             for known in list(_known.values()):
                 if known.store is store and known.options == options:
@@ -44,14 +44,14 @@ class Access:
         return f"Access({self.mark}: {', '.join(self.options) or type(self.store).__name__})"
 
     def hide(self, text: str) -> str:
-        """A text without the secrets of the options."""
+        """Return a text in which the secrets of the options are replaced by "…"."""
         for value in _secrets(self.options):
             text = text.replace(value, "…")
         return text
 
 
 def known_access(mark: str) -> Access | None:
-    """The access of a mark, where this process made or was lent it."""
+    """Return the access with a mark, or None if this process has neither created nor received it."""
     return _known.get(mark)
 
 

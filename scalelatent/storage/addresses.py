@@ -1,4 +1,4 @@
-"""What an address says by itself; nothing is opened."""
+"""Properties of an address that are known without opening it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["file_name", "is_https"]
 
 
 def is_https(path: str | os.PathLike[str]) -> bool:
-    """Whether a file lies on a web server."""
+    """Return whether a file is on a web server."""
     return os.fspath(path).lower().startswith(("https://", "http://"))
 
 
 def file_name(path: str | os.PathLike[str]) -> str:
-    """The last part of a path or address."""
+    """Return the last part of a path or address."""
     return Path(os.fspath(path).partition("#")[0] if is_https(path) else path).name

@@ -1,4 +1,4 @@
-"""Places of datasets, run folders and models: `locate` gives that of an address; here those on a disk."""
+"""Locations on a disk, and `locate`, which returns the location of an address of any kind."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class LocalLocation(Location):
             os.link(path.with_name(aside), path)
         except FileExistsError:
             return False
-        except OSError:  # a file system without links: then a reader may find it not yet whole
+        except OSError:  # The file system has no links; a reader may then see an incomplete file.
             try:
                 with open(path, "xb") as file:
                     file.write(data)
@@ -109,7 +109,7 @@ class LocalLocation(Location):
         path = self.path / prefix
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif prefix:  # a place that is a link stays one
+        elif prefix:  # If the location itself is a link, the link is kept.
             self.delete(prefix)
 
     def keys(self, prefix: str) -> list[str]:
@@ -125,7 +125,7 @@ class LocalLocation(Location):
             return stat.S_ISREG(os.stat(self.path / key).st_mode)
         except PermissionError as error:
             raise _unreadable(self.path / key, error) from error
-        except OSError:  # also a link that leads in a circle, and a name longer than any file has
+        except OSError:  # Links that form a circle and names that are too long count as absent, too.
             return False
 
     def is_empty(self) -> bool:
@@ -158,7 +158,7 @@ class LocalLocation(Location):
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        _remove(old)  # only now: until here the old one could be put back
+        _remove(old)  # Until here the old content could be restored.
 
     def remove_folders(self) -> None:
         with contextlib.suppress(OSError):
@@ -193,7 +193,7 @@ def _unreadable(path: Path, error: OSError) -> StoreError:
 
 
 def _exchange(new: Path, place: Path, old: Path) -> None:
-    """Give `new` the name `place`, and what lies there, if anything, the name `old`."""
+    """Rename `place` to `old`, if it exists, and rename `new` to `place`; undo the first if this fails."""
     try:
         os.replace(place, old)
     except FileNotFoundError:
@@ -208,7 +208,7 @@ def _exchange(new: Path, place: Path, old: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or a link to one; errors are ignored."""
+    """Remove a folder, ignoring errors, or a link to a folder."""
     if path.is_symlink():
         path.unlink()
     else:
@@ -216,7 +216,7 @@ def _remove(path: Path) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make a rename durable; file systems that cannot sync a folder keep their own order."""
+    """Make a rename durable; do nothing on file systems that cannot sync a folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -230,25 +230,25 @@ def _sync_folder(path: Path) -> None:
 
 
 def _path_of(url: str) -> str:
-    """The path of a plain path or a `file://` address."""
+    """Return the path of a plain path or of a `file://` address."""
     if url[:7].lower() != "file://":
         return url
     return unquote(url[7:].removeprefix("localhost") if url[7:].startswith("localhost/") else url[7:])
 
 
 def is_local(url: str | os.PathLike[str]) -> bool:
-    """Whether an address is that of a local file or folder."""
+    """Return whether an address names a local file or folder."""
     text = os.fspath(url)
     return "://" not in text or text.lower().startswith("file://")
 
 
-# `container@account` is how Azure writes an address; with a colon before the `@` it is user and password.
+# Azure addresses have the form `container@account`; a colon before the `@` means user and password.
 _SECRETS = re.compile(r"key|secret|token|passw|credential|sig\b|signature|sas\b", re.IGNORECASE)
 _AZURE = ("abfs", "abfss", "az", "adl", "wasb", "wasbs")
 
 
 def check_address(url: str) -> None:
-    """Refuse an address that carries credentials; the message does not repeat them."""
+    """Raise `StoreError` for an address that contains credentials or a query; the message hides both."""
     scheme, mark, rest = url.partition("://")
     if not mark or is_local(url):
         return
@@ -264,7 +264,7 @@ def check_address(url: str) -> None:
 
 
 def locate(url: str | os.PathLike[str] | Location) -> Location:
-    """The place a url names."""
+    """Return the location of a path or url; a location is returned unchanged."""
     if isinstance(url, Location):
         return url
     text = os.fspath(url)

@@ -1,4 +1,4 @@
-"""Whether this process can use a folder as a run does: tried, since permissions do not tell."""
+"""Test whether a run can use a folder, by writing a file, because permissions alone do not show it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["folder_trouble"]
 
 
 def folder_trouble(url: str, mark: str | None = None) -> str:
-    """Why this process cannot see, write, read and delete files in a folder; empty where it can.
+    """Return why this process cannot see, write, read and delete files in a folder; empty if it can.
 
-    ``mark`` names a file that another process has just written there: without it the folder is not the same
-    one. A folder that does not exist yet is tried where it would be made; nothing is left behind.
+    ``mark`` names a file that another process has just written; without the file it is a different folder.
+    If the folder does not exist yet, its nearest existing parent is tested. The test file is removed.
     """
     host, probe, data = socket.gethostname(), f".probe-{uuid.uuid4().hex[:12]}", bytes(4096)
     try:

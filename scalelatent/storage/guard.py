@@ -1,4 +1,4 @@
-"""Guards of what is written: is a place ours, are two the same, does it fit, what does a failure leave."""
+"""Checks before writing (format, output onto its input, free space) and cleaning up after failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def format_of(location: Location) -> str | None:
-    """The attribute 'format' of the zarr group at a place, if any."""
+    """Return the attribute 'format' of the zarr group at a location, or None."""
     raw = location.read("zarr.json") or b"{}"
     try:
         found = json.loads(raw).get("attributes", {}).get("format")
@@ -35,7 +35,7 @@ def format_of(location: Location) -> str | None:
 
 
 def clears_too(location: Location, other: Location) -> bool:
-    """Whether clearing a place takes another one with it: the same one under whatever name, or one inside."""
+    """Return whether clearing `location` also deletes `other`, which may be inside or have another name."""
     outer, inner = _real(location), _real(other)
     return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
 
@@ -43,7 +43,7 @@ def clears_too(location: Location, other: Location) -> bool:
 def refuse_onto(
     url: str | os.PathLike[str] | Location, source: str | os.PathLike[str] | Location | None
 ) -> None:
-    """Refuse an output that would replace what is read for it, under whatever name."""
+    """Raise `DataError` if an output would replace its own input, also under another name."""
     if source is None:
         return
     place, read = locate(url), locate(source)
@@ -55,7 +55,7 @@ def refuse_onto(
 
 
 def _is_behind(read: Location, place: Location) -> bool:
-    """Whether a place holds what is read by way of a store object, which does not say where that lies."""
+    """Return whether `place` holds the same dataset as a store object, whose location is not known."""
     if read.access is None or read.access.store is None:
         return False
     raw = read.read("zarr.json")
@@ -68,7 +68,7 @@ def _real(location: Location) -> str:
 
 
 def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
-    """Refuse to write what cannot fit, before anything is written, or removed to make room for it."""
+    """Raise `DataError` if `least` bytes do not fit, before anything is written or removed."""
     free, path = location.free_bytes(), location.local_path("")
     if free is None or least <= free:
         return
@@ -86,7 +86,7 @@ def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
 
 @contextlib.contextmanager
 def cleared_on_failure(location: Location) -> Iterator[None]:
-    """Leave nothing half-written at a place, whatever goes wrong, Ctrl-C included."""
+    """Clear a location after any error, including Ctrl-C, so that no partial output remains."""
     try:
         yield
     except BaseException as error:
@@ -96,15 +96,15 @@ def cleared_on_failure(location: Location) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch(location: Location) -> Iterator[Location]:
-    """A place that is cleared at the end, also after an error."""
+    """Yield a location that is cleared at the end, also after an error."""
     with cleared_on_failure(location):
         yield location
-    with contextlib.suppress(OSError):  # the work is done, and what it gave is whole
+    with contextlib.suppress(OSError):  # The work has succeeded, so files that remain do no harm.
         location.clear(whole=False)
 
 
 def clear_after(error: BaseException, location: Location) -> None:
-    """Clear a place after an error; if that fails too, a note to the error says so."""
+    """Clear a location after an error; if clearing fails too, add a note to the error."""
     try:
         location.clear(whole=False)
     except OSError as second:
@@ -113,7 +113,7 @@ def clear_after(error: BaseException, location: Location) -> None:
 
 @contextlib.contextmanager
 def explain_os_errors(location: Location, doing: str, then: str = "try again") -> Iterator[None]:
-    """Turn an `OSError` into a `DataError` that says what to do: put it right, `then` ..."""
+    """Turn an `OSError` into a `DataError` with its cause and the next steps; `then` is the last step."""
     try:
         yield
     except OSError as error:

@@ -1,17 +1,17 @@
-"""Locks in object stores, which have none on files: leases with a heartbeat.
+"""Locks in object stores, which have no file locks: leases with a heartbeat.
 
-A lease is an object of its own, `lock/000001.json`, then `lock/000002.json`, …; the newest counts. It needs
-one thing of the store: putting an object only where none lies.
+A lease is an object, `lock/000001.json`, then `lock/000002.json`, …; the newest one counts. The store must be
+able to create an object only if it does not exist.
 
-- To take the lease is to put the next number. Of several that try, the store lets one in.
-- The holder puts its object again every `HEARTBEAT_SECONDS`. One put longer ago than `STALE_SECONDS` (by the
-  clock of who looks; clocks have to agree to about a minute), or whose process is seen to be gone on this
-  very machine, is free.
-- To give it back is to put "released" into it. Numbers only grow, so a holder that slept through its own
-  lease finds a newer number at its next heartbeat, and stops.
+- A process takes the lease by creating the next number. If several processes try, one succeeds.
+- The holder writes its object again every `HEARTBEAT_SECONDS`. The lease is free if the object is older than
+  `STALE_SECONDS` by the reader's clock (clocks must agree to about a minute), or if the holder's process ran
+  on this machine and has ended.
+- The holder releases the lease by writing "released" into the object. Numbers only grow, so a holder whose
+  lease has expired finds a newer number at its next heartbeat, and stops.
 
-Until that heartbeat two may be at work. Drivers of a run write the same bits, and an append compares what it
-began with before its last write: the lease saves work and keeps logs in order.
+Until this heartbeat two processes may work. Drivers of a run write identical bits, and an append checks the
+dataset before its last write, so the lease only saves work and keeps logs in order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RELEASE_SECONDS = 10.0
 
 
 class ObjectLock:
-    """The lease `key` of a place."""
+    """The lease `key` of a location."""
 
     def __init__(self, place: ObjectLocation, key: str = "lock", **doing: object) -> None:
         self._numbers, self._doing = _Numbers(place, key), doing
@@ -55,7 +55,7 @@ class ObjectLock:
         if not self._numbers.create(number, me):
             raise BlockingIOError(f"{self._numbers.name} was taken just now")
         self._hold = _Hold(self._numbers, number, me)
-        with suppress(OSError):  # they count no more, so they may as well stay
+        with suppress(OSError):  # Older numbers have no effect, so they may stay.
             self._numbers.delete_before(number)
 
     def release(self) -> None:
@@ -64,7 +64,7 @@ class ObjectLock:
             hold.end()
 
     def holder(self) -> dict[str, Any] | None:
-        """`{"pid", "host", "seconds_left", …}` of the process that holds the lease, or None."""
+        """Return `{"pid", "host", "seconds_left", …}` of the process that holds the lease, or None."""
         return self._holder_of(self._numbers.newest())
 
     def _holder_of(self, number: int) -> dict[str, Any] | None:
@@ -78,7 +78,7 @@ class ObjectLock:
 
 
 class _Numbers:
-    """The objects of one lease."""
+    """Numbered objects of one lease."""
 
     def __init__(self, place: ObjectLocation, key: str) -> None:
         self._place, self._key = place, key
@@ -122,7 +122,7 @@ class _Numbers:
 
 
 class _Hold:
-    """One number of a lease while it is held: all that is put under it is put by one thread, in order."""
+    """One number of a lease while it is held; one thread does all writes of its object, in order."""
 
     def __init__(self, numbers: _Numbers, number: int, me: dict[str, Any]) -> None:
         self.lost = False
@@ -132,7 +132,7 @@ class _Hold:
         self._thread.start()
 
     def end(self) -> None:
-        """Give the number back, or, where the store does not answer, let it end by itself."""
+        """Release the number; if the store does not answer, the lease expires by itself."""
         self._stop.set()
         self._thread.join(RELEASE_SECONDS)
 
@@ -140,19 +140,19 @@ class _Hold:
         beats = 0
         while not self._stop.wait(HEARTBEAT_SECONDS):
             beats += 1
-            with suppress(OSError):  # out of reach for now; if it stays so, the lease ends by itself
+            with suppress(OSError):  # The store is unreachable now; if this lasts, the lease expires.
                 if self._numbers.newest() > self._number:
                     self.lost = True
                     return
                 self._numbers.write(self._number, {**self._me, "beats": beats})
         with suppress(OSError):
-            # Where the place was removed, "released" would be all that is in it.
+            # Write only if the object exists, so that a removed location is not created again.
             if self._numbers.has(self._number):
                 self._numbers.write(self._number, {**self._me, "released": True})
 
 
 def this_process() -> dict[str, Any]:
-    """What the record of a lock says of its holder."""
+    """Return the record that a lock stores about its holder, which is this process."""
     return {
         "token": uuid.uuid4().hex,
         "pid": os.getpid(),
@@ -163,16 +163,16 @@ def this_process() -> dict[str, Any]:
 
 
 def _process_space() -> str:
-    """Where a process number means the same: this boot of this machine, and container."""
+    """Return an id of the space in which process numbers are unique: boot of the machine, and container."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # not Linux: no process is ever seen to be gone, and locks end by time
+    except OSError:  # On other systems no process is known to have ended, and locks end by time.
         return uuid.uuid4().hex
 
 
 def seen_gone(written: dict[str, Any]) -> bool:
-    """Whether a holder's process would be seen here, and is not."""
+    """Return whether a holder's process belongs to this machine and has ended."""
     if written.get("space") != _process_space():
         return False
     try:

@@ -1,4 +1,4 @@
-"""Logs of lines, on a disk or in an object store; a killed writer leaves whole lines."""
+"""Logs of lines, on a disk or in an object store; after a killed writer only complete lines are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEGMENT_BYTES = 64 << 10
 
 
 class LineLog:
-    """A log of lines, with one writer, whose threads may append at once."""
+    """A log of lines with one writer process, whose threads may append at the same time."""
 
     def __init__(self, place: Location, key: str) -> None:
         self._place, self._key = place, key
@@ -25,7 +25,7 @@ class LineLog:
         self._lock = threading.RLock()
 
     def append(self, line: bytes) -> None:
-        """Append a line, given without its newline."""
+        """Append a line, which is given without its newline."""
         with self._lock:
             self._append(line + b"\n")
 
@@ -45,7 +45,7 @@ class LineLog:
         self._tail = (number, content + line)
 
     def lines(self) -> list[bytes]:
-        """The whole lines, without their newlines; none where there is no log."""
+        """Return the complete lines without their newlines; empty if there is no log."""
         if self._place.local_path(self._key) is not None:
             content = self._place.read(self._key) or b""
         else:
@@ -54,11 +54,11 @@ class LineLog:
         return [line for line in content.split(b"\n")[:-1] if line]
 
     def exists(self) -> bool:
-        """Whether there is a log; it may be empty."""
+        """Return whether there is a log; it may be empty."""
         return self._place.has(self._key)
 
     def rewrite(self, lines: Sequence[bytes]) -> None:
-        """Put other lines in the place of all; meant for dropping the last ones."""
+        """Replace all lines; the purpose is to drop the last lines."""
         content = b"".join(line + b"\n" for line in lines)
         if self._place.local_path(self._key) is not None:
             self._place.write(self._key, content, durable=True)
@@ -75,7 +75,7 @@ class LineLog:
         return self._key if number == 0 else f"{self._key}.{number:06d}"
 
     def _segments(self) -> int:
-        """Number of segments without a gap."""
+        """Return the number of segments before the first gap in their numbers."""
         names = set(self._place.keys(self._folder))
         numbers = {0} if self._name in names else set()
         found = (re.fullmatch(re.escape(self._name) + r"\.(\d{6,})", name) for name in names)
@@ -87,7 +87,7 @@ class LineLog:
 
 
 def _cut(lines: Sequence[bytes]) -> list[bytes]:
-    """Lines as the segments that appending them one by one makes."""
+    """Return the segments that would result from appending the lines one by one."""
     parts = [b""]
     for line in lines:
         if parts[-1] and len(parts[-1]) + len(line) + 1 > SEGMENT_BYTES:
@@ -110,7 +110,7 @@ def _byte_before(file: BinaryIO, position: int) -> bytes:
 
 
 def _last_line_end(file: BinaryIO, end: int) -> int:
-    """Offset behind the last newline; lines are short, so the last MiB surely holds one."""
+    """Return the offset after the last newline; lines are short, so the last MiB contains a newline."""
     start = max(0, end - (1 << 20))
     file.seek(start)
     return start + file.read(end - start).rfind(b"\n") + 1

@@ -1,4 +1,4 @@
-"""What every place can do: disks (disk.py) and object stores (objects.py)."""
+"""Interface of all locations: folders on disks (disk.py) and prefixes in object stores (objects.py)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FROM_ENVIRONMENT = (
 )
 
 REMOVED = "scalelatent-removed"
-"""Attribute 'format' of what is being removed; there only while that lasts, or after it was stopped."""
+"""Attribute 'format' of a dataset during its removal; it remains only if the removal was interrupted."""
 _BEING_REMOVED = json.dumps(
     {"zarr_format": 3, "node_type": "group", "attributes": {"format": REMOVED}}
 ).encode()
 
 
 class Location(ABC):
-    """A folder, by its url; keys are relative to it, with `/` between parts."""
+    """A folder with a url; keys are relative to the folder, with `/` between parts."""
 
     shared: bool = True
     access: Access | None = None
@@ -45,26 +45,26 @@ class Location(ABC):
 
     @abstractmethod
     def at(self, key: str) -> Location:
-        """The folder of a key below this one."""
+        """Return the location of the folder `key` below this one."""
 
     @abstractmethod
     def zarr_store(self, *, read_only: bool) -> Store:
-        """Its zarr store."""
+        """Return the zarr store of this location."""
 
     @abstractmethod
     def make(self) -> None:
-        """Make the folder, where the place has folders; what is there stays."""
+        """Create the folder, if the storage has folders; keep existing content."""
 
     @abstractmethod
     def read(self, key: str) -> bytes | None:
-        """A file whole, or None where there is none."""
+        """Return the content of a file, or None if there is no file."""
 
     @abstractmethod
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start` on (less than 0: from the end), fewer where the file is shorter."""
+        """Return `length` bytes from `start` (negative: from the end), fewer if the file is shorter."""
 
     def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
-        """Several ranges `(key, start, length)`, or whole files `key`, as one call; see `read_range`."""
+        """Return several ranges `(key, start, length)` or whole files `key` in one call; see `read_range`."""
         return [self._one(item) for item in wanted]
 
     def _one(self, item: tuple[str, int, int] | str) -> bytes:
@@ -77,47 +77,47 @@ class Location(ABC):
 
     @abstractmethod
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        """Write a small file whole: a reader sees the old one or the new one, never a part."""
+        """Write a small file atomically: a reader sees the old or the new content, never a part."""
 
     @abstractmethod
     def create(self, key: str, data: bytes) -> bool:
-        """Write a small file whole where none lies; False where one does. Of several, one succeeds: no two
-        may give the same bytes, by which a writer knows its own again."""
+        """Create a small file atomically; return False if it exists. If several writers try, one succeeds.
+        Each writer must give different bytes, because it recognises its own file by the content."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Delete a file; none there is no error."""
+        """Delete a file; do nothing if there is no file."""
 
     @abstractmethod
     def delete_tree(self, prefix: str) -> None:
-        """Delete everything below a prefix; nothing there is no error."""
+        """Delete everything below a prefix; do nothing if there is nothing."""
 
     @abstractmethod
     def keys(self, prefix: str) -> list[str]:
-        """Names of the files and folders directly below a prefix, sorted."""
+        """Return the sorted names of the files and folders directly below a prefix."""
 
     @abstractmethod
     def has(self, key: str) -> bool:
-        """Whether there is a file with this key."""
+        """Return whether there is a file with this key."""
 
     @abstractmethod
     def is_empty(self) -> bool:
-        """Whether nothing at all lies here."""
+        """Return whether this location has no content."""
 
     @abstractmethod
     def stamp(self, key: str) -> Hashable:
-        """Something hashable that changes when the file is written again."""
+        """Return a hashable value that changes when the file is written again; None without a file."""
 
     @abstractmethod
     def replacing(self) -> contextlib.AbstractContextManager[Location]:
-        """Where to write what replaces the content of this place; its `zarr.json` has to be written last."""
+        """Yield a location for new content that replaces this one; write its `zarr.json` last."""
 
     def clear(self, *, whole: bool = True) -> None:
-        """Delete everything here."""
+        """Delete all content; `whole`: first mark the dataset as being removed."""
         if whole and self.has("zarr.json"):
             try:
                 self.write("zarr.json", _BEING_REMOVED)
-            except OSError:  # a full disk: then there is nothing left that says what this was
+            except OSError:  # On a full disk the mark cannot be written, so delete the file instead.
                 self.delete("zarr.json")
         for name in self.keys(""):
             if name != "zarr.json":
@@ -127,21 +127,21 @@ class Location(ABC):
 
     @abstractmethod
     def remove_folders(self) -> None:
-        """Remove this folder and the one above it where they are empty."""
+        """Remove this folder and its parent folder if they are empty."""
 
     def local_path(self, key: str) -> str | None:
-        """Path of the key's file where it can be opened as a local file, else None."""
+        """Return the path of the key's file if it can be opened as a local file, else None."""
         return None
 
     def free_bytes(self) -> int | None:
-        """Bytes that can still be written here, or None where that is not known."""
+        """Return the free bytes of this location, or None if they are not known."""
         return None
 
     def sync(self, key: str) -> None:
-        """Wait until a file that was written outlives a power failure (objects do once they are put)."""
+        """Wait until a written file survives a power failure (an object does as soon as it is written)."""
         if not self.has(key):
             raise FileNotFoundError(self.name_of(key))
 
     def name_of(self, key: str) -> str:
-        """Path or address of the file of a key."""
+        """Return the path or address of the file of a key, for messages."""
         return self.local_path(key) or f"{self.url}/{key}"

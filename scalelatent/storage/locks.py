@@ -1,9 +1,9 @@
-"""Locks on places: one driver of a run folder, one writer of a dataset.
+"""Locks on locations: a run folder has one driver, a dataset has one writer.
 
-On a disk a lock is a file that the system locks: whether its holder lives is known at once, without any
-clock, also after SIGKILL. The modification time of the file is a heartbeat, for where that lock does not
-reach: a holder on another host, or any holder where the file system has no locks, is gone after
-`STALE_SECONDS` of silence. In an object store a lock is a lease (lease.py).
+On a disk a lock is a file that the operating system locks, so it is known at once whether the holder lives,
+also after SIGKILL. If the holder is on another host, or the file system has no locks, the modification time
+of the file is a heartbeat: the lock is free after `STALE_SECONDS` without a heartbeat. In an object store a
+lock is a lease (lease.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .plain_files import open_plain, refuse_special
 __all__ = ["FileLock", "Lock", "alone", "lock_of"]
 
 _TRIES = 20
-_PROBE_SECONDS = 0.25  # `holder` locks a file for a moment
+_PROBE_SECONDS = 0.25  # Maximum wait, because `holder` locks the file for a moment.
 
 
 class Lock(Protocol):
@@ -37,27 +37,27 @@ class Lock(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether another process has taken over from this one."""
+        """Whether another process has taken the lock from this one."""
 
     def acquire(self) -> None:
-        """Take it, or raise a `BlockingIOError`."""
+        """Take the lock; raise `BlockingIOError` if another process holds it."""
 
     def release(self) -> None:
-        """Give it back; safe to call when it is not held."""
+        """Release the lock; do nothing if it is not held."""
 
     def holder(self) -> dict[str, Any] | None:
-        """`{"pid", "host", …}` of the process that holds it, or None."""
+        """Return `{"pid", "host", …}` of the process that holds the lock, or None."""
 
 
 def lock_of(place: Location, key: str, **doing: object) -> Lock:
-    """The lock `key` of a place, not taken; what the holder is `doing` is told to others."""
+    """Return the lock `key` of a location, not yet taken; `doing` describes the holder to other processes."""
     if isinstance(place, ObjectLocation):
         return ObjectLock(place, key, **doing)
     return FileLock(place.name_of(key), **doing)
 
 
 class FileLock:
-    """A lock in a file of its own."""
+    """A lock that is a file on a disk."""
 
     def __init__(self, file: str | os.PathLike[str], **doing: object) -> None:
         self.file = Path(file)
@@ -87,7 +87,7 @@ class FileLock:
         self._beat.start()
 
     def _taken(self, descriptor: int, record: bytes) -> bool:
-        """Lock an open file; False where its holder removed it meanwhile, so that it locks nothing."""
+        """Lock an open file; return False if its last holder has removed the file in the meantime."""
         refuse_special(os.fstat(descriptor).st_mode, self.file)
         locked = _file_locks.take(descriptor, _PROBE_SECONDS)
         if locked is False or self._held_by_record(locked):
@@ -106,7 +106,7 @@ class FileLock:
         self._stop.set()
         if self._beat is not None:
             self._beat.join(timeout=5)
-        # Where the file system is out of reach, the lock ends with the descriptor, or by silence.
+        # If the file system is unreachable, the lock ends with the descriptor or after STALE_SECONDS.
         with suppress(OSError):
             if not self.lost and self._is_mine():
                 os.unlink(self.file)
@@ -118,7 +118,7 @@ class FileLock:
             descriptor = os.open(self.file, os.O_RDWR)
         except FileNotFoundError:
             return None
-        except OSError:  # a folder that may be read but not written: the file's own word must do
+        except OSError:  # The file is read-only for this user, so only its content and age are known.
             return self._written() if self._fresh() else None
         try:
             locked = _file_locks.take(descriptor, shared=True)
@@ -129,7 +129,7 @@ class FileLock:
             os.close(descriptor)
 
     def _held_by_record(self, locked: bool | None) -> bool:
-        """Whether the file tells of a living holder that the system's lock does not reach."""
+        """Return whether the file names a living holder that the system's lock cannot show."""
         written = self._written()
         if not written or not self._fresh():
             return False
@@ -160,7 +160,7 @@ class FileLock:
                     self.lost = True
                     return
                 os.utime(self.file)
-            except OSError:  # out of reach for now; if it stays so, the lock ends by silence
+            except OSError:  # The file is unreachable now; if this lasts, the lock ends by its age.
                 continue
 
 
@@ -168,8 +168,8 @@ class FileLock:
 def alone(location: Location, key: str, doing: str) -> Iterator[None]:
     """Hold the lock `key` of a stored dataset while it changes.
 
-    Where locks do not reach another host it may slip in: what changes a dataset compares, before its last
-    write, what it began with.
+    If locks do not reach other hosts, two processes may hold the lock. Each change of a dataset therefore
+    checks, before its last write, that the dataset is still in the state in which the change started.
     """
     lock = lock_of(location, key, doing=doing, since=time.time())
     try:
@@ -191,11 +191,11 @@ def alone(location: Location, key: str, doing: str) -> Iterator[None]:
 
 
 def _told(holder: dict[str, Any]) -> str:
-    """Who holds a lock, and what to wait for."""
+    """Return text for an error message: who holds a lock, and how long to wait."""
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
         who = f"{holder['doing']} by process {holder['pid']} on {holder['host']} since {since}"
-    except (KeyError, TypeError):  # just taken, or just given back
+    except (KeyError, TypeError):  # The lock was taken or released just now.
         who = "being changed by another process"
     left = holder.get("seconds_left")
     lease = "" if left is None else f" (if that process is gone, its lease ends in {left} s)"

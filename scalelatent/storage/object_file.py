@@ -1,4 +1,4 @@
-"""An object of a store as a file that is read: by ranges, with the retries and messages of its place."""
+"""Objects as readable files: reads are ranges, with the retries and messages of the location."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BUFFER_BYTES = 4 << 20
 
 
 def open_object(place: ObjectLocation, key: str) -> IO[bytes]:
-    """Open an object to read; a `FileNotFoundError` where there is none."""
+    """Open an object for reading; raise `FileNotFoundError` if there is no object."""
     found = place.stamp(key)
     if found is None:
         raise FileNotFoundError(place.name_of(key))
@@ -22,7 +22,7 @@ def open_object(place: ObjectLocation, key: str) -> IO[bytes]:
 
 
 class _ObjectFile(io.RawIOBase):
-    """Reads a range for each call; what it is wrapped in calls seldom."""
+    """Unbuffered file that requests a range for each read; `open_object` adds a buffer of 4 MiB."""
 
     def __init__(self, place: ObjectLocation, key: str, size: int) -> None:
         self._place, self._key, self._size, self._at = place, key, size, 0

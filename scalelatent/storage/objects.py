@@ -1,4 +1,4 @@
-"""Object stores (`s3://`, `gs://`, `az://`, …) and memory (`memory://`), through fsspec."""
+"""Locations in object stores (`s3://`, `gs://`, `az://`, …) and in memory (`memory://`), through fsspec."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure")
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-# By name: the libraries that raise them may not be installed.
+# Errors are listed by name, because the libraries that raise them may not be installed.
 _TRANSIENT_NAMES = frozenset(
     {
         "ClientConnectionError",
@@ -57,21 +57,20 @@ _TRANSIENT_NAMES = frozenset(
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
 _T = TypeVar("_T")
 
-# Why not obstore, by zarr's ObjectStore (`benchmarks/s3_pass.py --parts clients`, obstore 0.12): it reads
-# faster, and 503s, answers that break off and slow ones do not reach who reads. But once a process reads
-# that was forked from one that has, as torch's workers are, both wait for ever, without an error; it gives
-# up a listing that breaks off, so these retries would stay; it knows no AWS_PROFILE; its requests to Google
-# are not those that the emulator of the tests answers. And memory, other protocols, references and pyarrow
-# need fsspec all the same: it would be a second way beside this one. Who wants its rate gives
-# `open_dataset` a store of obstore.
+# obstore (through zarr's ObjectStore) is not used here; `benchmarks/s3_pass.py --parts clients` compared
+# version 0.12. obstore reads faster, hiding 503s, interrupted answers and slow answers from the reader. But
+# a process forked from a user of obstore, such as a torch worker, waits forever without error. obstore does
+# not retry an interrupted listing, does not support AWS_PROFILE, and sends requests to Google that the tests'
+# emulator does not answer. Memory, other protocols, references and pyarrow need fsspec anyway, so obstore
+# would be a second implementation. Users who want its throughput pass a store of obstore to `open_dataset`.
 
 
 class _OutOfRange(StoreError):
-    """Bytes were asked for that an object does not have."""
+    """Error of a read beyond the end of an object."""
 
 
 class ObjectLocation(Location):
-    """A prefix of an object store, or of this process's memory (`memory://name`, for tests and trials)."""
+    """A prefix in an object store, or in this process's memory (`memory://name`, for tests and trials)."""
 
     def __init__(self, url: str, access: Access | None = None) -> None:
         protocol, _, rest = url.partition("://")
@@ -91,12 +90,12 @@ class ObjectLocation(Location):
 
     @property
     def _fs(self) -> AbstractFileSystem:
-        """That of this process, which may be a fork of the one that made this place."""
+        """File system of this process, which may be a fork of the process that created this location."""
         return _filesystem(self.protocol, os.getpid(), self.access)
 
     @property
     def filesystem(self) -> tuple[AbstractFileSystem, str]:
-        """fsspec's file system and the path in it, for libraries that read files by themselves."""
+        """fsspec file system and the path in it, for libraries that read files by themselves."""
         return self._fs, self._root
 
     def at(self, key: str) -> ObjectLocation:
@@ -108,10 +107,10 @@ class ObjectLocation(Location):
         return LocationStore(self, read_only=read_only)
 
     def make(self) -> None:
-        """Nothing: an object store has no folders."""
+        """Do nothing, because an object store has no folders."""
 
     def remove_folders(self) -> None:
-        """Nothing: an object store has no folders."""
+        """Do nothing, because an object store has no folders."""
 
     def read(self, key: str) -> bytes | None:
         try:
@@ -124,12 +123,12 @@ class ObjectLocation(Location):
 
         def get(path: str) -> bytes:
             begin = start
-            if start < 0 and _EXTRAS.get(self.protocol) == "azure":  # it knows no ranges from the end
+            if start < 0 and _EXTRAS.get(self.protocol) == "azure":  # Azure has no ranges from the end.
                 begin = max(0, int(self._fs.info(path)["size"]) + start)
             return bytes(self._fs.cat_file(path, start=begin, end=stop))
 
         got = self._patient(key, get)
-        # Not every store knows of ranges from the end: some send all.
+        # Stores without ranges from the end send the whole object.
         return got[:length] if start >= 0 else got[start:][:length]
 
     def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
@@ -143,7 +142,7 @@ class ObjectLocation(Location):
     def create(self, key: str, data: bytes) -> bool:
         try:
             self._patient(key, lambda path: self._fs.pipe_file(path, data, mode="create"))
-        except FileExistsError:  # its own, where the answer to a first request was lost
+        except FileExistsError:  # It may be our own object, if the answer to a first request was lost.
             return self.read(key) == data
         return True
 
@@ -169,14 +168,14 @@ class ObjectLocation(Location):
         return sorted({p.rstrip("/").rsplit("/", 1)[-1] for p in paths if p.strip("/") != own})
 
     def all_keys(self) -> list[str]:
-        """Keys of all objects here, however deep."""
+        """Return the keys of all objects below this location, at any depth."""
         paths = self._patient("", lambda path: self._fs.find(path))
         head = len(self._root.strip("/")) + 1
         return [p.strip("/")[head:] for p in paths]
 
     def has(self, key: str) -> bool:
         try:
-            # One request; asking for its description costs a listing where there is none.
+            # Reading one byte is one request; asking for metadata adds a listing if there is no object.
             self._patient(key, lambda path: self._fs.cat_file(path, start=0, end=1))
         except FileNotFoundError:
             return False
@@ -196,7 +195,7 @@ class ObjectLocation(Location):
         return str(mark), info.get("size")
 
     def age(self, key: str) -> float | None:
-        """Seconds since an object was put, by this machine's clock; None where there is none."""
+        """Return the seconds since an object was written, by this machine's clock; None without an object."""
         try:
             put = self._patient(key, lambda path: self._fs.modified(path))
         except FileNotFoundError:
@@ -217,16 +216,16 @@ class ObjectLocation(Location):
         return f"{self._root}/{key}" if key else self._root
 
     def _patient(self, key: str, request: Callable[[str], _T]) -> _T:
-        """One request, retried with growing pauses; other errors are translated."""
+        """Send a request; retry transient errors with growing pauses, and translate all other errors."""
         path, begin, tries = self._path(key), time.monotonic(), 0
         while True:
             tries += 1
             try:
                 return request(path)
-            except Exception as error:  # each library has errors of its own
+            except Exception as error:  # Each library has its own errors.
                 spent = time.monotonic() - begin
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(tries - 1, 9))
-                pause *= random.uniform(0.5, 1.0)  # many workers must not retry at the same moment
+                pause *= random.uniform(0.5, 1.0)  # Many workers must not retry at the same moment.
                 if _is_transient(error) and spent + pause < RETRY_SECONDS:
                     time.sleep(pause)
                     continue
@@ -238,7 +237,7 @@ class ObjectLocation(Location):
 
 @functools.lru_cache(maxsize=32)
 def _filesystem(protocol: str, pid: int, access: Access | None = None) -> AbstractFileSystem:
-    """The file system of a protocol, one a process: its connections and threads do not survive a fork."""
+    """Return the file system of a protocol in this process; connections and threads do not survive a fork."""
     import fsspec
 
     extra = _EXTRAS.get(protocol)
@@ -258,7 +257,7 @@ def _filesystem(protocol: str, pid: int, access: Access | None = None) -> Abstra
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if extra == "s3":
         options["config_kwargs"] = _s3_settings()
-        options["max_concurrency"] = 1  # more would ask for an object's size before each read
+        options["max_concurrency"] = 1  # Higher values make each read first request the object's size.
     elif extra == "gs":
         from aiohttp import ClientTimeout
 
@@ -271,7 +270,7 @@ def _filesystem(protocol: str, pid: int, access: Access | None = None) -> Abstra
                 options[name] = {**own, **given}
     try:
         inspect.signature(kind.__init__).bind(None, **options)
-    except TypeError as error:  # one that wants a host, a user: ftp, sftp, webhdfs
+    except TypeError as error:  # The protocol needs a host or a user, such as ftp, sftp, webhdfs.
         raise StoreError(
             f"addresses with '{protocol}://' are not known here ({error}); copy what lies there to a disk, "
             "or to s3://, gs:// or az://"
@@ -287,7 +286,7 @@ def _filesystem(protocol: str, pid: int, access: Access | None = None) -> Abstra
 
 
 def _s3_settings() -> dict[str, Any]:
-    # One attempt each: `_patient` retries, and has the limit.
+    # The client tries once, because `_patient` retries and limits the time.
     settings: dict[str, Any] = {
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "connect_timeout": _CONNECT_SECONDS,
@@ -297,8 +296,8 @@ def _s3_settings() -> dict[str, Any]:
     try:
         from botocore.config import Config
 
-        # Every chunk and record has a checksum of ours; a second one costs a tenth of a read, and not every
-        # store that speaks S3 knows it. Before botocore 1.36 there was none, and no such setting.
+        # Chunks and records have their own checksums. A second checksum costs a tenth of a read, and some S3
+        # stores do not support it. botocore before 1.36 has neither the checksum nor this setting.
         own = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
         Config(**own)
         settings |= own
@@ -309,7 +308,7 @@ def _s3_settings() -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4)
 def _threads(pid: int) -> ThreadPoolExecutor:
-    """Threads of all places of this process."""
+    """Return the thread pool that all locations of this process share."""
     return ThreadPoolExecutor(2 * READS_AT_ONCE, thread_name_prefix="scalelatent-objects")
 
 
@@ -323,10 +322,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _answer(error: BaseException) -> tuple[int | None, str]:
-    """(HTTP status, code word) of what the store answered, where it did."""
+    """Return (HTTP status, error code) of the store's answer; (None, "") without an answer."""
     for e in _chain(error):
         if type(e).__name__ in _TRANSIENT_NAMES:
-            break  # no whole answer came: a status below is what the client calls an answer that was cut
+            break  # The answer was interrupted, so a status further down the chain is not its status.
         response = getattr(e, "response", None)
         if isinstance(response, dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -350,7 +349,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent: float) -> Exception:
-    """The error in words; `FileNotFoundError` and `FileExistsError` stay what they are."""
+    """Return the error with a clear message; `FileNotFoundError` and `FileExistsError` keep their type."""
     status, code = _answer(error)
     names = {type(e).__name__ for e in _chain(error)}
     root = place.url.split("/")[2]
@@ -388,12 +387,12 @@ def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent:
 
 
 def _said(error: BaseException, access: Access | None) -> str:
-    """An error's text without secrets, those of an access too."""
+    """Return the text of an error without secrets of the environment and of the access."""
     return scrub(error) if access is None else access.hide(scrub(error))
 
 
 def scrub(error: BaseException | str) -> str:
-    """A text without what the environment holds as a secret, and without users in addresses."""
+    """Return a text without secrets of the environment and without user names in addresses."""
     text = re.sub(r"//[^/@\s]+@", "//…@", str(error))
     secret = re.compile(r"SECRET|TOKEN|ACCESS_KEY|ACCOUNT_KEY|CONNECTION_STRING|PASSWORD")
     for name, value in os.environ.items():
@@ -403,5 +402,5 @@ def scrub(error: BaseException | str) -> str:
 
 
 def forget_connections() -> None:
-    """Read environment and credentials again at the next request."""
+    """Drop all file systems, so that the next request reads environment and credentials again."""
     _filesystem.cache_clear()

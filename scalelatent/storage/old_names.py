@@ -1,4 +1,4 @@
-"""Modules as records of earlier versions name them."""
+"""Module names in records of earlier versions, and the present modules."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ MOVED = {
     f"{_MBN}.model": f"{_MBN}.model.network",
     **{f"{_MBN}.{name}": f"{_MBN}.model.{name}" for name in ("compressive", "layers", "pca", "sampling")},
 }
-"""Module of an earlier version -> where its types are now."""
+"""Map from a module of an earlier version to the module that defines its types now."""

@@ -1,4 +1,4 @@
-"""Opening regular files only: a FIFO without a writer would make `open` wait for ever."""
+"""Opening of regular files only, because `open` would wait forever for a FIFO without a writer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _KINDS = {
 
 
 class SpecialFileError(OSError):
-    """A path is not a regular file."""
+    """Error of a path that is not a regular file."""
 
 
 def open_plain(path: str | os.PathLike[str]) -> int:
-    """Descriptor of a regular file, to read."""
+    """Open a regular file for reading and return its descriptor."""
     flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(path, os.O_RDONLY | flags)
     try:
@@ -34,7 +34,7 @@ def open_plain(path: str | os.PathLike[str]) -> int:
 
 
 def refuse_special(mode: int, path: str | os.PathLike[str]) -> None:
-    """Refuse the mode of anything but a regular file."""
+    """Raise `SpecialFileError` if a mode is not the mode of a regular file."""
     kind = stat.S_IFMT(mode)
     if kind != stat.S_IFREG:
         number = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL

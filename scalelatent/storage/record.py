@@ -1,4 +1,4 @@
-"""Records: small trees of dataclasses and arrays as one checksummed file. No pickle."""
+"""Records: small trees of dataclasses, named tuples and arrays as one checksummed file. No pickle."""
 
 from __future__ import annotations
 
@@ -21,33 +21,36 @@ from .disk import Location, locate
 from .old_names import MOVED
 
 MODELS = "scalelatent.models"
-"""Entry points by which packages declare their models."""
+"""Group of entry points with which packages declare their models."""
 
 _DIGEST = 32
-# numpy parses an array's header by Python's own parser, which counts its depth once for all threads in some
-# releases: two at a time may end in "SystemError: AST constructor recursion depth mismatch" (gh-106905).
+# NumPy parses an array's header with Python's parser, which in some releases counts its depth for all threads
+# together: two threads may get "SystemError: AST constructor recursion depth mismatch" (gh-106905).
 _reading = threading.Lock()
 
 
 def dumps(tree: object) -> bytes:
-    """Bytes of a tree of dataclasses, dicts, lists, tuples, numpy arrays, numbers, strings and None."""
+    """Return the bytes of a tree of dataclasses, dicts, lists, tuples, arrays, numbers, strings and None.
+
+    Named tuples keep their type.
+    """
     arrays: dict[str, np.ndarray] = {}
     head = _flatten(tree, arrays, {})
     text = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
     members: dict[str, Any] = {"head": text, **arrays}
-    np.savez(buffer, **members)  # allow_pickle would be an array's name to numpy before 2.2
+    np.savez(buffer, **members)  # NumPy before 2.2 would take allow_pickle for the name of an array.
     body = buffer.getvalue()
     return body + hashlib.sha256(body).digest()
 
 
 def loads(data: bytes) -> Any:
-    """The tree of :func:`dumps`."""
+    """Return the tree from the bytes of :func:`dumps`; raise `RunError` if the checksum differs."""
     body, digest = data[:-_DIGEST], data[-_DIGEST:]
     if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is torn or changed: its checksum does not fit")
     with _reading, _open(body) as arrays:
-        # Each access to an npz file reads again: an array of several places would become several.
+        # Each access to an npz file reads again, so an array that is used twice would become two arrays.
         try:
             return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -58,7 +61,7 @@ def loads(data: bytes) -> Any:
 
 
 def write_record(place: str | Path | Location, name: str, tree: object, *, durable: bool = True) -> int:
-    """Write a record whole; returns its bytes."""
+    """Write a record as one complete file; return its size in bytes."""
     place, data = locate(place), dumps(tree)
     try:
         place.write(name, data, durable=durable)
@@ -71,7 +74,7 @@ def write_record(place: str | Path | Location, name: str, tree: object, *, durab
 
 
 def read_record(place: str | Path | Location, name: str) -> Any:
-    """Read a record."""
+    """Read a record and return its tree; raise `RunError` if it is missing or damaged."""
     place = locate(place)
     try:
         data = place.read(name)
@@ -83,7 +86,7 @@ def read_record(place: str | Path | Location, name: str) -> Any:
 
 
 def same_array(array: np.ndarray) -> tuple[object, ...]:
-    """What tells two views of one array from two arrays, while both exist."""
+    """Return a key that is identical for identical views of one array, as long as the array exists."""
     return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
 
 
@@ -105,8 +108,8 @@ def _flatten(value: object, arrays: dict[str, np.ndarray], names: dict[object, s
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _flatten(getattr(value, f.name), arrays, names) for f in dataclasses.fields(value)}
+    if (known := _fields(type(value))) is not None:
+        fields = {name: _flatten(getattr(value, name), arrays, names) for name in known}
         return {"!type": f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
     if isinstance(value, tuple):
         return {"!tuple": [_flatten(v, arrays, names) for v in value]}
@@ -117,8 +120,19 @@ def _flatten(value: object, arrays: dict[str, np.ndarray], names: dict[object, s
     raise TypeError(f"a record holds dataclasses, arrays and plain values, not {type(value).__name__}")
 
 
+def _fields(cls: object) -> dict[str, bool] | None:
+    """Return the fields of a dataclass or named tuple, each with whether it has a default; else None."""
+    if not isinstance(cls, type):
+        return None
+    if dataclasses.is_dataclass(cls):
+        return {f.name: f.default is not dataclasses.MISSING for f in dataclasses.fields(cls)}
+    if issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_field_defaults"):
+        return {name: name in cls._field_defaults for name in cls._fields}
+    return None
+
+
 def _is_trusted(module: str) -> bool:
-    """Whether a record may name types of a module: ours, and those of packages that declare models."""
+    """Return whether records may name types of a module: only scalelatent and packages with models."""
     package = module.partition(".")[0]
     if package == "scalelatent":
         return True
@@ -147,11 +161,10 @@ def _build(head: Any, arrays: Any) -> Any:
     except (ImportError, AttributeError):
         cls = None
     fields = {k: _build(v, arrays) for k, v in head["fields"].items()}
-    known = {f.name: f for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
-    # Records of earlier versions lack fields that came later, which have defaults.
-    lacking = [f for name, f in (known or {}).items() if name not in fields]
-    defaults = all(f.default is not dataclasses.MISSING for f in lacking)
-    if not isinstance(cls, type) or known is None or not set(fields) <= set(known) or not defaults:
+    known = _fields(cls)
+    # Records of earlier versions lack newer fields; each newer field has a default.
+    lacking = {name for name in known or {} if name not in fields}
+    if known is None or not set(fields) <= set(known) or not all(known[name] for name in lacking):
         raise RunError(
             f"the record holds {head['!type']!r} with the fields {', '.join(fields)}, which this version "
             "of scalelatent does not know: resume with the version that wrote it, or start again"

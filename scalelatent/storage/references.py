@@ -13,10 +13,10 @@ __all__ = ["reference_store"]
 
 
 def reference_store(place: Location) -> Store:
-    """The zarr store that a file of references describes; zarr and fsspec read what it refers to."""
+    """Return the zarr store of a file of references; zarr and fsspec read the referenced files."""
     import fsspec
     from zarr.storage import FsspecStore
 
-    # A file of its own each time: fsspec would keep what it found under this name before.
+    # Each call creates a new file system, because fsspec would cache earlier references of the same address.
     how: dict[str, Any] = {"asynchronous": True, "skip_instance_cache": True}
     return FsspecStore(fsspec.filesystem("reference", fo=place.url, **how), read_only=True, path="")

@@ -1,4 +1,4 @@
-"""Places that are more than an address: with options of fsspec, or store objects of zarr."""
+"""Locations that need more than an address: fsspec options, or store objects of zarr."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["StoreLocation", "known_place", "place_of"]
 
 _T = TypeVar("_T")
-# The process that has used obstore first. In one forked from it obstore would wait for ever, and then there.
+# Id of the process that used obstore first. In a fork of this process obstore would wait forever.
 _obstore_users: list[int] = []
 
 
 def place_of(thing: Any, storage_options: Mapping[str, Any] | None = None) -> Location:
-    """The place of an address, with options of fsspec, or of a store of zarr, obstore or fsspec."""
+    """Return the location of an address, with fsspec options, or of a store of zarr, obstore or fsspec."""
     if isinstance(thing, (str, os.PathLike, Location)) and storage_options is None:
         return locate(thing)
     if isinstance(thing, (str, os.PathLike)):
@@ -46,7 +46,7 @@ def place_of(thing: Any, storage_options: Mapping[str, Any] | None = None) -> Lo
 
 
 def known_place(url: str, mark: str | None) -> Location:
-    """The place of an address and the mark of its access, as records hold them."""
+    """Return the location of an address and the mark of its access, both as stored in records."""
     if mark is None:
         return locate(url)
     access = known_access(mark)
@@ -91,10 +91,10 @@ def _store_of(thing: Any) -> Store:
 
 
 class StoreLocation(Location):
-    """A folder of a zarr store, to read."""
+    """A read-only folder of a zarr store."""
 
-    # Only the caller's thread waits for zarr's event loop. What zarr reads by itself goes from that loop to
-    # the store: a thread in between that waited for the loop could wait for itself.
+    # Only the caller's thread waits for zarr's event loop. Reads by zarr itself go directly from this loop to
+    # the store, because a thread in between that waits for the loop could deadlock.
 
     access: Access
 
@@ -112,7 +112,7 @@ class StoreLocation(Location):
         if self._of_obstore and not _obstore_users:
             _obstore_users.append(os.getpid())
         self._store = FolderStore(access.store, path)
-        self._wait("", StorePath.open(access.store, path="", mode=None))  # some are to be opened first
+        self._wait("", StorePath.open(access.store, path="", mode=None))  # Some stores must be opened first.
 
     def __reduce__(self) -> tuple[object, ...]:
         return StoreLocation, (self.access, self._path)
@@ -200,7 +200,7 @@ class StoreLocation(Location):
         return found[:length]
 
     def _wait(self, key: str, answer: Coroutine[object, None, _T]) -> _T:
-        """What the store answers; errors of its library are translated."""
+        """Wait for the answer of the store and return it; translate errors of its library."""
         from zarr.core.sync import sync
 
         if self._of_obstore and _obstore_users[0] != os.getpid():
@@ -214,13 +214,13 @@ class StoreLocation(Location):
             return sync(answer)
         except (FileNotFoundError, StoreError):
             raise
-        except Exception as error:  # each library has errors of its own
+        except Exception as error:  # Each library has its own errors.
             name = self.name_of(key) if key else self.url
             raise StoreError(f"{name}: {type(error).__name__}: {scrub(error)}") from error
 
 
 def _name_of(store: Store) -> str:
-    """What messages call a store: its kind and its own words, without credentials."""
+    """Return the name of a store in messages: its type and description, without credentials."""
     kind = type(store).__name__
     words = scrub(re.sub(r"^\w+://|[<>]", "", str(store)))
     words = re.sub(r"\?[^\s\"')]*", "?…", words)
@@ -228,7 +228,7 @@ def _name_of(store: Store) -> str:
 
 
 def _innermost(store: Any) -> Any:
-    """The store inside those that wrap it."""
+    """Return the store inside all wrapper stores."""
     from zarr.storage import WrapperStore
 
     while isinstance(store, WrapperStore):
@@ -237,7 +237,7 @@ def _innermost(store: Any) -> Any:
 
 
 def _in_memory(store: Store) -> bool:
-    """Whether the content of a store lies in this process alone."""
+    """Return whether the content of a store is in the memory of this process."""
     from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
     store = _innermost(store)

@@ -1,4 +1,4 @@
-"""Places as zarr stores."""
+"""Zarr stores that read and write locations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["FolderStore", "LocationStore", "PlainStore", "WatchedStore"]
 
 
 class PlainStore(LocalStore):
-    """A folder in which FIFOs and other special files are refused."""
+    """A local zarr store that refuses to read FIFOs and other special files."""
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
@@ -36,7 +36,7 @@ class PlainStore(LocalStore):
 
 
 class WatchedStore(WrapperStore[Store]):
-    """A store that hands each file to a function before it is written."""
+    """A store that calls a function with each key and its bytes before the file is written."""
 
     def __init__(self, store: Store, watch: Callable[[str, np.ndarray], None] | None = None) -> None:
         super().__init__(store)
@@ -49,7 +49,7 @@ class WatchedStore(WrapperStore[Store]):
 
 
 class FolderStore(WrapperStore[Store]):
-    """What lies below a path of another store, to read."""
+    """A read-only view of the keys below a path of another store."""
 
     def __init__(self, store: Store, path: str) -> None:
         super().__init__(store)
@@ -69,7 +69,7 @@ class FolderStore(WrapperStore[Store]):
         return self
 
     def at(self, key: str) -> str:
-        """The key in the store below."""
+        """Return the key in the wrapped store."""
         return "/".join(filter(None, (self._path, key.strip("/"))))
 
     async def get(
@@ -105,7 +105,7 @@ class FolderStore(WrapperStore[Store]):
 
 
 class LocationStore(Store):
-    """The keys of an object store, read and written by its `Location`: with its retries and messages."""
+    """A zarr store that reads and writes through an `ObjectLocation`, with its retries and messages."""
 
     supports_writes = True
     supports_deletes = True

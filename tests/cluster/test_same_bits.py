@@ -186,7 +186,7 @@ def messages(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 
 NAME = re.compile(
-    r"capsule_(params|mstep|info|estep|moments|svd|decision-\d+|(estep_|moments_|svd_|decision-\d+_)?(merge))-it\d{4}(-[svt]\d{4}|-[tv]\d-\d{4}|-train-root|-validation-root|-\w+-\d{4})?-[0-9a-f]{6}\d+"
+    r"capsule_(params|mstep|info|estep|moments|svd|decision-\d+|temperature|(estep_|moments_|svd_|decision-\d+_|temperature_)?(merge))-it\d{4}(-[svt]\d{4}|-[tv]\d-\d{4}|-train-root|-validation-root|-\w+-\d{4})?-[0-9a-f]{6}\d+"
 )
 
 

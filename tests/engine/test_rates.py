@@ -63,7 +63,7 @@ def test_seconds_are_those_of_one_thread_beside_others() -> None:
 
 
 def test_a_thread_that_fails_does_not_leave_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cpu_count", lambda: 2)
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
     calls = iter([lambda: None, lambda: 1 / 0])
     found: list[BaseException] = []
 

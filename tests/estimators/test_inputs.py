@@ -277,6 +277,20 @@ def test_an_ensembles_decision_is_measured_on_its_way(digits: Arrays, held_out: 
         assert errors[passes] == pytest.approx(1 - plain.score(*held_out), abs=1e-12)
 
 
+@pytest.mark.parametrize("algorithm", ["em", "stepwise"])
+@pytest.mark.parametrize("architecture", ["one_vs_all", "all_vs_all"])
+def test_an_ensemble_keeps_the_pass_that_decided_best(
+    digits: Arrays, held_out: Arrays, architecture: str, algorithm: str
+) -> None:
+    """Each member's own best is of another pass: together they may decide worse than in one pass."""
+    options = {"capsule_dim": 1, "algorithm": algorithm, "n_epochs": 20, "batch_rows": 64}
+    model = _model(max_iter=30, architecture=architecture, nu_schedule=[(0.5, 20)], **options)
+    model.fit(digits[0][:150], digits[1][:150], validation=held_out)
+    best = min(record["validation_error"] for record in model.history_)
+    assert model.best_validation_error_ <= best
+    assert 1 - model.score(*held_out) == pytest.approx(model.best_validation_error_, abs=1e-12)
+
+
 def test_validation_may_lack_classes(digits: Arrays, held_out: Arrays) -> None:
     few = held_out[1] < 4
     model = _model().fit(*digits, validation=(held_out[0][few], held_out[1][few]))

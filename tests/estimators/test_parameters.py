@@ -149,6 +149,15 @@ def test_warm_start_with_another_shape_is_refused(digits: Arrays, change: dict[s
         model.set_params(**change).fit(*digits)
 
 
+def test_a_warm_start_without_the_projection_of_before_is_of_its_own_rows(digits: Arrays) -> None:
+    """As many directions as features: the weights have the same shape, in other axes."""
+    model = _fit(digits, projection=64, warm_start=True)
+    model.set_params(projection=None).fit(*digits)
+    assert model.projection_ is None
+    expected = (digits[0] - model.mean_) @ model.W_.T + model.intercept_
+    np.testing.assert_allclose(model.transform(digits[0]), expected, atol=1e-4 * np.abs(expected).max())
+
+
 def test_warm_start_with_other_classes_is_refused(digits: Arrays) -> None:
     model = CapsuleRegression(capsule_dim=2, max_iter=2, warm_start=True).fit(*digits)
     with pytest.raises(ValueError, match="warm_start"):

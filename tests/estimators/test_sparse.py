@@ -63,7 +63,7 @@ def test_wide_rows_are_refused_before_any_work() -> None:
         with pytest.raises(PlanError, match=message):
             model.plan(x, y)
     narrow = CapsuleRegression(capsule_dim=2, max_iter=1).plan(x[:, :300], y)
-    assert narrow["stages"]["svd"]["statistic_bytes"] == 8 * (301 * 301 + 2)
+    assert narrow["stages"]["svd"]["statistic_bytes"] == 8 * (301 * 301 + 4)
 
 
 def test_plan_counts_the_bytes_of_csr(tmp_path: Path) -> None:

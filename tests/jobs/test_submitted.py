@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from scalelatent.deploy.versions import Difference, differences, table_of, versi
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import JobError, RunError
-from scalelatent.jobs import control
+from scalelatent.jobs import control, submit
 from scalelatent.jobs import driver_news as news
 from scalelatent.jobs.interrupt import StopRequest, ask_cancel, cancel_asked, stop_on_cancel
 from scalelatent.jobs.resolve import load_job
@@ -58,6 +60,58 @@ def test_a_folder_that_another_took_in_between_is_refused(workplace, folder, mon
     monkeypatch.setattr(type(other.place), "is_empty", lambda self: True)  # it was, when it was looked at
     with pytest.raises(JobError, match=r"already holds a run \(state: queued\)"):
         RunFolder.create(folder.url, load_job(workplace.job))
+
+
+# -- waiting -------------------------------------------------------------------------------------------------
+
+STEPS = {
+    "connect": "an answer of the scheduler tcp://10.0.0.1:8786",
+    "check_versions": "the versions of the packages on the scheduler and on each worker",
+    "require": "each worker to look for the data and the device",
+    "_check_plan": "a worker to open the data and to plan the fit",
+    "check_folder": "each worker to write to the run folder",
+    "_keep": "the scheduler tcp://10.0.0.1:8786 to accept the job",
+}
+
+
+@pytest.mark.parametrize("slow", STEPS)
+def test_submit_tells_what_it_waits_for_while_it_waits(workplace, monkeypatch, slow):
+    told = threading.Event()
+
+    def step(name):
+        def run(*args, **more):
+            if name == slow:
+                assert told.wait(10), "the step is over before its line was told"
+                raise JobError("the step ended")
+
+        return run
+
+    @contextmanager
+    def connect(*args):
+        step("connect")()
+        yield SimpleNamespace(set_metadata=step("set_metadata"), submit=step("submit"))
+
+    def require(client, checks, wanted):
+        step("check_folder" if "folder" in checks else "require")()
+
+    def tell(line):
+        if line.startswith(f"waiting for {STEPS[slow]}"):
+            told.set()
+
+    monkeypatch.setattr(submit, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(submit, "connect", connect)
+    monkeypatch.setattr(submit, "require", require)
+    for name in ("check_versions", "_wait_for_worker", "_check_plan", "install_page", "announce", "_keep"):
+        monkeypatch.setattr(submit, name, step(name))
+    with pytest.raises(JobError, match="the step ended"):
+        submit.submit_job(load_job(workplace.job), scheduler="tcp://10.0.0.1:8786", tell=tell)
+
+
+def test_submit_tells_nothing_of_steps_that_are_quick():
+    told = []
+    with submit._report_waiting("nothing", told.append):
+        pass
+    assert not told
 
 
 # -- states --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 import pytest
+from numba.core.codegen import CPUCodeLibrary, JitEngine
 
 from scalelatent.kernels import jit
 
@@ -131,6 +134,48 @@ def test_a_part_of_kernels_is_not_called_from_python() -> None:
 
     with pytest.raises(TypeError, match="twice is a part of other kernels"):
         twice(1)
+
+
+def test_a_part_is_compiled_to_machine_code_in_its_kernel_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    add = JitEngine.add_module
+    monkeypatch.setattr(
+        JitEngine, "add_module", lambda self, module: made.append(module.name) or add(self, module)
+    )
+
+    @jit.part
+    def first_of(x, n):
+        if n > len(x):
+            raise IndexError("fewer numbers than were asked for")
+        return x[:n].sum()
+
+    def sum_of(x, n):
+        return first_of(x, n)
+
+    sum_of = jit.kernel(sum_of, cache=False)
+    x = np.arange(5.0)
+    assert sum_of(x, 3) == 3.0
+    with pytest.raises(IndexError, match="fewer numbers than were asked for"):
+        sum_of(x, 6)
+    assert any("sum_of" in name for name in made)
+    assert not any("first_of" in name for name in made)
+
+
+def test_the_garbage_collector_pauses_while_a_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    @jit.entry(jit.given("f8", 1), cache=False)
+    def total(x):
+        return x.sum()
+
+    seen: list[bool] = []
+    finalize = CPUCodeLibrary.finalize
+    monkeypatch.setattr(
+        CPUCodeLibrary, "finalize", lambda self: seen.append(gc.isenabled()) or finalize(self)
+    )
+    assert gc.isenabled()
+    assert total(np.ones(3)) == 3.0
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
 
 
 # Two kernels of one module: compiling is reported, loading is not.

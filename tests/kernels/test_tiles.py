@@ -29,9 +29,9 @@ def _draw(seed: int, *shape: int) -> np.ndarray:
 
 
 def _latents(w: np.ndarray, x: np.ndarray) -> np.ndarray:
-    packed = tiles.pack(w)
+    packed = tiles.packed_matrix(w)
     columns = -(-len(x) // tiles.ROWS) * tiles.ROWS
-    out = np.full((tiles.padded(len(w)), columns), np.nan, dtype="f4")
+    out = np.full((tiles.padded_size(len(w)), columns), np.nan, dtype="f4")
     _latents_of(packed, x, out)
     assert not np.nan_to_num(out[len(w) :, : len(x)]).any()  # padded dimensions are zeros (times NaN: NaN)
     return out[: len(w), : len(x)]

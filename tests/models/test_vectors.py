@@ -45,8 +45,8 @@ def _draw(seed: int, *shape: int) -> np.ndarray:
 
 def _tiles(dims: int, p: int, n: int) -> list[np.ndarray]:
     w, x, g = _draw(1, dims, p), _draw(2, n, p), _draw(3, dims, n)
-    h = np.empty((tiles.padded(dims), tiles.STRIP), dtype="f4")
-    _latents_of(tiles.pack(w), x, h)
+    h = np.empty((tiles.padded_size(dims), tiles.STRIP), dtype="f4")
+    _latents_of(tiles.packed_matrix(w), x, h)
     moment = w.copy()
     _add_moment(g, n, x, moment)
     return [h[:dims, :n], moment]

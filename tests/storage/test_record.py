@@ -24,6 +24,8 @@ from scalelatent.engine.grid import RowGrid
 from scalelatent.errors import RunError
 from scalelatent.models.capsule.model.em import CapsuleState, initial_state
 from scalelatent.models.capsule.model.members import build_members
+from scalelatent.models.capsule.model.predict import CalibrationPass, CapsuleRows, RowFrame
+from scalelatent.reductions.intercept import Intercept
 from scalelatent.storage import disk as store
 from scalelatent.storage.record import dumps, loads, read_record, write_record
 
@@ -81,6 +83,18 @@ def test_dataclasses_of_the_package() -> None:
     assert loads(dumps(Anything())) == Anything()  # which has no fields
     assert _same(got["members"].labels, members.labels)
     assert got["grid"] == RowGrid(10, 2, 2)
+
+
+def test_named_tuples_keep_their_type_within_dataclasses_of_a_task() -> None:
+    frame = RowFrame(Intercept(np.arange(3, dtype=np.float32), 2.0), np.eye(4))
+    rows = CapsuleRows(build_members("multiclass", 2, 2), np.ones((4, 4)), frame, "probabilities")
+    got = loads(dumps({"reduction": CalibrationPass(rows, np.ones(3), None, 1), "plain": (1, 2)}))
+    kept = got["reduction"].rows.frame
+    assert isinstance(kept, RowFrame)
+    assert _same(kept.matrix, frame.matrix)
+    assert kept.intercept.constant == 2.0
+    assert got["plain"] == (1, 2)
+    assert type(got["plain"]) is tuple
 
 
 def test_numpy_scalars_become_numbers() -> None:

@@ -1,1 +1,1 @@
-"""Row sources: where the rows of a dataset are read from."""
+"""Row sources: classes that read the rows of a dataset from memory, files or other libraries."""

@@ -1,4 +1,4 @@
-"""Chunks as they lie in shard files and objects: their bytes, their checksums, and what unpacks them."""
+"""Read chunks from shard files and objects: locate their bytes, verify checksums, and decode them."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-_ABSENT = 2**64 - 1  # how a shard index marks a chunk that was never written
+_ABSENT = 2**64 - 1  # offset in a shard index of a chunk that was never written
 _CRC_BYTES = 4
 _KEPT_INDEXES = 4096
 
 
 class Damage(Exception):
-    """A shard file is not what its writer left."""
+    """Error for a shard file that has changed since it was written."""
 
 
 class Chunks(Protocol):
-    """Bytes of chunks, from a file or fetched."""
+    """Interface to the bytes of chunks in a file or from an object store."""
 
     def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
-        """Offset and length of a chunk's bytes."""
+        """Return offset and length of the bytes of a chunk."""
         ...
 
     def read(self, offset: int, length: int) -> bytes: ...
 
     def read_into(self, target: np.ndarray, offset: int) -> bytes:
-        """Fill `target`; return the checksum that follows it."""
+        """Fill `target` with bytes from `offset` on; return the checksum after those bytes."""
         ...
 
 
 class Fetched:
-    """One chunk, fetched from an object store."""
+    """Bytes of one chunk that was fetched from an object store."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -59,14 +59,14 @@ class Fetched:
 
 
 class Indexes:
-    """The indexes of shards in an object store, each fetched once; the last few thousand are kept."""
+    """Cache of the shard indexes of an object store; it is emptied above `_KEPT_INDEXES` indexes."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
         self._kept: dict[str, np.ndarray] = {}
 
     def get(self, keys: list[str], n_chunks: int) -> dict[str, np.ndarray]:
-        """The indexes of some objects of `n_chunks` each; the missing ones are fetched together."""
+        """Return the indexes of objects of `n_chunks` chunks each; fetch uncached indexes in one request."""
         found = {key: index for key in keys if (index := self._kept.get(key)) is not None}
         missing = [key for key in keys if key not in found]
         length = 16 * n_chunks + _CRC_BYTES
@@ -92,7 +92,7 @@ def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
 
 
 def entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
-    """Offset and length of a chunk's bytes by its shard's index."""
+    """Return offset and length of the bytes of a chunk from the index of its shard."""
     offset, length = (int(v) for v in index[chunk])
     if offset == _ABSENT:
         raise Damage(f"its chunk {chunk} was never written")
@@ -100,7 +100,7 @@ def entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
 
 
 class ShardFile:
-    """An open shard file: where each of its chunks lies."""
+    """Open shard file, with access to the bytes of each chunk."""
 
     def __init__(self, path: str, n_chunks: int) -> None:
         self.n_chunks = n_chunks
@@ -135,7 +135,7 @@ class ShardFile:
         tail = bytearray(_CRC_BYTES)
         view = target.reshape(-1).view(np.uint8).data
         done = os.preadv(self._fd, [view, tail], offset)
-        while done < len(view) + _CRC_BYTES:  # a read may stop early: at 2 GiB, or after a signal
+        while done < len(view) + _CRC_BYTES:  # a read may be short: at 2 GiB, or after a signal
             rest = (
                 [view[done:], memoryview(tail)]
                 if done < len(view)
@@ -149,11 +149,11 @@ class ShardFile:
 
 
 Decoder = Callable[[Chunks, int, np.ndarray], bytes]
-"""Fills an array from a chunk; returns the checksum that was found right."""
+"""Function that fills an array from a chunk and returns the verified checksum."""
 
 
 def _checked(data: bytes, what: str) -> tuple[memoryview, bytes]:
-    """Bytes without the checksum at their end, which has to fit, and that checksum."""
+    """Verify the checksum at the end of `data`; return the bytes before the checksum, and the checksum."""
     if len(data) < _CRC_BYTES:
         raise Damage(f"{what} has {len(data)} bytes")
     body = np.frombuffer(data, np.uint8)[:-_CRC_BYTES]
@@ -164,13 +164,13 @@ def _checked(data: bytes, what: str) -> tuple[memoryview, bytes]:
 
 
 def find_decoder(array: zarr.Array) -> Decoder | None:
-    """A function that fills an array from a chunk of a shard file, or None where only zarr can decode it."""
+    """Return a decoder for the chunks of an array, or None if only zarr can decode the chunks."""
     shards, chain = codecs_of(array)
     if shards is not None:
         index = [name for name, _ in named_codecs(shards["index_codecs"])]
         if shards.get("index_location", "end") != "end" or index != ["bytes", "crc32c"]:
             return None
-    # Rows whole, or tiles that are a file each.
+    # Decoders support chunks of whole rows, or tiles with one file each.
     plain = all(c == s for c, s in zip(array.chunks[1:], array.shape[1:], strict=True))
     plain = plain or (tile_columns_of(array) is not None and shards is None)
     names = [name for name, _ in chain]
@@ -186,7 +186,7 @@ def find_decoder(array: zarr.Array) -> Decoder | None:
 
 
 def has_our_keys(array: zarr.Array) -> bool:
-    """Whether the files of an array are named `c/0/0`, as zarr does by default."""
+    """Return whether the files of an array have zarr's default names, such as `c/0/0`."""
     keys = array.metadata.to_dict()["chunk_key_encoding"]
     return keys["name"] == "default" and (keys.get("configuration") or {}).get("separator", "/") == "/"
 
@@ -208,8 +208,7 @@ def _packed_decoder(sharded: bool, codec: str) -> Decoder:
     import numcodecs.blosc
     import numcodecs.zstd
 
-    # Blosc decodes in the calling thread unless that is the main thread, so its pool and ours do not
-    # multiply.
+    # Blosc uses its own thread pool only in the main thread, so the number of threads does not multiply.
     unpack = {"zstd": numcodecs.zstd.decompress, "blosc": numcodecs.blosc.decompress}[codec]
 
     def decode(file: Chunks, chunk: int, out: np.ndarray) -> bytes:

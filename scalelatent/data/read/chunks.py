@@ -1,4 +1,4 @@
-"""Reading the rows of a stored dataset: straight from its shard files where possible, else through zarr."""
+"""Read the rows of a stored dataset directly from its shard files if possible, else through zarr."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .sources import StoredColumn
 if TYPE_CHECKING:
     from types import EllipsisType
 
-    Columns = EllipsisType | tuple[slice, slice]  # of a tile
+    Columns = EllipsisType | tuple[slice, slice]  # index of one tile
 
     import zarr
 
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("scalelatent")
 
-# Memory that comes fresh from the system costs a fault a page, and a call that stops other cores when it goes
-# back (benchmarks/streamed_pass.py), so that of rows which are read, used once and dropped is used again.
-# Smaller arrays come from memory that the allocator keeps anyhow; larger ones are read once.
+# `Recycled` reuses buffers of LEAST_BYTES to MOST_BYTES and keeps at most MOST_KEPT free ones. New memory
+# costs a page fault per page, and its release stalls other cores (benchmarks/streamed_pass.py). The allocator
+# already reuses smaller arrays; larger arrays are read only once.
 LEAST_BYTES, MOST_BYTES = 2**18, 2**24
 MOST_KEPT = 4
 
 
 @functools.lru_cache(maxsize=256)
 def _tell_slow(url: str, name: str, how: str) -> None:
-    """Say once that an array needs zarr's own pipeline."""
+    """Log one warning per array that only the slower zarr pipeline can decode."""
     logger.warning(
         "dataset %s: '%s' is stored as %s, which zarr decodes, a call a shard and slower than the reader for "
         "our own codecs; the rows are the same. `scalelatent data convert` writes it in ours.",
@@ -58,7 +58,7 @@ def _tell_slow(url: str, name: str, how: str) -> None:
 
 
 class StoredRows(StoredColumn):
-    """Rows of one array of a stored dataset: cut along its first axis, or into tiles along both of two."""
+    """Rows of one stored array, split into shards along the first axis, or into tiles along two axes."""
 
     def __init__(self, location: Location, array: zarr.Array, repair: str) -> None:
         self.shape = array.shape
@@ -85,10 +85,10 @@ class StoredRows(StoredColumn):
         self._indexes = Indexes(location)
         self._memory = Recycled()
         self._crcs: np.ndarray | None = None
-        self._only: int | None = None  # tile that is read, where not all are
+        self._only: int | None = None  # the only tile to read; None reads all tiles
 
     def sibling(self, name: str, length: int, chunk: int, where: str, rows: tuple[int, int]) -> StoredRows:
-        """The reader of another array (length,) of the same codecs, without a look at its metadata."""
+        """Return a reader of another array (length,) with the same codecs, without reading its metadata."""
         other = copy.copy(self)
         other.shape, other.chunk_rows, other.shard_rows = (length,), chunk, -(-length // chunk) * chunk
         other._name, other._where, other._holder, other._array = name, where, rows, None
@@ -110,7 +110,7 @@ class StoredRows(StoredColumn):
         self._crcs = crcs.reshape(-1, self.n_tiles, self._per_shard)
 
     def crcs_of(self, shard: int) -> slice:
-        """Which of the checksums are those of a shard's file; tiles count as shards."""
+        """Return the slice of checksums of one shard file; each tile counts as a shard."""
         return slice(shard * self._per_shard, (shard + 1) * self._per_shard)
 
     @property
@@ -143,7 +143,7 @@ class StoredRows(StoredColumn):
         return out
 
     def read_tile(self, start: int, stop: int, tile: int) -> np.ndarray:
-        """Of the rows `start:stop` only the columns of one tile; no other file is opened."""
+        """Return the columns of one tile of the rows `start:stop`, and open only the files of the tile."""
         other = copy.copy(self)
         other._only = tile
         return other.read(start, stop)[self._tiles()[tile][1]]
@@ -171,7 +171,7 @@ class StoredRows(StoredColumn):
         return "/".join([self._name, "c", str(shard), *(str(tile) for _ in self.shape[1:])])
 
     def _tiles(self) -> list[tuple[int, Columns]]:
-        """Number and columns of each tile of a row."""
+        """Return the number and the column index of each tile to read."""
         if self._tile is None:
             return [(0, ...)]
         firsts = range(0, self.shape[1], self._tile)
@@ -181,7 +181,7 @@ class StoredRows(StoredColumn):
         return tiles if self._only is None else [tiles[self._only]]
 
     def _read_shard(self, shard: int, start: int, stop: int, out: np.ndarray) -> None:
-        """Rows `start:stop`, all in one shard, into `out`."""
+        """Read the rows `start:stop` of one shard into `out`."""
         assert self._decoder is not None
         for tile, columns in self._tiles():
             path = self._location.local_path(self.shard_key(shard, tile))
@@ -194,7 +194,7 @@ class StoredRows(StoredColumn):
                 self._raise(shard, error, tile)
 
     def _decode(self, file: Chunks, start: int, stop: int, target: np.ndarray, tile: int = 0) -> None:
-        """Rows of one chunk; a chunk is checked and decoded whole."""
+        """Decode the rows `start:stop` of one chunk into `target`; the whole chunk is checked and decoded."""
         assert self._decoder is not None
         chunk, first = divmod(start, self.chunk_rows)
         shard, chunk = divmod(chunk, self._per_shard)
@@ -208,7 +208,7 @@ class StoredRows(StoredColumn):
         target[...] = rows if self._tile is None else rows[:, : target.shape[1]]
 
     def _compare(self, checksum: bytes, shard: int, tile: int, chunk: int) -> None:
-        """Refuse a chunk that is sound, but not the one that the dataset's table of checksums lists."""
+        """Refuse an intact chunk whose checksum differs from the dataset's table of checksums."""
         if self._crcs is None:
             return
         found, written = int.from_bytes(checksum, "little"), int(self._crcs[shard, tile, chunk])
@@ -219,7 +219,7 @@ class StoredRows(StoredColumn):
             )
 
     def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Rows `start:stop` from objects, a window of requests at a time."""
+        """Read the rows `start:stop` from an object store into `out`, one window of requests at a time."""
         pieces = [(*piece, *tile) for piece in self.pieces(start, stop) for tile in self._tiles()]
         pieces = pieces if start < stop else []
         window = 2 * self.reads_at_once
@@ -234,13 +234,13 @@ class StoredRows(StoredColumn):
                     a, b, _, columns = part[at]
                     self._decode(Fetched(data), a, b, out[a - start : b - start][columns], shards[at][1])
             except (Damage, OSError) as error:
-                self._indexes.forget()  # whatever is wrong, the objects are not those they were read from
+                self._indexes.forget()  # the objects may have changed since the indexes were read
                 names = map(self._location.name_of, keys)
                 told = next((k for k, name in enumerate(names) if name in str(error)), at)
                 self._raise(shards[told][0], error, shards[told][1])
 
     def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
-        """Where the chunks of some pieces lie, each in its key's object."""
+        """Return the byte range of the chunk of each piece in the object of its key."""
         if not self._sharded:
             return list(keys)
         per_shard = self._per_shard
@@ -251,7 +251,7 @@ class StoredRows(StoredColumn):
         ]
 
     def _read_with_zarr(self, shard: int, start: int, stop: int, out: np.ndarray) -> None:
-        """The same through zarr, which hands out fill values for a shard that is not there: look first."""
+        """Read rows through zarr; check for the files first, because zarr fills in for missing files."""
         for tile, _ in self._tiles():
             if not self._location.has(self.shard_key(shard, tile)):
                 self._raise(shard, FileNotFoundError(), tile)
@@ -276,12 +276,12 @@ class StoredRows(StoredColumn):
         lost = not isinstance(error, OSError) or error.errno == errno.EIO
         if lost or isinstance(error, (FileNotFoundError, SpecialFileError)):
             raise ShardError(f"{words} {self._repair}", name, *(self._holder or (first, last))) from error
-        # The place refuses, or cannot be reached: nothing is to be made again.
+        # The storage denies access or is unreachable, so the rows need no repair.
         raise DataError(f"{words} Its rows may be whole: go on once it can be read from here") from error
 
 
 class Recycled:
-    """Uninitialized arrays whose memory comes back when they, and all views of them, are gone."""
+    """Allocator of uninitialized arrays; it reuses the memory of an array after all views are deleted."""
 
     def __init__(self) -> None:
         self._free: deque[np.ndarray] = deque(maxlen=MOST_KEPT)
@@ -298,7 +298,7 @@ class Recycled:
         return np.asarray(_Lease(raw, self._free)).view(dtype).reshape(shape)
 
     def _taken(self, nbytes: int) -> np.ndarray | None:
-        """A free piece of this size; those of other sizes are dropped."""
+        """Return a free buffer of `nbytes` bytes, or None; free buffers of other sizes are discarded."""
         while True:
             try:
                 raw = self._free.pop()
@@ -309,7 +309,7 @@ class Recycled:
 
 
 class _Lease:
-    """The base of all views of an array: numpy stops there, because it is not an array itself."""
+    """Base object of all views of one buffer; after the last view is gone, the buffer is reused."""
 
     def __init__(self, raw: np.ndarray, free: deque[np.ndarray]) -> None:
         self.__array_interface__ = raw.__array_interface__

@@ -1,4 +1,4 @@
-"""Containers of other libraries as arrays that are read by rows: nothing of what is lazy is computed here."""
+"""Open containers of other libraries as arrays that are read by rows, without computing lazy data."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from scalelatent.typing import FrameLike
 
 
-_SHOWN = 20  # names of columns or layers that an error message lists
+_SHOWN = 20  # maximum number of names of columns or layers in an error message
 
 
 class SlicedRows:
-    """An array of which runs of rows are read, as they are asked for."""
+    """Array-like whose rows are read by a function when it is sliced."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SlicedRows:
     ) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._read = read
-        self.named = named  # a data frame without rows, which has the names of the columns; or None
+        self.named = named  # an empty data frame with the column names, or None
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -54,14 +54,14 @@ class SlicedRows:
 
 
 def _is(x: object, module: str, *names: str) -> bool:
-    """Whether `x` is an instance of a class of a module, without importing it."""
+    """Return whether `x` is an instance of one of the named classes, without importing the module."""
     found = sys.modules.get(module)
-    # Another thread may be in the middle of importing it: then x is not of it.
+    # While another thread still imports the module, a class may be missing; x is then no instance of it.
     return isinstance(x, tuple(kind for name in names if (kind := getattr(found, name, None)) is not None))
 
 
 def is_lazy(x: object) -> bool:
-    """Whether `opened` makes of `x` what is read in pieces."""
+    """Return whether `opened` turns `x` into an array that is read in pieces."""
     return (
         isinstance(x, SlicedRows)
         or _is(x, "xarray", "DataArray")
@@ -72,7 +72,7 @@ def is_lazy(x: object) -> bool:
 
 
 def is_backed_csr(x: object) -> TypeGuard[anndata.abc.CSRDataset]:
-    """Whether `x` is the CSR `X`, or a CSR layer, of an AnnData object whose file is open (backed mode)."""
+    """Return whether `x` is a CSR matrix in the open file of an AnnData object (backed mode)."""
     return _is(x, "anndata.abc", "CSRDataset")
 
 
@@ -85,7 +85,7 @@ def _is_dask_frame(x: object) -> bool:
 
 
 def opened(x: Any, what: str = "x") -> Any:
-    """An array for a container of another library, nothing of it computed; anything else is given back."""
+    """Return a container of another library as an array, without computing it; return other values as is."""
     if isinstance(x, np.ma.MaskedArray):
         refuse_masked(x, what)
         return x.data
@@ -127,7 +127,7 @@ def opened(x: Any, what: str = "x") -> Any:
 def frame_parts(
     frame: FrameLike | dict[str, Any], label: str | None, weight: str | None, features: Sequence[str] | None
 ) -> tuple[SlicedRows, np.ndarray | None, np.ndarray | None]:
-    """Rows, labels and weights of a data frame; of a lazy one label and weight alone are collected."""
+    """Return rows, labels and weights of a data frame; a lazy frame only collects labels and weights."""
     if _is_dask_frame(frame):
         opened(frame, "the frame")
     lazy = _is_lazy_frame(frame)
@@ -145,7 +145,7 @@ def frame_parts(
 def anndata_parts(
     adata: anndata.AnnData, layer: str | None, label: str | None
 ) -> tuple[Any, np.ndarray | None]:
-    """Rows and labels of an AnnData object; rows in a file stay there."""
+    """Return rows and labels of an AnnData object; rows in a file are not read yet."""
     try:
         from anndata import AnnData
     except ImportError as error:
@@ -179,7 +179,7 @@ def anndata_parts(
 
 
 def missing_label(what: str, label: str, row: int) -> DataError:
-    """The error for a row of AnnData without a label."""
+    """Return the error for a row of an AnnData object without a label."""
     return DataError(
         f"{what}: row {row} has no value in the column {label!r} of obs, and every row needs a label; fill "
         f"the column, or keep the rows that have one, adata[adata.obs[{label!r}].notna()]"
@@ -187,13 +187,13 @@ def missing_label(what: str, label: str, row: int) -> DataError:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names for a message, the first ones of many."""
+    """Return the first `_SHOWN` names, joined for an error message."""
     found = [repr(str(name)) for name in names]
     return (", ".join(found[:_SHOWN]) or "none") + (", …" if len(found) > _SHOWN else "")
 
 
 def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
-    """The features of an Arrow table, or of a polars lazy frame, which is run for the rows of each read."""
+    """Return the features of an Arrow table, or of a polars lazy frame, which each read executes."""
     lazy = _is_lazy_frame(frame)
     n_rows = _count(frame) if lazy else frame.num_rows
 
@@ -209,7 +209,7 @@ def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
 
 
 def _schema(frame: pyarrow.Table | polars.LazyFrame) -> pyarrow.Schema:
-    """The Arrow schema of a table or of a lazy frame, of which no row is made for it."""
+    """Return the Arrow schema of a table or of a lazy frame, without computing rows."""
     if not _is_lazy_frame(frame):
         return frame.schema
     from polars import DataFrame
@@ -224,14 +224,14 @@ def _count(frame: polars.LazyFrame) -> int:
 
 
 def _sliced(x: xarray.DataArray) -> SlicedRows:
-    """A DataArray that is not of Dask: in memory, or in a file that is open."""
+    """Return a DataArray without Dask chunks, in memory or in an open file, as an array read by rows."""
     return SlicedRows(tuple(map(int, x.shape)), np.dtype(x.dtype), lambda a, b: np.asarray(x[a:b].values))
 
 
 def _of_tensor(x: torch.Tensor, what: str) -> np.ndarray:
     try:
         return np.asarray(x.detach().cpu().numpy())
-    except TypeError as error:  # bfloat16 and other types that numpy has not
+    except TypeError as error:  # bfloat16 and other types that numpy does not have
         raise DataError(
             f"{what} is a tensor of {x.dtype}, which numpy has not; convert it first, for example with "
             f"{what}.float()"

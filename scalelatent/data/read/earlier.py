@@ -1,4 +1,4 @@
-"""The rows that a dataset had before more were appended: a run that began with those goes on with them."""
+"""Find the rows of a dataset before an append, so that a run that started before can resume with them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .segments import columns_then, earlier_columns, earlier_states
 
 
 def earlier_rows(ds: Dataset, fingerprint: str) -> Dataset | None:
-    """The rows that a dataset, or a slice of one, had when its fingerprint was this one."""
+    """Return the earlier rows of a dataset or slice that have this fingerprint, or None."""
     if ds.fingerprint() == fingerprint:
         return ds
     return next((found for found in _candidates(ds) if found.fingerprint() == fingerprint), None)
 
 
 def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
-    """The rows of a dataset when it was what another slice of it is of; `ds` itself where it is so now."""
+    """Return the rows of `ds` in the same earlier state as `other`, or `ds` if no earlier state matches."""
     then = earlier_columns(ds._columns, other._columns.fingerprint)
     start, stop = ds.extent
     if then is None or ds._columns.paired is not None or start >= then.x.shape[0]:
@@ -26,7 +26,7 @@ def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
 
 
 def _candidates(ds: Dataset) -> Iterator[Dataset]:
-    """What a run of rows may have been before appends: the same rows, or up to the end that was then."""
+    """Yield possible earlier forms of a slice: the same row range, or a range up to the earlier last row."""
     columns, (start, stop) = ds._columns, ds.extent
     if columns.attrs is None:
         return

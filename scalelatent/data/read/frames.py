@@ -1,4 +1,4 @@
-"""Columns of tables as rows of numbers, by way of Arrow."""
+"""Convert the columns of tables to rows of numbers with Arrow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 20
 
 
 def arrow(doing: str) -> ModuleType:
-    """The module pyarrow, or the refusal of what needs it."""
+    """Return the module pyarrow, or raise a `DataError` that names the action `doing`."""
     try:
         import pyarrow
     except ImportError as error:
@@ -29,10 +29,10 @@ def arrow(doing: str) -> ModuleType:
 
 
 def arrow_table(frame: FrameLike | dict[str, pyarrow.Array]) -> pyarrow.Table:
-    """A data frame (pandas, polars or another with Arrow's interface), or a dict of columns, as a table."""
+    """Return a data frame (pandas, polars, any Arrow interface) or a dict of columns as an Arrow table."""
     pa = arrow("reading a data frame")
     try:
-        if hasattr(frame, "iloc"):  # pandas: its index is no feature
+        if hasattr(frame, "iloc"):  # the index of pandas is not a feature
             return pa.Table.from_pandas(frame, preserve_index=False)
         return frame if isinstance(frame, pa.Table) else pa.table(frame)
     except (TypeError, ValueError, pa.ArrowException) as error:
@@ -43,10 +43,10 @@ def arrow_table(frame: FrameLike | dict[str, pyarrow.Array]) -> pyarrow.Table:
 
 
 class FrameColumns:
-    """Which columns of a table are features, label and weight, and what rows and labels they make.
+    """Selection of the feature, label and weight columns of a table, and their conversion to arrays.
 
-    Features are columns of numbers, or lists of a fixed size of such (a lone column of nested lists, or of
-    tensors, gives rows of that shape). Their type is the common one of all of them.
+    Features are columns of numbers, or of lists of numbers with a fixed size. A single column of nested lists
+    or of tensors defines the shape of a row. The dtype of the rows is the common dtype of all features.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class FrameColumns:
 
     @property
     def all_names(self) -> list[str]:
-        """Names of all columns that are read."""
+        """Names of the feature, label and weight columns."""
         return list(dict.fromkeys([*self.names, *(n for n in (self.label, self.weight) if n is not None)]))
 
     def rows(self, table: pyarrow.Table | pyarrow.RecordBatch, first_row: int = 0) -> np.ndarray:
-        """Features of a table (n, *feature_shape); `first_row` is the number of its first one in messages."""
+        """Return the features of a table (n, *feature_shape); messages count rows from `first_row`."""
         out = np.empty((table.num_rows, sum(self._widths)), self.dtype)
         done = 0
         for batch in _batches(table, self.names):
@@ -91,7 +91,7 @@ class FrameColumns:
         return out.reshape(-1, *self.feature_shape)
 
     def labels(self, table: pyarrow.Table | pyarrow.RecordBatch, first_row: int = 0) -> np.ndarray:
-        """Labels of a table, (n,): numbers or strings; those of a dictionary by their values."""
+        """Return the labels of a table (n,), numbers or strings; dictionary columns give their values."""
         assert self.label is not None
         assert self.label_type is not None
         parts: list[np.ndarray] = []
@@ -106,13 +106,13 @@ class FrameColumns:
         return np.concatenate(parts) if parts else np.empty(0, self.label_type)
 
     def weights(self, table: pyarrow.Table | pyarrow.RecordBatch, first_row: int = 0) -> np.ndarray:
-        """Weights of a table, float64 (n,)."""
+        """Return the weights of a table, float64 (n,)."""
         assert self.weight is not None
         alone = FrameColumns(table.schema, self.what, features=[self.weight])
         return alone.rows(table, first_row).reshape(-1).astype(np.float64)
 
     def _matrix(self, batch: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
-        """Features of a record batch (n, width)."""
+        """Return the features of a record batch (n, width)."""
         pa = arrow(self.what)
         columns = []
         for name, width in zip(self.names, self._widths, strict=True):
@@ -122,7 +122,7 @@ class FrameColumns:
                 values = _storage(values.flatten())
                 self._refuse_nulls(values, name, first_row, width)
             columns.append(values)
-        # Arrow makes no matrix of bits.
+        # Arrow cannot make a matrix of booleans, so booleans are converted to bytes first.
         plain = np.dtype(np.uint8) if self.dtype == bool else self.dtype
         try:
             kind = pa.from_numpy_dtype(plain)
@@ -140,9 +140,9 @@ class FrameColumns:
         return (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(self.dtype, copy=False)
 
     def _numbers(self, name: str, kind: pyarrow.DataType) -> tuple[np.dtype, tuple[int, ...]]:
-        """dtype and shape of the numbers of a column in a row."""
+        """Return the dtype and the shape of the value that a column adds to each row."""
         types = arrow(self.what).types
-        shape: tuple[int, ...] = tuple(getattr(kind, "shape", None) or ())  # of tensors
+        shape: tuple[int, ...] = tuple(getattr(kind, "shape", None) or ())  # tensors only
         value = _storage_type(kind)
         sizes: tuple[int, ...] = ()
         while types.is_fixed_size_list(value):
@@ -184,7 +184,7 @@ def _batches(table: pyarrow.Table | pyarrow.RecordBatch, names: list[str]) -> li
 
 
 def _storage_type(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type that an extension type (of tensors) is stored as."""
+    """Return the storage type of an Arrow extension type (tensors), or `kind` itself."""
     return getattr(kind, "storage_type", kind)
 
 

@@ -1,8 +1,8 @@
-"""A stored dataset that grew, as the rows of its segments, and as what it was before each append.
+"""Read a stored dataset with appended segments, in its present state or its state before each append.
 
-`append_rows` never touches what is there. It writes the new rows to a dataset of their own inside the folder
-of the old one, enters it into the list of segments (an attribute of the group: one write, which readers see
-whole or not at all), and notes in the provenance how many rows there were, and with which fingerprint.
+`append_rows` never changes existing rows. It writes the new rows to a new dataset (a segment) inside the
+folder of the old dataset and adds the segment to the list of segments. The list is an attribute of the group,
+which one write replaces. The provenance records the number of rows and the fingerprint before the append.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class JoinedRows(RowSource):
-    """Several row sources one after another."""
+    """Concatenation of several row sources."""
 
     def __init__(self, sources: list[RowSource]) -> None:
         self._sources = sources
@@ -42,7 +42,7 @@ class JoinedRows(RowSource):
 
     @property
     def layout(self) -> ChunkLayout | None:
-        """Of the first segment."""
+        """Layout of the first segment."""
         return self._sources[0].layout
 
     @property
@@ -67,7 +67,7 @@ class JoinedRows(RowSource):
         return [(f, u + first, v + first) for source, a, b, first in parts for f, u, v in source.shards(a, b)]
 
     def _parts(self, start: int, stop: int) -> list[tuple[RowSource, int, int, int]]:
-        """Each source in the rows, the rows in it, and the number of its first row."""
+        """Return (source, start, stop, first row of the source) for each source of the rows `start:stop`."""
         parts = []
         i = min(bisect.bisect_right(self._edges, start) - 1, len(self._sources) - 1)
         while True:
@@ -86,21 +86,21 @@ def _read(source: RowSource, start: int, stop: int, first: int) -> DenseOrCsr:
 
 
 class RecodedRows(WrappedRows):
-    """Label codes of a segment as codes of the classes of the whole dataset."""
+    """Label codes of a segment, converted from the classes `old` to the classes `new`."""
 
     def __init__(self, source: RowSource, old: list[Label], new: list[Label]) -> None:
         super().__init__(source, dtype=np.dtype(np.int32))
         self._table = np.searchsorted(np.asarray(new), np.asarray(old)).astype(np.int32)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Codes of the rows `start:stop`; values that are not codes become -1."""
+        """Return the codes of the rows `start:stop`; invalid codes become -1."""
         codes = self._source.read(start, stop).astype(np.int64)
         known = (codes >= 0) & (codes < len(self._table))
         return np.where(known, self._table[np.where(known, codes, 0)], -1).astype(np.int32)
 
 
 class FirstRows(WrappedRows):
-    """The first rows of a source."""
+    """First `n_rows` rows of another source."""
 
     def __init__(self, source: RowSource, n_rows: int) -> None:
         super().__init__(source, (n_rows, *source.shape[1:]))
@@ -111,7 +111,7 @@ class FirstRows(WrappedRows):
 
 @dataclass(frozen=True)
 class EarlierState:
-    """What a dataset was before an append."""
+    """Number of rows, fingerprint and classes of a dataset before an append."""
 
     rows: int
     fingerprint: str
@@ -119,17 +119,17 @@ class EarlierState:
 
 
 def joined_fingerprint(segments: list[Segment], classes: list[Label] | None) -> str:
-    """The fingerprint of a dataset of several segments."""
+    """Return the fingerprint of a dataset with several segments."""
     parts = [[segment["rows"], segment["fingerprint"]] for segment in segments]
     return hashlib.sha256(json.dumps([parts, classes]).encode()).hexdigest()
 
 
 def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
-    """What a dataset was before each append; not known of appends by early versions."""
+    """Return the states of a dataset before its appends; early versions did not record every state."""
     classes, found = attrs.classes, []
     for record in reversed(attrs.provenance.get("appended", [])):
         before = record.get("before")
-        if before is None:  # noted by no version before this one
+        if before is None:  # early versions recorded no state
             break
         classes = before.get("classes", classes)
         found.append(EarlierState(before["rows"], before["fingerprint"], classes))
@@ -143,7 +143,7 @@ def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
 
 
 def earlier_columns(columns: Columns, fingerprint: str) -> Columns | None:
-    """The columns of a stored dataset as they were when it had this fingerprint, or None."""
+    """Return the columns of the earlier state of a stored dataset with this fingerprint, or None."""
     if columns.attrs is None:
         return None
     state = next((s for s in earlier_states(columns.attrs) if s.fingerprint == fingerprint), None)
@@ -151,7 +151,7 @@ def earlier_columns(columns: Columns, fingerprint: str) -> Columns | None:
 
 
 def columns_then(columns: Columns, state: EarlierState) -> Columns:
-    """Those of a stored dataset as they were."""
+    """Return the columns of a stored dataset in an earlier state."""
     attrs = columns.attrs
     assert attrs is not None
 

@@ -1,4 +1,4 @@
-"""Row sources: what the columns of a dataset are read from, and those over arrays of other libraries."""
+"""Row sources: the interface that reads the columns of a dataset, and row sources for foreign arrays."""
 
 from __future__ import annotations
 
@@ -30,80 +30,80 @@ if TYPE_CHECKING:
 
 
 class RowSource(ABC):
-    """Rows that can be read in runs."""
+    """Rows that can be read by contiguous ranges."""
 
     shape: tuple[int, ...]
-    """(n_rows, *feature_shape)."""
+    """Shape (n_rows, *feature_shape)."""
     dtype: np.dtype
     sparse: bool = False
     """Whether the rows are CSR."""
     knows_entries: bool = False
-    """Whether `nnz` costs nothing; some sources have to read all rows for it."""
+    """Whether `nnz` is available without a pass over all rows."""
     reads_at_once: int = 1
-    """Reads in flight that pay: more than 1 where each waits for a network."""
+    """Best number of parallel reads; more than 1 if each read waits for a network."""
 
     @abstractmethod
     def read(self, start: int, stop: int) -> DenseOrCsr:
-        """Rows `start:stop`: an ndarray (a view where they are in memory), or a `csr_array` of CSR rows."""
+        """Return the rows `start:stop` as an ndarray (a view of rows in memory) or as a `csr_array`."""
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Rows `start:stop` cut where reading is cheapest."""
+        """Split the rows `start:stop` into ranges at the cheapest read borders, for example chunks."""
         return [(start, stop)] if stop > start else []
 
     def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
-        """(file, first row, one past its last row) of the shards of the rows `start:stop`."""
+        """Return (file, first row, one past the last row) of each shard of the rows `start:stop`."""
         return []
 
     @property
     def layout(self) -> ChunkLayout | None:
-        """Chunks, shards and codec of stored rows."""
+        """Chunks, shards and codec of stored rows; None for other rows."""
         return None
 
     def entries(self, start: int, stop: int) -> int:
-        """Stored entries of the CSR rows `start:stop`."""
+        """Return the number of stored entries of the CSR rows `start:stop`."""
         raise TypeError(f"{type(self).__name__} holds dense rows")
 
     @property
     def nnz(self) -> int:
-        """Stored entries of all CSR rows."""
+        """Number of stored entries of all CSR rows."""
         return self.entries(0, self.shape[0])
 
 
 class StoredColumn(RowSource):
-    """A column of a stored dataset, whose chunks have checksums (checksums.py)."""
+    """Column of a stored dataset, with a checksum for each chunk (checksums.py)."""
 
     shard_rows: int
 
     @property
     @abstractmethod
     def n_tiles(self) -> int:
-        """Shards side by side that hold the columns of the same rows."""
+        """Number of shards that share the same rows and split their columns."""
 
     @property
     @abstractmethod
     def n_crcs(self) -> int:
-        """Chunks that all shards have room for."""
+        """Number of checksums: the number of chunks that fit into all shards."""
 
     @property
     @abstractmethod
     def packing(self) -> str:
-        """How the chunks are cut and packed."""
+        """Text that identifies the sizes and codecs of the chunks."""
 
     @abstractmethod
     def seal(self, crcs: np.ndarray) -> None:
-        """Refuse from now on each chunk whose checksum is not this one (n_crcs,)."""
+        """Set the expected checksums (n_crcs,); later reads refuse a chunk with another checksum."""
 
     @abstractmethod
     def crcs_of(self, shard: int) -> slice:
-        """Which of the checksums are those of a shard."""
+        """Return the slice of the checksums that belongs to a shard."""
 
     def read_tile(self, start: int, stop: int, tile: int) -> DenseOrCsr:
-        """Of the rows `start:stop` only the columns of one tile."""
+        """Return only the columns of one tile of the rows `start:stop`."""
         return self.read(start, stop)
 
 
 class WrappedRows(RowSource):
-    """The rows of another source, changed when they are read; cut as they are there."""
+    """Rows of another source, which subclasses change at each read; pieces and shards stay the same."""
 
     def __init__(
         self, source: RowSource, shape: tuple[int, ...] | None = None, dtype: np.dtype | None = None
@@ -129,7 +129,7 @@ class WrappedRows(RowSource):
 
 
 class ArrayRows(RowSource):
-    """Rows of anything that slices like a numpy array: ndarray, memmap, h5py dataset."""
+    """Rows of an object that slices like a numpy array: ndarray, memmap, h5py dataset."""
 
     def __init__(self, array: SlicedArray) -> None:
         self.shape = tuple(array.shape)
@@ -141,13 +141,13 @@ class ArrayRows(RowSource):
 
 
 class ZarrRows(RowSource):
-    """Rows of a zarr array outside our datasets; an absent chunk reads as zarr's fill value."""
+    """Rows of a zarr array outside a stored dataset; a missing chunk reads as zarr's fill value."""
 
     def __init__(self, array: zarr.Array) -> None:
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
         self._array = array
-        self._step = int(array.chunks[0]) if array.chunks else 1  # without axes it is refused later
+        self._step = int(array.chunks[0]) if array.chunks else 1  # arrays without axes are refused later
 
     def read(self, start: int, stop: int) -> np.ndarray:
         return _native(np.asarray(self._array[start:stop]))
@@ -156,19 +156,17 @@ class ZarrRows(RowSource):
         return _cut(start, stop, range((start // self._step + 1) * self._step, stop, self._step))
 
 
-# Chunks of a dask array up to this many bytes are computed together: each computation visits all chunks of
-# the array, which takes a few ms for thousands of them.
+# Maximum bytes of neighbouring dask chunks that one computation combines. Each computation visits all chunks
+# of the array, which takes a few ms for thousands of chunks.
 _TOGETHER_BYTES = 2**22
 
 
 class DaskRows(RowSource):
-    """Rows of a dask array, computed chunk by chunk (small chunks together) when they are read; nothing is
-    kept.
-    """
+    """Rows of a dask array; each read computes the chunks again, and small chunks are computed together."""
 
     def __init__(self, array: da.Array, what: str = "x") -> None:
         self._what = what
-        if any(s != s for s in array.shape):  # NaN: dask does not know
+        if any(s != s for s in array.shape):  # NaN: the size is unknown
             unknown = "rows" if array.shape[0] != array.shape[0] else "columns"
             raise DataError(
                 f"the dask array {what} does not know its number of {unknown} (shape with nan); call "
@@ -181,34 +179,34 @@ class DaskRows(RowSource):
         self._array = array
         self._edges = np.cumsum(array.chunks[0]).tolist()
         row_bytes = max(1, int(np.prod(self.shape[1:])) * self.dtype.itemsize)
-        self._together = max(1, _TOGETHER_BYTES // row_bytes)  # rows
+        self._together = max(1, _TOGETHER_BYTES // row_bytes)  # unit: rows
 
     def lazy(self, start: int, stop: int) -> da.Array:
-        """Rows `start:stop` as a dask array, uncomputed."""
+        """Return the rows `start:stop` as a dask array, without computing the rows."""
         return self._array[start:stop]
 
     @property
     def token(self) -> str:
-        """Dask's own name of the array: a token of how its content is made."""
+        """Dask's name of the array, which identifies the computation of its content."""
         return str(self._array.name)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype.newbyteorder("="))
-        for a, b in self.pieces(start, stop):  # one piece at a time, so no more than one is in memory
+        for a, b in self.pieces(start, stop):  # only one piece at a time is in memory
             chunks = _cut(a, b, self._within(a, b))
             try:
                 out[a - start : b - start] = self._computed(a, b)
             except Exception:
                 if len(chunks) == 1:
                     raise
-                for c, d in chunks:  # one by one, so that the error names the chunk
+                for c, d in chunks:  # retry each chunk, so that the error names the chunk
                     out[c - start : d - start] = self._computed(c, d)
         return out
 
     def _computed(self, start: int, stop: int) -> np.ndarray:
-        """Compute rows, and refuse chunks of another shape than the array says, sparse and masked ones."""
+        """Compute the rows `start:stop`; refuse results that are sparse, masked or of an unexpected shape."""
         block = self._array[start:stop].compute(scheduler=_dask_scheduler())
-        if hasattr(block, "tocsr"):  # dask did not know
+        if hasattr(block, "tocsr"):  # the metadata of dask did not show this
             raise _sparse_blocks(block)
         if np.shape(block) != (stop - start, *self.shape[1:]):
             raise DataError(
@@ -220,11 +218,11 @@ class DaskRows(RowSource):
         return np.asarray(block)
 
     def _within(self, start: int, stop: int) -> list[int]:
-        """Edges of chunks between two rows."""
+        """Return the chunk edges strictly between two rows."""
         return self._edges[bisect.bisect_right(self._edges, start) : bisect.bisect_left(self._edges, stop)]
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Chunks, clipped; small ones together."""
+        """Split the rows `start:stop` at chunk edges; combine small chunks."""
         edges = [start]
         for edge, following in itertools.pairwise([*self._within(start, stop), stop]):
             if following - edges[-1] > self._together:
@@ -244,9 +242,9 @@ def _dask_scheduler() -> str | None:
     try:
         if distributed is not None and distributed.Client.current() is not None:
             return None
-    except ValueError:  # there is none
+    except ValueError:  # there is no client
         pass
-    return "synchronous"  # the engine runs a thread a core already
+    return "synchronous"  # the engine already runs one thread per core
 
 
 def _cut(start: int, stop: int, inner: Iterable[int]) -> list[tuple[int, int]]:
@@ -259,7 +257,7 @@ def _native(array: np.ndarray) -> np.ndarray:
 
 
 class CsrSource(RowSource):
-    """Rows of a scipy sparse matrix or array; other formats become CSR first."""
+    """Rows of a scipy sparse matrix or array; other formats are converted to CSR once."""
 
     sparse = True
     knows_entries = True
@@ -287,7 +285,7 @@ class CsrSource(RowSource):
 
 
 class BackedCsr(RowSource):
-    """CSR rows in three arrays of an open file (HDF5 or zarr), as AnnData stores them; read run by run."""
+    """CSR rows in three arrays of an open file (HDF5 or zarr) in AnnData's format."""
 
     sparse = True
     knows_entries = True
@@ -312,11 +310,11 @@ class BackedCsr(RowSource):
 
     @property
     def n_stored(self) -> int:
-        """Entries that the file holds, before entries of the same place are added."""
+        """Number of entries in the file, before duplicate entries are summed."""
         return int(self._data.shape[0])
 
     def pointers(self, start: int, stop: int) -> np.ndarray:
-        """Row pointers of the rows `start:stop`, checked: int64 (stop - start + 1,)."""
+        """Return the checked row pointers of the rows `start:stop`, int64 (stop - start + 1,)."""
         found = np.asarray(self._indptr[start : stop + 1]).astype(np.int64, copy=False)
         bad = np.flatnonzero((np.diff(found) < 0) | (found[1:] > self.n_stored) | (found[:-1] < 0))
         if bad.size:
@@ -334,7 +332,7 @@ class BackedCsr(RowSource):
         return self.read_counted(start, stop)[0]
 
     def read_counted(self, start: int, stop: int) -> tuple[csr_array, int, int]:
-        """Rows `start:stop`, how many of the rows had to be sorted, and how many entries were added up."""
+        """Return the rows `start:stop`, the number of sorted rows, and the number of merged entries."""
         pointers = self.pointers(start, stop)
         a, b = int(pointers[0]), int(pointers[-1])
         data = np.asarray(self._data[a:b]).astype(self.dtype, copy=False)
@@ -343,19 +341,19 @@ class BackedCsr(RowSource):
 
 
 def is_dask(x: object) -> bool:
-    """Whether `x` is a dask array, without importing dask."""
+    """Return whether `x` is a dask array, without importing dask."""
     module = sys.modules.get("dask.array")
     return module is not None and isinstance(x, module.Array)
 
 
 def is_zarr(x: object) -> TypeGuard[zarr.Array]:
-    """Whether `x` is a zarr array, without importing zarr."""
+    """Return whether `x` is a zarr array, without importing zarr."""
     module = sys.modules.get("zarr")
     return module is not None and isinstance(x, module.Array)
 
 
 def as_source(x: RowsLike | LabelsLike, what: str = "x") -> RowSource:
-    """The row source for an array-like."""
+    """Return the row source for an array-like."""
     x = opened(x, what)
     if is_dask(x):
         return DaskRows(x, what)
@@ -367,7 +365,7 @@ def as_source(x: RowsLike | LabelsLike, what: str = "x") -> RowSource:
         return BackedCsr(x.group, x.shape, what)
     refuse_masked(x, what)
     if isinstance(x, np.ndarray) or (
-        not hasattr(x, "__array_ufunc__")  # a data frame, whose slices are not arrays
+        not hasattr(x, "__array_ufunc__")  # not a data frame, whose slices are not arrays
         and all(hasattr(x, name) for name in ("shape", "dtype", "__getitem__"))
         and not hasattr(x, "iloc")
     ):

@@ -1,4 +1,4 @@
-"""Opening a stored dataset: attributes first, then arrays, each checked against the other."""
+"""Open a stored dataset: read the attributes, then the arrays, and check that both agree."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from scalelatent.storage.disk import Location
 
 MARKERS = "_shards"
-"""Folder of the markers of written shards; there only while a writer is at work."""
+"""Folder of the markers of written shards; the folder exists only until the dataset is finished."""
 
 
 def read_attrs(location: Location) -> DatasetAttrs:
-    """Attributes of the dataset at a place; it may be unfinished."""
+    """Return the attributes of the dataset at a location; the dataset may be unfinished."""
     raw = location.read("zarr.json")
     if raw is None:
         what = "is not a scalelatent dataset: it has no zarr.json"
@@ -56,18 +56,18 @@ def open_group(location: Location) -> zarr.Group:
 
 
 def write_attrs(location: Location, attrs: DatasetAttrs) -> None:
-    """Replace a dataset's attributes by one write (zarr's `attrs.update` makes one of each attribute)."""
+    """Replace all attributes of a dataset in one write; zarr's `attrs.update` writes once per attribute."""
     meta = json.loads(location.read("zarr.json") or b"{}")
     location.write("zarr.json", json.dumps({**meta, "attributes": attrs.to_json()}, indent=2).encode())
 
 
 def _is_made(attrs: DatasetAttrs) -> bool:
-    """Whether a generator made the rows: its parameters alone name the fingerprint of a base, or features."""
+    """Return whether a generator made the rows; only generators record `base_fingerprint` or `features`."""
     return bool(attrs.provenance.keys() & {"base_fingerprint", "features"})
 
 
 def _repair_hint(attrs: DatasetAttrs, url: str) -> str:
-    """The next step when a shard of a dataset is lost."""
+    """Return the last sentence of an error about a lost shard: the step that restores the shard."""
     if _is_made(attrs):
         return f"`scalelatent data repair {url}` makes the lost shards again and leaves the others"
     if attrs.provenance.get("importer"):
@@ -76,12 +76,12 @@ def _repair_hint(attrs: DatasetAttrs, url: str) -> str:
 
 
 def array(group: zarr.Group, name: str, url: str) -> zarr.Array:
-    """An array of a dataset's group."""
+    """Return an array of the zarr group of a dataset, or raise a `DataError`."""
     import zarr
 
     try:
         found = group[name]
-    except Exception as error:  # absent, or metadata that zarr cannot read
+    except Exception as error:  # missing, or unreadable metadata
         raise DataError(
             f"{url}: array '{name}' is missing or its zarr.json is damaged; import again"
         ) from error
@@ -91,7 +91,7 @@ def array(group: zarr.Group, name: str, url: str) -> zarr.Array:
 
 
 def open_columns(location: Location) -> dict[str, Any]:
-    """The parts of a finished dataset."""
+    """Return the keyword arguments of `Columns` for a finished dataset."""
     attrs = read_attrs(location)
     if not attrs.complete:
         raise unfinished(location, attrs)
@@ -106,7 +106,7 @@ def open_columns(location: Location) -> dict[str, Any]:
 
 
 def unfinished(location: Location, attrs: DatasetAttrs) -> DataError:
-    """The refusal of a dataset that its writer did not finish."""
+    """Return the error for a dataset whose writer did not finish."""
     done = len(location.keys(MARKERS))
     generated = _is_made(attrs)
     repair = f"go on with `scalelatent data repair {location.url}`"
@@ -119,7 +119,7 @@ def unfinished(location: Location, attrs: DatasetAttrs) -> DataError:
 def own_columns(
     location: Location, attrs: DatasetAttrs, group: zarr.Group | None = None
 ) -> dict[str, StoredColumn]:
-    """The columns `x`, `y` and `weight`, as far as there are, of the rows that lie right here."""
+    """Return the existing columns among `x`, `y` and `weight` in this folder, without appended segments."""
     group = open_group(location) if group is None else group
     columns: dict[str, StoredColumn] = {}
     hint = _repair_hint(attrs, location.url)
@@ -144,7 +144,7 @@ def own_columns(
 
 
 def has_column(location: Location, attrs: DatasetAttrs, name: str) -> bool:
-    """Whether a dataset has a column, by its attributes; what they do not say, by its metadata."""
+    """Return whether a dataset has a column; old attributes do not list columns, so look for its file."""
     if attrs.columns is not None:
         return name in attrs.columns
     found = location.has(f"{name}/zarr.json")
@@ -163,12 +163,12 @@ def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str
 
 
 def segment_location(location: Location, path: str) -> Location:
-    """Where a segment of the dataset at a place lies."""
+    """Return the location of a segment of the dataset at `location`."""
     return location.at(path)
 
 
 def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]) -> dict[str, Any]:
-    """The columns of a dataset that grew, from those of its first segment."""
+    """Join the columns `base` of the first segment with the columns of all appended segments."""
     assert attrs.segments is not None
     opened = [base]
     for segment in attrs.segments[1:]:

@@ -1,4 +1,4 @@
-"""Some rows of a dataset, by their numbers, as a dataset: read from the whole, never copied."""
+"""Select rows of a dataset by their numbers; the new dataset reads `x` from the old one when needed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from scalelatent.kernels.arrays import DenseOrCsr
 
-# Rows of the whole that are read at a time, for the few of them that are wanted.
+# Maximum range of consecutive rows of the original dataset that one read covers.
 READ_ROWS = 8192
 
 
 def take_rows(dataset: Dataset, numbers: npt.ArrayLike) -> Dataset:
-    """The rows of these numbers, in rising order; labels and weights are kept in memory."""
+    """Return the rows `numbers` as a dataset, in ascending order; labels and weights stay in memory."""
     rows = np.unique(np.asarray(numbers, dtype=np.int64))
     x = _TakenRows(dataset.read_x, rows, dataset.feature_shape, dataset.dtype, dataset.is_sparse)
     weight = dataset.read_weight(0, len(dataset))
@@ -35,7 +35,7 @@ def take_rows(dataset: Dataset, numbers: npt.ArrayLike) -> Dataset:
 
 
 class _TakenRows(RowSource):
-    """A row source of rows of another."""
+    """Selected rows of a dataset, read with `read` from the original rows."""
 
     def __init__(
         self,

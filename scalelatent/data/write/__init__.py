@@ -1,1 +1,1 @@
-"""Writing datasets: create, append, convert, shuffle."""
+"""Write datasets: create, append, convert, shuffle."""

@@ -1,4 +1,4 @@
-"""Appending rows to a stored dataset: whatever happens, the old rows stay as they are."""
+"""Append rows to a stored dataset; the old rows stay unchanged, also after a failure."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def append_opened(
     progress: Progress | None = None,
     **layout: Unpack[LayoutOptions],
 ) -> Dataset:
-    """Append the rows that `open_rows` gives for the dataset that grows; see `importers.append_rows`."""
+    """Append the rows that `open_rows` opens for the dataset at `url`; see `importers.append_rows`."""
     location = locate(url)
-    read_attrs(location)  # no lock where there is no dataset
+    read_attrs(location)  # raises before a lock is created without a dataset
     with alone(location, _LOCK, "being appended to"):
         _append(location, open_rows, progress, layout)
     return open_dataset(url)
@@ -69,7 +69,7 @@ def _append(
             record = {"rows": rows.n_rows, **derived_from(rows, "append"), "before": before}
             _commit(location, attrs, [*kept, segment], classes, record)
         except BaseException as error:
-            if not _is_listed(location, place):  # an interrupt may come when all is done
+            if not _is_listed(location, place):  # an interrupt may follow the commit
                 clear_after(error, place)
             if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
                 raise DataError(
@@ -80,7 +80,7 @@ def _append(
 
 
 def _sweep(location: Location, attrs: DatasetAttrs) -> None:
-    """Remove what broken appends, and appends before the last, left behind."""
+    """Remove segments of failed appends, and segments that the last append merged."""
     listed = {segment["path"] for segment in attrs.segments or []}
     for name in location.keys(""):
         if name.startswith(PREFIX) and name not in listed:
@@ -88,7 +88,7 @@ def _sweep(location: Location, attrs: DatasetAttrs) -> None:
 
 
 def _kind_of(ds: Dataset) -> dict[str, object]:
-    """What has to be the same in two datasets whose rows belong together."""
+    """Return the properties that have to be equal before the rows of two datasets can be joined."""
     labels = None if ds.y_kind is None else str(ds.y_kind)
     if ds.y_kind == "labels":
         labels = "strings" if ds.read_y(0, 1).dtype.kind == "U" else "numbers"
@@ -104,7 +104,7 @@ def _kind_of(ds: Dataset) -> dict[str, object]:
 
 
 def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
-    """The classes of both; refuses rows that are not of the target's kind."""
+    """Return the union of the classes, or None; refuse rows that differ from the target in `_kind_of`."""
     ours, theirs = _kind_of(target), _kind_of(rows)
     differing = [
         f"{name} {theirs[name]} instead of {ours[name]}" for name in ours if ours[name] != theirs[name]
@@ -131,23 +131,23 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
 
 
 def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> Segment:
-    """A segment as the list of segments has it."""
-    # What its codes mean; and of the first segment, whose attributes become those of the whole, what its
-    # fingerprint was made of.
+    """Return the entry of a segment for the list of segments in the attributes."""
+    # Keep classes to decode codes. The first segment also keeps its classes for its fingerprint, because the
+    # attributes of its folder then describe the whole dataset.
     classes = attrs.classes if attrs.codes or not path else None
     assert attrs.fingerprint is not None, "it is finished"
     return {"path": path, "rows": n_rows, "fingerprint": attrs.fingerprint, "classes": classes}
 
 
 def _state(attrs: DatasetAttrs, classes: np.ndarray | None, n_rows: int) -> dict[str, Any]:
-    """What the dataset is before an append (earlier.py); its classes where they are others afterwards."""
+    """Return rows and fingerprint before an append (earlier.py), and the old classes if classes change."""
     changed = attrs.classes != (None if classes is None else classes.tolist())
     state = {"rows": n_rows, "fingerprint": attrs.fingerprint}
     return {**state, "classes": attrs.classes} if changed else state
 
 
 def _kept(segments: list[Segment], new_rows: int) -> list[Segment]:
-    """The segments that stay: the first, and each that is larger than all that comes after it."""
+    """Return the segments to keep: the first, and each segment with more rows than all later rows."""
     kept = list(segments)
     while len(kept) > 1 and kept[-1]["rows"] <= new_rows:
         new_rows += kept.pop()["rows"]
@@ -162,7 +162,7 @@ def _write_segment(
     progress: Progress | None,
     layout: LayoutOptions,
 ) -> Segment:
-    """Write the rows of one or two datasets, one after the other, to a dataset of their own."""
+    """Write the rows of one or two datasets, in order, to a new segment; return its entry."""
     n_rows = sum(part.n_rows for part in parts)
     how = {"importer": "append"}
     nnz = None if target.nnz is None else sum(part.nnz or 0 for part in parts)
@@ -187,7 +187,7 @@ def _commit(
     classes: np.ndarray | None,
     record: dict[str, Any],
 ) -> None:
-    """Enter the segments into the dataset's attributes: one write."""
+    """Replace the list of segments in the attributes of the dataset, in one write."""
     if read_attrs(location).fingerprint != attrs.fingerprint:
         raise DataError(
             f"{location.url} was changed by another process while rows to append were written. "
@@ -206,9 +206,9 @@ def _commit(
 
 
 def _is_listed(location: Location, place: Location) -> bool:
-    """Whether a segment has become part of its dataset, or may have."""
+    """Return whether a segment is, or may be, part of its dataset."""
     try:
         segments = read_attrs(location).segments or []
-    except DataError:  # it is removed by the next append if it has not
+    except DataError:  # the next append removes an unlisted segment
         return True
     return any(segment["path"] == place.url.rsplit("/", 1)[-1] for segment in segments)

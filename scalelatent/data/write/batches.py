@@ -1,4 +1,4 @@
-"""Runs of rows on their way from one dataset to another, and the threads that write them as shards."""
+"""Batches of rows that are copied between datasets, and threads that write batches as shards."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Item = TypeVar("Item")
 Done = TypeVar("Done")
 
 Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
+"""Type of a callback that receives (rows done, total rows)."""
 
 MAX_THREADS = 4
-"""Hashing, packing and writing a shard costs several times what reading it does; each holds a shard."""
+"""Maximum number of writer threads; each has one shard in memory, and a write is slower than a read."""
 
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows, labels and weights; each column an array whose first axis is the row, a CSR array, or None."""
+    """Rows, labels and weights; each column is an array with one entry per row, a CSR array, or None."""
 
     x: DenseOrCsr
     """Rows (n, n_features), dense or CSR."""
     y: DenseOrCsr | None = None
-    """Labels, targets or multi-labels, as `Dataset.read_y` gives them."""
+    """Labels, targets or multi-labels, as `Dataset.read_y` returns them."""
     weight: np.ndarray | None = None
     """Weights (n,)."""
 
@@ -49,7 +49,7 @@ class RowBatch:
 
     @classmethod
     def concatenate(cls, batches: Iterable[RowBatch]) -> RowBatch:
-        """One batch of several, in order."""
+        """Return one batch with the rows of several batches, in order."""
         columns = zip(*((b.x, b.y, b.weight) for b in batches), strict=True)
         return cls(*(_concatenate(list(parts)) for parts in columns))
 
@@ -61,11 +61,11 @@ class RowBatch:
         return int(self.x.shape[0])
 
     def take(self, rows: np.ndarray) -> RowBatch:
-        """Copies of the given rows, in the given order."""
+        """Return copies of the given rows, in the given order."""
         return RowBatch(*(None if c is None else c[rows] for c in (self.x, self.y, self.weight)))
 
     def split(self, edges: np.ndarray) -> list[RowBatch]:
-        """Cut before each of the given rows; views, not copies, where columns are dense."""
+        """Split before each of the given rows; dense columns become views, not copies."""
         bounds = [0, *edges.tolist(), len(self)]
         return [
             RowBatch(*(None if c is None else c[a:b] for c in (self.x, self.y, self.weight)))
@@ -73,7 +73,7 @@ class RowBatch:
         ]
 
     def to_bytes(self) -> bytes:
-        """The batch as npy arrays one after another; nothing is pickled."""
+        """Return the batch as concatenated npy arrays, without pickle."""
         out = io.BytesIO()
         for column in (self.x, self.y, self.weight):
             parts = _parts(column)
@@ -85,7 +85,7 @@ class RowBatch:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RowBatch:
-        """The batch that `to_bytes` wrote."""
+        """Return the batch that `to_bytes` wrote."""
         source = io.BytesIO(data)
         columns: list[DenseOrCsr | None] = []
         for _ in range(3):
@@ -101,17 +101,17 @@ class RowBatch:
 def in_order(
     items: Iterable[Item], work: Callable[[int, Item], Done], threads: int, name: str, *, ahead: int
 ) -> Generator[Done]:
-    """What threads make of items and their numbers, in order; so many are at work or done ahead.
+    """Yield `work(number, item)` in order, computed by threads; at most `ahead` results wait at one time.
 
-    Close it where a loop over it may raise: no thread is at work any more then.
+    If the loop over the generator may raise, close the generator: no thread runs after the close.
     """
     waiting: deque[Future[Done]] = deque()
     with ThreadPoolExecutor(threads, name) as pool:
         try:
-            numbers = itertools.count()  # `enumerate` would hold an item while the next one is read
+            numbers = itertools.count()  # `enumerate` would keep the previous item in memory
             for item in items:
                 waiting.append(pool.submit(work, next(numbers), item))
-                del item  # which may be large: the thread holds it as long as it needs it
+                del item  # free a large item as soon as its thread has finished
                 if len(waiting) > ahead:
                     yield waiting.popleft().result()
             while waiting:
@@ -128,7 +128,7 @@ def write_shards(
     *,
     threads: int | None = None,
 ) -> None:
-    """Write the shards of a dataset, given in order."""
+    """Write the batches, one per shard and in order, as the shards of a dataset."""
     from dask.system import cpu_count
 
     def write(shard: int, batch: RowBatch) -> int:
@@ -143,7 +143,7 @@ def write_shards(
 
 
 def row_bytes(ds: Dataset) -> float:
-    """Bytes of a row of a dataset in memory, all columns, on average."""
+    """Return the mean bytes of one row in memory, over all columns of a dataset."""
     sample = RowBatch.read(ds, 0, 1)
     total = ds.nbytes / ds.n_rows + 8 * ds.has_weight
     if ds.y_kind == "multilabel":
@@ -153,7 +153,7 @@ def row_bytes(ds: Dataset) -> float:
 
 
 def _parts(column: DenseOrCsr) -> list[np.ndarray]:
-    """The arrays a column is made of: none, one, or the three of CSR."""
+    """Return the arrays of a column: no array, one array, or the three arrays of CSR rows."""
     if column is None:
         return []
     return [column] if isinstance(column, np.ndarray) else list(csr.parts_of(column))

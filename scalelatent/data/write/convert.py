@@ -1,4 +1,4 @@
-"""Rows in another form: other chunks, shards, codec or dtype, fewer rows; and zarr arrays made elsewhere."""
+"""Convert rows to other chunks, shards, codecs, dtypes or row ranges, and open zarr arrays as datasets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scalelatent.kernels.arrays import DenseOrCsr
 
 _REFERENCES = (".json", ".parq", ".parquet")
-"""Names of files, or folders, of references to parts of other files."""
+"""Name endings of files or folders that hold references to byte ranges of other files."""
 
 
 def convert_dataset(
@@ -52,9 +52,9 @@ def convert_dataset(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Dataset:
-    """Write the rows of a dataset, or of a zarr array made elsewhere, in another form.
+    """Write the rows of a dataset, or of a zarr array of other software, to a new dataset in another form.
 
-    What is not asked for stays as it is. The same rows in the same shards have the same fingerprint, whatever
+    Properties without an argument stay unchanged. The fingerprint depends on the rows and the shards, not on
     the chunks and the codec.
 
     Parameters
@@ -129,7 +129,7 @@ def convert_dataset(
     old = ds._columns.x.layout
     layout = _layout(old, chunk_rows, shard_rows, compressor)
     ds = images
-    if changed:  # rows of another size
+    if changed:  # the old chunk and shard sizes do not suit the new row size
         layout |= _sizes(chunk_rows, shard_rows)
     if "dtype" in parameters:
         kind = schema.check_rows_dtype(np.dtype(dtype), "the dtype to convert to")
@@ -138,7 +138,7 @@ def convert_dataset(
         ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
         layout |= _sizes(chunk_rows, shard_rows)
     elif ds.is_sparse and chunk_rows is None:
-        layout["chunk_rows"] = None  # row groups have none
+        layout["chunk_rows"] = None  # row groups have no chunk size
     copy_rows(ds, out_url, provenance=provenance, overwrite=overwrite, progress=progress, **layout)
     return open_dataset(out_url)
 
@@ -149,7 +149,7 @@ def _layout(
     shard_rows: int | str | None,
     compressor: str | None,
 ) -> LayoutOptions:
-    """The arguments of `create_dataset` for what was asked for; the rest as it was."""
+    """Return the layout arguments of `create_dataset`: the requested values, else those of the source."""
 
     def size(wanted: int | str | None, kept: int | None, name: str) -> int | None:
         if isinstance(wanted, str) and wanted != "auto":
@@ -159,7 +159,7 @@ def _layout(
     chunks = size(chunk_rows, None if old is None else old.chunk_rows, "chunk_rows")
     shards = size(shard_rows, None if old is None else old.shard_rows, "shard_rows")
     if chunks and shards and shards % chunks:
-        if chunk_rows is None:  # the one that was asked for wins
+        if chunk_rows is None:  # the requested size has priority
             chunks = None
         elif shard_rows is None:
             shards = None
@@ -172,12 +172,12 @@ def _layout(
 
 
 def _sizes(chunk_rows: int | str | None, shard_rows: int | str | None) -> LayoutOptions:
-    """Chunks and shards of rows of another size: as asked for, else chosen for them."""
+    """Return the requested chunk and shard sizes; None lets `create_dataset` choose for the new row size."""
     return {"chunk_rows": _size(chunk_rows, "chunk_rows"), "shard_rows": _size(shard_rows, "shard_rows")}
 
 
 def _size(rows: int | str | None, name: str) -> int | None:
-    """A number of rows as asked for; None where it is to be chosen."""
+    """Return the requested number of rows, or None for 'auto' and for no request."""
     return None if rows in (None, "auto") else _whole(rows, name)
 
 
@@ -189,14 +189,14 @@ def _whole(rows: Any, name: str) -> int:
 
 
 def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
-    """The same dataset with other rows; labels and weights stay."""
+    """Return the dataset with `x` as its rows, and with the same labels and weights."""
     old = ds._columns
     columns = Columns(x, old.y, old.weight, place=old.place, attrs=old.attrs)
     return Dataset(columns, ds._start, ds._stop)
 
 
 class ResizedRows(WrappedRows):
-    """Images, grey or in colour, cropped and then resized by means over areas, which are floats."""
+    """Grey-scale or colour images, cropped and then resized to float means over areas of pixels."""
 
     def __init__(self, source: RowSource, crop: int, size: tuple[int, int] | None, what: str) -> None:
         if source.sparse:
@@ -235,7 +235,7 @@ class ResizedRows(WrappedRows):
 
 
 def _image_shape(shape: tuple[int, ...], what: str) -> tuple[int, ...]:
-    """Height, width and perhaps channels of images; a square for features in a line."""
+    """Return height, width and optional channels of images; rows with one axis have to be square images."""
     if len(shape) in (2, 3):
         return tuple(shape)
     if len(shape) == 1 and (side := math.isqrt(shape[0])) ** 2 == shape[0]:
@@ -247,7 +247,7 @@ def _image_shape(shape: tuple[int, ...], what: str) -> tuple[int, ...]:
 
 
 def _areas(old: int, new: int) -> np.ndarray:
-    """Matrix (new, old): the share that each old pixel has in the stretch that a new one covers."""
+    """Return a matrix (new, old) of weights: the share of each old pixel in the range of each new pixel."""
     edges = np.arange(new + 1) * (old / new)
     starts = np.arange(old)
     shared = np.minimum(edges[1:, None], starts + 1) - np.maximum(edges[:-1, None], starts)
@@ -256,7 +256,7 @@ def _areas(old: int, new: int) -> np.ndarray:
 
 
 class CastRows(WrappedRows):
-    """Rows, dense or CSR, of another dtype: exactly, or, if asked for, as near as it allows."""
+    """Dense or CSR rows in another dtype: exact values, or, with `lossy`, the nearest values."""
 
     def __init__(self, source: RowSource, dtype: np.dtype, lossy: bool, what: str) -> None:
         if source.sparse:
@@ -288,7 +288,7 @@ class CastRows(WrappedRows):
 
 
 class DenseRows(WrappedRows):
-    """CSR rows as dense ones."""
+    """CSR rows, converted to dense rows when they are read."""
 
     def __init__(self, source: RowSource) -> None:
         super().__init__(source)
@@ -300,7 +300,7 @@ class DenseRows(WrappedRows):
 
 
 class SparseRows(WrappedRows):
-    """Dense rows as CSR ones; the axes of a row become one, zeros are left out."""
+    """Dense rows, converted to CSR rows when they are read; the axes of a row are flattened to one axis."""
 
     def __init__(self, source: RowSource) -> None:
         shape = (source.shape[0], schema.n_features(source.shape[1:]))
@@ -309,7 +309,7 @@ class SparseRows(WrappedRows):
 
     @functools.cached_property
     def nnz(self) -> int:
-        """Numbers that are not zero; reads all rows, once."""
+        """Number of values that are not zero; the first use reads all rows."""
         return self._count(0, self.shape[0])
 
     def entries(self, start: int, stop: int) -> int:
@@ -327,14 +327,14 @@ class SparseRows(WrappedRows):
 
 
 def cast(x: np.ndarray, dtype: np.dtype, lossy: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Values in another dtype, and which of them it holds exactly."""
-    wide = x.dtype.kind in "iu" and x.dtype.itemsize == 8 and dtype.kind == "f"  # numpy calls that safe
+    """Return the values in another dtype, and a mask of the values that the dtype holds exactly."""
+    wide = x.dtype.kind in "iu" and x.dtype.itemsize == 8 and dtype.kind == "f"  # numpy calls this cast safe
     if np.can_cast(x.dtype, dtype, "safe") and not wide:
         return x.astype(dtype, copy=False), np.broadcast_to(True, x.shape)
     with np.errstate(over="ignore", invalid="ignore"):
         within = _fits(x, dtype)
         plain = x.astype(dtype)
-        # A float may round up beyond the range of the integers it came from; coming back then says nothing.
+        # A float may round up beyond the integer range of `x`; the cast back to integers is then undefined.
         exact = within & _fits(plain, x.dtype) & (plain.astype(x.dtype) == x)
         if not lossy:
             return plain, exact
@@ -349,7 +349,7 @@ def cast(x: np.ndarray, dtype: np.dtype, lossy: bool = False) -> tuple[np.ndarra
 
 
 def _range(dtype: np.dtype) -> tuple[float, float]:
-    """Least and largest value of a type, as Python numbers."""
+    """Return the smallest and the largest value of a dtype, as Python numbers."""
     if dtype.kind == "b":
         return 0, 1
     if dtype.kind == "f":
@@ -358,28 +358,28 @@ def _range(dtype: np.dtype) -> tuple[float, float]:
 
 
 def _fits(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Whether values lie in the range of a type."""
+    """Return a mask of the finite values inside the range of a dtype."""
     low, high = _range(dtype)
     return np.isfinite(x) & ~_above(x, high) & ~_below(x, low)
 
 
 def _above(x: np.ndarray, high: float) -> np.ndarray:
-    """Values > high, compared without rounding `high` up to a float that is not below the values."""
+    """Return a mask of the values > high, without the error from rounding an integer `high` to a float."""
     if x.dtype.kind == "f":
-        # The largest integers are 2**k - 1, which a float can only round to 2**k.
+        # The largest value of an integer dtype is 2**k - 1, which may round to 2**k as a float.
         return x >= float(high + 1) if isinstance(high, int) else x > high
     return np.full(x.shape, False) if int(_range(x.dtype)[1]) <= high else x > x.dtype.type(int(high))
 
 
 def _below(x: np.ndarray, low: float) -> np.ndarray:
-    """Values < low."""
+    """Return a mask of the values < low."""
     if x.dtype.kind == "f":
         return x < float(low)
     return np.full(x.shape, False) if int(_range(x.dtype)[0]) >= low else x < x.dtype.type(int(low))
 
 
 def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | None = None) -> Dataset:
-    """Open a dataset, or zarr arrays made elsewhere as one."""
+    """Open a stored dataset, or zarr arrays of other software as a dataset."""
     location = locate(url)
     if format_of(location) in (schema.FORMAT, REMOVED) or location.is_empty():
         if x is not None or y is not None:
@@ -391,7 +391,7 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
 def open_arrays(
     url: str | os.PathLike[str], *, x: str | None = None, y: str | None = None
 ) -> tuple[zarr.Array, zarr.Array | np.ndarray | None]:
-    """Rows and labels (None where there are none) of zarr arrays, also of those that a file refers to."""
+    """Return rows and labels (or None) of zarr arrays at `url`, or of arrays that `url` has references to."""
     import zarr
 
     location = locate(url)
@@ -399,7 +399,7 @@ def open_arrays(
         virtual = location.url.endswith(_REFERENCES)
         store = reference_store(location) if virtual else location.zarr_store(read_only=True)
         found = zarr.open(store, mode="r")
-    except Exception as error:  # zarr has errors of several kinds
+    except Exception as error:  # zarr raises several kinds of errors
         raise DataError(
             f"{location.url} is neither a dataset nor anything else that zarr can open ({error}); give a "
             "dataset, or import the files in it with `scalelatent data import`"
@@ -411,14 +411,12 @@ def open_arrays(
     rows = _member(found, location.url, "x", x)
     labels = _member(found, location.url, "y", y)
     if labels is not None and labels.dtype.kind not in "buif":
-        labels = (
-            np.asarray(labels[...]).astype(object).astype(str)
-        )  # strings, of which zarr has several kinds
+        labels = np.asarray(labels[...]).astype(object).astype(str)  # zarr has several kinds of strings
     return rows, labels
 
 
 def _member(group: zarr.Group, url: str, role: str, key: str | None) -> zarr.Array | None:
-    """The array of a group that plays a role; labels may be absent."""
+    """Return the array of a group that holds the rows (role 'x') or labels ('y'); None without labels."""
     names = sorted(group.array_keys())
     if key is not None:
         found = [key] if key in group and hasattr(group[key], "dtype") else []

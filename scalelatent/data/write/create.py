@@ -1,4 +1,4 @@
-"""Creating a dataset on disk, going on with one, and copying rows into one."""
+"""Create a dataset on disk, resume an unfinished dataset, and copy rows into a new dataset."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.data.schema import LayoutOptions
 
-# Chunks that equal the fill value are written too, so that an absent chunk always means a lost one.
+# Zarr also writes chunks that equal the fill value, so that a missing chunk always means a lost chunk.
 _COMMON: dict[str, Any] = {"fill_value": 0, "config": WRITE_CONFIG}
 
 
@@ -70,7 +70,7 @@ def begin_dataset(
     resume: bool = False,
     overwrite: bool = False,
 ) -> Location:
-    """Create the arrays of a dataset, or find those of one that was begun; see `create_dataset`."""
+    """Create the arrays of a dataset, or check those of an unfinished dataset; see `create_dataset`."""
     location = locate(url)
     if n_rows < 1:
         raise DataError(
@@ -119,7 +119,7 @@ def begin_dataset(
         layout = choose_layout(n_rows, attrs.feature_shape, kind, **sizes)
     else:
         layout = choose_csr_layout(n_rows, nnz, kind, **sizes)
-    # The table of digests is the last thing that creating a dataset writes.
+    # The table of digests is created last, so its presence means that all arrays were created.
     if resume and location.has("digest/zarr.json") and format_of(location) != REMOVED:
         _check_resumed(location, n_rows, attrs, kind, y_type, weighted, layout if shard_rows else None)
         return location
@@ -169,7 +169,7 @@ def _create_arrays(
         how = ChunkLayout(layout.chunk_rows, layout.shard_rows, packed)
         _create_rows(group, "y", (n_rows, attrs.n_targets), y_dtype, how)
         y_dtype = None
-    # A column of one number a row: one chunk per shard of x, so that a shard has one writer in every array.
+    # A 1-D column has one chunk per shard of x, so that each shard has one writer in every array.
     for name, kind in (("y", y_dtype), ("weight", np.dtype(np.float64) if weighted else None)):
         if kind is not None:
             group.create_array(
@@ -211,7 +211,7 @@ def check_rows_fit(
     compressor: str | None = "auto",
     copies: int = 1,
 ) -> None:
-    """Refuse rows, or several copies of them at a time, that the place cannot hold (see `check_space`)."""
+    """Raise a `DataError` if the location has no space for `copies` copies of the rows; see `check_space`."""
     numbers = schema.n_features(feature_shape) * n_rows if nnz is None else nnz
     what = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
     if copies > 1:
@@ -245,7 +245,7 @@ def _check_kinds(
 
 
 def make_room(location: Location, overwrite: bool, *, unfinished: bool = False) -> None:
-    """Make sure that nothing lies at a place: what is there and may go is deleted; see `check_room`."""
+    """Empty a location: delete a dataset that may be replaced, refuse other content; see `check_room`."""
     check_room(location, overwrite, unfinished=unfinished)
     if not location.is_empty():
         with explain_os_errors(location, "removing what lies there"):
@@ -255,7 +255,7 @@ def make_room(location: Location, overwrite: bool, *, unfinished: bool = False) 
 def check_room(
     location: Location, overwrite: bool, *, unfinished: bool = False, resumable: bool = True
 ) -> None:
-    """Refuse a place that holds other files, or a dataset that may not be replaced; nothing is deleted."""
+    """Refuse a location with other files, or with a dataset that may not be replaced; delete nothing."""
     if location.is_empty() or (found := format_of(location)) == REMOVED:
         return
     if found != schema.FORMAT:
@@ -284,7 +284,7 @@ def check_room(
 def _is_finished(location: Location) -> bool:
     try:
         return read_attrs(location).complete
-    except DataError:  # of a newer version, or damaged: then it may have been
+    except DataError:  # a newer version or damaged: possibly finished
         return True
 
 
@@ -297,7 +297,7 @@ def _check_resumed(
     weighted: bool,
     layout: ChunkLayout | None,
 ) -> None:
-    """Refuse to go on with a dataset that was begun with other arguments."""
+    """Refuse to resume a dataset that was created with other arguments."""
     writer = ShardWriter(location)
     old = writer.attrs.provenance
     then = {"rows": writer.n_rows, "feature_shape": writer.attrs.feature_shape, "dtype": str(writer.dtype)}
@@ -307,7 +307,7 @@ def _check_resumed(
     for name in ("x_kind", "y_kind", "n_targets"):
         then[name], now[name] = getattr(writer.attrs, name), getattr(attrs, name)
     now["shard_rows"] = writer.shard_rows if layout is None else layout.shard_rows
-    # The parameters decide the content; the version of the software that began it does not.
+    # The parameters determine the content; the software version that created the dataset does not.
     then |= {k: v for k, v in old.items() if k not in ("scalelatent", "appended")}
     now |= {k: v for k, v in json.loads(json.dumps(attrs.provenance)).items() if k != "scalelatent"}
     differing = [
@@ -330,7 +330,7 @@ def create_like(
     overwrite: bool = False,
     **changed: Any,
 ) -> ShardWriter:
-    """The writer of a new dataset whose rows are of the kind of another's: shape, types, classes, weights."""
+    """Return the writer of a new dataset with the row shape, dtypes, classes and weight column of `ds`."""
     refuse_onto(url, ds.place)
     check_room(locate(url), overwrite, resumable=False)
     place = begin_dataset(
@@ -348,14 +348,14 @@ def create_like(
 
 
 def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
-    """Provenance of a dataset made of another one."""
+    """Return the provenance of a dataset that is derived from `ds`."""
     origin = {"of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()} if ds.attrs else {}
     return {"importer": how, **parameters, **origin}
 
 
 @contextlib.contextmanager
 def removed_on_failure(writer: ShardWriter) -> Iterator[None]:
-    """Leave no half-written dataset behind, whatever goes wrong, Ctrl-C included; for its only writer."""
+    """Delete the dataset after any error, including Ctrl-C; use this only if `writer` is the only writer."""
     writer.then, writer.alone = "try again: nothing of it is left", True
     with cleared_on_failure(locate(writer.url)):
         yield
@@ -370,7 +370,7 @@ def copy_rows(
     progress: Callable[[int, int], None] | None = None,
     **layout: Unpack[LayoutOptions],
 ) -> None:
-    """Write the rows of a dataset to another place; see `Dataset.save`."""
+    """Write the rows of a dataset to another location; see `Dataset.save`."""
     how = derived_from(ds, "save") if provenance is None else provenance
     writer = create_like(ds, url, provenance=how, overwrite=overwrite, **layout)
     with removed_on_failure(writer):
@@ -380,7 +380,7 @@ def copy_rows(
 
 
 def link_dataset(ds: Dataset, place: Location) -> str:
-    """Have a finished dataset at another place, too, file by file; returns its fingerprint."""
+    """Link or copy each file of a finished dataset to another location; return the fingerprint."""
     if ds.place is None or not ds.is_stored:
         raise DataError("rows in memory cannot be linked: write them with Dataset.save")
     source = ds.place
@@ -399,7 +399,7 @@ def _link_files(source: Path, target: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(file, path)
-        except OSError:  # another disk, or one without links
+        except OSError:  # another disk, or a disk without hard links
             shutil.copyfile(file, path)
 
 

@@ -1,4 +1,4 @@
-"""Writing the shards of a dataset: in any order, one writer each."""
+"""Write the shards of a dataset in any order; each shard has one writer at a time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Column: TypeAlias = "zarr.Array | CsrGroups"
 
 
 class ShardWriter:
-    """Writes the shards of one dataset, whichever threads and processes are at work on others."""
+    """Writer of the shards of one dataset; other threads and processes may write other shards."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -79,15 +79,15 @@ class ShardWriter:
         self._group, self._markers = group, Markers(location)
         self._resealed: dict[int, dict[str, list[int]]] = {}
         self._noted: dict[str, list[int]] = {}  # file -> checksums of its chunks
-        self._wanted: dict[str, int | None] = {}  # file -> its chunks, None for one that is not a shard
+        self._wanted: dict[str, int | None] = {}  # file -> number of its chunks; None without shards
         self.then = "go on with --resume (resume=True): the shards written before are intact"
-        """What messages name as the last step after a full disk; it depends on who writes."""
+        """Last sentence of the error message about a full disk; each caller sets its own."""
         self.alone = False
-        """Whether no other writer ever wrote here, so that nothing has to be deleted before a shard."""
+        """Whether no other writer ever wrote here, so that a shard needs no deletion before the write."""
 
     @classmethod
     def attach(cls, url: str | os.PathLike[str]) -> Self:
-        """The writer of a dataset that was created before, in this or another process."""
+        """Return a writer of a dataset that this or another process has created."""
         return cls(locate(url))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -107,7 +107,7 @@ class ShardWriter:
 
     @property
     def y_dtype(self) -> np.dtype | None:
-        """Type of the labels as they are stored."""
+        """Stored dtype of the labels, or None without labels."""
         return None if self._y is None else np.dtype(self._y.dtype)
 
     @property
@@ -121,30 +121,30 @@ class ShardWriter:
 
     @property
     def n_tiles(self) -> int:
-        """Shards side by side that hold the columns of the same rows; 1 where rows are not cut."""
+        """Number of shards that share the same rows and split their columns; 1 if rows are not split."""
         return 1 if self._tile is None else -(-int(self._x.shape[1]) // self._tile)
 
     @property
     def n_shards(self) -> int:
-        """Number of shards: those of the first rows, side by side, then those of the next ones."""
+        """Number of shards; the numbering goes through all tiles of the first rows, then the next rows."""
         return -(-self.n_rows // self.shard_rows) * self.n_tiles
 
     def shard_bounds(self, shard: int) -> tuple[int, int]:
-        """Rows `(start, stop)` of a shard."""
+        """Return the rows `(start, stop)` of a shard."""
         if not 0 <= shard < self.n_shards:
             raise IndexError(f"{self.url} has shards 0 to {self.n_shards - 1}, not {shard}")
         first = shard // self.n_tiles * self.shard_rows
         return first, min(first + self.shard_rows, self.n_rows)
 
     def shard_columns(self, shard: int) -> tuple[int, int]:
-        """Columns `(start, stop)` of a shard: all, unless rows are cut into tiles."""
+        """Return the columns `(start, stop)` of a shard: all columns, unless rows are split into tiles."""
         if self._tile is None:
             return 0, schema.n_features(self.attrs.feature_shape)
         first = shard % self.n_tiles * self._tile
         return first, min(first + self._tile, int(self._x.shape[1]))
 
     def is_done(self, shard: int) -> bool:
-        """Whether a shard is written; in a finished dataset, whether its content still has its digest."""
+        """Return whether a shard is written, or, in a finished dataset, whether its digest still matches."""
         self.shard_bounds(shard)
         if not self.attrs.complete:
             marker = self._markers.read(shard)
@@ -161,7 +161,7 @@ class ShardWriter:
         y: LabelsLike | None = None,
         weight: WeightsLike | None = None,
     ) -> None:
-        """Write one whole shard; what an earlier attempt left of it is deleted first.
+        """Write one whole shard, after deleting the files that an earlier attempt left.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class ShardWriter:
                 self._markers.write(shard, marker)
 
     def shrink(self, n_rows: int) -> None:
-        """Promise fewer rows than at the start; the shards that lie whole below `n_rows` stay as they are."""
+        """Reduce the number of rows to `n_rows`; shards that end at or before row `n_rows` stay unchanged."""
         last = n_rows // self.shard_rows * self.n_tiles
         if not 1 <= n_rows <= self.n_rows:
             raise DataError(f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}")
@@ -228,12 +228,12 @@ class ShardWriter:
             self._group["digest"].resize((self.n_shards, 16))
 
     def note(self, values: dict[str, Any]) -> None:
-        """Add to the provenance, before `finalize`, what was only learned while writing."""
+        """Add values that are only known after the write to the provenance, before `finalize`."""
         if values:
             self.attrs = replace(self.attrs, provenance={**self.attrs.provenance, **values})
 
     def finish(self) -> None:
-        """Check that every shard is there, and seal the dataset."""
+        """Check that every shard is written, write digests and checksums, and mark the dataset complete."""
         markers = self._all_markers()
         if not self.attrs.complete:
             digests = np.array([list(bytes.fromhex(m["digest"])) for m in markers], dtype=np.uint8)
@@ -247,7 +247,7 @@ class ShardWriter:
                 kinds = self.dtype, self.y_dtype
                 print_ = fingerprint_of(self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests)
                 done = self.attrs.finished(print_, classes, crc)
-                write_attrs(self._location, done)  # the last write: only now the dataset opens
+                write_attrs(self._location, done)  # the last write: readers refuse the dataset before
             self.attrs = done
         elif self._resealed and self.attrs.crc is not None:
             self._seal_again()
@@ -278,7 +278,7 @@ class ShardWriter:
 
     @contextlib.contextmanager
     def _crcs_of(self, shard: int) -> Iterator[Callable[[], dict[str, list[int]]]]:
-        """Collect the checksums of a shard's chunks while it is written; the function given returns them."""
+        """Collect the checksums of a shard's chunks during the write; yield a function that returns them."""
         arrays = {k: c for k, c in self._columns().items() if not isinstance(c, CsrGroups)}
         chunks = {k: None if a.shards is None else a.shards[0] // a.chunks[0] for k, a in arrays.items()}
         keys = {name: self._key(name, shard) for name in arrays}
@@ -302,7 +302,7 @@ class ShardWriter:
             self._noted[key] = chunk_crcs(data, self._wanted.pop(key))
 
     def _seal(self, found: list[dict[str, list[int]] | None]) -> CrcTable | None:
-        """Write the table of checksums; None where a shard was written by a version that noted none."""
+        """Write the table of checksums; return None if an old version wrote a shard without checksums."""
         if any(crcs is None for crcs in found):
             return None
         parts = {
@@ -319,15 +319,15 @@ class ShardWriter:
         return write_crcs(self._group, parts, packing, self.shard_rows)
 
     def _seal_again(self) -> None:
-        """Enter the checksums of shards made again: another compressor may have packed the same rows."""
+        """Update the checksums of rewritten shards, because another compressor may have packed the rows."""
         columns = own_columns(self._location, replace(self.attrs, crc=None))
         assert self.attrs.crc is not None
         parts = split_crcs(self._location, self.attrs.crc)
-        if parts is None:  # lost: then all shards were made again
+        if parts is None:  # the table is lost, so all shards were rewritten
             parts = {name: np.zeros(column.n_crcs, np.uint32) for name, column in columns.items()}
         for name, column in columns.items():
             if len(parts.get(name, ())) != column.n_crcs:
-                return  # packed again by other software: the table does not fit
+                return  # other software repacked the chunks, so the table does not fit
             for shard, crcs in self._resealed.items():
                 parts[name][column.crcs_of(shard)] = crcs[name]
         self.attrs = replace(self.attrs, crc=self._write_crcs(parts))
@@ -338,7 +338,7 @@ class ShardWriter:
         return {name: column for name, column in columns.items() if column is not None}
 
     def _files(self, shard: int, marker: dict[str, Any]) -> list[str]:
-        """Keys of the files of a written shard."""
+        """Return the keys of the files of a written shard."""
         keys: list[str] = []
         for name, column in self._columns().items():
             if isinstance(column, CsrGroups):
@@ -348,13 +348,13 @@ class ShardWriter:
         return keys
 
     def _key(self, name: str, shard: int) -> str:
-        """Key of a shard's file of an array."""
+        """Return the key of the file that holds a shard of the array `name`."""
         row, tile = divmod(shard, self.n_tiles)
         rest = self._columns()[name].shape[1:]
         return "/".join([name, "c", str(row), *(str(tile) for _ in rest)])
 
     def _places(self, shard: int) -> list[str]:
-        """What is deleted before a shard is written: row groups whole, files of arrays."""
+        """Return the keys to delete before a shard is written: folders of row groups, files of arrays."""
         groups = [c.folder(shard) for c in (self._x, self._y) if isinstance(c, CsrGroups)]
         return groups + [key for key in self._files(shard, {}) if not key.startswith(tuple(groups))]
 
@@ -390,23 +390,23 @@ class ShardWriter:
         return shard_digest(*parts) == self._sealed(shard)
 
     def _sealed(self, shard: int) -> bytes:
-        """The digest that a shard of a finished dataset has to have."""
+        """Return the expected digest of a shard of a finished dataset."""
         return bytes(self._group["digest"][shard].tobytes())
 
 
 class Markers:
-    """Markers of written shards, a small file each, while a dataset is written."""
+    """Marker files, one for each written shard, which exist until the dataset is finished."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
 
     def read(self, shard: int) -> dict[str, Any] | None:
-        """Digest and more of a written shard; None where it is not written or its marker is torn."""
+        """Return the marker of a shard (digest, labels, checksums); None if it is missing or incomplete."""
         raw = self._location.read(_marker_key(shard))
         return None if raw is None else _parse_marker(raw)
 
     def read_all(self, n_shards: int) -> list[dict[str, Any] | None]:
-        """The markers of all shards, many at a time: over a network each alone is a round trip."""
+        """Return the markers of all shards; read many at once to save network round trips."""
         names = set(self._location.keys(MARKERS))
         found = [i for i in range(n_shards) if _marker_name(i) in names]
         markers: list[dict[str, Any] | None] = [None] * n_shards
@@ -417,7 +417,7 @@ class Markers:
         return markers
 
     def write(self, shard: int, marker: dict[str, Any]) -> None:
-        """Mark a shard as written, after its last file."""
+        """Write the marker of a shard, after the last file of the shard."""
         self._location.write(_marker_key(shard), json.dumps(marker).encode())
 
     def delete(self, shard: int) -> None:
@@ -451,7 +451,7 @@ def _as_rows_of(
     stop: int,
     tile_width: int | None,
 ) -> DenseOrCsr:
-    """Rows `start:stop` as the column `x` of a dataset stores them."""
+    """Check the rows `start:stop`, and return them in the shape and dtype of the column `x`."""
     what = f"{url}: rows {start}:{stop}"
     if isinstance(column, CsrGroups):
         return _as_csr_of(column, url, x, start, stop, what)
@@ -481,7 +481,7 @@ def _as_y_of(
     start: int,
     stop: int,
 ) -> tuple[DenseOrCsr | None, list[Label] | None]:
-    """Labels, targets or multi-labels of rows `start:stop` as the column `y` of a dataset stores them."""
+    """Check `y` of the rows `start:stop`; return the stored form and, for labels, the distinct labels."""
     what = f"{url}: labels of rows {start}:{stop}"
     if (y is None) != (column is None):
         raise DataError(
@@ -513,7 +513,7 @@ def _as_y_of(
 def _as_weight_of(
     column: Column | None, url: str, weight: WeightsLike | None, start: int, stop: int
 ) -> np.ndarray | None:
-    """Weights of rows `start:stop`, of a dataset that has some."""
+    """Check the weights of the rows `start:stop`, and return them as float64; None without weights."""
     what = f"{url}: rows {start}:{stop}"
     if (weight is None) != (column is None):
         raise DataError(f"{what}: {'weights are needed' if weight is None else 'the dataset has no weights'}")

@@ -1,4 +1,4 @@
-"""A global shuffle in bounded memory: two passes through temporary buckets beside the output."""
+"""Shuffle all rows of a dataset in bounded memory, with temporary bucket files beside the output."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from scalelatent.storage.disk import Location
 
 MEMORY = 1 << 30
-"""Bytes of rows held at a time where the caller names no limit."""
+"""Default maximum of bytes of rows in memory at one time."""
 MAX_BUCKETS = 1024
-"""More buckets would be written in parts too small for any disk; so memory is at least rows / 340."""
+"""Maximum number of buckets, because more would need very small writes; memory >= bytes of rows / 340."""
 
 
 def shuffled_rows(seed: int, n_rows: int) -> np.ndarray:
-    """Which row of the source becomes row `j` of the shuffled dataset, int64 (n_rows,).
+    """Return the source row of each row `j` of the shuffled dataset, int64 (n_rows,).
 
-    A uniformly random permutation, a pure function of its arguments; `shuffle_dataset` never holds it whole.
+    The permutation is uniformly random and depends only on the arguments; `shuffle_dataset` never builds it.
 
     Examples
     --------
@@ -113,19 +113,19 @@ def shuffle_dataset(
 
 
 def _keys(seed: int, start: int, count: int) -> np.ndarray:
-    """Sort keys of the rows `start:start + count`; that two of 10**9 rows have equal ones: chance 0.03."""
+    """Return random sort keys of `count` rows; two of 10**9 rows share a key with probability 0.03."""
     return random_words(seed, "shuffle", start, count)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a memory limit is spent: a third on a bucket twice, the rest on what is being read or written."""
+    """Division of the memory limit: a third for a bucket, a third for its copy, the rest for I/O."""
 
     n_buckets: int
     run_bytes: int
-    """Rows read at a time."""
+    """Bytes of rows per read."""
     flush_bytes: int
-    """Rows kept before they go to their buckets."""
+    """Bytes of rows in memory above which all rows are written to their bucket files."""
 
 
 def _plan(ds: Dataset, memory: int) -> _Plan:
@@ -140,7 +140,7 @@ def _plan(ds: Dataset, memory: int) -> _Plan:
 
 
 def _runs(ds: Dataset, run_bytes: int) -> Iterator[tuple[int, RowBatch]]:
-    """All rows in order, each run with its first row; a chunk is decoded once where it fits."""
+    """Yield all rows in order as (first row, rows); a chunk of at most `run_bytes` is decoded only once."""
     step = max(1, int(run_bytes / row_bytes(ds)))
     for a, b in ds.pieces():
         for start in range(a, b, step):
@@ -148,7 +148,7 @@ def _runs(ds: Dataset, run_bytes: int) -> Iterator[tuple[int, RowBatch]]:
 
 
 class _Buckets:
-    """Rows sorted roughly: each bucket holds an interval of keys, in memory or, if several, in files."""
+    """Rows partitioned by intervals of keys; a single bucket stays in memory, several buckets use files."""
 
     def __init__(self, location: Location, plan: _Plan) -> None:
         self._location, self._plan = location, plan
@@ -165,11 +165,11 @@ class _Buckets:
         if error is not None:
             clear_after(error, self._location)
             return
-        with contextlib.suppress(OSError):  # the rows are where they belong
+        with contextlib.suppress(OSError):  # the output is complete without the buckets
             self._location.clear()
 
     def add(self, batch: RowBatch, keys: np.ndarray) -> None:
-        """Add rows; rows of a bucket stay in the order in which they come."""
+        """Add rows to their buckets; rows of one bucket keep the order of the calls."""
         bucket = (keys >> np.uint64(32)) * np.uint64(self._plan.n_buckets) >> np.uint64(32)
         order = np.argsort(bucket, kind="stable")
         edges = np.searchsorted(bucket[order], np.arange(1, self._plan.n_buckets, dtype=np.uint64))
@@ -182,7 +182,7 @@ class _Buckets:
             self._flush()
 
     def sorted(self) -> Iterator[tuple[RowBatch, np.ndarray]]:
-        """Each bucket, and the order in which its rows go out; the caller lets go of one before the next."""
+        """Yield each bucket and its row order; the caller deletes one bucket before it requests the next."""
         if self._n_flushed:
             self._flush()
         for bucket in range(self._plan.n_buckets):
@@ -225,7 +225,7 @@ class _Buckets:
 
 
 def _cut(buckets: _Buckets, bounds: list[tuple[int, int]]) -> Iterator[RowBatch]:
-    """The rows of all buckets in order, cut into shards."""
+    """Yield the rows of all buckets in order, one batch per shard in `bounds`."""
     wanted = iter(b - a for a, b in bounds)
     room = next(wanted)
     pending: list[RowBatch] = []
@@ -239,4 +239,4 @@ def _cut(buckets: _Buckets, bounds: list[tuple[int, int]]) -> Iterator[RowBatch]
                 shard = RowBatch.concatenate(pending) if len(pending) > 1 else part
                 pending, room = [], next(wanted, 0)
                 yield shard
-        del batch, order  # before the next bucket is read
+        del batch, order  # free the memory before the next bucket is read

@@ -1,4 +1,4 @@
-"""What `create_dataset` gives: the writer that opens the dataset when it has all shards."""
+"""Create a dataset and write its shards with `DatasetWriter`, which opens the finished dataset."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class DatasetWriter(ShardWriter):
-    """Writes the shards of one dataset; made by `create_dataset` or, in another process, by `attach`.
+    """Writer of the shards of one dataset, from `create_dataset` or, in another process, from `attach`.
 
-    Different shards may be written by different threads and processes at the same time. A shard that is
-    written twice with the same rows is the same file.
+    Threads and processes may write different shards at the same time. A shard that is written twice with the
+    same rows gives an identical file.
     """
 
     def finalize(self) -> Dataset:
-        """Check that every shard is there, seal the dataset and open it.
+        """Check that every shard is written, mark the dataset complete, and open the dataset.
 
         Raises
         ------

@@ -1,1 +1,1 @@
-"""Passes on a Dask cluster."""
+"""Execution of passes, online steps and maps on a Dask cluster."""

@@ -1,6 +1,6 @@
-"""One pass on its way through a Dask cluster: spans, merges and M-step as tasks, the next pass behind them.
+"""One pass on a Dask cluster: spans, merges and M-step are tasks; the next pass is queued behind them.
 
-Laws 1 and 7 need it (the fixed tree, no graph larger than a pass), and `test_same_bits.py` holds it to them.
+The tree is fixed (law 1) and no graph is larger than one pass (law 7); `test_same_bits.py` tests both.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from .pass_tasks import PassInfo
     from .window import ItemWords
 
-# Tasks of earlier passes that the scheduler may have to remember, and passes in a chain: bounds, by which
-# thousand_passes.py finds 65 tasks at most, and 1 kB a pass.
+# Maximum numbers of tasks of earlier passes that the scheduler keeps, and of passes in a chain. These
+# numbers gave at most 65 tasks and 1 kB per pass (thousand_passes.py).
 CHAIN_TASKS, CHAIN_PASSES = 2000, 32
-# The event that tells of a pass comes in one packet with the news that its task is done; where it does not,
-# a task is asked after so long: a bound.
+# Maximum seconds to wait for the report event of a finished pass; later a task fetches the report. Usually
+# the event arrives in one packet with the message that the M-step is done.
 EVENT_SECONDS = 1.0
 
 
 class DaskPass(Work[Span]):
-    """A pass of a learner, or of reductions where ``learns`` is False."""
+    """A pass of a learner, or of reductions if ``learns`` is False."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class DaskPass(Work[Span]):
         self.ref = executor.ref_of(stage)
         self.following: DaskPass | None = None
         self.links: int = 0 if behind is None else behind.links + 1
-        # Of a pass of reductions: the sum of each part, as a task and once it has come.
+        # In a pass of reductions: the task of the sum of each part, and the sums that were fetched.
         self._roots: dict[str, Node] = {}
         self.sums: dict[str, np.ndarray] = {}
         self._n_spans, self._kept = len(spans) + len(kept), frozenset(kept)
@@ -75,11 +75,11 @@ class DaskPass(Work[Span]):
         self._trees = {part: _Tree(self, part) for part in stage.grids}
         spent = costs(executor, stage, self._kept)
         self.window = Window(executor.threads, [*kept, *spans], self._send, spent)
-        # Of a short pass the driver hears at its end only: a future for each span is two more packets.
+        # A short pass reports only at its end, because a future for each span costs two more packets.
         self._quiet = learns and spent.known and self.window.seconds < AT_ONCE
 
     def key(self, role: str | None, suffix: str = "") -> str:
-        """Name of a task of this pass."""
+        """Return the key of a task of this pass."""
         return key_of(self.stage, role, self.iteration, suffix, self.token)
 
     def _span_key(self, span: Span) -> str:
@@ -127,7 +127,7 @@ class DaskPass(Work[Span]):
                 wanted.update(self._add_roots(graph, tops))
         futures = graph.send(self.executor.client, wanted, self.executor.watch.only)
         self._hold(futures)
-        # Nodes of earlier graphs that this one merges are let go of once the scheduler has it.
+        # Earlier graphs hold futures that this graph merges; they are dropped once one of their tasks ended.
         self._graphs = [(g, own) for g, own in self._graphs if all(f.status == "pending" for f in own)]
         self._graphs.append((graph, list(futures.values())))
         return {} if quiet else {span: futures[key] for span, key in keys.items()}
@@ -157,7 +157,7 @@ class DaskPass(Work[Span]):
         return list(keys.values())
 
     def _hold(self, futures: dict[str, Future]) -> None:
-        """Futures in the place of the keys of this graph, where later graphs or the driver need them."""
+        """Replace keys of this graph by their futures, if later graphs or the driver need them."""
         if isinstance(self._params, str):
             self._params = futures.get(self._params)
         self.mstep = futures.get(self.key("mstep"))
@@ -166,7 +166,7 @@ class DaskPass(Work[Span]):
         self._roots = {part: _held(node, futures) for part, node in self._roots.items()}
 
     def open_following(self) -> None:
-        """Send the next pass behind the M-step, unless the chain has become too long."""
+        """Send the next pass behind the M-step, unless the chain of passes is too long."""
         if not self.learns or self.following is not None or not self.window.given:
             return
         links = self.links + 1
@@ -175,39 +175,39 @@ class DaskPass(Work[Span]):
             self.following = DaskPass(self.executor, self.stage, self.iteration + 1, spans, behind=self)
             self.following.open()
 
-    # -- looking after ---------------------------------------------------------------------------------------
+    # -- supervision -----------------------------------------------------------------------------------------
 
     def look(self) -> bool:
-        """See :meth:`Work.look`; the next pass follows as soon as all spans are handed out."""
+        """Do as :meth:`Work.look`, and send the next pass as soon as all spans are sent."""
         moved = super().look()
         self.open_following()
         return moved
 
     def item_rows(self, item: Span) -> int:
-        """Rows of a span."""
+        """Return the number of rows of a span."""
         a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
         return b - a
 
     def about(self, item: Span) -> ItemWords:
-        """A span in the words of the event log."""
+        """Return the description of a span for the event log."""
         a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
         return {"part": item.part, "span": item.index, "level": item.level, "rows": [a, b]}
 
     def dataset_of(self, item: Span) -> Dataset:
-        """The rows of a span's part."""
+        """Return the dataset of a span's part."""
         return self.stage.datasets[item.part]
 
     def label(self, item: Span) -> str:
-        """A span in names of tasks and files."""
+        """Return the label of a span in names of tasks and files."""
         return f"{_letter(item.part)}{item.level}-{item.index:04d}"
 
     def shards_of(self, item: Span) -> list[tuple[str, int, int]]:
-        """Shards that a span reads."""
+        """Return the shards that a span reads."""
         rows = self.stage.grids[item.part].node_rows(item.level, item.index)
         return list(self.stage.datasets[item.part].shards(*rows))
 
     def reads(self, item: Span) -> Reads:
-        """See :meth:`Work.reads`."""
+        """Return the rows of whole shards that a span reads, for the scheduler; see :meth:`Work.reads`."""
         rows = self.stage.grids[item.part].node_rows(item.level, item.index)
         what = f"{self.executor.token}/{item.part}"
         return (what, *whole_shards(self.stage.datasets[item.part], *rows))
@@ -219,7 +219,7 @@ class DaskPass(Work[Span]):
 
     @property
     def done(self) -> bool:
-        """Whether all spans are, and the driver has what the M-step tells, or the sums."""
+        """Whether all spans are done and the driver has the report of the M-step, or the sums."""
         if self.learns:
             return self.result is not None
         for part, root in self._roots.items():
@@ -229,7 +229,7 @@ class DaskPass(Work[Span]):
 
     @property
     def result(self) -> PassInfo | None:
-        """What the M-step tells: by an event, or where that got lost by a task."""
+        """Report of the M-step, from its event or, if the event was lost, from a task; None before."""
         if self._info is None and self.mstep is not None:
             told = self.executor.told(self)
             status = self.mstep.status
@@ -244,7 +244,7 @@ class DaskPass(Work[Span]):
         return self._info
 
     def _ask(self, mstep: Future) -> PassInfo | None:
-        """What the M-step has told, once the task that is asked for it has ended."""
+        """Return the report of the M-step from a task that fetches it; None until this task has ended."""
         if self._asked is None:
             graph, key = Graph(), self.key("info")
             graph.add(key, task_info, graph.ref(mstep), priority=10)
@@ -256,7 +256,7 @@ class DaskPass(Work[Span]):
         if found[0] is not None:
             info: PassInfo = found[0]
             return info
-        # Dask, having lost the result, went through the pass again, whose outcome was in the run folder.
+        # Dask lost the result and computed the pass again, but its outcome was in the run folder already.
         state, work = self.executor.store.load_state(self.stage.name, self.iteration + 1), self.stage.batch
         return {
             "summary": work.summary(state),
@@ -266,7 +266,7 @@ class DaskPass(Work[Span]):
         }
 
     def release(self) -> None:
-        """Let go of all futures at once."""
+        """Release all futures at once."""
         super().release()
         self._trees.clear()
         self._roots.clear()
@@ -275,18 +275,18 @@ class DaskPass(Work[Span]):
 
 
 def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: str) -> str:
-    """Name of a task of a pass, read by people on the dashboard."""
+    """Return the key of a task of a pass; people read it on the dashboard."""
     if role == POOLED:
         return f"{stage.name}_{role}-it{iteration + 1:04d}-{suffix}-{token}"
-    # Beside the spans, ``capsule_estep``, stand ``capsule_params``, ``capsule_mstep``, … Other stages keep
-    # their whole name: a key that was used before would bring back the old result.
+    # The spans are named ``capsule_estep``, other tasks ``capsule_params``, ``capsule_mstep``, … Other stages
+    # keep their whole name, because Dask would return the old result of a key that was used before.
     model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name
     name = f"{model}_{role}" if role else stage.name
     return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{token}"
 
 
 def _letter(part: str) -> str:
-    """A part in the names of its tasks; keys of two parts must differ."""
+    """Return the prefix of a part in names of its tasks; keys of two parts must differ."""
     return {"train": "s", "validation": "v"}.get(part, f"{part}-")
 
 
@@ -295,14 +295,14 @@ def _held(node: Node, futures: dict[str, Future]) -> Node:
 
 
 class _Tree:
-    """Keys and futures of one part's nodes; a complete family below the top becomes a merge task."""
+    """Keys and futures of the nodes of one part; a complete family below the top becomes a merge task."""
 
     def __init__(self, owner: DaskPass, part: str) -> None:
         self._owner, self._part, self._grid = owner, part, owner.stage.grids[part]
         self._nodes: dict[tuple[int, int], Node] = {}
 
     def add(self, graph: Graph, level: int, index: int, node: Node) -> None:
-        """Take a node, and merge as far as families are complete."""
+        """Add a node, and add a merge task for each family that is now complete."""
         self._nodes[level, index] = node
         while level < self._grid.depth - 1:
             family, parent = [(level, i) for i in self._grid.family(level, index)], index // FAN_IN
@@ -318,13 +318,13 @@ class _Tree:
             self._nodes[level, index] = key
 
     def open_keys(self, graph: Graph) -> set[str]:
-        """Nodes of this graph whose parent comes with a later one."""
+        """Return the nodes of this graph whose parent is in a later graph."""
         return {node for node in self._nodes.values() if isinstance(node, str) and node in graph.tasks}
 
     def hold(self, futures: dict[str, Future]) -> None:
-        """Keep the futures of nodes that are still to be merged."""
+        """Replace keys by futures for nodes that are still to be merged."""
         self._nodes = {place: _held(node, futures) for place, node in self._nodes.items()}
 
     def tops(self) -> list[Node]:
-        """The last family, in order: the M-step merges it. All spans have been handed out."""
+        """Remove and return the last family, in order, for the M-step; call it after all spans are sent."""
         return [self._nodes.pop(node) for node in sorted(self._nodes)]

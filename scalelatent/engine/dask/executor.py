@@ -1,6 +1,6 @@
-"""The executor on a Dask cluster: the same spans, the same tree, the same bits.
+"""The executor on a Dask cluster: spans and tree are those of one process, so results have the same bits.
 
-Law 4 needs it; `test_same_bits.py` compares it with the executor of one process.
+Law 4 requires identical bits; `test_same_bits.py` compares this executor with the executor of one process.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from scalelatent.engine.mapwrite import OutputTask
 
 W = TypeVar("W", bound=Work[Any])
-# Retries of work without one more item done in between: a bound.
+# Maximum number of consecutive retries of work in which no further item was done.
 ATTEMPTS = 4
-# How long a fit waits for a cluster without workers: a bound; Dask's own, no-workers-timeout, is none.
+# Maximum seconds that a fit waits for workers; Dask's own setting no-workers-timeout has no limit by default.
 STALL_SECONDS = 300.0
-# How old what is known of the workers may be: a bound on what short passes ask.
+# Reuse worker information for this many seconds, so that short passes do not query the scheduler each time.
 REFRESH_SECONDS = 1.0
-# Of a job's id in names: a bound, since names of tasks are read in a line of the dashboard.
+# Task names include at most this many characters of the job id, so that they fit on one dashboard line.
 JOB_CHARS = 40
 
 
 class DaskExecutor:
-    """Spans as tasks of a distributed cluster."""
+    """Executor that computes spans as tasks of a Dask cluster."""
 
     keeps_states = True
 
@@ -78,7 +78,7 @@ class DaskExecutor:
         self.callbacks = callbacks or Callback()
         self.quarantine = quarantine or Quarantine("stop", store)
         self.spread, self._parts = "auto", 0
-        # In the names of tasks and of records: of a long id the end, which is what tells jobs apart.
+        # Part of the names of tasks and records: the end of a long job id, because jobs differ there.
         self.token = "-".join(filter(None, (job[-JOB_CHARS:], uuid.uuid4().hex[:6])))
         self.pass_token = self.token
         self.pulse = threading.Event()
@@ -97,30 +97,30 @@ class DaskExecutor:
         self._check_shared(self.store.place, "the run folder", "run_dir=…, or [job] out")
         guard_spans(client)
         self._events: deque[dict[str, Any]] = deque(maxlen=1000)
-        self.lost_cards: dict[str, str] = {}  # worker -> what its card reported before the process ended
+        self.lost_cards: dict[str, str] = {}  # worker -> error of its card before its process ended
         self.link.call("its news were asked for", listener(client).add, KERNELS, self.hear)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
     @property
     def workers(self) -> int:
-        """Spans that run at once."""
+        """Number of spans that run at once: the threads of all workers, at least 1."""
         return max(1, sum(self.threads.values()))
 
     def refresh(self) -> None:
-        """Look at the workers again, but not each pass: short ones would wait for the answer."""
+        """Query the workers again if the last query is older than `REFRESH_SECONDS`."""
         if time.monotonic() - self._looked > REFRESH_SECONDS:
             self.look_at_workers()
 
     def look_at_workers(self) -> dict[str, int]:
-        """Threads of each worker that there is now; the last ones are remembered where none is left."""
+        """Return the threads of each present worker; keep the last known workers if none is left."""
         found = self.pools.chosen(self.watch.trusted(self.link.threads()))
         self._looked = time.monotonic()
         self.threads = found or self.threads
         return found
 
     def compute_on(self, device: str) -> None:
-        """What the fit asks for: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"reference"``."""
+        """Set the device of the fit: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"reference"``."""
         self.pools.compute_on(device, self.threads)
         self.look_at_workers()
         offers = self.pools.offers(self.threads)
@@ -128,7 +128,7 @@ class DaskExecutor:
             self.pools.tell(offers, self.callbacks)
 
     def wait_for_workers(self) -> dict[str, int]:
-        """Threads of each worker that is there now; waits a while for one."""
+        """Return the threads of each present worker; wait at most `STALL_SECONDS` for the first worker."""
         begin = time.monotonic()
         while not (found := self.look_at_workers()):
             if time.monotonic() - begin > STALL_SECONDS:
@@ -137,7 +137,7 @@ class DaskExecutor:
         return found
 
     def no_workers(self, what: str) -> NoReturn:
-        """Give up waiting for workers."""
+        """Raise the `RunError` for a cluster that stayed without workers."""
         kind = "workers with a GPU" if self.pools.device == "gpu" else "workers"
         raise RunError(
             f"no {kind} are left on {self.link.address} and none came in {STALL_SECONDS:.0f} s; "
@@ -145,7 +145,7 @@ class DaskExecutor:
         )
 
     def _check_shared(self, place: Location, what: str, option: str, *, all_answer: bool = True) -> None:
-        """Refuse a folder that not all workers see, or not all of those that answer."""
+        """Raise `RunError` if a worker does not see a folder; ``all_answer``: also if a worker is silent."""
         mark, wrong = f".seen-{self.token}", dict[str, str | Exception]()
         place.write(mark, b"seen")
         try:
@@ -164,23 +164,23 @@ class DaskExecutor:
             )
 
     def lend_access(self, dataset: Dataset) -> None:
-        """Let the workers open a dataset as this process does."""
+        """Give the workers the access (storage options, store) with which this process opened a dataset."""
         lend_access(self.client, dataset)
 
-    # -- names and news --------------------------------------------------------------------------------------
+    # -- names and events ------------------------------------------------------------------------------------
 
     def next_token(self) -> str:
-        """Ends the names of the tasks of one part of the fit, so that no name comes twice."""
+        """Return a new suffix for the task names of one part of the fit, so that no name is used twice."""
         self._parts += 1
         return f"{self.token}{self._parts}"
 
     @property
     def fit(self) -> tuple[str, ...]:
-        """By which tasks tell this driver something."""
+        """Topic, token of the pass and token of the driver, with which tasks send events to this driver."""
         return self.watch.topic, self.pass_token, self.token
 
     def ref_of(self, stage: Stage) -> tuple[str, ...]:
-        """What tasks need to find a stage; changes with each writing of it."""
+        """Return the reference with which tasks load a stage; it changes each time the stage is written."""
         return self._refs[stage.name]
 
     def _save_stage(self, stage: Stage) -> None:
@@ -190,27 +190,27 @@ class DaskExecutor:
         self._refs[stage.name] = (*self.store.ref, self.pass_token)
 
     def span_seconds(self, name: str) -> float | None:
-        """Seconds that a thread needs for a span of a stage, as far as they are known."""
+        """Return the measured seconds of one span of a stage on one thread; None before the first pass."""
         return self._seconds.get(name)
 
     @property
     def stall_seconds(self) -> float:
-        """How long it waits for a cluster without workers."""
+        """Maximum seconds to wait for a cluster without workers."""
         return STALL_SECONDS
 
     def told(self, current: DaskPass) -> str | None:
-        """What the M-step of a pass has told by an event."""
+        """Return the JSON text that the M-step of a pass sent as an event; None if none has arrived."""
         return self.watch.told.get((current.token, current.stage.name, current.iteration + 1))
 
     def wait(self, seconds: float) -> None:
-        """Wait for news at most so long; callbacks may raise to leave."""
+        """Wait at most ``seconds`` for an event; callbacks may raise to interrupt the fit."""
         self.callbacks.on_wait()
         self._tell_events()
         if self.pulse.wait(min(seconds, WAIT_SECONDS)):
             self.pulse.clear()
 
     def hear(self, event: dict[str, Any]) -> None:
-        """Take an event of a worker's; in the client's thread."""
+        """Queue an event of a worker; this method runs in the client's thread."""
         if event["event"] == "card_lost":
             self.lost_cards[event["worker"]] = event["message"]
         self._events.append(event)
@@ -223,7 +223,7 @@ class DaskExecutor:
     # -- passes ----------------------------------------------------------------------------------------------
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> int:
-        """Write constants and state where the workers find them."""
+        """Write constants and state into the run folder, from which the workers load them."""
         self._call_off()
         self._save_stage(stage)
         self.store.save_state(stage.name, iteration, state, durable=True)
@@ -231,15 +231,15 @@ class DaskExecutor:
         return iteration
 
     def get_state(self, stage: Stage, iteration: int, handle: int) -> Any:
-        """The state, from the run folder."""
+        """Return the state from the run folder."""
         return self.store.load_state(stage.name, handle)
 
     def spans(self, stage: Stage) -> list[Span]:
-        """Spans of a pass on the workers there are."""
+        """Return the spans of a pass for the present number of threads."""
         return list_spans(stage, self.workers)
 
     def step(self, stage: Stage, iteration: int, handle: int, on_rows: OnRows) -> StepResult:
-        """One pass and its M-step, both on the cluster; the pass may have begun behind the one before."""
+        """Run one pass and its M-step on the cluster; the pass may have started behind the previous one."""
         current = self._begun
         if current is None or current.stage is not stage or current.iteration != iteration:
             self._call_off()
@@ -264,7 +264,7 @@ class DaskExecutor:
         return DaskPass(self, stage, iteration, todo, kept, learns=learns)
 
     def _complete(self, current: DaskPass, on_rows: OnRows) -> DaskPass:
-        """Look after a pass to its end; returns it, or the one that took its place."""
+        """Supervise a pass to its end; return this pass, or the pass that replaced it after a retry."""
         first: list[DaskPass] = [current]
 
         def make() -> DaskPass:
@@ -273,14 +273,14 @@ class DaskExecutor:
         return self.run(make, on_rows)
 
     def run(self, make: Callable[[], W], on_rows: OnRows) -> W:
-        """Run work to its end, with retries; returns what ended."""
+        """Run work to its end, with retries; return the work that ended."""
         self.watch.begin()
         ended = run_to_end(self, make, on_rows)
         self._seconds[ended.name] = self.watch.span_seconds(ended)
         return ended
 
     def rename(self) -> None:
-        """Give what is sent from now on other names than what was called off."""
+        """Change the token of new tasks, so that their names differ from the names of cancelled tasks."""
         self.pass_token = self.next_token()
 
     def _call_off(self) -> None:
@@ -289,23 +289,23 @@ class DaskExecutor:
             begun.cancel()
 
     def end(self) -> None:
-        """Call off the pass that has begun behind the last one: it is not wanted. Listen no more."""
+        """Cancel the pass that started behind the last one, and stop listening to events."""
         self._call_off()
         self.watch.end()
         self._tell_events()
         self.pools.tell(self.pools.computed(), self.callbacks)
 
     def close(self) -> None:
-        """The driver ends, well or not, but not by dying."""
+        """Record that the driver ended without a crash, and unsubscribe from kernel events."""
         end_with_word(self.store)
         listener(self.client).remove(KERNELS, self.hear)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
-        """Steps on the workers, in segments."""
+        """Return the steps of an online fit, which run on the workers in segments."""
         return DaskSteps(self, stage, order, n_epochs, self.spread)
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
-        """One pass of reductions; their sums come to the driver, once a fit."""
+        """Run one pass of reductions, and return the sums of each part to the driver."""
         self._call_off()
         self.refresh()
         self._save_stage(stage)
@@ -323,9 +323,9 @@ class DaskExecutor:
         return {part: split_vector(stage, part, current.sums[part])[0] for part in stage.grids}
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
-        """Shards of a map as tasks."""
+        """Write the missing shards of a map, one task per shard."""
         self.refresh()
-        if not clears_too(self.store.place, place := locate(task.url)):  # else it was looked for
+        if not clears_too(self.store.place, place := locate(task.url)):  # Else the folder was checked before.
             self._check_shared(place, "the output", "out=…, or the fit's scratch", all_answer=False)
         try:
             run_map(self, task, on_rows)
@@ -333,7 +333,7 @@ class DaskExecutor:
             self.watch.end()
 
     def save_lazy(self, dataset: Dataset, url: str, on_rows: OnRows) -> Dataset:
-        """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker."""
+        """Write the rows of a dask array; a worker computes and writes each shard."""
         try:
             return save_lazy(self, dataset, url, on_rows)
         finally:
@@ -342,9 +342,9 @@ class DaskExecutor:
     # -- results and errors ----------------------------------------------------------------------------------
 
     def fetched(self, future: Future, item: object = None) -> tuple[Any, ...]:
-        """The result of a task of work that is looked after; empty until it is computed, and fetched.
+        """Return the result of a supervised task as a tuple; empty until the result is computed and fetched.
 
-        Its only copy may be lost just before it is fetched: then it is computed again, under the same watch.
+        If the only copy of the result is lost before it is fetched, Dask computes the result again.
         """
         if future.status in ("pending", "lost"):
             return ()
@@ -363,7 +363,7 @@ class DaskExecutor:
 
 
 def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -> W:
-    """Look after work to its end; returns what ended."""
+    """Supervise work to its end, with retries; return the work that ended."""
     tries, most = 0, -1
     while True:
         current = make()
@@ -374,7 +374,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
             return current
         except LeftOut:
             current.cancel()
-            # What is done of this pass was done of all rows.
+            # Stored sums of this pass include the rows that are now excluded.
             executor.store.drop_nodes()
             executor.rename()
             tries, most = 0, -1
@@ -398,8 +398,8 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
 
 
 def _tried_first(executor: DaskExecutor, current: Work[Item]) -> bool:
-    """Try suspects before the work begins; whether there were some, and it is to be made again."""
-    if current.began is not None:  # behind the pass before it
+    """Run suspect items alone before the work starts; return whether there were any: remake the work then."""
+    if current.began is not None:  # It started behind the previous pass.
         if executor.watch.suspects(current):
             raise WorkerDied("two workers have died of it")
         return False

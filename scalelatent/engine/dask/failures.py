@@ -1,6 +1,6 @@
-"""Looking after work: what becomes of a task that failed (another try, rows left out, or an error).
+"""Supervision of work: after a failed task, retry the work, exclude rows, or raise an error.
 
-`test_failures.py` and `test_bad_shards.py` need it: Dask's retries do not ask why a task failed.
+Dask's retries ignore the cause of a failure; `test_failures.py` and `test_bad_shards.py` test these causes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from .executor import DaskExecutor
 
-# How often the driver looks at the futures of a pass, of a long one less often: it takes 1.5 % of a core with
-# spans of a second (submit.py), 0.6 ms a span with 1,000 workers (simulated_cluster.py).
+# Seconds between checks of futures: minimum, share per pending future, and wait without futures. Checks use
+# 1.5 % of a core (spans of 1 s, submit.py) or 0.6 ms per span (1,000 workers, simulated_cluster.py).
 POLL_SECONDS, LOOK_SHARE, WAIT_SECONDS = 0.02, 5e-5, 0.25
 
 
 class LeftOut(Retry):
-    """The work is to be retried, without rows that have just been left out."""
+    """Signal that the work is to be retried without rows that have just been excluded."""
 
 
 def guard_spans(client: Client) -> None:
-    """Let the scheduler fail a span at the second death; where it does not let us, its own limit holds."""
+    """Let the scheduler fail a span at the second worker death; if it refuses, Dask's own limit applies."""
     from .scheduler_policies import NAME, SpanGuard
 
     with suppress(Exception):
@@ -39,7 +39,7 @@ def guard_spans(client: Client) -> None:
 
 
 def look_after(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> None:
-    """Look after work until it is done."""
+    """Supervise work until it is done; call ``on_rows`` with the rows done and all rows."""
     told = -1
     current.open()
     executor.watch.start(current)
@@ -61,7 +61,7 @@ def look_after(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> 
 
 
 def settle(executor: DaskExecutor, current: Work[Item], ended: TaskEnded) -> NoReturn:
-    """A task failed or was cancelled: retry the work where that helps."""
+    """Raise `Retry` for a failed or cancelled task if a retry can help, else the error of the task."""
     from distributed import KilledWorker
 
     future = ended.future
@@ -75,7 +75,7 @@ def settle(executor: DaskExecutor, current: Work[Item], ended: TaskEnded) -> NoR
     where = {"stage": current.name, "pass": current.number}
     if (
         isinstance(error, ShardError)
-        # The M-step of a short pass has no item, and fails of any of its spans.
+        # The M-step of a short pass has no item, and it fails if any span of the pass fails.
         and (ended.item is None or current.dataset_of(ended.item) is not None)
         and executor.quarantine.exclude_unreadable(error, executor.callbacks, **where)
     ):
@@ -108,7 +108,7 @@ def _told(
             "shard files (`scalelatent data info --verify`). Then resume the run: what is finished is kept"
         )
     if isinstance(error, (ScalelatentError, FloatingPointError)):
-        # A fresh one: the future's own keeps the frames of this pass alive, and with them its futures.
+        # A new error is raised, because the original one keeps frames of this pass and its futures alive.
         return type(error)(*error.args)
     return RunError(
         f"task {future.key} failed: {type(error).__name__}: {error}; finished passes are kept, resume the run"

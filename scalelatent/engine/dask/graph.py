@@ -14,7 +14,7 @@ __all__ = ["Graph", "Node", "Reads", "TaskRef"]
 
 try:
     from dask.task_spec import List, Task, TaskRef
-except ImportError:  # where it was not yet public
+except ImportError:  # In earlier versions the module is private.
     from dask._task_spec import List, Task, TaskRef
 
 if TYPE_CHECKING:

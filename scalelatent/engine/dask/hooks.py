@@ -1,6 +1,6 @@
 """The semi-private parts of Dask that scalelatent uses.
 
-`test_hooks.py` needs it: they are nowhere else, and where Dask has changed a fit goes on without one.
+No other module uses private parts of Dask. Without one of them a fit lacks one feature (`test_hooks.py`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _TASK, _WORKER = "distributed.scheduler:TaskState", "distributed.scheduler:Worke
 
 
 def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callable[[_F], _F]:
-    """Answer ``default()`` where Dask has changed, and say once what the program then goes without."""
+    """Return ``default()`` if Dask lacks one of ``needs``, and log once which feature is then missing."""
 
     def wrap(function: _F) -> _F:
         @functools.wraps(function)
@@ -93,7 +93,7 @@ def _find(need: str, owner: object) -> None:
 
 
 def say_once(name: str, without: str, error: Exception) -> None:
-    """Say, once a process, what the program goes without."""
+    """Log, once per process, the feature that this version of Dask does not allow."""
     if name in _said:
         return
     _said.add(name)
@@ -112,8 +112,8 @@ def say_once(name: str, without: str, error: Exception) -> None:
 
 @_guarded("a prefix of the dashboard's addresses", lambda: "/", "http_application.wildcard_router.rules")
 def route_prefix(scheduler: Scheduler) -> str:
-    """What the dashboard's addresses begin with: ``"/"``, or ``"/name/"`` (``--dashboard-prefix``)."""
-    # The scheduler does not keep it; the route of its health check, which every version has, tells.
+    """Return the prefix of the dashboard's addresses: ``"/"``, or ``"/name/"`` (``--dashboard-prefix``)."""
+    # The scheduler does not store the prefix; the route of its health check, which always exists, shows it.
     for rule in scheduler.http_application.wildcard_router.rules:
         pattern = getattr(getattr(rule.matcher, "regex", None), "pattern", "").lstrip("^").rstrip("$")
         if pattern.endswith("/health"):
@@ -124,7 +124,7 @@ def route_prefix(scheduler: Scheduler) -> str:
 
 @_guarded("the page /scalelatent and /scalelatent.json", lambda: False, "http_application.add_handlers")
 def add_routes(scheduler: Any, routes: Sequence[tuple[str, type, dict[str, Any]]]) -> bool:
-    """Add routes to the scheduler's web server, once."""
+    """Add routes to the scheduler's web server, unless they were added before."""
     application = scheduler.http_application
     if not getattr(application, "_scalelatent_routes", False):
         prefix = route_prefix(scheduler)
@@ -135,7 +135,7 @@ def add_routes(scheduler: Any, routes: Sequence[tuple[str, type, dict[str, Any]]
 
 @_guarded("an entry in the dashboard's navigation bar", lambda: False, "http_application")
 def add_page(scheduler: Scheduler, page: str) -> bool:
-    """Add a page to the dashboard's navigation bar; False where there is no dashboard (no bokeh)."""
+    """Add a page to the dashboard's navigation bar; return False if there is no dashboard (no bokeh)."""
     try:
         import bokeh  # noqa: F401
     except ImportError:
@@ -149,7 +149,7 @@ def add_page(scheduler: Scheduler, page: str) -> bool:
 
 
 def _page_variables(scheduler: Any) -> dict[str, Any]:
-    """What the dashboard's templates are filled with; nothing where Dask has them elsewhere."""
+    """Return the variables of the dashboard's templates; empty if Dask has moved them."""
     try:
         from distributed.dashboard.scheduler import template_variables
     except ImportError as error:
@@ -165,7 +165,7 @@ def _page_variables(scheduler: Any) -> dict[str, Any]:
     "distributed.http:__file__",
 )
 def page_frame(scheduler: Any) -> tuple[Path | None, dict[str, Any]]:
-    """Folder of the dashboard's jinja2 templates (``base.html``), and what they show beside a page."""
+    """Return the folder of the dashboard's jinja2 templates (``base.html``) and their variables."""
     try:
         import bokeh  # noqa: F401
     except ImportError:
@@ -186,12 +186,12 @@ def page_frame(scheduler: Any) -> tuple[Path | None, dict[str, Any]]:
 
 @_guarded("events of before the plugin was there", tuple, "get_events")
 def past_events(scheduler: Scheduler, topic: str) -> tuple[tuple[float, Any], ...]:
-    """(seconds since the epoch, message) of a topic, as far as the scheduler has kept them."""
+    """Return (seconds since the epoch, message) of each event of a topic that the scheduler still stores."""
     return tuple((float(when), message) for when, message in scheduler.get_events(topic))
 
 
 class LostWorker(NamedTuple):
-    """What the scheduler tells when it removes a worker."""
+    """A worker that the scheduler removed: its address, its running tasks, and whether this was planned."""
 
     worker: str
     keys: list[str]
@@ -199,8 +199,8 @@ class LostWorker(NamedTuple):
 
 
 def lost_worker(topic: str, message: object) -> LostWorker | None:
-    """Read the scheduler's event of a removed worker (topic ``"all"``); None for any other event."""
-    # Only this event tells the tasks: when plugins hear of it by remove_worker, they are elsewhere already.
+    """Parse the scheduler's event of a removed worker (topic ``"all"``); return None for any other event."""
+    # Only this event lists the tasks: when remove_worker of a plugin runs, they are on other workers already.
     if topic != "all" or not isinstance(message, Mapping) or message.get("action") != "remove-worker":
         return None
     if not {"worker", "processing-tasks"} <= message.keys():
@@ -215,8 +215,8 @@ def lost_worker(topic: str, message: object) -> LostWorker | None:
 def post_event(
     client: Any, topic: str, messages: Sequence[dict[str, Any]], pause: float = 0.0
 ) -> Future[None] | Literal[False]:
-    """Log events without waiting for the scheduler."""
-    # Client.log_event waits for an answer: a driver would stand still while a scheduler is away.
+    """Log events on the scheduler without waiting for its answer; return False if not connected."""
+    # Client.log_event waits for an answer, so a driver would block while the scheduler is unreachable.
     if client.scheduler is None or client.loop is None or client.status not in ("running", "connecting"):
         return False
     log_event = client.scheduler.log_event
@@ -239,7 +239,7 @@ _FACTS = ("name", "nthreads", "memory", "memory_limit", "resources", "host")
     "memory and threads of workers on the page", dict, "workers", *(f"{_WORKER}.{name}" for name in _FACTS)
 )
 def worker_facts(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
-    """Address of each worker -> name, threads, memory and its limit (bytes), GPUs offered, host."""
+    """Map each worker's address to its name, threads, memory and memory limit (bytes), GPUs and host."""
     return {
         address: {
             "name": str(state.name),
@@ -255,19 +255,19 @@ def worker_facts(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
 
 @_guarded("drivers that outlive any number of workers", lambda: False, "tasks", f"{_TASK}.suspicious")
 def forgive(scheduler: Scheduler, key: Any) -> bool:
-    """Let a task begin again after its worker's death as if it were the first time."""
-    # The scheduler gives a task up (KilledWorker) after distributed.scheduler.allowed-failures deaths. A
-    # driver runs as long as its job and needs little memory: it is not what kills workers.
+    """Reset the count of worker deaths of a task, so that the scheduler restarts the task once more."""
+    # The scheduler fails a task (KilledWorker) after distributed.scheduler.allowed-failures deaths. A driver
+    # runs as long as its job and needs little memory, so it is not the cause of these deaths.
     task = scheduler.tasks.get(key)
     if task is None:
         return False
-    # One below none: with allowed-failures 0 the first death would be one too many.
+    # The count starts at -1, because with allowed-failures 0 the first death would fail the task.
     task.suspicious = -1
     return True
 
 
 class SpanAt(NamedTuple):
-    """A span that a worker has, or had when it died."""
+    """A span that a worker computes, or was computing when it died."""
 
     key: str
     worker: str
@@ -282,7 +282,7 @@ _DEADLY = "finding the rows that workers die of before a fourth does"
     f"{_WORKER}.processing", f"{_WORKER}.address",
 )  # fmt: skip
 def spans_at(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[SpanAt]:
-    """Spans that workers have; with ``keys`` of a lost worker those that are to be computed again."""
+    """Return the spans on all workers or, given the ``keys`` of a lost worker, the spans to compute again."""
     if keys is None:
         tasks = [task for worker in scheduler.workers.values() for task in worker.processing]
     else:
@@ -298,25 +298,25 @@ def spans_at(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[Sp
 
 @_guarded(_DEADLY, lambda: None, "tasks", "allowed_failures", f"{_TASK}.suspicious")
 def last_chance(scheduler: Scheduler, keys: Iterable[str]) -> None:
-    """Fail spans at the next death of a worker that has them, whatever Dask allows."""
+    """Make the scheduler fail these spans at the next death of their worker, whatever Dask's setting."""
     for task in _known(scheduler, keys):
         task.suspicious = max(task.suspicious, int(scheduler.allowed_failures))
 
 
 def _known(scheduler: Scheduler, keys: Iterable[str]) -> list[TaskState]:
-    """Tasks of these keys; one that was released in the meantime is none."""
+    """Return the tasks of these keys, without the tasks that were released in the meantime."""
     return [task for key in keys if (task := scheduler.tasks.get(key)) is not None]
 
 
 @_guarded(_DEADLY, dict, "running", f"{_WORKER}.address", f"{_WORKER}.processing", f"{_WORKER}.nthreads")
 def loads(scheduler: Scheduler) -> dict[str, float]:
-    """Address of each worker that takes tasks -> tasks that it has for each of its threads."""
+    """Map the address of each running worker to its number of tasks per thread."""
     return {str(worker.address): len(worker.processing) / worker.nthreads for worker in scheduler.running}
 
 
 @_guarded(_DEADLY, list, "tasks", f"{_TASK}.loose_restrictions", f"{_TASK}.worker_restrictions")
 def bind(scheduler: Scheduler, keys: Iterable[str], worker: str | None) -> list[str]:
-    """Have tasks whose worker was lost computed by another one, and by no third; None: by any again."""
+    """Restrict tasks of a lost worker to ``worker``; None lifts the restriction. Return the changed keys."""
     found = [t for t in _known(scheduler, keys) if t.loose_restrictions == (worker is not None)]
     for task in found:
         task.loose_restrictions = worker is None
@@ -327,7 +327,7 @@ def bind(scheduler: Scheduler, keys: Iterable[str], worker: str | None) -> list[
 
 @_guarded("waiting for tasks that are called off", list, "active_keys")
 def running_tasks(worker: Worker) -> list[str]:
-    """Keys of the tasks that a worker runs, wanted or not."""
+    """Return the keys of the tasks that a worker runs, including cancelled tasks."""
     return [str(key) for key in worker.active_keys]
 
 
@@ -338,9 +338,9 @@ def running_tasks(worker: Worker) -> list[str]:
     "distributed.stealing:fast_tasks",
 )
 def keep_still(scheduler: Scheduler, name: str) -> bool:
-    """Keep Dask's work stealing from tasks whose names begin so (see `distributed.utils.key_split`)."""
-    # Stealing knows one duration for all tasks of a name: it would move to an idle slow worker what a fast
-    # one finishes much sooner.
+    """Exclude tasks with this name prefix (`distributed.utils.key_split`) from Dask's work stealing."""
+    # Work stealing assumes one duration for all tasks with one prefix. It would move tasks to an idle slow
+    # worker that a fast worker finishes much sooner.
     from distributed import stealing
 
     if "stealing" in scheduler.extensions:
@@ -350,9 +350,9 @@ def keep_still(scheduler: Scheduler, name: str) -> bool:
 
 @_guarded("jobs that outlive the client that submits them", lambda: False, "tasks", "client_desires_keys")
 def keep_task(scheduler: Scheduler, key: Any) -> bool:
-    """Let a task go on when the client that submitted it leaves, as `distributed.fire_and_forget` does."""
-    # client_desires_keys is a message that overtakes the task it is about: a client that submits and leaves
-    # would lose the task.
+    """Keep a task running when its client disconnects, as `distributed.fire_and_forget` does."""
+    # The client's own message client_desires_keys can arrive before its task. A client that submits a task
+    # and disconnects would then lose the task.
     if key not in scheduler.tasks:
         return False
     scheduler.client_desires_keys([key], "fire-and-forget")
@@ -361,34 +361,34 @@ def keep_task(scheduler: Scheduler, key: Any) -> bool:
 
 @_guarded("word of drivers that wait for a worker", lambda: None, "tasks", f"{_TASK}.state")
 def task_state(scheduler: Scheduler, key: str) -> str | None:
-    """What the scheduler says of a task, such as ``"processing"``; None where it does not know it."""
+    """Return the scheduler's state of a task, such as ``"processing"``; None if the task is unknown."""
     task = scheduler.tasks.get(key)
     return None if task is None else str(task.state)
 
 
 @_guarded("clusters that end when no job is left", lambda: 0.0, "check_idle")
 def idle_seconds(scheduler: Scheduler) -> float:
-    """For how long a scheduler has had no task to do, as far as it was asked."""
+    """Return the seconds since the scheduler's idle check first found no task; 0 if it has tasks."""
     since = scheduler.check_idle()
     return time.time() - since if since else 0.0
 
 
 @_guarded("tasks that stop in their midst once they are not wanted", lambda: True, "state.tasks")
 def task_wanted(worker: Worker, key: Any) -> bool:
-    """Whether the scheduler still wants a task that runs on this worker."""
+    """Return whether the scheduler still wants a task that runs on this worker."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state != "cancelled"
 
 
 @_guarded("handlers of Dask events that a user has set before", lambda: None, "_event_handlers")
 def topic_handler(client: Client, topic: str) -> Callable[[tuple[float, Any]], object] | None:
-    """What a client does with events of a topic; None where it did not ask for them."""
+    """Return the handler of a client for events of a topic; None if the client is not subscribed."""
     return client._event_handlers.get(topic)
 
 
 @_guarded("workers with GPUs, which compute on their CPU", lambda: False, "state.total_resources")
 def offers_gpu(worker: Worker) -> bool:
-    """Whether a worker offers the resource ``GPU``."""
+    """Return whether a worker offers the resource ``GPU``."""
     return bool(worker.state.total_resources.get("GPU"))
 
 
@@ -398,11 +398,11 @@ def call_later(worker: Worker, seconds: float, function: Callable[..., object], 
     worker.loop.add_callback(worker.loop.call_later, seconds, function, *args)
 
 
-# -- what a cluster was told: without these there is no answer to give ---------------------------------------
+# -- settings of a cluster: these functions have no default if Dask has changed ------------------------------
 
 
 def worker_settings(worker: Worker) -> dict[str, Any]:
-    """Name, threads, memory limit (bytes), nanny, GPU and folder of a worker."""
+    """Return name, threads, memory limit (bytes), nanny, GPU and folder of a worker."""
     return {
         "name": str(worker.name),
         "threads": worker.state.nthreads,
@@ -414,7 +414,7 @@ def worker_settings(worker: Worker) -> dict[str, Any]:
 
 
 def scheduler_settings(scheduler: Scheduler) -> dict[str, Any]:
-    """Whether a scheduler has a dashboard and our page on it, and how long it waits for workers."""
+    """Return whether a scheduler has a dashboard and our page, its wait for workers, and allowed failures."""
     return {
         "dashboard": "dashboard" in scheduler.services,
         "page": any("scalelatent" in str(name) for name in scheduler.plugins),
@@ -424,20 +424,20 @@ def scheduler_settings(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def page_place(scheduler: Any) -> tuple[str, int]:
-    """Host and port where the dashboard listens."""
+    """Return the host and the port on which the dashboard listens."""
     return str(scheduler.http_server.address), int(scheduler.http_server.port)
 
 
 def scheduler_of(worker: Worker) -> tuple[str, Security]:
-    """Address of a worker's scheduler, and what a client needs to connect to it."""
+    """Return the address of a worker's scheduler and the security settings that a client of it needs."""
     security: Any = worker.security
     if security.tls_worker_cert is not None and security.tls_client_cert is None:
-        # So are workers behind Dask Gateway, where one certificate serves all.
+        # Workers behind Dask Gateway have no client certificate, because one certificate serves all roles.
         security = copy.copy(security)
         security.tls_client_cert, security.tls_client_key = security.tls_worker_cert, security.tls_worker_key
     return str(worker.scheduler.address), security
 
 
 async def add_plugin(scheduler: Scheduler, plugin: SchedulerPlugin, name: str) -> None:
-    """Put a plugin on a scheduler that starts, unless it is there."""
+    """Register a plugin on a scheduler, unless it is registered already."""
     await scheduler.register_scheduler_plugin(plugin, name=name, idempotent=True)

@@ -1,6 +1,6 @@
 """Maps on a cluster: shards of an output, each written by one task.
 
-Law 3 needs it (an output shard has one writer); missing shards are what is left to do after any failure.
+Each output shard has one writer (law 3). After a failure, a map continues with the missing shards.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .window import ItemWords
 
-# Adds the task of a shard to a graph: graph, key, shard, worker.
+# A function that adds the task of a shard to a graph; its arguments are graph, key, shard and worker.
 AddShard = Callable[[Graph, str, int, str], None]
 
 
 class Shards(Work[int]):
-    """Shards of an output that are missing."""
+    """Work that writes the missing shards of an output."""
 
     def __init__(
         self,
@@ -63,21 +63,21 @@ class Shards(Work[int]):
         return {shard: futures[key] for shard, key in keys.items()}
 
     def item_rows(self, item: int) -> int:
-        """Rows of a shard."""
+        """Return the number of rows of a shard."""
         a, b = self._writer.shard_bounds(item)
         return b - a
 
     def mine(self, key: str) -> bool:
-        """Whether a task belongs to the map."""
+        """Return whether the task with this key belongs to the map."""
         return self._others or super().mine(key)
 
     def about(self, item: int) -> ItemWords:
-        """A shard in the words of the event log."""
+        """Return the description of a shard for the event log."""
         return {"part": "output", "span": item}
 
 
 class MapShards(Shards):
-    """Shards of an :class:`~scalelatent.engine.mapwrite.OutputTask`."""
+    """Work that writes the missing shards of an :class:`~scalelatent.engine.mapwrite.OutputTask`."""
 
     def __init__(self, executor: DaskExecutor, task: OutputTask, name: str) -> None:
         super().__init__(executor, task.name, task.writer, task.rows, self._add_map)
@@ -89,23 +89,23 @@ class MapShards(Shards):
         graph.add(key, task_map, *about, worker=worker, reads=self.reads(shard))
 
     def dataset_of(self, item: int) -> Dataset:
-        """The rows that the map reads."""
+        """Return the dataset that the map reads."""
         return self._task.dataset
 
     def about(self, item: int) -> ItemWords:
-        """A shard in the words of the event log."""
+        """Return the description of a shard for the event log."""
         return {"part": "output", "span": item, "rows": list(self._writer.shard_bounds(item))}
 
     def label(self, item: int) -> str:
-        """A shard in names of tasks and files."""
+        """Return the label of a shard in names of tasks and files."""
         return f"s{item:04d}"
 
     def shards_of(self, item: int) -> list[tuple[str, int, int]]:
-        """Shards that a shard of the output is made of."""
+        """Return the input shards that an output shard is computed from."""
         return list(self._task.dataset.shards(*self._task.source_rows(item)))
 
     def reads(self, item: int) -> Reads:
-        """See :meth:`Work.reads`."""
+        """Return the rows of whole input shards that an output shard reads; see :meth:`Work.reads`."""
         rows = whole_shards(self._task.dataset, *self._task.source_rows(item))
         return (f"{self._executor.token}/{self.name}", *rows)
 
@@ -116,7 +116,7 @@ class MapShards(Shards):
 
 
 def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
-    """Shards of a map as tasks; begun again where bad shards are left out."""
+    """Write the missing shards of a map as tasks; restart the map when bad shards are excluded."""
     kept, known = ExitStack(), None
     with kept:
 
@@ -134,7 +134,7 @@ def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
 
 
 def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRows) -> Dataset:
-    """Write the rows of a dask array by its own tasks: each shard is computed and written on a worker."""
+    """Write the rows of a dask array to ``url``; a worker computes and writes each shard."""
     from scalelatent.data import create_dataset
 
     classes = dataset.classes
@@ -166,7 +166,7 @@ def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRow
             written.add(beside)
         rows = graph.hold(executor.client.compute(x, optimize_graph=True))
         labels = graph.hold(executor.client.compute(y)) if lazy else None
-        # Where most of its rows lie, not where the window would have it.
+        # The task has no fixed worker, so that Dask chooses the worker that holds most of its rows.
         graph.add(key, task_write_rows, ref, url, shard, rows, labels, beside)
 
     try:
@@ -179,7 +179,7 @@ def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRow
 
 @contextmanager
 def _kept_while(executor: DaskExecutor, record: str, tree: object) -> Iterator[None]:
-    """A record in the run folder as long as tasks need it."""
+    """Write a record into the run folder, and remove it at the end of the ``with`` block."""
     executor.store.write(record, tree)
     try:
         yield

@@ -1,7 +1,7 @@
 """The steps of an online fit on a Dask cluster, in segments of about three seconds.
 
-Law 7 needs segments (a task a step costs the scheduler 20 ms and more, `simulated_cluster.py`), and
-`test_online_trouble.py` that they are done again.
+Law 7 requires segments, because one task per step costs the scheduler 20 ms or more (measured:
+`simulated_cluster.py`). A segment is repeated after a failure (`test_online_trouble.py`).
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .online_tasks import SegmentEnd
 
-# The end of a segment costs some hundredths of a second: its state is written, and the driver asked. In
-# segments so long, after a first one that measures a step, steps on one worker take 0.5 to 3 ms each beyond
-# computing (minibatch_steps.py).
+# Seconds of a segment, and of the first segment, which measures a step. The end of a segment costs some
+# hundredths of a second for saving the state and a call to the driver. These lengths give an overhead of
+# 0.5 to 3 ms per step on one worker (minibatch_steps.py).
 SEGMENT_SECONDS, FIRST_SECONDS = 3.0, 0.1
-# Longer ones where writing the state takes more than this share of the time, at most so long: bounds, the
-# latter on what a lost worker costs.
+# Segments get longer if saving the state takes more than SAVE_SHARE of their time, up to LONGEST_SECONDS.
+# A lost worker costs at most one segment.
 SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
-# Steps of a spread segment: a bound on the tasks that the scheduler has at once.
+# Maximum steps of a segment on several workers; it limits the tasks that the scheduler has at once.
 SEGMENT_STEPS = 256
-# Seconds a step that spreading it over workers costs, until the fit has measured it: 8.1 to 9.6 ms on two
-# workers with a state of 16 or 128 KiB (minibatch_steps.py).
+# Initial estimate of the seconds per step that several workers cost extra, until the fit has measured it: 8.1
+# to 9.6 ms on two workers with a state of 16 or 128 KiB (minibatch_steps.py).
 SPREAD_SECONDS = 8e-3
-# One that says nothing for so long hangs, and another worker gets it: a bound, on the side of patience.
+# A segment that is silent for this many seconds counts as hanging, and another worker gets the segment.
 OVERDUE_SECONDS = 300.0
-# For the word that a fit is over: a bound.
+# Maximum seconds to notify the workers that a fit is over.
 ANSWER_SECONDS = 5.0
-# A segment is done again so often where its workers die or hang: a bound.
+# Maximum repetitions of a segment whose workers die or hang.
 REPLAYS = 3
 SPREADS = ("auto", "one", "all")
 
 
 class WorkerLeft(Retry):
-    """A worker was taken away in order, as adaptive clusters do all day: no failure."""
+    """Signal that a worker was retired in order, as adaptive clusters do often; this is no failure."""
 
 
 class Segment(Work[Place]):
-    """The tasks of a segment, looked after as those of a pass are; the last one tells what came of it."""
+    """Tasks of a segment, supervised like the tasks of a pass; the last task returns the result."""
 
     hang_seconds = OVERDUE_SECONDS
     unit = "segment"
@@ -74,7 +74,7 @@ class Segment(Work[Place]):
         self, task: Callable[..., Any], role: str, worker: str, *args: Any, chain: int | None = None,
         place: Place | None = None,
     ) -> Future:  # fmt: skip
-        """Send a task to a worker; named by its place."""
+        """Submit a task to a worker; the place of the step is in the key of the task."""
         steps, place = self._steps, place or self._place
         model = self.name.removesuffix("_step")
         key = f"{model}_{role}-e{place.epoch + 1:04d}-s{place.step + 1:05d}"
@@ -89,7 +89,7 @@ class Segment(Work[Place]):
         )
 
     def result(self, futures: list[Future], worker: str) -> SegmentEnd:
-        """The result of the first of some futures."""
+        """Supervise the segment until the first of ``futures`` ends; return its result."""
         executor, self.futures = self._steps.executor, futures
         futures[0].add_done_callback(lambda _: executor.pulse.set())
         self.window = Window({worker: 1}, [self._place], lambda batch, last: {self._place: futures[0]})
@@ -102,45 +102,45 @@ class Segment(Work[Place]):
 
     @property
     def done(self) -> bool:
-        """Whether the driver has what the last task tells."""
+        """Whether the driver has the result of the last task."""
         if self._told is None and super().done:
             found = self._steps.executor.fetched(self.futures[0], self._place)
             self._told = found[0] if found else None
         return self._told is not None
 
     def look(self) -> bool:
-        """See :meth:`Work.look`; callbacks may raise to leave."""
+        """Do as :meth:`Work.look`; callbacks may raise to interrupt the fit."""
         self._steps.callbacks.on_wait()
         return super().look()
 
     def item_rows(self, item: Place) -> int:
-        """None are counted."""
+        """Return 0, because the rows of a segment are not counted here."""
         return 0
 
     def words(self, item: Place) -> str:
-        """A segment in the words of errors."""
+        """Return the description of a segment for error messages."""
         return f"the segment after step {item.step} of epoch {item.epoch + 1} of {self.name}"
 
     def redone(self, item: Place, why: str, worker: str) -> None:
-        """It is told once, by who does it again."""
+        """Return no event, because `DaskSteps._redone` reports a repeated segment once."""
 
     def worker_lost(self, items: list[Place], worker: str, alone: bool, expected: bool) -> None:
-        """Replicas of the state are gone with it, which Dask cannot make again."""
+        """Raise `WorkerLeft` or `WorkerDied`, because Dask cannot restore the replicas of the lost worker."""
         if items and expected:
             raise WorkerLeft(f"worker {worker} was taken away")
         if items:
             raise WorkerDied(f"worker {worker} died")
 
     def release(self) -> None:
-        """Let go of all futures."""
-        # Not `Client.cancel`: it asks the scheduler, which may be what is gone.
+        """Release all futures."""
+        # `Client.cancel` is not used, because it waits for the scheduler, which may be lost.
         super().release()
         for future in self.futures:
             future.release()
 
 
 class DaskSteps:
-    """The steps of an online fit on a cluster; a handle is a `Place`, whose state lies in the run folder."""
+    """Steps of an online fit on a cluster; a handle is a `Place` whose state is in the run folder."""
 
     def __init__(
         self, executor: DaskExecutor, stage: Stage, order: RowOrder, n_epochs: int, spread: str = "auto"
@@ -151,9 +151,9 @@ class DaskSteps:
         self._store, self.token = executor.store, executor.next_token()
         self._store.save_stage(replace(stage, cache=choose_cache(executor.cache, stage, once=n_epochs == 1)))
         self._store.save_result(self._record, {"order": order, "n_epochs": n_epochs})
-        # What is known of a place without loading its state.
+        # Summary and end flag of the last known place, available without loading its state.
         self._known: tuple[Place, dict[str, Any], bool] | None = None
-        # Seconds a step: on one worker, of computing in all, and the cost of spreading.
+        # Seconds per step: on one worker, CPU seconds on all workers, and the extra cost of several workers.
         self._one: float | None = None
         self._work, self._cost = 0.0, SPREAD_SECONDS
         self._seconds = SEGMENT_SECONDS
@@ -168,17 +168,17 @@ class DaskSteps:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.executor.end()  # validation may have begun a pass behind its last one
+        self.executor.end()  # Validation may have started a pass behind its last one.
         self._store.drop_result(self._record)
         args, client = (self._store.ref, self.stage.name, self.token), self.executor.client
-        # What does not hear of it lets go by itself, later.
+        # A worker that does not receive this call drops the site later (online_tasks.IDLE_SECONDS).
         with suppress(Exception):
             call_with_timeout(ANSWER_SECONDS, lambda: client.run(end_site, *args, on_error="ignore"))
 
     # -- states ----------------------------------------------------------------------------------------------
 
     def put(self, place: Place, state: object, *, kept: bool = False) -> Place:
-        """Write a state where the workers find it, unless it comes from there."""
+        """Write a state into the run folder for the workers, unless ``kept`` says that it is there."""
         if not kept:
             tree = {"state": state, "place": place, "order": self._order}
             self._store.save_state(self.stage.name, place.total(self._order), tree, durable=False)
@@ -187,11 +187,11 @@ class DaskSteps:
         return place
 
     def get(self, place: Place, handle: Place) -> Any:
-        """The state, from the run folder."""
+        """Return the state from the run folder."""
         return self._store.load_state(self.stage.name, handle.total(self._order))["state"]
 
     def summary(self, place: Place, handle: Place) -> tuple[dict[str, Any], bool]:
-        """What the task that made the state told."""
+        """Return the summary of a state and whether the fit is done, as reported by the last task."""
         assert self._known is not None
         assert self._known[0] == handle
         return self._known[1], self._known[2]
@@ -205,14 +205,14 @@ class DaskSteps:
     # -- steps -----------------------------------------------------------------------------------------------
 
     def steps(self, place: Place, stop: int, handle: Place) -> Iterator[Advance]:
-        """A segment at a time."""
+        """Run the steps up to ``stop``; yield the progress after each segment."""
         while place.step < stop:
             out = self._segment(place, stop)
             place = self._told(Place(place.epoch, out["step"]), out)
             yield Advance(place.step, place, out["bytes_read"])
 
     def end_epoch(self, place: Place, handle: Place) -> Place:
-        """The learner's schedule, on a worker."""
+        """Apply the learner's schedule at the end of an epoch on a worker; return the new place."""
 
         def end(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             future = segment.submit(task_end_epoch, "epoch", workers[0], handle, place)
@@ -221,11 +221,11 @@ class DaskSteps:
         return self._told(place, self._redone(end, handle, f"the end of epoch {place.epoch}"))
 
     def _segment(self, place: Place, stop: int) -> SegmentEnd:
-        """One segment from a place; returns what its last task told."""
+        """Run one segment from a place; return the result of its last task."""
 
         def run(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             groups = min(len(workers), self._order.n_chains)
-            # One worker needs no replicas, so that ends a series of lost ones; and shows which one hangs.
+            # One worker needs no replicas, which ends a series of losses, and shows which worker hangs.
             if careful or self._use_one(groups):
                 return self._on_one(segment, place, stop, workers[0])
             return self._on_all(segment, place, stop, workers[:groups])
@@ -235,7 +235,7 @@ class DaskSteps:
     def _redone(
         self, run: Callable[[Segment, list[str], bool], SegmentEnd], place: Place, what: str
     ) -> SegmentEnd:
-        """What a part of the fit comes to, done again where workers went or hang."""
+        """Run a part of the fit and return its result; repeat it if workers leave, die or hang."""
         missing = failed = 0
         self.executor.watch.begin()
         for replay in itertools.count():
@@ -256,7 +256,7 @@ class DaskSteps:
         raise AssertionError
 
     def _workers(self, fresh: bool = False) -> list[str]:
-        """Addresses, one for each thread of a worker."""
+        """Return worker addresses, one per thread, with the first threads of all workers first."""
         if fresh:
             self.executor.wait_for_workers()
         self.executor.refresh()
@@ -286,7 +286,7 @@ class DaskSteps:
         futures: list[Future] = []
         for step in range(place.step, place.step + count):
             last = Place(place.epoch, step, place.validated and step == place.step)
-            # Only the newest futures are held, so that workers let go of the others as they are used.
+            # Only the newest futures are held, so that workers can release earlier results after their use.
             futures = [
                 segment.submit(
                     task_chains, "step", worker, last, g, (edges[g], edges[g + 1]), futures,
@@ -298,14 +298,14 @@ class DaskSteps:
         out = segment.result([future, *futures], workers[0])
         seconds = (time.perf_counter() - begin) / count
         self._work = out["work"] / count
-        # What one worker took may have been its first steps, with kernels to load and rows to read.
+        # The time measured on one worker may include loading kernels and reading rows, so take the minimum.
         self._one = self._work if self._one is None else min(self._one, self._work)
-        # A late answer of one segment says little; a lasting one moves the mean.
+        # The moving average ignores one late answer but follows lasting delays.
         self._cost = 0.7 * self._cost + 0.3 * max(seconds - out["longest"] / count, 0.0)
         self.spread_steps += count
         return out
 
     def _length(self, groups: int) -> int:
-        """Steps of a segment."""
+        """Return the number of steps of a segment on ``groups`` workers."""
         wanted = self._seconds / (self._work / groups + self._cost)
         return max(1, min(int(wanted), SEGMENT_STEPS))

@@ -1,7 +1,7 @@
-"""What the workers run of an online fit: steps on one worker, or the chains of a step on several.
+"""Worker tasks of an online fit: all chains of some steps on one worker, or one step on several workers.
 
-`minibatch_steps.py` needs the replicas of the state, which then need not travel; `test_online_sites.py` holds
-them to their number.
+Workers keep replicas of the state, so that it is not sent with each step (measured: `minibatch_steps.py`).
+`test_online_sites.py` checks the number of replicas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .worker_side import NEWS_SECONDS, Beat, Fit, TaskStop, leaving_lost_card, w
 
 
 def task_check(fit: Fit, beat: Beat) -> RowCheck:
-    """Raises `Stopped` in a task that the scheduler wants no more, and tells of it that it computes."""
+    """Return a check that raises `Stopped` in a cancelled task and reports that a running task computes."""
     stop = TaskStop(fit, beat)
 
     def look() -> None:
@@ -44,7 +44,7 @@ def task_check(fit: Fit, beat: Beat) -> RowCheck:
 
 
 class StepNews:
-    """News of the steps that a worker takes, or of its chains of them."""
+    """Progress events of the steps, or the chains of a step, that one worker computes."""
 
     def __init__(self, folder: str, name: str, runner: ChainRunner, place: Place) -> None:
         self._about, self._runner = (folder, name), runner
@@ -55,7 +55,7 @@ class StepNews:
         self._before = place.step, runner.rows, runner.meter.bytes_read, runner.meter.wait_seconds
 
     def tell(self, place: Place) -> None:
-        """Tell of those up to a place that were not told yet."""
+        """Report the steps up to ``place`` that were not reported before."""
         seconds, runner = time.perf_counter() - self.begin, self._runner
         step, rows, nbytes, waited = self._before
         where = {"pass": place.epoch + 1, "step": place.step}
@@ -69,7 +69,7 @@ class StepNews:
 def task_steps(
     ref: Ref, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
 ) -> SegmentEnd:
-    """All chains of some steps on this worker: up to ``stop``, or as many as ``seconds`` allow."""
+    """Compute all chains of the steps up to ``stop``, or until ``seconds`` have passed, on this worker."""
     settle_process()
     with (
         leaving_lost_card(fit),
@@ -102,7 +102,7 @@ def task_chains(
     chains: tuple[int, int],
     results: list[Found],
 ) -> Found:
-    """Some chains of one step."""
+    """Compute some chains of one step; ``results`` of the previous step give the state."""
     settle_process()
     begin = time.perf_counter()
     with sites.use(ref, name, token) as site:
@@ -120,7 +120,7 @@ def task_chains(
 
 
 def task_close(ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[Found]) -> SegmentEnd:
-    """The end of a segment: its last step is taken, and the state goes into the run folder."""
+    """End a segment: apply the results of its last step, and save the state in the run folder."""
     settle_process()
     work = [found.seconds for found in results]
     with sites.use(ref, name, token) as site:
@@ -133,24 +133,24 @@ def task_close(ref: Ref, name: str, token: str, fit: Fit, before: Place, results
 
 
 def task_end_epoch(ref: Ref, name: str, token: str, fit: Fit, before: Place, place: Place) -> SegmentEnd:
-    """The learner's schedule."""
+    """Apply the learner's schedule at the end of an epoch, and save the state."""
     settle_process()
     with sites.use(ref, name, token) as site:
         return site.save(place, site.stage.online.end_epoch(site.state(before)))
 
 
 def end_site(ref: Ref, name: str, token: str) -> None:
-    """Run on each worker when the fit is over."""
+    """Release the site of a fit; each worker runs this function when the fit is over."""
     sites.end(ref, name, token)
     _recent.forget(ref[:2])
 
 
-# Sites that no task uses and whose driver never said that it ended: so many, for so long; bounds.
+# Keep at most this many sites, for at most this many seconds, that no task uses and no driver has ended.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 
 
 class SegmentEnd(TypedDict):
-    """What the last task of a segment tells of it."""
+    """Result of the last task of a segment."""
 
     step: int
     summary: dict[str, Any]
@@ -158,38 +158,38 @@ class SegmentEnd(TypedDict):
     save_seconds: float
     bytes_read: NotRequired[int]
     work: NotRequired[float]
-    """CPU seconds: of a step where one worker did it, else of all."""
+    """CPU seconds: of one step if one worker computed the segment, else of the whole segment."""
     seconds: NotRequired[float]
-    """Of a step."""
+    """Seconds of one step."""
     longest: NotRequired[float]
-    """Seconds of the slowest task."""
+    """Seconds of the slowest chains of the segment."""
 
 
 class Found(NamedTuple):
-    """What a task of some chains of a step returns."""
+    """Result of a task that computes some chains of a step."""
 
     nodes: list[tuple[int, int]]
-    """Level and index in the tree of all chains."""
+    """Level and index of each node in the tree of all chains."""
     vectors: list[np.ndarray]
-    """Their statistics."""
+    """Statistics of each node."""
     bytes_read: int
-    """Since the segment began."""
+    """Bytes read since the segment began."""
     seconds: float
-    """Of computing since the segment began."""
+    """Seconds of computing since the segment began."""
 
 
 class StateLost(RunError):
-    """This worker has no replica of the state that the task needs."""
+    """Error of a worker that has no replica of the state that its task needs."""
 
 
 class _Runner:
-    """A runner, for one task at a time, that is closed once it is retired and no task uses it."""
+    """A chain runner for one task at a time; it is closed when it is retired and no task uses it."""
 
     def __init__(self, runner: ChainRunner) -> None:
         self.runner, self.lock, self.retired = runner, threading.Lock(), False
 
     def retire(self) -> None:
-        """Close it now, or leave that to the task that has it."""
+        """Close the runner now, or let the task that uses it close it."""
         self.retired = True
         if self.lock.acquire(blocking=False):
             try:
@@ -199,7 +199,7 @@ class _Runner:
 
 
 class Site:
-    """Replicas of the last few states of one online fit, and rows read ahead."""
+    """Data of one online fit in this process: replicas of its last states, and runners that read ahead."""
 
     def __init__(self, ref: Ref, name: str, token: str) -> None:
         self.store, self.name, self.token = EngineStore(*ref[:2]), name, token
@@ -212,11 +212,11 @@ class Site:
         self._replicas: OrderedDict[Place, object] = OrderedDict()
         self._runners: dict[tuple[int, int], _Runner] = {}
         self._epoch = -1
-        # Of all tasks: each of a spread segment is shorter than what lies between two words.
+        # All tasks share one beat, because tasks of a spread segment are shorter than the beat interval.
         self.beat = Beat()
 
     def load(self) -> None:
-        """Read what the fit consists of, once."""
+        """Load stage and row order of the fit, unless they are loaded."""
         with self._lock:
             if self._loaded:
                 return
@@ -233,7 +233,7 @@ class Site:
 
     @contextmanager
     def runner(self, first: int, last: int, threads: int, check: Callable[[], None]) -> Iterator[ChainRunner]:
-        """The runner of some chains, for one task at a time; ``check`` is called while another has it."""
+        """Lock and yield the runner of some chains; call ``check`` while another task uses the runner."""
         while True:
             kept = self._runner(first, last, threads)
             while not kept.lock.acquire(timeout=CHECK_SECONDS):
@@ -266,8 +266,8 @@ class Site:
             return self._runners[first, last]
 
     def _retire_others(self, first: int, last: int) -> None:
-        """Chains are cut again when workers come and go: earlier cuts that overlap go."""
-        # The runner of all chains stays beside those of a cut: which of both a fit uses is tried out.
+        """Retire runners of other ranges that overlap; ranges of chains change when workers come or go."""
+        # The runner of all chains is kept, because a fit compares both ways and may switch between them.
         whole = 0, self.order.n_chains
         if (first, last) == whole:
             return
@@ -278,7 +278,7 @@ class Site:
     # -- states ----------------------------------------------------------------------------------------------
 
     def keep(self, place: Place, state: object) -> None:
-        """Keep a replica; old ones go."""
+        """Store a replica of the state at ``place``, and drop the oldest replicas."""
         with self._lock:
             self._replicas[place] = state
             while len(self._replicas) > KEEP_REPLICAS:
@@ -288,7 +288,7 @@ class Site:
                 shared_cache().start_pass()
 
     def state(self, place: Place) -> object:
-        """The state where a segment begins: a replica, or the record in the run folder."""
+        """Return the state at the start of a segment, from a replica or from the run folder."""
         with self._lock:
             if place not in self._replicas:
                 total = place.total(self.order)
@@ -303,7 +303,7 @@ class Site:
             return self._replicas[place]
 
     def follow(self, before: Place, results: Sequence[Found]) -> object:
-        """The state after the step at ``before``, given what the tasks of that step returned."""
+        """Return the state after the step at ``before``, given the results of the tasks of this step."""
         place = Place(before.epoch, before.step + 1)
         with self._lock:
             if place not in self._replicas:
@@ -318,7 +318,7 @@ class Site:
             return self._replicas[place]
 
     def save(self, place: Place, state: object) -> SegmentEnd:
-        """Write the state into the run folder; returns the learner's scalars."""
+        """Write the state into the run folder; return the learner's summary and whether it is done."""
         self.keep(place, state)
         tree = {"state": state, "place": place, "order": self.order}
         begin = time.perf_counter()
@@ -332,7 +332,7 @@ class Site:
         }
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Drop all replicas and retire all runners."""
         with self._lock:
             runners, self._runners = list(self._runners.values()), {}
             self._replicas.clear()
@@ -341,7 +341,7 @@ class Site:
 
 
 class Sites:
-    """The sites of a process."""
+    """All sites of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -352,7 +352,7 @@ class Sites:
 
     @contextmanager
     def use(self, ref: Ref, name: str, token: str) -> Iterator[Site]:
-        """The site of a fit, for the time of a task."""
+        """Yield the site of a fit for the duration of a task."""
         key = ref, name, token
         with self._lock:
             site = self._kept.setdefault(key, Site(*key))
@@ -372,7 +372,7 @@ class Sites:
                 site.close()
 
     def _take_idle(self) -> list[Site]:
-        """Sites that go: idle for long, or the oldest idle ones where there are many."""
+        """Remove and return sites that were idle too long, and the oldest ones beyond `KEEP_IDLE`."""
         idle = [key for key, site in self._kept.items() if not site.users]
         now = time.monotonic()
         return [
@@ -382,7 +382,7 @@ class Sites:
         ]
 
     def end(self, ref: Ref, name: str, token: str) -> None:
-        """The fit is over: its site goes, with the last task that uses it. Returns at once."""
+        """Close the site of a fit that is over, after the last task that uses it; return at once."""
         with self._lock:
             site = self._kept.pop((ref, name, token), None)
             if site is None:
@@ -390,7 +390,7 @@ class Sites:
             site.ended = True
             unused = not site.users
         if unused:
-            # Aside: who calls may be the worker's event loop, and threads are waited for.
+            # Close the site in a thread: it waits for threads, and the caller may be the worker's event loop.
             threading.Thread(target=site.close, name="scalelatent-close", daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""What runs on the workers: module-level functions with arguments of a few hundred bytes (law 7)."""
+"""Tasks that run on the workers: module-level functions with arguments of a few hundred bytes (law 7)."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ T = TypeVar("T")
 
 
 class RecentObjects:
-    """The last few loaded stages and states of a process, so that its tasks read each file once."""
+    """Cache of the last few loaded stages and maps of a process, so that its tasks read each file once."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # Slot -> key, object: of a slot the last key is kept.
+        # Slot -> (key, object); each slot keeps the object of its last key only.
         self._kept: OrderedDict[tuple[object, ...], tuple[object, object]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, slot: tuple[object, ...], load: Callable[[], T], key: object = None) -> T:
-        """The object of a slot, loaded by ``load()`` where it is not at hand, or that of another key."""
+        """Return the object of a slot; call ``load()`` if the slot is empty or has another key."""
         with self._lock:
             kept = self._kept.get(slot)
             if kept is not None and kept[0] == key:
@@ -80,17 +80,17 @@ class RecentObjects:
         return value
 
     def forget(self, run: object) -> None:
-        """Let go of all objects of a run, by which slots begin."""
+        """Drop all objects of a run; the first entry of each slot names its run."""
         with self._lock:
             for slot in [slot for slot in self._kept if slot[0] == run]:
                 del self._kept[slot]
 
 
-# (folder, id of the run, mark of the stage as it was last written): a folder that was removed and made again
-# is another run, and a stage may change when a run is resumed.
+# (folder, id of the run, mark of the last written stage). The id differs if a folder was removed and created
+# again. The mark differs if a stage changed when a run was resumed.
 Ref = tuple[str, ...]
-# Stages and maps, and clocks of stages, that a process remembers: bounds, by which thousand_passes.py finds
-# 1 kB a pass in a worker.
+# Maximum numbers of stages and maps, and of clocks of stages, that a process keeps. A worker then
+# grows by 1 kB per pass (thousand_passes.py).
 KEEP_STAGES, KEEP_CLOCKS = 6, 16
 _recent = RecentObjects(KEEP_STAGES)
 _local = threading.local()
@@ -100,11 +100,11 @@ _clocks: OrderedDict[tuple[Ref, str], int] = OrderedDict()
 
 
 def settle_process() -> None:
-    """At a worker's first task."""
+    """Set thread limits, allocator and kernel events of this process at its first task."""
     global _limited
     with _pools:
         if _limited is None:
-            # Kept, since the limits end with the object.
+            # The object is kept in a global, because its limits end when it is deleted.
             _limited = single_threaded()
             _limited.__enter__()
             keep_pages()
@@ -112,12 +112,12 @@ def settle_process() -> None:
 
 
 def open_store(ref: Ref) -> EngineStore:
-    """The run's records, for a task: nothing is written once the folder belongs to another run."""
+    """Return the store of a run for a task; it refuses to write if the folder belongs to another run."""
     return EngineStore(ref[0], ref[1])
 
 
 def load_stage(ref: Ref, name: str) -> Stage:
-    """The constants of a stage, read once a process."""
+    """Return the constants of a stage; each process reads them once."""
     run = ref[:2]
     return _recent.get((run, "stage"), lambda: open_store(ref).load_stage(name), (name, ref[2:]))
 
@@ -132,20 +132,20 @@ def _backend(device: str) -> Backend:
 
 
 def worker_device(device: str) -> str:
-    """What a worker computes on."""
+    """Return the device of this worker: ``device``, or for ``"auto"`` the device that the worker offers."""
     from distributed import get_worker
 
     if device != "auto":
         return device
     try:
         worker = get_worker()
-    except ValueError:  # no task
+    except ValueError:  # This thread runs no task.
         return "cpu"
     return "gpu" if offers_gpu(worker) else "cpu"
 
 
 class PassInfo(TypedDict):
-    """What the driver is told of a pass."""
+    """Report of a pass to the driver."""
 
     summary: dict[str, Any]
     done: bool
@@ -155,10 +155,10 @@ class PassInfo(TypedDict):
 
 @dataclass(frozen=True)
 class TaskParams:
-    """What the tasks of a pass depend on: the state, and what the driver is told of the pass before."""
+    """Input of the tasks of a pass: the state, and the report of the previous pass to the driver."""
 
-    # A state of None: the pass is not wanted, because the learner is done, or because the pass is past and
-    # Dask, having lost later parameters, goes through it again.
+    # If the state is None, the tasks of the pass do nothing: the learner is done, or Dask lost parameters of
+    # a later pass and computes this earlier pass again.
 
     state: object
     info: PassInfo | None = None
@@ -169,7 +169,7 @@ class TaskParams:
 
 
 def task_params(ref: Ref, stage: str, iteration: int) -> TaskParams:
-    """Parameters of a pass: what the M-step before it left in the run folder."""
+    """Return the parameters of a pass from the state that the previous M-step wrote into the run folder."""
     store = open_store(ref)
     try:
         return TaskParams(store.load_state(stage, iteration))
@@ -189,7 +189,7 @@ def task_span(
     checkpoint_seconds: float,
     kept: bool = False,
 ) -> np.ndarray | None:
-    """Read, compute and reduce one span; None in a pass that is not wanted."""
+    """Read, compute and reduce one span; return None if the pass is not wanted."""
     if params is not None and params.state is None:
         return None
     begin = time.perf_counter()
@@ -217,7 +217,7 @@ def task_span(
 
 @contextmanager
 def stopping(fit: Fit) -> Iterator[None]:
-    """Leave a task that is not wanted any more; should it be wanted again after all, it is done again."""
+    """Abort a task that was cancelled; Dask reschedules the task if it is wanted again."""
     from distributed import Reschedule
 
     try:
@@ -228,7 +228,7 @@ def stopping(fit: Fit) -> Iterator[None]:
 
 
 def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> PassContext:
-    """This thread's context of a pass; earlier ones are let go."""
+    """Return this thread's context of a pass, and drop the context of the previous pass."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
     settle_process()
@@ -243,7 +243,7 @@ def _enter_pass(ref: Ref, stage: str, iteration: int) -> None:
     """Advance the cache's clock at this process's first task of a pass."""
     key = (ref, stage)
     with _pools:
-        # Passes overlap, and jobs: a task of the pass before does not begin another one.
+        # Passes and jobs overlap, so a late task of an earlier pass must not advance the clock.
         if iteration <= _clocks.get(key, -1):
             return
         _clocks[key] = iteration
@@ -254,7 +254,7 @@ def _enter_pass(ref: Ref, stage: str, iteration: int) -> None:
 
 
 def task_merge(vectors: list[np.ndarray | None]) -> np.ndarray | None:
-    """One family of the tree, in order."""
+    """Merge one family of the tree in order; return None if a vector is missing."""
     there = [vector for vector in vectors if vector is not None]
     return merge_vectors(there) if len(there) == len(vectors) else None
 
@@ -268,7 +268,7 @@ def task_mstep(
     params: TaskParams,
     fit: Fit,
 ) -> TaskParams:
-    """Last merge and M-step; the next state goes into the run folder and to the spans of the next pass."""
+    """Do the last merge and the M-step; save the next state, and return it to the spans of the next pass."""
     stage, stats, rows, nbytes = load_stage(ref, stage_name), {}, 0, 0
     for part, vectors in zip(parts, nodes, strict=True):
         root = task_merge(vectors)
@@ -277,7 +277,7 @@ def task_mstep(
         stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
     settle_process()
-    with allow_threads(worker_threads()):  # which wait for this
+    with allow_threads(worker_threads()):  # All other threads wait for the M-step.
         following = stage.batch.update(params.state, stats)
     open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
     done = stage.batch.is_done(following)
@@ -294,20 +294,20 @@ def task_mstep(
 
 
 def _past(store: EngineStore, stage: str, iteration: int) -> TaskParams:
-    # The last few states are kept: from the first of them on passes are computed again.
+    # The run folder keeps the last few states; Dask computes passes again from the oldest of these states.
     found = iteration in store.iterations(stage)
     return TaskParams(store.load_state(stage, iteration) if found else None)
 
 
 def task_info(params: TaskParams) -> PassInfo | None:
-    """What the driver is told of a pass."""
+    """Return the report of a pass to the driver."""
     return params.info
 
 
 def task_write_rows(
     ref: Ref, url: str, shard: int, x: np.ndarray, y: npt.ArrayLike | None, beside: str | None
 ) -> None:
-    """One shard of a dask array's rows, written where it was computed."""
+    """Write one shard of a dask array's rows on the worker that computed the rows."""
     from scalelatent.data import DatasetWriter
 
     given = {} if beside is None else open_store(ref).read(beside)
@@ -316,13 +316,13 @@ def task_write_rows(
 
 
 def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
-    """One shard of an output as large as the data."""
+    """Compute and write one shard of an output; return its number of rows."""
     task, backend = load_map(ref, name)
     limits, meter, begin = dict(backend.row_limits), Meter(), time.perf_counter()
     with stopping(fit):
         rows = int(task.write_shard(shard, backend, TaskStop(fit), meter))
     _tell_cuts(fit, backend, limits)
-    # Of a tile, its share of the rows.
+    # If the output has several tiles, a tile counts as its share of the rows.
     work_news.add(
         ref[0], task.name, "output", {"shard": shard}, backend.name, rows // task.writer.n_tiles,
         meter.bytes_read, time.perf_counter() - begin, meter.wait_seconds,
@@ -336,7 +336,7 @@ def _tell_cuts(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
 
 
 def load_map(ref: Ref, name: str) -> tuple[OutputTask, Backend]:
-    """A map, read once a process, and what it is computed by."""
+    """Return a map, which each process reads once, and the backend that computes it."""
     task = _recent.get((ref[:2], name), lambda: _read_map(ref, name))
     settle_process()
     return task, _backend(task.device)
@@ -351,9 +351,9 @@ def _read_map(ref: Ref, name: str) -> OutputTask:
 
 
 def aligned(tree: T) -> T:
-    """A tree of dataclasses, dicts, lists and tuples, with unaligned arrays copied."""
-    # Messages hold arrays one behind the other, at any byte, and numpy multiplies unaligned ones by loops of
-    # its own in place of BLAS: slower, and with other bits.
+    """Return a tree of dataclasses, dicts, lists and tuples with aligned copies of its unaligned arrays."""
+    # Arrays in a message can start at any byte. NumPy multiplies unaligned arrays with its own loops instead
+    # of BLAS, which is slower and gives other bits.
     out: T = _aligned(tree, {})
     return out
 
@@ -368,7 +368,7 @@ def _aligned(tree: Any, seen: dict[int, np.ndarray]) -> Any:
             return tree
         tree = copy.copy(tree)
         for name, value in new.items():
-            object.__setattr__(tree, name, value)  # frozen ones too
+            object.__setattr__(tree, name, value)  # This also works for frozen dataclasses.
         return tree
     if type(tree) is dict:
         return {key: _aligned(value, seen) for key, value in tree.items()}

@@ -1,7 +1,7 @@
-"""Workers of several kinds in one pass: who may take part, how fast each is, and what its spans take.
+"""Heterogeneous workers in one pass: which workers take part, their speeds, and the costs of spans.
 
-`benchmarks/device_pools.py` needs the speeds: Dask knows one duration for all tasks of a name. That a worker
-has a card says Dask's resource GPU.
+Dask estimates one duration for all tasks of a name prefix, so speeds per worker are measured here
+(`benchmarks/device_pools.py`). A worker with a card offers the Dask resource GPU.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ if TYPE_CHECKING:
     from .link import Link
 
 TOLERANCE = 1e-5
-"""Between a processor and a card: of the largest entry of each field of a pass's sums."""
+"""Largest difference of sums between processor and card, relative to the largest entry of each field."""
 
 MIXED = (
     f"processors and cards compute this fit together: its sums depend, within {TOLERANCE:g} of their largest "
     "entries, on who computed which rows; with device='cpu', or 'gpu' on equal cards, every run has the same "
     "bits"
 )
-POOLED = "pool"  # the last word of names of tasks that Dask is to leave where they are
+POOLED = "pool"  # Last word of the names of tasks that Dask's work stealing must not move.
 
-# Statistics that a thread's spans leave until they are merged take this at most: a bound.
+# Maximum bytes of statistics that the spans of one thread hold until they are merged.
 ROOM_BYTES = 2**26
-# Speeds within this factor are alike, as those of cores that share a machine. device_pools.py sets it to
-# infinity for its "equal_shares": 2.2, 2.6 and 1.4 times the time of passes of 0.5, 2 and 8 s.
+# Workers whose speeds differ by less than this factor count as equally fast. device_pools.py sets it to
+# infinity for its "equal_shares", which takes 2.2, 2.6 and 1.4 times as long for passes of 0.5, 2 and 8 s.
 UNEQUAL = 2.0
-# A bound: of shorter passes nothing is gained, since what a pass takes beside its rows is as long
-# (device_pools.py: 0.2 to 0.3 s), and short spans measure the machine's other work.
+# Minimum seconds of a pass that uses measured speeds. The overhead of a pass is as long (0.2 to 0.3 s in
+# device_pools.py), and the times of short spans depend on other work of the machine.
 WORTH_SECONDS = 0.25
-# Of a card in its first pass, against the processors beside it: a bound, from then on it is measured.
+# Assumed speed of a card relative to a processor in its first pass; later passes use measured speeds.
 GPU_GUESS = 8.0
-# One that had no span in a pass is believed a little faster with each, so that it is measured again some day:
-# bounds (test_pools.py: at a tenth of the speed after a hundred passes).
+# Factor by which the assumed speed of a worker without spans grows per pass, and the maximum total factor, so
+# that the worker is measured again (in test_pools.py: at a tenth of the speed after a hundred passes).
 HOPE, MOST_HOPE = 1.01, 8.0
 _CARDS = {"cupy": "gpu", "gpu": "gpu"}
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """How fast workers are on a stage."""
+    """Seconds per row of each part of a stage at speed 1, and relative speeds of the workers."""
 
     row_seconds: Mapping[str, float]
     speeds: Mapping[str, float]
 
     @property
     def alike(self) -> bool:
-        """Whether it does not matter who gets which span."""
+        """Whether all workers count as equally fast."""
         return max(self.speeds.values()) < UNEQUAL * min(self.speeds.values())
 
     def pass_seconds(self, stage: Stage, threads: Mapping[str, int]) -> float:
-        """Of a pass on these workers, shared out evenly."""
+        """Return the seconds of a perfectly balanced pass on these workers."""
         work = sum(grid.n_rows * self.row_seconds[part] for part, grid in stage.grids.items())
         return work / sum(count * self.speeds[name] for name, count in threads.items())
 
 
 class Pace:
-    """Seconds a row of each worker, as they tell them."""
+    """Seconds per row of each worker, as reported by the workers."""
 
     def __init__(self) -> None:
         self._heard: dict[tuple[str, str], dict[str, float]] = {}
@@ -81,13 +81,13 @@ class Pace:
         self.devices: dict[str, str] = {}
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """What a worker tells; in the client's thread."""
+        """Store the report of a worker; this method runs in the client's thread."""
         part, worker = (message["stage"], message["part"]), str(message["worker"])
         self._heard[part] = {**self._heard.get(part, {}), worker: float(message["pace"])}
         self.devices = {**self.devices, worker: _CARDS.get(message["device"], "cpu")}
 
     def took_part(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
-        """A pass is through in which these workers had spans."""
+        """Record that a pass ended in which ``workers`` had spans; assume that the others are faster."""
         self._hope = {
             name: min(MOST_HOPE, self._hope.get(name, 1.0) * HOPE)
             for name in all_workers
@@ -101,7 +101,7 @@ class Pace:
         gpus: frozenset[str],
         row_seconds: Mapping[str, float] | None = None,
     ) -> Speeds:
-        """Speeds of workers on a stage, against given seconds a row; guesses where nothing was heard."""
+        """Return the speeds of workers relative to ``row_seconds``, guessed for workers without reports."""
         rows = {part: grid.n_rows for part, grid in stage.grids.items()}
         heard = {part: self._heard.get((stage.name, part), {}) for part in rows}
         if row_seconds is None:
@@ -124,7 +124,7 @@ def _usual(heard: Mapping[str, float], threads: Mapping[str, int], reduction: Re
 def _guessed(
     found: Mapping[str, float], threads: Mapping[str, int], gpus: frozenset[str]
 ) -> dict[str, float]:
-    """Speeds of those that were not measured: as their like, and cards a guess above processors."""
+    """Return speeds of unmeasured workers: the median of their kind, or a guess from the other kind."""
     kinds = {
         card: [speed for name, speed in found.items() if (name in gpus) == card] for card in (False, True)
     }
@@ -138,13 +138,13 @@ def _guessed(
 
 
 def all_offer_gpu(client: Client) -> bool:
-    """Whether a cluster has workers, and each of them offers the resource GPU."""
+    """Return whether a cluster has workers and each worker offers the resource GPU."""
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     return bool(workers) and all(worker.get("resources", {}).get("GPU") for worker in workers)
 
 
 class Pools:
-    """The workers of one executor by what they are."""
+    """Workers of one executor, grouped by device."""
 
     def __init__(self, link: Link) -> None:
         self._link, self.device, self.bound, self.pace = link, "auto", False, Pace()
@@ -154,13 +154,13 @@ class Pools:
 
     @property
     def gpus(self) -> frozenset[str]:
-        """Workers that compute on a card."""
+        """Addresses of the workers that compute on a card."""
         if self.device not in ("auto", "gpu"):
             return frozenset()
         return frozenset(name for name, card in self._cards.items() if card)
 
     def compute_on(self, device: str, threads: Mapping[str, int]) -> None:
-        """What the fit asks for."""
+        """Set the device of the fit; raise `RunError` if no worker offers the device."""
         self.device = device
         if not self.chosen(threads):
             address = self._link.address
@@ -171,12 +171,12 @@ class Pools:
             )
 
     def chosen(self, threads: Mapping[str, int]) -> dict[str, int]:
-        """Of these workers those that take part."""
+        """Return the workers that take part in a fit on the chosen device."""
         if self.device not in ("auto", "gpu") or not threads:
             return dict(threads)
         if not self._cards.keys() >= threads.keys():
             members = self._link.members()
-            # A worker never changes what it offers; one that joins this moment is looked at next time.
+            # A worker never changes its resources. A worker that joins at this moment is queried next time.
             self._cards = {name: bool(member.gpus) for name, member in members.items()}
         if self.device == "auto":
             return dict(threads)
@@ -186,11 +186,11 @@ class Pools:
     def speeds(
         self, stage: Stage, threads: Mapping[str, int], row_seconds: Mapping[str, float] | None = None
     ) -> Speeds:
-        """How fast these workers are on a stage, as far as it is known."""
+        """Return the measured or guessed speeds of these workers on a stage."""
         return self.pace.speeds(stage, threads, self.gpus, row_seconds)
 
     def keep_still(self, client: Client, name: str) -> None:
-        """Keep Dask from moving tasks whose names begin so."""
+        """Exclude tasks whose names start with ``name`` from Dask's work stealing."""
         if name not in self._kept_still:
             self._kept_still.add(name)
             try:
@@ -201,30 +201,30 @@ class Pools:
                 hooks.say_once("keep_still", "slow workers that take no spans from fast ones", error)
 
     def offers(self, threads: Mapping[str, int]) -> dict[str, int]:
-        """How many of these workers compute on what."""
+        """Return the number of workers per device, without devices that have no worker."""
         cards = len(self.gpus.intersection(threads))
         counts = {"cpu": len(threads) - cards, "gpu": cards}
         return {kind: count for kind, count in counts.items() if count}
 
     def passed(self, window: Window[Span], threads: Mapping[str, int]) -> None:
-        """A pass is through."""
+        """Record the workers that took part in a pass that has ended."""
         if window.unequal:
             self.pace.took_part(window.took_part, threads)
 
     def tell(self, counts: Mapping[str, int], callbacks: Callback) -> None:
-        """Tell which devices compute, where that is news."""
+        """Report which devices compute, if they have changed since the last report."""
         if counts and dict(counts) != self._told:
             self._told = dict(counts)
             callbacks.on_event(devices_event(counts))
 
     def computed(self) -> dict[str, int]:
-        """How many workers have computed on what, as far as they told."""
+        """Return the number of workers per device that have reported spans."""
         kinds = list(self.pace.devices.values())
         return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
 
 def devices_event(counts: Mapping[str, int]) -> dict[str, Any]:
-    """The event that tells which devices compute, and what that means for the result."""
+    """Return the event with the devices of a fit; a mixture gets a message about reproducibility."""
     out = {"event": "devices", **counts, "devices": describe(counts)}
     if len(counts) > 1:
         out["message"] = MIXED
@@ -232,12 +232,12 @@ def devices_event(counts: Mapping[str, int]) -> dict[str, Any]:
 
 
 def describe(counts: Mapping[str, int]) -> str:
-    """Devices in words."""
+    """Return the devices as text, such as ``"cpu 2 workers, gpu 1 worker"``."""
     return ", ".join(f"{kind} {n} worker{'s' if n > 1 else ''}" for kind, n in sorted(counts.items()))
 
 
 def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs[Span]:
-    """What the spans of a pass take, on workers that are alike or not."""
+    """Return the estimated costs of the spans of a pass, on equally fast or heterogeneous workers."""
     pools, threads, seconds = executor.pools, executor.threads, executor.span_seconds(stage.name)
     most = max(
         WINDOW, ROOM_BYTES // max(reduction.layout().nbytes for reduction in stage.reductions.values())
@@ -262,7 +262,7 @@ def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs[
 
 
 def children(span: Span, grid: RowGrid) -> list[Span]:
-    """The nodes below a span in its part's tree; none of a leaf."""
+    """Return the child nodes of a span in the tree of its part; empty for a leaf."""
     first = span.index * FAN_IN
     stop = min(first + FAN_IN, grid.n_nodes(span.level - 1)) if span.level else first
     return [Span(span.part, span.level - 1, i) for i in range(first, stop)]

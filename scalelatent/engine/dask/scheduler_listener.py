@@ -1,6 +1,6 @@
-"""What the scheduler tells a driver by itself: workers that come and go, and passes that are done.
+"""Events from the scheduler to a driver: workers that join or leave, and passes that are done.
 
-A client has one handler a topic, and two fits may share it (`test_news.py`).
+A client has one handler per topic, so two fits with one client share the handler (`test_news.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .hooks import topic_handler
 if TYPE_CHECKING:
     from distributed import Client
 
-# Events of the jobs' own news, for the dashboard page (see scalelatent.monitor).
+# Topic of the events of jobs for the dashboard page (see scalelatent.monitor).
 TOPIC = "scalelatent"
-# Kernels that workers compile.
+# Topic of the kernels that workers compile.
 KERNELS = f"{TOPIC}-kernels"
-# The scheduler keeps the last events of each topic it ever heard of, so passes share a few: a bound, by which
-# 1 kB a pass is left in it (thousand_passes.py).
+# Number of topics that all passes share. The scheduler keeps the last events of each topic forever; with this
+# number it grows by 1 kB per pass (thousand_passes.py).
 _PASS_TOPICS = 8
 
 Handler = Callable[[dict[str, Any]], None]
@@ -30,12 +30,12 @@ Event = tuple[float, Any]  # seconds since the epoch, message
 
 
 def pass_topic(token: str) -> str:
-    """Topic by which the passes of a fit are told to its driver."""
+    """Return the topic of the pass events of a fit for its driver."""
     return f"{TOPIC}-pass-{zlib.crc32(token.encode()) % _PASS_TOPICS}"
 
 
 def as_message(value: object) -> str | None:
-    """A value as text, or None where it would not come back as it is."""
+    """Return a value as JSON text, or None if JSON would not restore an equal value."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
@@ -44,9 +44,9 @@ def as_message(value: object) -> str | None:
 
 
 class Listener:
-    """Topics of one client, each for any number of fits."""
+    """Subscriptions of one client; any number of fits can add handlers to a topic."""
 
-    # A client has one handler a topic; two fits with one client share it.
+    # A client has one handler per topic, so two fits with one client share this handler.
 
     def __init__(self, client: Client) -> None:
         self._client = weakref.proxy(client)
@@ -60,13 +60,13 @@ class Listener:
             handlers = self._handlers.setdefault(topic, [])
             if not handlers:
                 if topic not in self._others:
-                    # A user's own handler of the topic goes on hearing.
+                    # A handler that the user has set for the topic is still called.
                     self._others[topic] = topic_handler(self._client, topic)
                 self._client.subscribe_topic(topic, self._spread(topic))
             handlers.append(handler)
 
     def remove(self, topic: str, handler: Handler) -> None:
-        """Call it no more."""
+        """Remove a handler, and unsubscribe from the topic after its last handler."""
         with self._lock:
             handlers = self._handlers[topic]
             handlers.remove(handler)
@@ -88,7 +88,7 @@ _listeners_lock = threading.Lock()
 
 
 def listener(client: Client) -> Listener:
-    """The listener of a client."""
+    """Return the listener of a client; each client has one listener."""
     with _listeners_lock:
         if client not in _listeners:
             _listeners[client] = Listener(client)

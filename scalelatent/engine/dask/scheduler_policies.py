@@ -1,6 +1,6 @@
-"""What a scheduler does for fits where a worker dies with spans.
+"""Scheduler plugin that limits the number of workers that die from one bad shard.
 
-`test_bad_shards.py` needs it: no shard ends a fourth worker, and Dask's allowed-failures knows tasks alone.
+Dask's allowed-failures counts deaths per task; here no shard kills a fourth worker (`test_bad_shards.py`).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ NAME = "scalelatent-spans"
 
 
 class SpanGuard(SchedulerPlugin):
-    """Retries a span after the first worker that died with it, and fails it after the second."""
+    """Plugin that retries a span after the first death of its worker, and fails it after the second."""
 
-    # By itself Dask gives a span out until allowed-failures workers have died of it, and spreads what one
-    # worker had over many: each span that reads the bad chunk would take another worker with it. So what a
-    # dead worker had of one shard goes to one worker, and all that read it fail at the second death. Workers
-    # that read the shard at the same moment as the first one die with it.
+    # Dask alone retries a span until allowed-failures workers have died, and it spreads the spans of a lost
+    # worker over many workers; each span that reads the bad chunk would kill one more worker. Here all spans
+    # of one shard go to one worker, and all spans that read the shard fail at the second death. Workers that
+    # read the shard at the same time as the first worker can still die.
 
     name = NAME
     idempotent = True
 
     def __init__(self) -> None:
         self.scheduler: Scheduler
-        self._bound: dict[str, str] = {}  # key of a span -> the worker that alone may compute it
+        self._bound: dict[str, str] = {}  # key of a span -> the only worker that may compute it
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Begin to listen."""
+        """Store the scheduler on which this plugin runs."""
         self.scheduler = scheduler
 
     def log_event(self, topic: str, msg: object) -> None:
-        """Hear that a worker is lost, before the scheduler gives its tasks to others."""
+        """React to the event of a lost worker before the scheduler reassigns its tasks."""
         lost = hooks.lost_worker(topic, msg)
         if lost is None:
             return
@@ -49,7 +49,7 @@ class SpanGuard(SchedulerPlugin):
             self._contain(lost.keys)
 
     def _free(self, lost: hooks.LostWorker) -> None:
-        """Any worker may compute what was bound to the lost one, unless that may have died of it."""
+        """Lift the restriction of spans to a lost worker, except for spans that it may have died from."""
         there = {k: w for k, w in self._bound.items() if hooks.task_state(self.scheduler, k) is not None}
         free = [k for k, w in there.items() if w == lost.worker and (lost.expected or k not in lost.keys)]
         hooks.bind(self.scheduler, free, None)
@@ -74,7 +74,7 @@ class SpanGuard(SchedulerPlugin):
 
 
 def together(spans: Iterable[hooks.SpanAt]) -> list[list[hooks.SpanAt]]:
-    """Spans in groups, so that no shard is read by two of them."""
+    """Return spans in groups such that no two groups read the same shard."""
     groups: list[list[hooks.SpanAt]] = []
     ends = ("", 0)
     for span in sorted(spans, key=lambda span: span.reads):

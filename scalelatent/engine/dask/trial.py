@@ -1,6 +1,6 @@
-"""Suspect tasks, which two workers died with: each is tried alone, and notes its steps.
+"""Trials of suspect items: an item that two workers died with runs alone and logs its steps.
 
-`test_bad_shards.py` and `test_machines.py` need it: an error that names the rows.
+The log gives an error that names the bad rows (`test_bad_shards.py`, `test_machines.py`).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .window import ItemWords
 
-# Of a worker's limit: one that was seen with as much in use was most likely ended by its nanny, which does so
-# at 95 % (test_machines.py).
+# Share of a worker's memory limit. A lost worker that used more was most likely killed by its nanny, which
+# kills at 95 % (test_machines.py).
 FULL = 0.8
 BEGUN = "begun.json"
-# Bounds: for called-off tasks to end, for the answer of a worker, on trials of a suspect that do not end.
+# Maximum seconds until cancelled tasks end, maximum seconds for the answer of a worker, maximum trials.
 QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
 
 
 class Died(Exception):
-    """A worker has died of one item, alone with it."""
+    """Signal that a worker died while it ran one item and nothing else."""
 
     def __init__(self, item: object, worker: str) -> None:
         super().__init__(item, worker)
@@ -52,7 +52,7 @@ class Died(Exception):
 
 
 class Trial(Work[Item]):
-    """One item of a work, alone on a worker."""
+    """Work with one suspect item, which runs alone on a worker."""
 
     def __init__(self, executor: DaskExecutor, tried: Work[Item], suspect: Item, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
@@ -65,23 +65,23 @@ class Trial(Work[Item]):
         graph, key = Graph(), f"{self.name}-trial-{self._tried.label(item)}-{self.token}"
         self._tried.add_trial(graph, key, item, self.note, worker)
         self.items[key] = item
-        # No other worker takes it where its worker dies.
+        # The task is restricted to this worker, so that no other worker runs it if this worker dies.
         return {item: graph.send(self._client, [key], [worker])[key]}
 
     def item_rows(self, item: Item) -> int:
-        """Rows of an item."""
+        """Return the number of rows of an item."""
         return self._tried.item_rows(item)
 
     def about(self, item: Item) -> ItemWords:
-        """An item in the words of the event log."""
+        """Return the description of an item for the event log."""
         return self._tried.about(item)
 
     def dataset_of(self, item: Item) -> Dataset | None:
-        """The rows that an item reads."""
+        """Return the dataset that an item reads."""
         return self._tried.dataset_of(item)
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
-        """The worker has died; where it had more than the item, it is not known of which."""
+        """Raise `Died`, or `Retry` if the lost worker had other tasks too: the cause is then unknown."""
         if expected or not items:
             return
         if not alone:
@@ -90,12 +90,12 @@ class Trial(Work[Item]):
 
 
 def note_of(work: Work[Item], item: Item) -> str:
-    """Name of the file in which the trial of an item notes its steps."""
+    """Return the name of the file in which the trial of an item logs its steps."""
     return f"trial-{work.name}-{work.number}-{work.label(item)}.json"
 
 
 def ends_without_word(store: EngineStore, name: str, number: int) -> int:
-    """Note that a driver begins with a work; how many before it have ended in it without a word."""
+    """Record that a driver starts a work; return the number of earlier drivers that crashed in this work."""
     kept = store.place.read(BEGUN)
     before = {} if kept is None else json.loads(kept)
     same = (before.get("name"), before.get("number")) == (name, number)
@@ -105,15 +105,15 @@ def ends_without_word(store: EngineStore, name: str, number: int) -> int:
 
 
 def end_with_word(store: EngineStore) -> None:
-    """A driver ends, well or not, but not by dying."""
+    """Remove the record of a running driver, because the driver ends without a crash."""
     with suppress(OSError):
         store.remove(BEGUN)
 
 
 def look_back(executor: DaskExecutor, work: Work[Item]) -> None:
-    """Before the first work of a driver: find out what earlier ones died of that ended without a word."""
-    # A driver on the worker that dies cannot count the deaths. The second such end in the same work makes all
-    # of it suspect; the third one leaves a note of the trial.
+    """Find items that may have killed earlier drivers; run it before the first work of a driver."""
+    # A driver that runs on the dying worker cannot count deaths. After the second crash in one work all its
+    # items are suspect; the third crash leaves the log of the trial.
     ends = ends_without_word(executor.store, work.name, work.number)
     notes = set(executor.store.place.keys("")) if ends else set()
     left = [item for item in work.todo if note_of(work, item) in notes]
@@ -130,7 +130,7 @@ def look_back(executor: DaskExecutor, work: Work[Item]) -> None:
 
 
 def try_alone(executor: DaskExecutor, work: Work[Item]) -> bool:
-    """Try the suspects of a work that has not begun; whether there were some, and it is to be made again."""
+    """Run the suspects of a new work alone; return whether there were any: the work is then remade."""
     suspects = executor.watch.suspects(work)
     if suspects:
         await_quiet(executor)
@@ -162,7 +162,7 @@ def _try(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
 
 
 def _loneliest(executor: DaskExecutor) -> str:
-    """The worker with the fewest tasks, none of them a driver's if that can be had."""
+    """Return the worker with the fewest tasks, if possible one without the driver of a job."""
     threads, tasks = executor.wait_for_workers(), executor.link.processing()
 
     def company(worker: str) -> tuple[bool, int]:
@@ -173,14 +173,14 @@ def _loneliest(executor: DaskExecutor) -> str:
 
 
 def await_quiet(executor: DaskExecutor) -> None:
-    """Wait, a bounded time, until no worker runs a task of ours: what is called off may still kill one."""
+    """Wait until no worker runs a task of this driver; a cancelled task may still kill its worker."""
     deadline = time.monotonic() + QUIET_SECONDS
     while time.monotonic() < deadline:
         try:
             busy = executor.link.ask_workers(
                 "called-off tasks end", at_work, executor.token, seconds=ASK_SECONDS
             )
-        except RunError:  # a worker went while it was asked, or hangs
+        except RunError:  # A worker left during the call, or hangs.
             if not executor.link.connected:
                 raise
             busy = {"": 1}
@@ -190,7 +190,7 @@ def await_quiet(executor: DaskExecutor) -> None:
 
 
 def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
-    """Leave out the shard of a bad item, or end the fit with its name."""
+    """Exclude the shards of a bad item, or raise an error that names them."""
     text = executor.store.place.read(note_of(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)
@@ -236,12 +236,12 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     return f"{look[0].upper()}{look[1:]}, {memory}"
 
 
-# Between looks at a suspect's memory: as often as test_machines.py sees it grow.
+# Seconds between samples of a suspect's memory; short enough to see it grow in test_machines.py.
 SAMPLE_SECONDS = 0.25
 
 
 class NotedStop(TaskStop):
-    """The stop flag of a suspect task: it notes each step, so that its rows are known if it dies."""
+    """Stop flag of a suspect task; it logs each step, so that the rows are known if the worker dies."""
 
     notes = True
 
@@ -251,11 +251,11 @@ class NotedStop(TaskStop):
         self._said: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "peak": 0}
 
     def note(self, doing: str, start: int, stop: int) -> None:
-        """The next step, with its rows."""
+        """Log the next step with its rows ``start:stop``."""
         self._say(doing=doing, rows=[start, stop])
 
     def sample(self) -> None:
-        """The memory of this process, where it has grown."""
+        """Log the memory of this process if it has grown by more than 2 %."""
         memory = _memory()
         if memory > 1.02 * self._said["peak"]:
             self._say(peak=memory)
@@ -294,7 +294,7 @@ def _noted(store: EngineStore, name: str, fit: Fit) -> Iterator[NotedStop]:
 def try_span(
     ref: Ref, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
 ) -> None:
-    """Compute a span, and keep it in the run folder for the retry of its pass."""
+    """Compute a span, and save its sums in the run folder for the retry of its pass."""
     store = open_store(ref)
     state = store.load_state(stage_name, iteration) if learns else None
     with _noted(store, note, fit) as stop, stopping(fit):
@@ -310,7 +310,7 @@ def try_shard(ref: Ref, name: str, shard: int, fit: Fit, note: str) -> None:
 
 
 def at_work(token: str, dask_worker: Worker) -> int:
-    """Tasks of a driver that this worker runs, wanted or not."""
+    """Return the number of a driver's tasks that this worker runs, including cancelled tasks."""
     from .hooks import running_tasks
 
     return sum(token in key for key in running_tasks(dask_worker))

@@ -1,6 +1,6 @@
-"""Whether work on a cluster makes progress: workers that come, go and hang, tasks that no worker can take.
+"""Detect stalled work on a cluster: lost or hanging workers, and tasks that no worker can run.
 
-`test_survive.py` needs it: Dask waits for ever for a task that hangs, or whose workers are all gone.
+Dask waits forever for a task that hangs or that no worker can run; `test_survive.py` tests both cases.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
     from .window import Item, Work
 
 Shard = tuple[str, int, int]  # file, first row, one past its last
-# All seconds below are bounds, on the side of patience. Between looks at what workers have of memory: two kB
-# a worker.
+# All seconds below are generous upper limits. Minimum seconds between queries of the memory of the workers;
+# an answer has 2 kB per worker.
 MEMBERS_SECONDS = 5.0
-# A pass that does not move is looked at after so many seconds, then at twice the time, and so on.
+# Seconds without progress until a pass is checked; the next checks are at twice the time, up to LAST_LOOK.
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
-# Looks in which no worker has one of its tasks, after which it is retried: four seconds.
+# A pass is retried after this many checks in which no worker has one of its tasks (4 s without progress).
 MISSES = 3
-# Spans that compute say so every ten seconds (worker_side.BEAT_SECONDS). One that says nothing for this
-# long, and for so many times what spans take, hangs.
+# A computing span reports every ten seconds (worker_side.BEAT_SECONDS). A span hangs if it is silent for
+# HANG_SECONDS and for HANG_TIMES the usual seconds of a span.
 HANG_SECONDS, HANG_TIMES = 60.0, 20.0
-# M-steps, merges and other people's tasks say nothing while they compute.
+# Maximum silence in seconds of M-steps, merges and tasks of other programs, which do not report.
 SILENT_SECONDS = 3600.0
-# Deaths of workers with an item, after which it is tried alone, so that bad rows end three workers at most
-# (test_bad_shards.py); drivers of jobs are on workers, too.
+# An item is run alone after this many worker deaths, so that bad rows kill at most three workers
+# (test_bad_shards.py). Drivers of jobs are tasks on workers, too; their keys have this prefix.
 DEATHS, DRIVERS = 2, "scalelatent-job-"
-# How long the news of a death may come after the error that it led to.
+# Maximum seconds by which the event of a death may arrive after the error that the death caused.
 NEWS_SECONDS = 2.0
-# How long a worker on which a task hung gets no more of them.
+# Seconds for which a worker on which a task hung gets no more tasks.
 AVOID_SECONDS = 900.0
 
 
 class Retry(Exception):
-    """The work cannot go on as it is, and is to be retried."""
+    """Signal that the work cannot continue and is to be retried."""
 
     advice = "Look at the logs of the workers"
-    """What people do where retries do not help."""
+    """Advice in the error message if retries do not help."""
 
 
 class WorkerDied(Retry):
-    """A worker was lost with the work."""
+    """Signal that a worker died while it computed items of the work."""
 
     advice = (
         "Most often that is memory: look at the logs of the workers, and give them more memory or fewer "
@@ -58,7 +58,7 @@ class WorkerDied(Retry):
 
 
 class NoProgress(Retry):
-    """Nothing was heard of the work for too long."""
+    """Signal that no task of the work has reported for too long."""
 
     advice = (
         "The tasks were on these workers and did not get on: look at their logs for what they wait for (a "
@@ -71,16 +71,16 @@ def _when_died(workers: int) -> str:
 
 
 class Watch:
-    """Looks after the passes of one executor."""
+    """Supervisor of the passes of one executor."""
 
     def __init__(self, executor: DaskExecutor) -> None:
         self._executor, self.topic = executor, pass_topic(executor.token)
         self.told: dict[tuple[str, str, int], str] = {}
         self.avoided: dict[str, float] = {}
-        # What was last known of each worker, and for each item the workers that died with it.
+        # The last known state of each worker, and for each item the workers that died while they had it.
         self.members: dict[str, ClusterMember] = {}
         self.deaths: dict[tuple[str, int, Any], list[str]] = {}
-        # What each worker had of work that was called off: it may still die of it.
+        # The cancelled items that each worker had; a worker may still die while it computes them.
         self._held: dict[str, list[tuple[str, int, Any]]] = {}
         self._members_at = 0.0
         self._news: deque[dict[str, Any]] = deque()
@@ -96,7 +96,7 @@ class Watch:
         return [("all", self._hear_workers), (self.topic, self._hear_pass)]
 
     def begin(self) -> None:
-        """Listen to the scheduler."""
+        """Subscribe to the scheduler's events."""
         if not self._listening:
             self._listening = True
             for topic, handler in self._topics:
@@ -105,7 +105,7 @@ class Watch:
                 )
 
     def end(self) -> None:
-        """Listen no more."""
+        """Unsubscribe from the scheduler's events."""
         if self._listening:
             self._listening = False
             for topic, handler in self._topics:
@@ -114,13 +114,13 @@ class Watch:
             self.told.clear()
 
     def _hear_workers(self, message: dict[str, Any]) -> None:
-        """In the client's thread."""
+        """Queue an event of a worker that joined or left; this method runs in the client's thread."""
         if message.get("action") in ("add-worker", "remove-worker"):
             self._news.append(message)
             self._executor.pulse.set()
 
     def _hear_pass(self, message: dict[str, Any]) -> None:
-        """In the client's thread."""
+        """Process an event of a task of this driver; this method runs in the client's thread."""
         if "driver" in message:
             if message["driver"] == self._executor.token and "cut" in message:
                 self._executor.hear(message["cut"])
@@ -138,7 +138,7 @@ class Watch:
     # -- looking ---------------------------------------------------------------------------------------------
 
     def start(self, current: Work[Item]) -> None:
-        """A pass begins to be looked after."""
+        """Start to supervise a pass, and forget the deaths of other passes."""
         self._started = time.monotonic()
         now = (current.name, current.number)
         self.deaths = {key: who for key, who in self.deaths.items() if key[:2] == now}
@@ -148,12 +148,12 @@ class Watch:
         self._moved, self._look, self._missed, self._alone_since = time.monotonic(), FIRST_LOOK, 0, None
 
     def span_seconds(self, current: Work[Item]) -> float:
-        """Seconds that a thread needed for a span of a pass that has just ended."""
+        """Return the mean seconds per span and thread of a pass that has just ended."""
         spent = time.monotonic() - self._started
         return spent * self._executor.workers / max(len(current.items), 1)
 
     def check(self, current: Work[Item], moved: bool) -> None:
-        """See whether the pass gets on."""
+        """Process queued events of workers, and raise `Retry` if the pass makes no progress."""
         self._remember_members()
         if self._news:
             self._take_news(current)
@@ -165,15 +165,15 @@ class Watch:
 
     def _remember_members(self) -> None:
         now = time.monotonic()
-        # Two kB a worker: of a thousand not often.
+        # An answer has 2 kB per worker, so the interval grows with the number of workers.
         if now - self._members_at > max(MEMBERS_SECONDS, 0.02 * len(self.members)):
             self._members_at = now
             found = self._executor.link.members()
             for address, member in found.items():
                 if address in self.members and self.members[address].memory > member.memory:
-                    # What it had once it may have had again when it died.
+                    # Keep the peak: a worker that died may have used as much memory again.
                     found[address] = replace(member, memory=self.members[address].memory)
-            # The lost ones of a while ago are still asked for, those of a week not.
+            # Keep lost workers for error messages; drop them when their number exceeds present workers + 100.
             self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
 
     def _take_news(self, current: Work[Item]) -> None:
@@ -209,7 +209,7 @@ class Watch:
         current.worker_lost(own, worker, len(keys) == 1, expected)
 
     def call_off(self, work: Work[Item]) -> None:
-        """Before work is called off: remember who has what of it."""
+        """Record, before work is cancelled, which worker has which of its items."""
         self._held = {
             address: [(work.name, work.number, work.items[key]) for key in keys if key in work.items]
             for address, keys in self._executor.link.processing().items()
@@ -218,7 +218,7 @@ class Watch:
     # -- deaths ----------------------------------------------------------------------------------------------
 
     def suspects(self, work: Work[Item]) -> list[Item]:
-        """Items of a work that read a shard which was with :data:`DEATHS` workers that died."""
+        """Return the items that read a shard that at least :data:`DEATHS` workers had when they died."""
         now = work.name, work.number
         of_shard: dict[Shard, set[str]] = {}
         lost = [(key[2], who) for key, who in self.deaths.items() if key[:2] == now]
@@ -234,11 +234,11 @@ class Watch:
             self.deaths.pop((work.name, work.number, item), None)
 
     def deaths_of(self, work: Work[Item], item: Item) -> list[str]:
-        """The workers that died with an item."""
+        """Return the workers that died while they had an item."""
         return self.deaths.get((work.name, work.number, item), [])
 
     def deaths_with(self, work: Work[Item], item: Item, shards: Iterable[Shard]) -> list[str]:
-        """The workers that died with items that read one of these shards; last those of this item."""
+        """Return the workers that died with items that read one of these shards, those of ``item`` last."""
         wanted, own = set(shards), self.deaths_of(work, item)
         others = [
             who
@@ -250,7 +250,7 @@ class Watch:
         return [*dict.fromkeys(a for who in others for a in who if a not in own), *own]
 
     def note_killed(self, work: Work[Item], key: str, worker: str) -> bool:
-        """Count the death that the scheduler tells of by an error."""
+        """Count the death that an error of the scheduler names; return whether there are suspect items."""
         deadline = time.monotonic() + NEWS_SECONDS
         while time.monotonic() < deadline and not any(worker in who for who in self.deaths.values()):
             while self._news:
@@ -266,24 +266,24 @@ class Watch:
 
     def _count_death(self, key: tuple[str, int, Any], worker: str) -> None:
         who = self.deaths.setdefault(key, [])
-        if worker not in who:  # an error may tell of it before its news does
+        if worker not in who:  # The error and the event of one death may both arrive.
             who.append(worker)
 
     def peak(self, address: str, memory: int) -> None:
-        """A worker is known to have had so many bytes in use."""
+        """Raise the recorded peak memory of a worker to ``memory`` bytes."""
         member = self.members.get(address)
         if member is not None and memory > member.memory:
             self.members[address] = replace(member, memory=memory)
 
     def died_with(self, work: Work[Item], item: Item, workers: Sequence[str] = ()) -> str:
-        """In words: an item, and the workers that died with it, or of its shard (where these are given)."""
+        """Describe an item and the workers that died with it or, if ``workers`` is given, with its shard."""
         workers = workers or self.deaths_of(work, item)
         others = "" if len(workers) == len(self.deaths_of(work, item)) else ", or another one of its shard,"
         told = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
         return f"{work.words(item)}{others} was with {_when_died(len(workers))}: {told}"
 
     def killed(self, current: Work[Item] | None, key: str, last: str) -> str:
-        """In words: what was being computed when workers died, where, and what they had of memory."""
+        """Describe the item that workers computed when they died, these workers and their memory."""
         item = None if current is None else current.items.get(key)
         if current is None or item is None or not self.deaths_of(current, item):
             return f"task {key} was with {_when_died(1)}: {self._worker_words(last)}"
@@ -297,7 +297,7 @@ class Watch:
         return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
     def tell_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
-        """Tell that a span is computed again."""
+        """Report that a span is computed again."""
         event = current.redone(item, why, worker)
         if event is not None:
             self._executor.callbacks.on_event(event)
@@ -321,8 +321,8 @@ class Watch:
             if now - self._alone_since > self._executor.stall_seconds:
                 self._executor.no_workers(current.counted(len(current.window.pending)))
         elif any(member.running for member in link.members().values()):
-            # No worker has them or will. Once or twice may be chance: a graph on its way through a scheduler
-            # that is busy.
+            # No worker has a task of the pass. One or two such checks may be chance, because a busy scheduler
+            # may not have processed the graph yet.
             self._alone_since, self._missed = None, self._missed + 1
             if self._missed >= MISSES:
                 raise Retry("no worker takes its tasks: those that had them are gone")
@@ -346,7 +346,7 @@ class Watch:
         raise NoProgress(f"nothing was heard for {quiet:.0f} s of {', '.join(sorted(busy))}")
 
     def trusted(self, threads: dict[str, int]) -> dict[str, int]:
-        """Workers but those on which a task hung not long ago; all, where those are all."""
+        """Return the workers on which no task hung recently; all workers if there are no others."""
         now = time.monotonic()
         self.avoided = {
             address: since
@@ -357,6 +357,6 @@ class Watch:
 
     @property
     def only(self) -> list[str]:
-        """The workers that tasks are bound to where another one hangs: Dask takes that one for idle."""
+        """Workers to which tasks are restricted, because Dask treats a hanging worker as idle; empty: any."""
         bound = self.avoided or self._executor.pools.bound
         return list(self._executor.threads) if bound else []

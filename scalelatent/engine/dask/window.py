@@ -1,8 +1,8 @@
-"""Items on their way through the workers: who gets which, and when; a few at once, one message a batch.
+"""Schedule the items of a pass on the workers: a few items at once per worker, one message per batch.
 
-Bounded memory (law 2) wants few at once, a worker's cache the same rows every pass, and workers of unequal
-speed want seconds (`benchmarks/device_pools.py`). Dask's stealing looks once a second, takes all tasks of a
-name for equally long, and knows nothing of rows.
+Bounded memory (law 2) requires few items at once. A worker's cache needs the same rows in every pass.
+Heterogeneous workers need shares in seconds (`benchmarks/device_pools.py`). Dask's work stealing runs once a
+second, assumes equal durations for tasks with one name prefix, and does not know which rows a task reads.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Batch = list[tuple[Item, str]]
 
-# Items a thread has at least: one is computed, one waits (streamed_pass.py was taken with it).
+# Minimum items per thread: one is computed and one waits. streamed_pass.py was measured with this number.
 WINDOW = 2
-# Seconds that a worker has at hand: at most, and at least, so that the driver's answer is never waited for. A
-# pass of unequal workers that is as short as AT_ONCE is handed out at once: device_pools.py.
+# Maximum and minimum seconds of work queued on a worker, so that no worker waits for the driver. A pass on
+# heterogeneous workers of at most AT_ONCE seconds is sent as one batch (measured: device_pools.py).
 MOST_AHEAD, LEAST_AHEAD, AT_ONCE = 2.0, 0.2, 0.8
-# Of what is left of a pass of unequal workers a piece takes at most one of so many parts: with
-# it test_window.py holds simulated pools near the best.
+# On heterogeneous workers, one item takes at most 1/LEFT_PARTS of the remaining seconds of a pass. This
+# value keeps simulated pools near the best possible time (test_window.py).
 LEFT_PARTS = 4
 
 
@@ -46,24 +46,24 @@ def _alike(threads: Mapping[str, int]) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Costs(Generic[Item]):
-    """What items take; by default nothing is known of it, and workers are alike."""
+    """Estimated costs of items; by default all items cost the same and all workers are equally fast."""
 
     work: Callable[[Item], float] = _one
-    """Seconds of an item on a thread of speed 1."""
+    """Return the seconds of an item on a thread of speed 1."""
     known: bool = False
     most: float = float("inf")
-    """Items a thread may have."""
+    """Maximum number of items per thread."""
     speeds: Callable[[Mapping[str, int]], Mapping[str, float]] = _alike
-    """Of workers, as they are known by now; 1 of those that are not named."""
+    """Return the current speed estimate per worker; a worker that is not in the mapping has speed 1."""
     cut: Callable[[Item], Sequence[Item]] | None = None
-    """Parts of an item, none where it is not to be cut; None where workers are alike."""
+    """Return the parts of an item, empty if it cannot be cut; None if all workers are equally fast."""
     shortest: float = 0.0
-    """Seconds of the shortest item worth a task."""
+    """Seconds of the shortest item that justifies a task of its own."""
 
 
 @dataclass
 class _Share(Generic[Item]):
-    """A worker's run of items, and what it has been given and not ended; one without threads is gone."""
+    """Planned items of one worker, and its items that were sent and have not ended; 0 threads: it is lost."""
 
     threads: int = 0
     speed: float = 1.0
@@ -78,28 +78,28 @@ class _Share(Generic[Item]):
 
     @property
     def busy(self) -> float:
-        """Seconds until there is a thread for one more item."""
+        """Estimated seconds until a thread is free for one more item."""
         return 0.0 if self.having < self.threads else self.backlog / self.rate
 
     @property
     def lasts(self) -> float:
-        """Seconds until its run is empty; a lost worker's never is."""
+        """Estimated seconds until all items of this worker are done; infinite for a lost worker."""
         return (self.listed + self.backlog) / self.rate if self.threads else float("inf")
 
     def owe(self, count: int, work: float) -> None:
-        """Take note of what was given or, negative, ended."""
+        """Add items that were sent and their seconds; negative numbers are items that ended."""
         self.having += count
-        # Nothing is left of sums of floats where there is no item.
+        # The backlog of a worker without items is exactly 0, because sums of floats leave rounding errors.
         self.backlog = self.backlog + work if self.having else 0.0
 
 
 class Window(Generic[Item]):
-    """Items on their way through the workers."""
+    """Items of a pass that are planned for, or computed by, the workers."""
 
-    # Each worker has a run of items, in proportion to its threads and speed and the same every pass, so that
-    # its cache fits; one that runs out takes what the longest run would reach last. Among unequal workers it
-    # is guided self-scheduling (Polychronopoulos and Kuck, IEEE Trans. Computers C-36, 1987): pieces shrink
-    # towards the end, and none goes to a worker by which the pass would end later.
+    # Each worker has a contiguous share of items in proportion to its threads and speed. Shares are identical
+    # in every pass, so that caches are reused. An idle worker takes the last item of the longest share.
+    # Heterogeneous workers use guided self-scheduling (Polychronopoulos and Kuck, IEEE Trans. Computers C-36,
+    # 1987): items shrink towards the end, and no worker gets an item that would make the pass end later.
 
     def __init__(
         self,
@@ -127,10 +127,10 @@ class Window(Generic[Item]):
         self._rate = sum(share.rate for share in self._shares.values())
 
     def _deal(self, items: Sequence[Item]) -> None:
-        """A run for each worker; items on an edge are cut if long."""
+        """Assign a contiguous share of items to each worker; cut long items that cross an edge of a share."""
         shares, todo, place, cut = list(self._shares.values()), deque(items), 0.0, self._costs.cut
-        # Of workers that are alike each item counts as one: seconds are measured each pass, and an item on an
-        # edge would go to and fro.
+        # If all workers are equally fast, each item counts as 1. Measured seconds change with each pass, and
+        # an item on an edge would then move from worker to worker.
         whole = self._left if self.unequal else float(len(items))
         edges = [whole * part / self._rate for part in accumulate(share.rate for share in shares[:-1])]
         while shares and todo:
@@ -149,38 +149,38 @@ class Window(Generic[Item]):
 
     @property
     def seconds(self) -> float:
-        """Until the end, were all that is not done shared out evenly."""
+        """Estimated seconds until the end of the pass if the remaining work were balanced perfectly."""
         return self._left / self._rate if self._rate else 0.0
 
     @property
     def unequal(self) -> bool:
-        """Whether it matters who gets which item."""
+        """Whether the workers are heterogeneous, so that the choice of the worker for an item matters."""
         return self._costs.cut is not None
 
     @property
     def given(self) -> bool:
-        """Whether all items have been handed out."""
+        """Whether all items have been sent to workers."""
         return self.opened and not any(share.items for share in self._shares.values())
 
     def open(self) -> None:
-        """Hand out the first items."""
+        """Send the first items to the workers."""
         if not self.opened:
             self.opened = True
             self._hand_out()
 
     def refresh(self, threads: Mapping[str, int]) -> None:
-        """Take note of workers that came or went; items of the latter are left to the others."""
+        """Update the set of workers; the remaining workers take the items of lost workers."""
         if dict(threads) != self._threads:
             self._set_workers(threads)
             if self.opened and not self.given:
                 self._hand_out()
 
     def look(self) -> list[Item]:
-        """Items finished since the last look; hands out more where workers run low."""
+        """Return the items that finished since the last call; send more items to workers with few left."""
         done = []
         for item, (future, worker) in list(self.pending.items()):
             status = future.status
-            if status in ("pending", "lost"):  # lost: its only copy was; it is computed again
+            if status in ("pending", "lost"):  # Dask computes a lost result again.
                 continue
             if status != "finished":
                 raise TaskEnded(item, future)
@@ -196,14 +196,14 @@ class Window(Generic[Item]):
         return done
 
     def _ahead(self) -> float:
-        """Seconds that workers are to have at hand: of a pass of unequal ones less and less."""
+        """Return the seconds of work to queue on each worker; it shrinks during a pass if workers differ."""
         if not self.unequal:
             return MOST_AHEAD if self._costs.known else 0.0
         return float("inf") if self._whole <= AT_ONCE else min(MOST_AHEAD, max(LEAST_AHEAD, self.seconds / 2))
 
     def _hand_out(self) -> None:
         if self.unequal:
-            self._set_workers(self._threads)  # their speeds may be other ones by now
+            self._set_workers(self._threads)  # The speed estimates may have changed.
         batch, ahead, refused = list[tuple[Item, str]](), self._ahead(), 0.0
 
         def wants(share: _Share[Item]) -> bool:
@@ -215,7 +215,7 @@ class Window(Generic[Item]):
         while waiting:
             _, name = heapq.heappop(waiting)
             share = self._shares[name]
-            if share.speed <= refused:  # a faster one, which is free sooner, had better have none
+            if share.speed <= refused:  # A faster worker that is free sooner was refused an item.
                 continue
             source = share if share.items else self._longest()
             if source is None:
@@ -227,7 +227,7 @@ class Window(Generic[Item]):
             batch.append((item, name))
             if wants(share):
                 heapq.heappush(waiting, (share.busy, name))
-        # Where all have left it to others, the worker that would end it first has it all the same.
+        # If every worker refused the item, the worker that would end it first gets it.
         while self._rate and (source := self._longest()) is not None:
             if ahead < float("inf") and any(share.having for share in self._shares.values() if share.threads):
                 break
@@ -241,7 +241,7 @@ class Window(Generic[Item]):
         self.pending.update({item: (futures[item], name) for item, name in batch if item in futures})
 
     def _take(self, share: _Share[Item], source: _Share[Item]) -> Item | None:
-        """The next item of a run for a worker; None where it had better have none."""
+        """Remove and return the next item of ``source``; None if another worker would end the item sooner."""
         own, items, cut = source is share, source.items, self._costs.cut
         item = items.popleft() if own else items.pop()
         work = self._costs.work(item)
@@ -267,13 +267,13 @@ class Window(Generic[Item]):
         return max(there, key=lambda share: share.lasts, default=None)
 
     def _soonest(self, work: float) -> tuple[float, str]:
-        """(seconds, worker) by which an item would be done, at the earliest."""
+        """Return (seconds, worker) of the earliest possible end of an item."""
         return min((s.busy + work / s.speed, name) for name, s in self._shares.items() if s.threads)
 
     def cancel(self) -> None:
-        """Call off what has not finished."""
-        # By letting go: Client.cancel follows dependents, and breaks the client where one of them is not
-        # wanted any more.
+        """Cancel the items that have not finished."""
+        # Releasing the futures cancels their tasks. Client.cancel would also cancel dependents, and it breaks
+        # the client if a dependent was released before.
         for future, _ in self.pending.values():
             future.release()
         self.pending.clear()
@@ -289,7 +289,7 @@ class TaskEnded(Exception):
 
 
 class ItemWords(TypedDict):
-    """An item in the words of the event log."""
+    """Description of an item in the event log."""
 
     part: str
     span: int
@@ -298,13 +298,13 @@ class ItemWords(TypedDict):
 
 
 class Work(Generic[Item]):
-    """Base of a pass, a map, a segment of steps and a trial."""
+    """Base class of a pass, a map, a segment of steps and a trial."""
 
     window: Window[Item]
     hang_seconds: float | None = None
-    """Of silence, after which an item hangs, where it is not as usual."""
+    """Seconds without events after which an item counts as hanging; None for the default."""
     unit = "span"
-    """What people call an item."""
+    """Name of an item in messages."""
 
     def __init__(self, name: str, number: int, token: str, rows: int) -> None:
         self.name, self.number, self.token, self.rows = name, number, token, rows
@@ -315,48 +315,48 @@ class Work(Generic[Item]):
         self.began: float | None = None
 
     def open(self) -> None:
-        """Send the first items, or all."""
+        """Send the first items, or all items, to the workers."""
         if self.began is None:
             self.began = time.monotonic()
             self.window.open()
 
     def look(self) -> bool:
-        """Take note of finished items, and hand out more; whether there was anything new."""
+        """Count the finished items and send more; return whether any item has finished."""
         finished = self.window.look()
         self.rows_done += sum(self.item_rows(item) for item in finished)
         return bool(finished)
 
     @property
     def done(self) -> bool:
-        """Whether all items are."""
+        """Whether all items are done."""
         return self.window.given and not self.window.pending
 
     def everyone(self) -> list[Work[Item]]:
-        """This, and what has begun behind it."""
+        """Return this work and all work that was started after it and overlaps with it."""
         return [self] if self.following is None else [self, *self.following.everyone()]
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
-        """A worker is gone that had items of this; ``alone``: with one and nothing else."""
+        """React to the loss of a worker that had items of this work; ``alone``: it had one task only."""
 
     def redone(self, item: Item, why: str, worker: str) -> dict[str, Any] | None:
-        """The event that tells that an item is computed again."""
+        """Return the event that reports that an item is computed again; None for no event."""
         about = {"stage": self.name, "pass": self.number, **self.about(item)}
         return {"event": "span_redone", **about, "worker": worker, "why": why}
 
     def mine(self, key: str) -> bool:
-        """Whether a task belongs to this."""
+        """Return whether the task with this key belongs to this work."""
         return key.endswith(self.token)
 
     def item_rows(self, item: Item) -> int:
-        """Rows of an item."""
+        """Return the number of rows of an item."""
         raise NotImplementedError
 
     def about(self, item: Item) -> ItemWords:
-        """An item in the words of the event log."""
+        """Return the description of an item for the event log."""
         raise NotImplementedError
 
     def words(self, item: Item) -> str:
-        """An item in the words of errors."""
+        """Return the description of an item for error messages."""
         about = self.about(item)
         rows = about.get("rows")
         where = f" (rows {rows[0]}:{rows[1]} of the {about['part']} rows)" if rows else ""
@@ -364,36 +364,36 @@ class Work(Generic[Item]):
         return f"{self.unit} {about['span']}{where}{number} of {self.name}"
 
     def counted(self, count: int) -> str:
-        """So many items, in words."""
+        """Return a number of items as text, such as ``"3 spans"``."""
         return f"{count} {self.unit}{'' if count == 1 else 's'}"
 
     def dataset_of(self, item: Item) -> Dataset | None:
-        """The rows that an item reads; None where that is not known."""
+        """Return the dataset that an item reads; None if it is not known."""
         return None
 
     def shards_of(self, item: Item) -> list[tuple[str, int, int]]:
-        """Shards that an item reads (see :meth:`~scalelatent.data.Dataset.shards`)."""
+        """Return the shards that an item reads (see :meth:`~scalelatent.data.Dataset.shards`)."""
         return []
 
     def reads(self, item: Item) -> Reads | None:
-        """The rows of those shards, for the scheduler; None where it is not to ask."""
+        """Return the rows that an item reads, for the scheduler; None if the scheduler does not need them."""
         return None
 
     def label(self, item: Item) -> str:
-        """An item in names of tasks and files."""
+        """Return the label of an item in names of tasks and files."""
         raise NotImplementedError
 
     def add_trial(self, graph: Graph, key: str, item: Item, note: str, worker: str) -> None:
-        """Add the task that computes an item alone, noting its steps in a file of the run folder."""
+        """Add the task that computes an item alone and logs its steps in a file of the run folder."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Call it off, and what has begun behind it."""
+        """Cancel this work and the work that follows it."""
         if self.following is not None:
             self.following.cancel()
         self.release()
 
     def release(self) -> None:
-        """Let go of all futures."""
+        """Release all futures."""
         self.window.cancel()
         self.following = None

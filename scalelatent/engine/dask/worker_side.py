@@ -1,7 +1,7 @@
-"""What a task knows of its cluster: whether it is still wanted, and how to tell what it did.
+"""Services for tasks on a worker: check for cancellation, and report events to the driver and the dashboard.
 
-`test_survive.py` needs it (a cancelled span ends within two seconds; Dask does not stop what runs), and the
-page /scalelatent, which tells rows.
+Dask does not stop a running task. These checks end a cancelled span within two seconds
+(`test_survive.py`). The page /scalelatent shows the reported rows.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# (topic, token of the pass, token of the driver): by which a driver knows the news of its own tasks.
+# (topic, token of the pass, token of the driver): a driver identifies events of its own tasks by these.
 Fit = tuple[str, ...]
-# Bounds: for how long a task goes on that is not wanted any more (test_survive.py), and between words of one
-# that computes (watch.HANG_SECONDS is six of them).
+# Maximum seconds that a cancelled task continues (test_survive.py), and seconds between reports of a running
+# task (watch.HANG_SECONDS is six times as long).
 CHECK_SECONDS, BEAT_SECONDS = 0.5, 10.0
-# Spans of a second are told together: a scheduler hears from each of its workers once a second at most. So it
-# takes 3.5 % of a core with two workers and spans of a second (submit.py).
+# Minimum seconds between reports of finished spans from one worker; one report covers all spans since the
+# last. The scheduler then uses 3.5 % of a core with two workers and spans of one second (submit.py).
 NEWS_SECONDS = 1.0
-# A worker tells its pace again once it has changed by this share; a span has this one in it, and counts as at
-# most so many times as slow as those before: a machine that stood still for a moment is not slow. With these
-# device_pools.py finds its speeds, and test_pools.py has steady workers tell theirs once.
+# A worker reports its seconds per row again after a change by PACE_SHARE. A new span has the weight PACE_NEW
+# in the average and counts as at most PACE_OUTLIER times the average, so that a short pause counts little.
+# These numbers let device_pools.py find its speeds, and let steady workers report once (test_pools.py).
 PACE_SHARE, PACE_NEW, PACE_OUTLIER = 0.2, 0.3, 3.0
-# Before a worker ends itself it waits this long, so that its event loop sends what was logged.
+# Seconds that a worker waits before it ends its process, so that its event loop sends the logged events.
 SENDING_SECONDS = 1.0
-KEEP_PACES = 32  # of parts of stages: a bound
+KEEP_PACES = 32  # Maximum number of averages, one for each part of a stage.
 _SUMS = ("rows", "bytes", "seconds", "wait_seconds", "spans")
 
 
 def _worker() -> Worker | None:
-    """The worker whose task runs in this thread, or None."""
+    """Return the worker whose task runs in this thread, or None."""
     from distributed import get_worker
 
     try:
@@ -60,19 +60,19 @@ def _worker() -> Worker | None:
 
 
 def worker_threads() -> int:
-    """Threads of the worker whose task runs in this thread; 1 where there is none."""
+    """Return the threads of the worker whose task runs in this thread; 1 if there is no worker."""
     worker = _worker()
     return 1 if worker is None else int(worker_settings(worker)["threads"])
 
 
 class Beat:
-    """When a task has to say next that it computes; short tasks that follow one another share one."""
+    """Timer of a task's next progress report; short consecutive tasks share one timer."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + BEAT_SECONDS
 
     def due(self, now: float) -> bool:
-        """Whether it is time."""
+        """Return whether a report is due, and if so start the next interval."""
         if now < self._next:
             return False
         self._next = now + BEAT_SECONDS
@@ -80,7 +80,7 @@ class Beat:
 
 
 class TaskStop(StopEvent):
-    """Whether the task of this thread is to stop: the scheduler wants it no more."""
+    """Stop flag of the task in this thread; it is set once the scheduler has cancelled the task."""
 
     def __init__(self, fit: Fit | None = None, beat: Beat | None = None) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class TaskStop(StopEvent):
         self._next, self._beat = time.monotonic() + CHECK_SECONDS, beat or Beat()
 
     def is_set(self) -> bool:
-        """Look, twice a second at most."""
+        """Return whether the task was cancelled; check at most once per `CHECK_SECONDS`."""
         now = time.monotonic()
         if self._worker is None or now < self._next:
             return False
@@ -97,20 +97,20 @@ class TaskStop(StopEvent):
         return not task_wanted(self._worker, self._key)
 
     def moved(self) -> None:
-        """Another block is done."""
+        """Report to the driver, if a report is due, that the task has finished another block."""
         if self._fit is not None and self._beat.due(time.monotonic()):
             tell(self._fit, {"beat": str(self._key)})
 
 
 def tell(fit: Fit, message: dict[str, Any]) -> None:
-    """Tell the driver something from a task, without waiting."""
+    """Send a message from a task to its driver without waiting."""
     worker = _worker()
     if worker is not None:
         worker.log_event(fit[0], {"fit": fit[1], **message})
 
 
 def tell_cut(fit: Fit, what: str, rows: int, device: str) -> None:
-    """Tell the driver that blocks are computed in halves here."""
+    """Report to the driver that this worker computes blocks in halves."""
     worker = _worker()
     if worker is not None:
         tell(fit, {"driver": fit[-1], "cut": make_split_event(what, rows, device, worker.address)})
@@ -118,9 +118,9 @@ def tell_cut(fit: Fit, what: str, rows: int, device: str) -> None:
 
 @contextmanager
 def leaving_lost_card(fit: Fit) -> Iterator[None]:
-    """End this worker's process where its card refuses all work; the nanny starts it again.
+    """End this worker's process if its card refuses all work; the nanny restarts the process.
 
-    Dask gives the tasks to other workers. Without a nanny the error goes to the driver.
+    Dask reassigns the tasks to other workers. Without a nanny the driver receives the error.
     """
     try:
         yield
@@ -137,11 +137,11 @@ def leaving_lost_card(fit: Fit) -> Iterator[None]:
 
 
 def tell_of_kernels() -> None:
-    """Tell all drivers from now on when this worker compiles a kernel, since each of them may wait for it."""
+    """Report to all drivers each kernel that this worker compiles, because each of them may wait for it."""
     first = _worker()
 
     def tell_all(kernel: str, seconds: float | None) -> None:
-        worker = _worker() or first  # a thread of a task's own knows none
+        worker = _worker() or first  # A thread that a task has started has no worker.
         if worker is not None:
             worker.log_event(KERNELS, kernel_event(kernel, seconds, worker=worker.address))
 
@@ -150,12 +150,12 @@ def tell_of_kernels() -> None:
 
 
 def run_of(folder: str) -> str:
-    """Run folder of an engine's folder, by which news are told apart."""
+    """Return the run folder of an engine's folder; events are grouped by it."""
     return folder.removesuffix("/engine")
 
 
 class WorkNews:
-    """News of spans, steps and shards of outputs that are done, those of a stage in one message a second."""
+    """Reports of finished spans, steps and shards; one message per stage and second."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -166,7 +166,7 @@ class WorkNews:
         self, folder: str, stage: str, part: str, where: Mapping[str, int], device: str, rows: int,
         nbytes: int, seconds: float, wait_seconds: float, parts: int = 1,
     ) -> None:  # fmt: skip
-        """Tell of some, now or with the next ones; ``where`` is the last one: pass, span, step or shard."""
+        """Add finished items to the next report; ``where`` is the last one: pass, span, step or shard."""
         worker = _worker()
         if worker is None:
             return
@@ -214,16 +214,16 @@ work_news = WorkNews()
 
 
 class PaceNews:
-    """Seconds a row of this process's spans, told to a driver when they have changed."""
+    """Average seconds per row of this process's spans, reported to a driver after a change."""
 
-    # The first span of a part is left out: kernels are compiled in it.
+    # The first span of a part is excluded, because it includes the compilation of kernels.
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, fit: Fit, stage: str, part: str, rows: int, seconds: float, device: str) -> None:
-        """Take note of a span."""
+        """Add a span to the average, and report the average if it has changed."""
         pace = self.averaged((fit[-1], stage, part), seconds / max(rows, 1))
         worker = _worker()
         if pace is not None and worker is not None:
@@ -231,7 +231,7 @@ class PaceNews:
             tell(fit, {"stage": stage, "part": part, "pace": pace, **about})
 
     def averaged(self, key: tuple[str, str, str], pace: float) -> float | None:
-        """The average, where it is to be told."""
+        """Update and return the average seconds per row; None if no report is needed."""
         with self._lock:
             known = self._kept.get(key)
             if known is None:
@@ -251,27 +251,27 @@ class PaceNews:
 
 pace_news = PaceNews()
 
-# What Dask sets by default; other values are a user's decision.
+# Dask's default value of MALLOC_TRIM_THRESHOLD_; a user has set any other value.
 OF_DASK = "65536"
-# Larger arrays go back at once: pieces of rows, which have a memory of their own (data/read/chunks.py). With
-# this number, and chains summed where they are computed, steps of conditional RBMs on two workers went from
-# 0.60 to 0.83 of one process; other numbers were not tried.
+# The allocator returns larger arrays to the system at once; these are rows, which data/read/chunks.py reuses.
+# This number, and chains summed on their workers, raised steps of conditional RBMs on two workers from
+# 0.60 to 0.83 of the speed of one process. Other numbers were not measured.
 LARGEST_BYTES = 2**24
-# Numbers of glibc's malloc.h.
+# Parameter numbers of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_pages(environ: Mapping[str, str] = os.environ) -> bool:
-    """Let the allocator of this process keep what is freed, at most 32 MiB a thread, if Dask forbade it."""
-    # Dask starts workers with MALLOC_TRIM_THRESHOLD_=65536, so that they look small while they idle. As a
-    # side effect glibc no longer learns how large the arrays of a program are: each above 128 kB gets fresh
-    # pages, again and again; in steps of a conditional RBM over two workers that was a fifth of the time.
-    # Another value of the variable, or MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES, is a user's decision.
+    """Let the allocator reuse freed memory, at most 32 MiB per thread; return whether it was changed."""
+    # Dask starts workers with MALLOC_TRIM_THRESHOLD_=65536, so that idle workers use little memory. As a side
+    # effect glibc does not adapt to the sizes of arrays: each array above 128 kB gets new pages each time. In
+    # steps of a conditional RBM on two workers these pages took a fifth of the time.
+    # If a user has set another value, MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES, nothing is changed.
     decided = "MALLOC_MMAP_THRESHOLD_" in environ or "glibc.malloc." in environ.get("GLIBC_TUNABLES", "")
     if decided or environ.get("MALLOC_TRIM_THRESHOLD_") != OF_DASK:
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # another C library
+    except (AttributeError, OSError):  # This C library is not glibc.
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, LARGEST_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))

@@ -101,8 +101,8 @@ class CapsuleRegression(StreamedClassifier):
         End a round when the mean log-loss (nats) falls by less than this in a pass; None or 0 never does.
     ridge : float or None
         rho, added to the diagonal of the second moments of the rows: W <- (W S + Delta)(S + rho I)^-1. None:
-        as much as one row more of independent features: of each feature its mean square, of directions of a
-        projection the mean of these (``ridge_``). The paper has none: 0.
+        as much as one row more of independent features (``ridge_``), which few rows feel and many do not. The
+        paper has none: 0.
     temperature : float or None
         T of class probabilities: P(y | x) to the power of 1 / T, normalised. None: the one with the least
         log-loss of the validation rows, or of at most 20,000 training rows. The paper's probabilities, 1,
@@ -133,7 +133,7 @@ class CapsuleRegression(StreamedClassifier):
         Of all capsules, or one for each class.
     capsule_dims_ : ndarray of int, shape (members, capsules)
     projection_ : ndarray of float64, shape (features, p), or None
-    ridge_ : ndarray of float64, shape (columns of W_, and of the intercept,)
+    ridge_ : ndarray of float64, shape (p + 1,), or (p,) without an intercept
         What was added to the diagonal.
     temperature_ : float
         Of class probabilities.

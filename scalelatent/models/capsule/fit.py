@@ -20,6 +20,7 @@ from scalelatent.engine.plan import ALLOWED_SHARE, Forecast
 from scalelatent.engine.rates import make_noise
 from scalelatent.errors import DataError, PlanError
 from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.inputs import warn_of_outlier
 from scalelatent.estimators.steps import (
     Begin,
     Collect,
@@ -46,7 +47,7 @@ from scalelatent.models.capsule.model.predict import CalibrationPass, CapsuleRow
 from scalelatent.models.capsule.model.start import random_start, schedule_arrays, subspace_start
 from scalelatent.reductions.eigen import leading_eigenvectors
 from scalelatent.reductions.intercept import Intercept, recentred
-from scalelatent.reductions.moments import Project, SecondMoments
+from scalelatent.reductions.moments import Project, SecondMoments, outlier
 from scalelatent.reductions.tally import CONFUSION_METRICS, ScoreTally
 from scalelatent.reductions.temperature import choose_temperature
 
@@ -138,6 +139,8 @@ def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int, where
     dim = max(min(CAPSULE_DIM, columns, fewest), 1)
     if dim < CAPSULE_DIM and counts.all():
         found = f"{columns} columns" if columns <= fewest else f"{fewest} rows for a capsule"
+        if columns <= fewest and model.fit_intercept:
+            found = f"{columns - 1} columns and an intercept"
         tell_cut("capsule_dim", dim, CAPSULE_DIM, f"{where} have {found}")
     return dim
 
@@ -278,11 +281,13 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
         w = step.learner.weights(result.state)
     decided = None
     if held is not None and members.n_members > 1:
-        # Each member's best is of another pass: what they decide together is told by a pass of its own, over
+        # Each member's best is of another pass: a pass of its own measures what they decide together, over
         # the rows as they were given, as in `score`.
         tally = ScoreTally(CapsuleRows(members, w, frame, "probabilities"), len(classes))
         found = yield Collect(f"decision-{result.state.iteration}", tally, held, classes)
         decided = float(CONFUSION_METRICS["error"](found["confusion"]))
+        if result.state.together_error < decided:
+            w, decided = result.state.together, result.state.together_error
     probabilities = CapsuleRows(members, w, RowFrame(frame.row_intercept), "probabilities")
     temperature = yield from temperature_steps(model, probabilities, rows, classes, weights)
     model._keep(classes, em, frame, result, w, (np.array(sums["weight"]), np.array(sums["count"])), decided)
@@ -320,7 +325,7 @@ def _last_fit(
     """W, projection and intercept of the fit that ``warm_start`` starts from; empty where there is none."""
     if not (model.warm_start and hasattr(model, "W_")):
         return {}
-    w, (intercept, matrix) = model._weights(), model._frame
+    w, intercept, matrix = model._weights(), model._frame.intercept, model._frame.matrix
     if w.shape != (members.total_dim, columns) or not np.array_equal(model.classes_, classes):
         raise ValueError(
             f"warm_start: the last fit has weights of shape {w.shape} and classes {model.classes_.tolist()}, "
@@ -351,19 +356,26 @@ def project_steps(
 ) -> Generator[Step, Any, tuple[RowFrame, Mapping[str, Rows]]]:
     """The frame as far as it is known, and the projected rows: one pass for the moments, one to write."""
     intercept = Intercept(last["mean"], float(last["constant"])) if "mean" in last else None
-    frame = RowFrame(intercept, last.get("matrix"))
     if width is None:
-        return frame, rows
+        return RowFrame(intercept), rows
+    frame = RowFrame(intercept, last.get("matrix"))
     train = rows["train"]
     if frame.matrix is None:
         first = (yield Derive(first_mean, (train.dataset,))) if model.fit_intercept else None
         stats = yield Collect("svd", SecondMoments(train.n_features, intercept=first), train)
+        _warn_of_outlier(stats, train)
         frame = yield Derive(_leading_frame, (stats["moment"], first, width))
     assert frame.matrix is not None
     projected = {}
     for name, part in rows.items():
         projected[name] = yield Map(f"project-{name}", Project(frame.matrix, frame.intercept), part)
     return frame, projected
+
+
+def _warn_of_outlier(stats: Stats, rows: Rows) -> None:
+    """Warn where one row decides the mean and the directions of all; without an intercept nobody looks."""
+    if "outlier" in stats.layout.slices:
+        warn_of_outlier(rows.url, outlier(stats), len(rows.dataset))
 
 
 def _leading_frame(moment: np.ndarray, first: Intercept | None, width: int) -> RowFrame:
@@ -415,6 +427,7 @@ def start_steps(
             "sample_weight and class_weight above 0"
         )
     if not found:
+        _warn_of_outlier(stats, train)
         moment, intercept = yield Derive(recentred, (moment, intercept))
         frame = RowFrame(intercept, None)
     _check_zeros(moment, classes, first is None and model.init != "random", model.fit_intercept)
@@ -553,6 +566,7 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
     members = _planned_members(model, told, width, classes)
     check_width(width, train, n_classes, told.resources.memory)
     p, told.codes = n_columns(model, width or train.n_features), n_classes
+    together = held is not None and members.n_members > 1  # the weights that decided best
     no_rows = np.zeros(train.n_features, dtype=np.float32)
     frame = RowFrame(Intercept(no_rows, 1.0) if model.fit_intercept else None)
     told.add_label_reading()
@@ -579,7 +593,7 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
     state = initial_state(w, members.n_members)
     if algorithm_of(model) == "em":
         stage = told.add_stage("estep", em, held_moments + 8 * weights, SMALLER)
-        block, arrays = stage.grids["train"].block_rows, 3
+        block, arrays = stage.grids["train"].block_rows, 4 if together else 3
         full = told.measure_rates(stage, state)
         # Every row takes part in the first product, few of them in the second.
         scores: dict[str, CapsulePass[CapsuleState]] = {
@@ -599,7 +613,7 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
         ones = np.ones(n_classes)
         step = online_step(model, em, ones, ones, w, {"train": Rows(train)}, classes, 0)
         order, leaves, learner = step.order(told.options), step.keeps_leaves, step.learner
-        block, arrays = order.chain_rows, 6 if leaves else 5
+        block, arrays = order.chain_rows, (6 if leaves else 5) + together
         told.add_steps(
             step.name,
             learner,

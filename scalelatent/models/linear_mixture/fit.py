@@ -23,6 +23,7 @@ from scalelatent.engine.plan import Forecast
 from scalelatent.engine.rowsets import ChosenRows, SomeOfSet, StoredSets
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.inputs import warn_of_outlier
 from scalelatent.estimators.steps import (
     Begin,
     Collect,
@@ -62,7 +63,7 @@ from scalelatent.models.linear_mixture.model.start import (
     start_pancakes,
 )
 from scalelatent.reductions.eigen import leading_eigenvectors
-from scalelatent.reductions.moments import Project, SecondMoments
+from scalelatent.reductions.moments import OUTLIER_SHARE, Project, SecondMoments
 from scalelatent.reductions.temperature import choose_temperature
 
 from .output import DENSE, Fitted, MixtureRows
@@ -327,6 +328,14 @@ def sampled(sets: StoredSets | SomeOfSet, codes: np.ndarray) -> tuple[np.ndarray
     return (x, codes) if there.all() else (x[there], codes[there])
 
 
+def outlier_of(sets: StoredSets | SomeOfSet) -> int | None:
+    """Position in the sample of a row that outweighs all others, or None."""
+    x = np.asarray(sets.read(0), dtype=np.float64)
+    squares = ((x - x.mean(axis=0)) ** 2).sum(axis=1)
+    largest = int(squares.argmax())
+    return largest if squares[largest] > OUTLIER_SHARE * squares.sum() > 0 else None
+
+
 def start_of(
     sets: StoredSets | SomeOfSet,
     codes: np.ndarray,
@@ -381,6 +390,8 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     sets = yield Gather("sample", ChosenRows(numbers, p), rows["train"], about, kept=False)
     width = width_of(model.n_dims, model.max_dims, p)
     first, variance = yield Derive(start_of, (sets, codes, components, width, model.seed_, model.init))
+    found = yield Derive(outlier_of, (sets,))
+    warn_of_outlier(train.url, None if found is None else int(numbers[found]), len(numbers))
     if 0 < variance < LEAST_VARIANCE:
         raise DataError(
             f"{where}: features have a mean variance of {variance:g}, and their products vanish in float32: "
@@ -622,8 +633,8 @@ def temperature_steps(
     """The temperature of class probabilities with the least log-loss of validation, else training rows."""
     dense = fitted.likelihood in DENSE
     noise = fitted.pancakes.noise.reshape(len(fitted.classes), -1).mean(axis=1)
-    p = fitted.pancakes.means.shape[1]
-    scale = float(p) if dense else max(float(noise.mean()) * p, LEAST_FLOOR)
+    p, h = fitted.pancakes.means.shape[1], fitted.pancakes.n_dims
+    scale = float(p) if dense else max(float(noise.mean()) * (p - h), LEAST_FLOOR)
     temperatures = scale * TEMPERATURES
     rows_of_fit, every = None, 1
     held = "validation" if "validation" in rows else "train"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,17 @@ def test_a_feature_that_does_not_vary_is_no_direction(value: float) -> None:
     without = sl.CapsuleRegression(**options).fit(x, y, sample_weight=weight)
     assert np.abs(model.W_[:, -1]).max() < 1e-12 * np.abs(model.W_).max()
     np.testing.assert_allclose(model.predict_proba(rows), without.predict_proba(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("projection", [None, 3])
+@pytest.mark.parametrize("factor", [1e4, 1e9])
+def test_a_row_that_outweighs_all_others_is_named(factor: float, projection: int | None) -> None:
+    x, y = _three_groups()
+    x = x.astype("f8")
+    options: dict[str, Any] = {"capsule_dim": 1, "max_iter": 2, "n_jobs": 1, "projection": projection}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sl.CapsuleRegression(**options).fit(x, y)
+    x[123] *= factor
+    with pytest.warns(UserWarning, match=r"row 123 has more than 90% of the squared lengths"):
+        sl.CapsuleRegression(**options).fit(x, y, engine={"block_rows": 64})

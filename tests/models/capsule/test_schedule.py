@@ -295,7 +295,7 @@ def test_state_holds_arrays_of_the_shapes_it_says() -> None:
         value = getattr(state, field.name)
         if field.name in ("w", "previous", "best"):
             assert value.shape == (6, 3)
-        elif field.name not in ("iteration", "decision_error"):
+        elif field.name not in ("iteration", "decision_error", "together", "together_error"):
             assert value.shape == (3,)
 
 

@@ -155,6 +155,16 @@ def test_a_share_of_the_variance_and_a_projection(digits):
     assert m.score(digits.test_x, digits.test_y) > 0.9
 
 
+def test_a_constant_column_changes_no_probability(digits):
+    """It changes no score, and temperatures are multiples of the mean score."""
+    x, test_x = digits.x[:, 26:32], digits.test_x[:, 26:32]
+    m = classifier(n_dims=2).fit(x, digits.y)
+    wider = classifier(n_dims=2).fit(np.pad(x, ((0, 0), (0, 1))), digits.y)
+    # A score of some ten temperatures is a sum of six squares in float32: 10 * 6 * 2**-24 = 4e-6.
+    found = wider.predict_proba(np.pad(test_x, ((0, 0), (0, 1))))
+    np.testing.assert_allclose(found, m.predict_proba(test_x), rtol=0, atol=4e-6)
+
+
 # -- bits, saving, resuming --------------------------------------------------------------------------------
 
 
@@ -517,3 +527,15 @@ def test_usps(data_root):
     assert error[np.searchsorted(rejected, 0.1)] <= 0.012
     near = m.set_params(n_candidates=20).decision_function(test_x[:200])
     assert (near.argmax(axis=1) == m.set_params(n_candidates=10).predict(test_x[:200])).mean() > 0.98
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e9])
+def test_a_row_that_outweighs_all_others_is_named(factor: float) -> None:
+    rng, y = np.random.default_rng(0), np.arange(200) % 2
+    x = rng.normal(size=(200, 4)) + y[:, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LinearMixtureClassifier(max_iter=2, n_jobs=1).fit(x, y)
+    x[77] *= factor
+    with pytest.warns(UserWarning, match=r"row 77 has more than 90% of the squared lengths"):
+        LinearMixtureClassifier(max_iter=2, n_jobs=1).fit(x, y)

@@ -13,6 +13,7 @@ from numba import boolean, float64
 from scalelatent.contract.learners import Backend
 from scalelatent.kernels import tiles
 from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.memory import empty, same_bytes, zeros
 from scalelatent.kernels.vectors import copy
 
 from .estep import estep_by_products
@@ -106,14 +107,14 @@ def _residuals(
     coefficients: np.ndarray, scale: float, thresholded: bool, factors: np.ndarray, sums: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
     """Factors, then residuals in the place of h; returns the active rows (none where all are)."""
-    moved = np.zeros(len(y), dtype=np.bool_)
+    moved = zeros(len(y), np.bool_)
     _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums)
     if not thresholded:
         _scale_all(h, y, dims, labels, factors)
-        return np.empty(0, dtype=np.int32)
+        return empty(0, np.int32)
     active = _active(moved)
     _scale_active(h, y, dims, labels, factors, active)
-    return active.view(np.int32)
+    return same_bytes(active, np.int32)
 
 
 @entry(
@@ -139,9 +140,9 @@ def _tiled_estep(
     """
     n, width = len(x), tiles.STRIP
     packed = tiles.pack(w)
-    h = np.empty((tiles.padded(len(w)), width), dtype=np.float32)
-    factors = np.empty((2 * len(dims), width), dtype=np.float32)
-    moved = np.empty(width, dtype=np.bool_)
+    h = empty((tiles.padded(len(w)), width), np.float32)
+    factors = empty((2 * len(dims), width), np.float32)
+    moved = empty(width, np.bool_)
     taken = 0
     for i in range(0, n, width):
         count = min(width, n - i)
@@ -169,7 +170,7 @@ def _tiled_estep(
 @part
 def _active(moved: np.ndarray) -> np.ndarray:
     """Numbers of the rows that count."""
-    out, count = np.empty(len(moved), dtype=np.uint32), 0
+    out, count = empty(len(moved), np.uint32), 0
     for j in range(len(moved)):
         if moved[j]:
             out[count] = j
@@ -194,8 +195,8 @@ def _factors(
     """
     n_members, k = dims.shape
     n = len(y)
-    q, target = np.empty(k * STRIP, dtype=np.float32), np.empty(STRIP, dtype=np.int32)
-    work = np.empty(_FIELDS * STRIP)
+    q, target = empty(k * STRIP, np.float32), empty(STRIP, np.int32)
+    work = empty(_FIELDS * STRIP, np.float64)
     for first in range(0, n, STRIP):
         stop = min(first + STRIP, n)
         row = np.int64(0)  # not the literal, for which another kernel would be compiled
@@ -308,7 +309,7 @@ def _log_right(width: int, work: np.ndarray) -> None:
     """Natural logarithm of P: split by bits, then an odd series of (m-1)/(m+1); vectorises, error under
     1e-15.
     """
-    bits = work.view(np.int64)
+    bits = same_bytes(work, np.int64)
     for j in range(width):
         work[_EXPONENT + j] = float((bits[_RIGHT + j] >> _SHIFT) - 1023)
     for j in range(width):
@@ -364,7 +365,7 @@ def _scale_all(
 ) -> None:
     """h times its factors over the first ``len(y)`` columns."""
     n = len(y)
-    factor, target = np.empty(STRIP, dtype=np.float32), np.empty(STRIP, dtype=np.int32)
+    factor, target = empty(STRIP, np.float32), empty(STRIP, np.int32)
     for first in range(0, n, STRIP):
         width = min(STRIP, n - first)
         stop = first + width
@@ -396,7 +397,7 @@ def _scale_active(
     Row numbers are unsigned: for signed ones numba checks each for counting from the end.
     """
     n = len(active)
-    factor = np.empty(n, dtype=np.float32)
+    factor = empty(n, np.float32)
     row = 0
     for r in range(dims.shape[0]):
         label, own, other = labels[r], factors[2 * r], factors[2 * r + 1]

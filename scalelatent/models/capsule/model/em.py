@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from scalelatent.reductions.moments import NonFiniteError
 
 from .members import Members
 from .predict import class_scores
+
+if TYPE_CHECKING:
+    from .online import OnlineState
 
 RELATIVE_JITTER = 1e-8
 NO_ROWS = 1e-10
@@ -73,6 +76,9 @@ class CapsuleState:
     # Of an ensemble: validation error of what its members decide together, when it was last measured; NaN
     # before
     decision_error: float = float("nan")
+    # Of an ensemble: float64 (D, p), weights with which its members decided best together, and their error
+    together: np.ndarray | None = None
+    together_error: float = float("inf")
 
 
 def initial_state(w: np.ndarray, n_members: int) -> CapsuleState:
@@ -142,6 +148,7 @@ class Prepared:
 
 
 S = TypeVar("S", bound=Moving, contravariant=True)
+Deciding = TypeVar("Deciding", bound="CapsuleState | OnlineState")
 
 
 @dataclass(frozen=True)
@@ -351,8 +358,8 @@ class CapsuleEM:
             measured_round=state.round,
             active=np.where(live, train["sums"][:, 2] / np.maximum(train["rows"], 1), state.active),
             iteration=state.iteration + 1,
-            decision_error=decision_error(state, stats.get("validation")),
         )
+        measured = with_decision(measured, state.w, stats.get("validation"))
         return self._advance(measured, state.objective, train["delta"])
 
     def _advance(self, state: CapsuleState, last_objective: np.ndarray, delta: np.ndarray) -> CapsuleState:
@@ -417,12 +424,20 @@ class CapsuleEM:
         }
 
 
-def decision_error(state: Measured, validation: Stats | None) -> float:
-    """Validation error of what an ensemble decides, from a pass that measured it, else as it was."""
+def with_decision(state: Deciding, w: np.ndarray, validation: Stats | None) -> Deciding:
+    """Return the state with the validation error of what an ensemble decides, of a pass that measured it.
+
+    ``w`` are the weights that were measured; they are kept where they decided better than all before.
+    """
     if validation is None or "decision" not in validation.layout.slices:
-        return float(state.decision_error)
+        return state
     wrong, weight = validation["decision"]
-    return float(wrong / weight) if weight > 0 else float(state.decision_error)
+    if not weight > 0:
+        return state
+    error = float(wrong / weight)
+    if error < state.together_error:
+        state = replace(state, together=w, together_error=error)
+    return replace(state, decision_error=error)
 
 
 def error_rates(state: Measured, train_error: np.ndarray, has_validation: bool) -> dict[str, float | None]:

@@ -28,7 +28,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
-from .em import CapsuleEM, CapsulePass, Moving, Prepared, decision_error, error_rates
+from .em import CapsuleEM, CapsulePass, Moving, Prepared, error_rates, with_decision
 
 AVERAGE_POWER = 8
 
@@ -69,6 +69,8 @@ class OnlineState:
     steps: int
     # As in batch EM, of the averaged weights
     decision_error: float = field(default=float("nan"), kw_only=True)
+    together: np.ndarray | None = field(default=None, kw_only=True)
+    together_error: float = field(default=float("inf"), kw_only=True)
 
 
 State = TypeVar("State", bound=OnlineState)
@@ -171,11 +173,8 @@ class OnlineCapsule(Generic[State]):
         """Keep each member's best."""
         live, total = state.finished == 0, stats["sums"][:, 3]
         errors = stats["sums"][:, 1] / np.maximum(total, np.finfo(float).tiny)
-        state = replace(
-            state,
-            validation_error=np.where(live, errors, state.validation_error),
-            decision_error=decision_error(state, stats),
-        )
+        state = replace(state, validation_error=np.where(live, errors, state.validation_error))
+        state = with_decision(state, state.average, stats)
         return self._keep_best(state, state.validation_error)
 
     def _keep_best(self, state: State, watched: np.ndarray) -> State:

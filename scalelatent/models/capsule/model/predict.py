@@ -47,7 +47,8 @@ def class_scores(backend: Backend, members: Members, h: Array) -> np.ndarray:
 FEW_ROWS = 256
 
 
-class RowFrame(NamedTuple):
+@dataclass(frozen=True)
+class RowFrame:
     """The affine map of rows whose output W multiplies: an intercept, then a projection, or neither."""
 
     intercept: Intercept | None = None

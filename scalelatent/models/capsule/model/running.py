@@ -30,7 +30,6 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.models.capsule.kernels.squash import squash_table
-from scalelatent.models.capsule.kernels.walk import walk
 from scalelatent.reductions.eigen import inverse_on_rows
 
 from .em import CapsulePass
@@ -191,7 +190,7 @@ class RunningCapsule:
         try:
             self.sums = self.sums.added(x, codes, weight)
             if options.passive:
-                w = self._walked(x, codes, weight, options)
+                w = self._walked(x, codes, weight, options, backend)
             else:
                 w = self._stepped(x, codes, weight, options, backend)
             _check(w)
@@ -261,9 +260,14 @@ class RunningCapsule:
         return w
 
     def _walked(
-        self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None, options: StreamOptions
+        self,
+        x: np.ndarray,
+        codes: np.ndarray,
+        weight: np.ndarray | None,
+        options: StreamOptions,
+        backend: Backend,
     ) -> np.ndarray:
-        members, w = self.members, self.w.copy()
+        members, w, walk = self.members, self.w.copy(), backend.kernel("capsule_walk")
         kinds, which = _kinds(members.labels.tobytes(), members.labels.shape)
         ones = np.ones(len(x)) if weight is None else weight
         for r in range(members.n_members):

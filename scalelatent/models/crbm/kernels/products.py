@@ -11,8 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from scalelatent.contract.learners import Backend
-from scalelatent.kernels.arrays import Array
-from scalelatent.kernels.vectors import lined_up
+from scalelatent.kernels.arrays import Array, lined_up
 
 from .cpu import few_rows
 from .update import StepRates, Way, add_to, climb

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from scalelatent.kernels.arrays import Array
+from scalelatent.kernels.arrays import Array, aligned
 from scalelatent.kernels.jit import entry, filled, given
-from scalelatent.kernels.vectors import aligned
 
 _F4 = numba.float32
 

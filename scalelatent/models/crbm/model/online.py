@@ -25,8 +25,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.errors import DivergenceError
-from scalelatent.kernels.arrays import Array
-from scalelatent.kernels.vectors import aligned, lined_up
+from scalelatent.kernels.arrays import Array, aligned, lined_up
 from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import WeightError
 from scalelatent.models.crbm.kernels.update import StepRates, Way, add_to, climb, moved

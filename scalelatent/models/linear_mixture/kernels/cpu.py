@@ -16,6 +16,7 @@ from numba import types
 
 from scalelatent.kernels.arrays import check_same_width
 from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.memory import empty, zeros
 from scalelatent.kernels.tiles import PANEL, TALL, accumulate, add_moment, latents, pack, padded
 from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, instructions
 from scalelatent.models.linear_mixture.kernels.reference import (
@@ -161,7 +162,7 @@ def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
     n, p = rows.shape
     at = 0
     for begin in range(0, p, piece):
-        some = np.empty((n, min(piece, p - begin)), dtype=np.float32)
+        some = empty((n, min(piece, p - begin)), np.float32)
         for i in range(n):
             for f in range(some.shape[1]):
                 some[i, f] = rows[i, begin + f]
@@ -240,15 +241,15 @@ def _scan(
     most, wide = 0, 0
     for g in range(len(groups)):
         most, wide = max(most, groups[g, 1] * width), max(wide, groups[g, 1])
-    strip = np.empty(SCAN_ROWS * p, dtype=np.float32)
-    squares = np.empty(len(strip) if len(packed_d) else 0, dtype=np.float32)
-    products = np.zeros((padded(most), SCAN_ROWS), dtype=np.float32)
-    pieces = np.zeros((padded(max(most, wide)) if piece < p else 0, SCAN_ROWS), dtype=np.float32)
-    some = np.zeros(SCAN_ROWS, dtype=np.float32)
-    own = np.zeros((padded(wide) if len(packed_d) else 0, SCAN_ROWS), dtype=np.float32)
-    lengths, e = np.zeros(SCAN_ROWS, dtype=np.float32), np.empty(SCAN_ROWS, dtype=np.float32)
-    start, top = np.empty(SCAN_ROWS, dtype=np.float32), np.empty(SCAN_ROWS, dtype=np.float32)
-    which = np.empty(SCAN_ROWS, dtype=np.int32)
+    strip = empty(SCAN_ROWS * p, np.float32)
+    squares = empty(len(strip) if len(packed_d) else 0, np.float32)
+    products = zeros((padded(most), SCAN_ROWS), np.float32)
+    pieces = zeros((padded(max(most, wide)) if piece < p else 0, SCAN_ROWS), np.float32)
+    some = zeros(SCAN_ROWS, np.float32)
+    own = zeros((padded(wide) if len(packed_d) else 0, SCAN_ROWS), np.float32)
+    lengths, e = zeros(SCAN_ROWS, np.float32), empty(SCAN_ROWS, np.float32)
+    start, top = empty(SCAN_ROWS, np.float32), empty(SCAN_ROWS, np.float32)
+    which = empty(SCAN_ROWS, np.int32)
     for number in range(len(parts)):
         start_row, stop_row, run, stop = parts[number]
         begin = groups[runs[run], 0] if runs[stop] > runs[run] else 0
@@ -464,10 +465,10 @@ def _images(
     packed: np.ndarray, q: int, total: np.ndarray, square: np.ndarray, image: np.ndarray, gram: np.ndarray,
 ) -> None:  # fmt: skip
     p = x.shape[1]
-    strip, sums = np.empty((STRIP, p), dtype=np.float32), np.empty((q + 1, p), dtype=np.float32)
-    codes, length = np.zeros((padded(q) + 1, STRIP), dtype=np.float32), np.empty(1, dtype=np.float32)
+    strip, sums = empty((STRIP, p), np.float32), empty((q + 1, p), np.float32)
+    codes, length = zeros((padded(q) + 1, STRIP), np.float32), empty(1, np.float32)
     per_feature = square.shape[1] == p and p > 1
-    squares = np.zeros(p if per_feature else 0, dtype=np.float32)
+    squares = zeros(p if per_feature else 0, np.float32)
     for g in range(len(starts) - 1):
         if starts[g] == starts[g + 1]:
             continue
@@ -605,8 +606,8 @@ def _moments(
 ) -> None:  # fmt: skip
     p = x.shape[1]
     # Tiles read, and do not use, what lies behind a row.
-    strip = np.zeros((STRIP, p + PANEL + TALL), dtype=np.float32)
-    length, sums = np.empty(1, dtype=np.float32), np.empty(p, dtype=np.float32)
+    strip = zeros((STRIP, p + PANEL + TALL), np.float32)
+    length, sums = empty(1, np.float32), empty(p, np.float32)
     for g in range(len(starts) - 1):
         k = first + g
         for a in range(starts[g], starts[g + 1], STRIP):
@@ -703,7 +704,7 @@ _LENS = (given("f4", 2), given("f4", 1), given("f4", 2), types.int64)
 @part
 def _lens_scratch(p: int, taps: int, width: int) -> np.ndarray:
     """Image, smoothed along lines, smoothed, each between zeros enough for any neighbour."""
-    return np.zeros((3, p + 2 * (taps // 2 + 1) * (width + 1)), dtype=np.float32)
+    return zeros((3, p + 2 * (taps // 2 + 1) * (width + 1)), np.float32)
 
 
 @part
@@ -756,7 +757,7 @@ def _tangent_rows(
     thickness: int, out: np.ndarray,
 ) -> None:  # fmt: skip
     p = x.shape[1]
-    scratch, both = _lens_scratch(p, len(down), width), np.empty((2, p), dtype=np.float32)
+    scratch, both = _lens_scratch(p, len(down), width), empty((2, p), np.float32)
     gx, gy = both[0], both[1]
     for i in range(len(x)):
         _derive(x[i], across, down, sides, width, scratch, gx, gy)
@@ -879,14 +880,14 @@ def _tangents(
     each, some = -(-q // _EIGHT) * _EIGHT, STRIP // 2
     dims = sets * each
     scratch = _lens_scratch(p, len(down), width)
-    strip, thick = np.empty((STRIP, p), dtype=np.float32), np.empty((some, p), dtype=np.float32)
-    panels = np.zeros(padded(dims) * p, dtype=np.float32)
-    codes = np.zeros((padded(dims), STRIP), dtype=np.float32)
-    mixed = np.zeros((dims, STRIP), dtype=np.float32)
-    own = np.zeros((padded(q), some), dtype=np.float32)
-    sums, more = np.empty((dims, p), dtype=np.float32), np.empty((q, p), dtype=np.float32)
-    squares, w = np.empty((3, p), dtype=np.float32), np.empty(some, dtype=np.float32)
-    mixing, one = np.empty((2 * sets, 2 * sets), dtype=np.float32), np.empty(1, dtype=np.float32)
+    strip, thick = empty((STRIP, p), np.float32), empty((some, p), np.float32)
+    panels = zeros(padded(dims) * p, np.float32)
+    codes = zeros((padded(dims), STRIP), np.float32)
+    mixed = zeros((dims, STRIP), np.float32)
+    own = zeros((padded(q), some), np.float32)
+    sums, more = empty((dims, p), np.float32), empty((q, p), np.float32)
+    squares, w = empty((3, p), np.float32), empty(some, np.float32)
+    mixing, one = empty((2 * sets, 2 * sets), np.float32), empty(1, np.float32)
     xx, yy, xy = squares[0], squares[1], squares[2]
     for g in range(len(starts) - 1):
         if starts[g] == starts[g + 1]:
@@ -1041,11 +1042,11 @@ def _distances(
 ) -> None:  # fmt: skip
     p, t, h = x.shape[1], tangents.shape[1], width - 1
     own = d.shape[1] > 1
-    rows = np.empty((t + 1, p), dtype=np.float32)  # the tangents, and the row itself
-    scaled = np.empty((t + 1 if own else 0, p), dtype=np.float32)
-    codes = np.zeros((padded(width), (t + 8) // 8 * 8), dtype=np.float32)
-    dots, one = np.empty((t + 1, t + 1)), np.empty(1, dtype=np.float32)
-    g, b = np.empty((t, t)), np.empty(t)
+    rows = empty((t + 1, p), np.float32)  # the tangents, and the row itself
+    scaled = empty((t + 1 if own else 0, p), np.float32)
+    codes = zeros((padded(width), (t + 8) // 8 * 8), np.float32)
+    dots, one = empty((t + 1, t + 1), np.float64), empty(1, np.float32)
+    g, b = empty((t, t), np.float64), empty(t, np.float64)
     line = p * BYTES
     for i in range(len(x)):
         z = rows[t]

@@ -9,6 +9,7 @@ import numpy as np
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.memory import empty
 
 _SWEEPS = 30
 # Off the diagonal so much of the largest on it is rounding.
@@ -49,7 +50,7 @@ def gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
 @entry(filled("f8", 3), types.float64, filled("f8", 2), filled("f8", 3))
 def _eigenvectors(matrices: np.ndarray, small: float, values: np.ndarray, turn: np.ndarray) -> None:
     q = matrices.shape[1]
-    rows, order = np.empty((q, q)), np.empty(q, dtype=np.int64)
+    rows, order = empty((q, q), np.float64), empty(q, np.int64)
     for k in range(len(matrices)):
         _eigen(matrices[k], small, rows, values[k], turn[k], order)
 
@@ -151,7 +152,7 @@ def _triangle(g: np.ndarray, inverse: np.ndarray) -> float:
 @entry(filled("f8", 3), given("f8", 3))
 def _gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
     p, q = columns.shape[1:]
-    dots = np.empty(q)
+    dots = empty(q, np.float64)
     for k in range(len(columns)):
         w = columns[k]
         for j in range(q):

@@ -7,8 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from scalelatent.kernels.tiles import pack
-from scalelatent.kernels.vectors import BYTES, aligned
+from scalelatent.kernels.arrays import aligned
+from scalelatent.kernels.tiles import packed_matrix
+from scalelatent.kernels.vectors import BYTES
 from scalelatent.models.crbm.kernels.inference import limits_of
 
 # Lanes are the same on every machine, since products and sums over a row run by lanes: eight units at a time,
@@ -55,8 +56,8 @@ class Coupling:
 
     @cached_property
     def packed(self) -> tuple[np.ndarray, np.ndarray]:
-        """W and its transpose as :func:`scalelatent.kernels.tiles.pack` makes them."""
-        return pack(self.w), pack(np.ascontiguousarray(self.w.T))
+        """W and its transpose as :func:`scalelatent.kernels.tiles.packed_matrix` makes them."""
+        return packed_matrix(self.w), packed_matrix(np.ascontiguousarray(self.w.T))
 
 
 def rounded_up(n: int) -> int:

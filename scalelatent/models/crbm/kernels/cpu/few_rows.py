@@ -16,7 +16,8 @@ from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.tiles import TALL, Sums, add_products, make_tile, sum_products, zeros
+from scalelatent.kernels.memory import empty
+from scalelatent.kernels.tiles import TALL, Sums, add_products, make_tile, sum_products, zero_sums
 from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, instructions
 
 # Products side by side in a sum on every machine: bits do not depend on it.
@@ -67,7 +68,7 @@ def _lane_sums(
                 v.fetch(ahead, b.add(b.mul(k, I64(2)), I64(line)))
         return *at(k), ()
 
-    start = zeros(v, len(xs), len(ws))
+    start = zero_sums(v, len(xs), len(ws))
     sums = sum_products(v, start, whole, operands, step=BYTES * SIDE, may_be_empty=True)
     rest = at(whole, v.first(b.sub(b.srem(n, I64(SIDE)), I64(lane))))
     return [total for row in add_products(v, sums, *rest) for total in row]
@@ -170,7 +171,7 @@ def _make_outers(end: str) -> Callable[..., None]:
         """Of left the columns that ``out`` has rows."""
         n, units, features = len(left), len(out), x.shape[1]
         row, size = BYTES * features, out.itemsize
-        some = np.empty((n, TALL), dtype=np.float32)
+        some = empty((n, TALL), np.float32)
         for u in range(0, units, TALL):
             # Side by side they stay in the first-level cache; a row of left has one line for two tiles.
             for i in range(n):
@@ -237,7 +238,7 @@ def climb_outer(
     may be empty, and the new arrays be the old ones.
     """
     moving, features = len(velocity) > 0, x.shape[1]
-    still = np.empty((_SLAB, 0 if moving else features), dtype=np.float32)
+    still = empty((_SLAB, 0 if moving else features), np.float32)
     for first in range(0, len(theta), _SLAB):
         part = slice(first, first + _SLAB)
         old, new, before = theta[part], new_theta[part], velocity[part]

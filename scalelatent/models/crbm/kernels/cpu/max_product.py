@@ -8,8 +8,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.vectors import F32, I64, Vectors, aligned, copy, instructions, largest
+from scalelatent.kernels.vectors import F32, I64, Vectors, copy, instructions, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import ROWS, UNITS, WIDE, Coupling

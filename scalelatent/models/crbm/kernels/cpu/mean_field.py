@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.tiles import STRIP, latents, padded
-from scalelatent.kernels.vectors import aligned, copy, largest
+from scalelatent.kernels.memory import empty
+from scalelatent.kernels.tiles import STRIP, latents, padded_size
+from scalelatent.kernels.vectors import copy, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import WIDE, Coupling, rounded_up
@@ -50,7 +52,7 @@ def _infer(
 ) -> None:  # fmt: skip
     """A strip of graphs side by side; one that has met its tolerance stays as it is."""
     rows, v, h = len(bv), bv.shape[1], bh.shape[1]
-    moved = np.empty(rows, dtype=np.float32)
+    moved = empty(rows, np.float32)
     for n in range(rows):
         start(v_units[n], bv[n], small)
         start(h_units[n], bh[n], small)
@@ -84,7 +86,7 @@ def mean_field(
     results, (v, h), strip = unfilled(bv, bh), coupling.w.shape, min(STRIP, len(bv))
     fields = UNIT_FIELDS + 1
     units = aligned((strip, fields, rounded_up(v))), aligned((strip, fields, rounded_up(h)))
-    products = aligned((padded(v), rounded_up(strip))), aligned((padded(h), rounded_up(strip)))
+    products = aligned((padded_size(v), rounded_up(strip))), aligned((padded_size(h), rounded_up(strip)))
     beliefs, small = (aligned((strip, v)), aligned((strip, h))), small_of(coupling.limit)
     for first in range(0, len(bv), STRIP):
         part = slice(first, first + STRIP)

@@ -12,8 +12,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.vectors import BIAS, I64, Vectors, aligned, copy, instructions, largest
+from scalelatent.kernels.memory import empty, same_bytes
+from scalelatent.kernels.vectors import BIAS, I64, Vectors, copy, instructions, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import ROWS, UNITS, WIDE, Coupling
@@ -83,11 +85,11 @@ def _to_and_fro(
     e, moved, limit = q + WIDE * EXPONENT, q + WIDE * MOVED, q + WIDE * LIMIT
     on, off, columns = h_at + ON * row, h_at + OFF * row, h_units[UNIT_FIELDS]
     exponents, of_rows, decided = (
-        small.view(np.int32)[EXPONENT],
-        row_products.view(np.int32),
+        same_bytes(small, np.int32)[EXPONENT],
+        same_bytes(row_products, np.int32),
         v_units[UNIT_FIELDS],
     )
-    x = np.empty(ROWS, dtype=np.int64)
+    x = empty(ROWS, np.int64)
     columns[:] = np.float32(0.0)
     for i in range(0, len(a), ROWS):
         for r in range(ROWS):

@@ -29,8 +29,10 @@ import math
 import numpy as np
 from numba import types
 
+from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.jit import entry, filled, given, part
-from scalelatent.kernels.vectors import BIAS, aligned, copy, largest
+from scalelatent.kernels.memory import empty, same_bytes
+from scalelatent.kernels.vectors import BIAS, copy, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import LINE, ROWS, WIDE, Coupling
@@ -181,8 +183,8 @@ def _infer(
     the last sweep, which is one more for graphs that have met ``tol``.
     """
     rows, v, h, with_pairs = len(bv), bv.shape[1], bh.shape[1], len(log_z) > 0
-    none, exponents = m[:0], h_units.view(np.int32)
-    active, met = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
+    none, exponents = m[:0], same_bytes(h_units, np.int32)
+    active, met = empty(rows, np.int64), empty(rows, np.int64)
     splits = 0
     for n in range(rows):
         active[n] = n

@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.memory import empty
 
 
 @entry(given("u1", 3), given("i4", 3), numba.int32, filled("u1", 4))
@@ -14,7 +15,7 @@ def oriented_edges(images: np.ndarray, weights: np.ndarray, least: np.int32, out
     n, height, width = images.shape
     half, side = weights.shape[0], weights.shape[1]
     reach = side // 2
-    sums = np.empty((half, width), np.int32)
+    sums = empty((half, width), np.int32)
     out[:] = np.uint8(0)
     for i in range(n):
         for y in range(height):

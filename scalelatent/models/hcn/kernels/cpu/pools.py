@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.memory import zeros
 from scalelatent.models.hcn.kernels.exact import ABSENT, POOL_FLOOR
 from scalelatent.models.hcn.kernels.windows import trees
 
@@ -136,7 +137,7 @@ def _lower_trees(
     s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray, trees: np.ndarray, out: np.ndarray
 ) -> None:
     s_step, w_step = 4 * s.shape[2] * s.shape[3], 4 * w.shape[2] * w.shape[3]
-    live = np.zeros(w.shape[1], np.uint8)
+    live = zeros(w.shape[1], np.uint8)
     for n in range(out.shape[0]):
         for a in range(out.shape[1]):
             told = out[n, a].ravel()

@@ -8,6 +8,7 @@ import numba
 import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.memory import empty
 from scalelatent.models.hcn.kernels.exact import HARD
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, pairs_of, trees
 
@@ -31,7 +32,7 @@ def _bounds(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, n
 def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, trees: np.ndarray) -> None:
     n_channels, height, width = evidence.shape[2:]
     s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
-    live = np.empty(w.shape[2], np.uint8)
+    live = empty(w.shape[2], np.uint8)
     for k in range(order.shape[0]):
         told = evidence[k].ravel()
         for p in range(order.shape[1]):
@@ -152,7 +153,7 @@ def _decode(
 ) -> None:  # fmt: skip
     height, width = evidence.shape[2:]
     s_step, w_step = 4 * s.shape[2] * s.shape[3], 4 * w.shape[2] * w.shape[3]
-    live = np.empty(w.shape[1], np.uint8)
+    live = empty(w.shape[1], np.uint8)
     for n in range(order.shape[0]):
         told = evidence[n].ravel()
         to_s[:] = 0

@@ -22,7 +22,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from scalelatent.kernels.jit import entry, filled, given, kernel, part
+from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.memory import empty, same_bytes, zeros
 from scalelatent.kernels.tiles import Sums, add, make_tile
 from scalelatent.kernels.vectors import BYTES, LANES, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms, squared_lengths
@@ -58,11 +59,12 @@ def make_bank(w: np.ndarray, metric: str) -> PackedBank:
     """Pack centroids for :func:`nearest`; see :func:`..reference.make_bank`."""
     w = np.ascontiguousarray(w, dtype=np.float32)
     k, columns = w.shape
-    packed = np.zeros((-(-k // PANEL), columns, PANEL), dtype=np.float32)
-    _pack(w, packed)
+    full = -(-k // PANEL) * PANEL
+    rows = np.zeros((full, columns), dtype=np.float32)
+    rows[:k] = w
+    packed = np.ascontiguousarray(rows.reshape(-1, PANEL, columns).swapaxes(1, 2))
     squares = squared_lengths(w)
     exact = np.stack(score_terms(squares, metric))
-    full = -(-k // PANEL) * PANEL
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
     # Rounding of a sum of so many products, of scale and bias, and of their sum, each at most 2^-24 of its
@@ -107,18 +109,10 @@ def _compete(
 _sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _compete)
 
 
-@kernel
-def _pack(w: np.ndarray, packed: np.ndarray) -> None:
-    for j in range(len(w)):
-        panel, lane = packed[j // PANEL], j % PANEL
-        for c in range(w.shape[1]):
-            panel[c, lane] = w[j, c]
-
-
 @part
 def _gather(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, strip: np.ndarray) -> np.ndarray:
     """The columns of some rows as float32, filled up with zero rows to whole tiles; returns lengths."""
-    lengths = np.empty(len(rows))
+    lengths = empty(len(rows), np.float64)
     for i in range(len(rows)):
         row, out = x[rows[i]], strip[i]
         for c in range(len(columns)):
@@ -159,7 +153,7 @@ def _scan(
     """Best, second and index of each row and lane; ``begun`` holds the sums of a panel's parts, or zeros."""
     q = strip.shape[1]
     row, wide = BYTES * q, BYTES * PANEL
-    words = state.view(np.int32)
+    words = same_bytes(state, np.int32)
     for i in range(n):
         state[i, _BEST] = -np.inf
         state[i, _SECOND] = -np.inf
@@ -221,12 +215,12 @@ def _decide(
     """Codes of rows whose scan left several centroids at or above ``floor``: by scores in float64."""
     q, k = strip.shape[1], exact.shape[1]
     row = BYTES * q
-    sums = np.empty((ROWS, PANEL), dtype=np.float32)
-    best = np.empty(n)
+    sums = empty((ROWS, PANEL), np.float32)
+    best = empty(n, np.float64)
     for i in range(n):
         best[i], codes[i] = -np.inf, 0
     for first in range(0, len(scale), PANEL):
-        panel = packed[first * q : (first + PANEL) * q].reshape(q, PANEL)
+        panel = packed[first * q : (first + PANEL) * q]
         for i in range(0, n, ROWS):
             sums[:] = 0.0
             _sums(
@@ -245,7 +239,7 @@ def _decide(
                         total = 0.0
                         for c in range(q):
                             # np.float64: float() would leave a float32 what it is.
-                            total += np.float64(strip[r, c]) * np.float64(panel[c, j - first])
+                            total += np.float64(strip[r, c]) * np.float64(panel[c * PANEL + j - first])
                         score = total * exact[0, j] + exact[1, j]
                         if score > best[r]:
                             best[r], codes[r] = score, j
@@ -256,14 +250,14 @@ def _nearest(
     exact: np.ndarray, slope: float, floor: float, out: np.ndarray,
 ) -> None:  # fmt: skip
     n, q = len(x), len(columns)
-    strip = np.empty((STRIP, q), dtype=np.float32)
+    strip = empty((STRIP, q), np.float32)
     begun, state = (
-        np.zeros((STRIP, PANEL), dtype=np.float32),
-        np.empty((STRIP, _FIELDS, LANES), dtype=np.float32),
+        zeros((STRIP, PANEL), np.float32),
+        empty((STRIP, _FIELDS, LANES), np.float32),
     )
-    words = state.view(np.int32)
-    numbers, doubtful = np.empty(STRIP, dtype=np.int64), np.empty(n, dtype=np.int64)
-    floors, doubts = np.empty(n, dtype=np.float32), 0
+    words = same_bytes(state, np.int32)
+    numbers, doubtful = empty(STRIP, np.int64), empty(n, np.int64)
+    floors, doubts = empty(n, np.float32), 0
     for first in range(0, n, STRIP):
         rows = numbers[: min(STRIP, n - first)]
         for i in range(len(rows)):
@@ -279,7 +273,7 @@ def _nearest(
                 # Rounded down: the floor is compared with float32 scores.
                 floors[doubts] = least - 1e-7 * abs(least)
                 doubts += 1
-    codes = np.empty(STRIP, dtype=np.int32)
+    codes = empty(STRIP, np.int32)
     for first in range(0, doubts, STRIP):
         again = doubtful[first : min(first + STRIP, doubts)]
         _gather(x, again, columns, strip)

@@ -21,6 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.memory import empty, zeros
 from scalelatent.kernels.vectors import I64, Vectors
 
 if TYPE_CHECKING:
@@ -140,8 +141,8 @@ def _list(codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, m
     below = units.shape[2]
     flat = codes.reshape(sets * k, clusterings)
     # An odd number of lines, lest what is written in one go meets in few sets of the cache.
-    turned = np.empty((_GROUP, (sets * k // 64 * 2 + 3) * 32), dtype=codes.dtype)
-    place = np.empty(below + 2, dtype=np.int64)
+    turned = empty((_GROUP, (sets * k // 64 * 2 + 3) * 32), codes.dtype)
+    place = empty(below + 2, np.int64)
     for begin in range(0, clusterings, _GROUP):
         end = min(begin + _GROUP, clusterings)
         _transpose(flat, np.int64(0), sets * k, begin, end, turned)
@@ -241,11 +242,11 @@ def _count(
     # lines, lest their ends meet in few sets of the cache.
     line = 64 // members.itemsize
     width = (room + _COPIED * (_GROUP + 1) + line - 1) // line | 1
-    met = np.empty((_STRIP, width * line), dtype=members.dtype)
+    met = empty((_STRIP, width * line), members.dtype)
     base, row, room_bytes = met.ctypes.data, 64 * width, room * members.itemsize
-    turned = np.empty((_GROUP, _STRIP + line), dtype=x.dtype)
-    ends, over = np.empty(_STRIP, dtype=np.int64), np.empty(_STRIP, dtype=np.bool_)
-    shared = np.zeros(sets << shift, dtype=members.dtype)
+    turned = empty((_GROUP, _STRIP + line), x.dtype)
+    ends, over = empty(_STRIP, np.int64), empty(_STRIP, np.bool_)
+    shared = zeros(sets << shift, members.dtype)
     for first in range(0, n, _STRIP):
         last = min(first + _STRIP, n)
         for i in range(last - first):

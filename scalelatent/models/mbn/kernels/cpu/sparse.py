@@ -22,10 +22,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.memory import empty, same_bytes
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.kernels.tiles import sum_products
-from scalelatent.kernels.vectors import BYTES, F32, I16, I64, Vectors, aligned
+from scalelatent.kernels.vectors import BYTES, F32, I16, I64, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms
 
 from .dense import length_at_most
@@ -271,7 +273,7 @@ def _leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.float32]
     most; the first of those that lead their lanes; the score that they reach).
     """
     lane = _SETS * _LANES
-    where = lanes.view(np.int32)[2 * lane :]
+    where = same_bytes(lanes, np.int32)[2 * lane :]
     top = lanes[0]
     for n in range(1, lane):
         top = max(top, lanes[n])
@@ -369,13 +371,13 @@ def _nearest(
     widest = 0
     for i in range(n):
         widest = max(widest, indptr[i + 1] - indptr[i])
-    sums = np.empty((strip, full), dtype=panels.dtype)
+    sums = empty((strip, full), panels.dtype)
     # Of each lane the best score, the second best, and where the best is: an integer, written by scan.
-    lanes = np.empty((strip, 3 * _SETS * _LANES), dtype=np.float32)
-    places, values = np.empty((strip, widest + 1), np.int64), np.empty((strip, widest + 1), panels.dtype)
-    thin, weights = np.empty(widest + 1, np.int64), np.empty(widest + 1, panels.dtype)
-    wide = np.empty(full)
-    dense, slack = np.empty(strip, np.int64), np.empty(strip)
+    lanes = empty((strip, 3 * _SETS * _LANES), np.float32)
+    places, values = empty((strip, widest + 1), np.int64), empty((strip, widest + 1), panels.dtype)
+    thin, weights = empty(widest + 1, np.int64), empty(widest + 1, panels.dtype)
+    wide = empty(full, np.float64)
+    dense, slack = empty(strip, np.int64), empty(strip, np.float64)
     for first in range(0, n, strip):
         rows = min(strip, n - first)
         sums[:rows], lanes[:] = 0, -np.inf

@@ -1,0 +1,58 @@
+"""A numba compiler for functions that are called only by other compiled functions.
+
+numba optimises and translates each function that a kernel calls, and then does both again for the kernel,
+which has the function inlined. Half of the seconds of a first fit were spent so. A part is lowered to LLVM's
+code and left there: the kernel that calls it is optimised and translated once, as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba._dynfunc import make_function
+from numba.core import codegen, compiler, typed_passes
+from numba.core.compiler_machinery import register_pass
+
+
+class _Library(codegen.JITCodeLibrary):
+    """The code of a part with what the part calls, neither optimised nor handed to the machine."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Lowering(typed_passes.NativeLowering):
+    """numba's lowering, but for the machine code."""
+
+    _name = "part_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        """Lower the function, and register it for the functions that call it."""
+        state.library = _Library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        super().run_pass(state)
+        lowered = state.cr
+        # Callers find the code of a function by the object that Python would call; address 0 refuses calls.
+        name = state.func_id.func_name
+        key = make_function(lowered.fndesc.lookup_module(), name, "", 0, lowered.env, (state.library,))
+        state.targetctx.insert_user_function(key, lowered.fndesc, [state.library])
+        state.cr = lowered._replace(cfunc=key)
+        return True
+
+
+class PartCompiler(compiler.Compiler):
+    """numba's compiler with the lowering of parts."""
+
+    def define_pipelines(self) -> list[Any]:
+        """Return numba's passes, with one exchanged."""
+        (passes,) = super().define_pipelines()
+        passes.passes = [
+            (_Lowering if step is typed_passes.NativeLowering else step, what) for step, what in passes.passes
+        ]
+        passes.finalize()
+        return [passes]

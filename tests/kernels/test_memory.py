@@ -1,0 +1,47 @@
+"""Arrays that kernels make are those of numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scalelatent.kernels.jit import kernel
+from scalelatent.kernels.memory import empty, same_bytes, zeros
+
+
+@kernel
+def _make(n, m):
+    room = empty((n, m), np.float32)
+    for i in range(n):
+        for j in range(m):
+            room[i, j] = i - j
+    return room, zeros(n, np.bool_), zeros((n, 2, m), np.int64)
+
+
+@kernel
+def _turn(a):
+    return same_bytes(a, np.int32)
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_made_arrays_have_the_shape_dtype_and_numbers_of_numpy(n: int) -> None:
+    room, flags, counts = _make(n, 3)
+    np.testing.assert_array_equal(
+        room, np.subtract.outer(np.arange(n), np.arange(3)).astype("f4"), strict=True
+    )
+    np.testing.assert_array_equal(flags, np.zeros(n, bool), strict=True)
+    np.testing.assert_array_equal(counts, np.zeros((n, 2, 3), np.int64), strict=True)
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(1, 3), slice(None, None, -2)])
+def test_the_same_bytes_as_another_dtype_are_a_view(rows: slice) -> None:
+    a = np.arange(12, dtype="f4").reshape(4, 3)[rows]
+    turned = _turn(a)
+    np.testing.assert_array_equal(turned, a.view("i4"), strict=True)
+    turned[0, 0] = 7
+    assert a.view("i4")[0, 0] == 7
+
+
+def test_a_size_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="negative dimensions"):
+        _make(-1, 3)
