@@ -26,8 +26,8 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
     elif not isinstance(x, np.ndarray):
         x = x.get()  # copies rows from the GPU
     with np.errstate(over="ignore"):
-        single = x.astype(np.float32, copy=False)
-        bad = ~np.isfinite(single) | (np.abs(single) > largest)
+        x_float32 = x.astype(np.float32, copy=False)
+        bad = ~np.isfinite(x_float32) | (np.abs(x_float32) > largest)
     if not bad.any():
         return None
     row, feature = map(int, np.argwhere(bad)[0])
@@ -35,7 +35,7 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
     place = f"row {number}, feature {feature} is {value:g}"
     if not np.isfinite(value):
         return place
-    if np.isfinite(single[row, feature]):
+    if np.isfinite(x_float32[row, feature]):
         return f"{place}, too large for products in float32: scale the features below {largest:g}"
     return f"{place}, beyond float32"
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.errors import JobError
 
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 
 GROUP = "scalelatent.models"
 OWN_ENTRY_POINT = "scalelatent.models:KINDS"
-
-
-class HasKind(Protocol):
-    """An estimator with the name of its kind."""
-
-    @property
-    def _kind(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -115,17 +108,12 @@ def find_kind(name: str) -> Kind:
     return kind
 
 
-def job_kind(name: str) -> Kind:
+def find_job_kind(name: str) -> Kind:
     """Return the kind that a job file names; raise a JobError if jobs cannot fit this kind."""
     kind = find_kind(name)
     if kind.python_only:
         raise JobError(f"[model] kind = {name!r} cannot be fitted by a job: in Python, {kind.python_only}")
     return kind
-
-
-def kind_of(model: HasKind) -> Kind:
-    """Return the kind of an estimator."""
-    return find_kind(model._kind)
 
 
 def find_kernels(name: str) -> Mapping[str, str] | None:
@@ -137,7 +125,7 @@ def find_kernels(name: str) -> Mapping[str, str] | None:
     return None
 
 
-def kernel_names() -> list[str]:
+def list_kernels() -> list[str]:
     return sorted({name for kind in known_kinds().values() for name in kind.kernels})
 
 

@@ -83,7 +83,7 @@ class Backend(Protocol):
     name: str
     device: str
     row_limits: dict[str, int]
-    card_errors: tuple[type[Exception], ...]
+    gpu_errors: tuple[type[Exception], ...]
 
     @property
     def xp(self) -> ModuleType:
@@ -114,7 +114,7 @@ class Backend(Protocol):
         """Release the buffers and the free blocks of the memory pool."""
 
     def name_error(self, error: Exception) -> Exception:
-        """Return an error that names the GPU, for an error of a type in ``card_errors``."""
+        """Return an error that names the GPU, for an error of a type in ``gpu_errors``."""
 
 
 class Reduction(Protocol[StateIn, Prepared]):
@@ -179,7 +179,7 @@ class LabelMap(RowMap[Prepared], Protocol[Prepared]):
 
 
 @runtime_checkable
-class PartedMap(RowMap[Prepared], Protocol[Prepared]):
+class ColumnMap(RowMap[Prepared], Protocol[Prepared]):
     """A :class:`RowMap` that computes its output column by column.
 
     A block is a whole shard of the output, so that many rows share the cost of preparing a column. A map can
@@ -191,21 +191,21 @@ class PartedMap(RowMap[Prepared], Protocol[Prepared]):
     def last(self) -> RowMap | None:
         """Plain map that is applied after the stages, or None."""
 
-    def stages(self) -> Sequence[PartedMap]:
+    def stages(self) -> Sequence[ColumnMap]:
         """Return the maps of which this map is the composition."""
 
     def row_bytes(self) -> int:
         """Return the bytes of one row of the output and of all intermediate results."""
 
-    def of_columns(self, first: int, stop: int) -> PartedMap:
+    def select_columns(self, first: int, stop: int) -> ColumnMap:
         """Return the map to a range of the output's columns; only for a map of one stage."""
 
     def fill(self, prepared: Prepared, block: Block, out: np.ndarray) -> Iterator[None]:
         """Write the output rows of the block; yield from time to time, so that the caller can stop."""
 
 
-class CostedMap(PartedMap[Prepared], Protocol[Prepared]):
-    """A :class:`PartedMap` of one stage with the costs from which the size of output tiles is chosen."""
+class CostedColumnMap(ColumnMap[Prepared], Protocol[Prepared]):
+    """A :class:`ColumnMap` of one stage with the costs from which the size of output tiles is chosen."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations for one column of one row."""
@@ -292,7 +292,7 @@ class OnlineLearner(StepLearner[State, Prepared], Protocol[State, Prepared]):
 
 
 @runtime_checkable
-class SideBySide(Protocol[PreparedIn]):
+class MultiChainLearner(Protocol[PreparedIn]):
     """An :class:`OnlineLearner` that can run all of a worker's chains of a step in one call.
 
     GPUs use this call, because a single chain is too small to keep a GPU busy.

@@ -124,7 +124,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Where:
+class Satisfies:
     """Any value for which the function ``fits`` returns True."""
 
     fits: Callable[[Any], bool]
@@ -188,7 +188,7 @@ class Parameters:
         for rule in self.rules:
             rule(model)
 
-    def deciding(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def select_deciding(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the given values that change the result of a fit."""
         return {
             entry.name: given[entry.name]
@@ -212,7 +212,7 @@ DEVICE = Parameter(
 N_JOBS = Parameter(
     "n_jobs",
     None,
-    Where(
+    Satisfies(
         lambda value: value is None or (is_whole(value, -(2**31)) and value != 0),
         "give a number of threads of at least 1, or None for all cores",
     ),

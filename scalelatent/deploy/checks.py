@@ -213,7 +213,7 @@ def _zarr(folder: str) -> Iterator[Finding]:
 
 
 def _gpu(folder: str) -> Iterator[Finding]:
-    from scalelatent.engine.backend import check_card
+    from scalelatent.engine.backend import check_gpu
 
     wheels = [wheel.split()[0] for wheel in cupy_wheels()]
     cards = list(Path("/proc/driver/nvidia/gpus").glob("*"))
@@ -234,7 +234,7 @@ def _gpu(folder: str) -> Iterator[Finding]:
             text, fix = f"{wheels[0]} does not find a device: {error}", "check the driver with nvidia-smi"
             yield warn(text, fix)
             return
-        trouble = [text for text in map(check_card, range(count)) if text]
+        trouble = [text for text in map(check_gpu, range(count)) if text]
         if trouble:
             yield fail(_list(trouble), CUDA_EXTRA)
         else:

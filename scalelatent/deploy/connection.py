@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from scalelatent.engine.dask.asking import address_of, ask_scheduler
 from scalelatent.engine.dask.hooks import page_place
-from scalelatent.engine.threads import within
+from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import JobError
 
 from .clusters import is_loopback, loopback_of, refuse_loopback
@@ -70,7 +70,7 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
     if trouble:
         raise JobError(f"scheduler {address!r}: {trouble}")
     try:
-        return within(CLIENT_SECONDS + 5, lambda: Client(address, security=security, **options))
+        return call_with_timeout(CLIENT_SECONDS + 5, lambda: Client(address, security=security, **options))
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         raise JobError(
             f"scheduler {address!r} does not answer as a Dask scheduler within {CLIENT_SECONDS:.0f} s: "

@@ -8,7 +8,7 @@ from urllib.parse import urldefrag
 
 from distributed import Client
 
-from scalelatent.engine.threads import within
+from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import JobError
 
 if TYPE_CHECKING:
@@ -33,14 +33,16 @@ def open_gateway(address: str, **options: Any) -> Client:
     """Connect to a cluster that runs, as the user that Dask's configuration names (``gateway.auth``)."""
     url, name = urldefrag(address.partition("+")[2])
     try:
-        report = within(ASK_SECONDS, lambda: _ask(url, name))
+        report = call_with_timeout(ASK_SECONDS, lambda: _ask(url, name))
     except TimeoutError:
         raise JobError(
             f"gateway {url} does not answer within {ASK_SECONDS:.0f} s: check its address"
         ) from None
     place, page = report.scheduler_address, report.dashboard_link or ""
     try:
-        return within(ASK_SECONDS, lambda: GatewayClient(place, page, security=report.security, **options))
+        return call_with_timeout(
+            ASK_SECONDS, lambda: GatewayClient(place, page, security=report.security, **options)
+        )
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         raise JobError(
             f"cluster {name!r} of gateway {url} does not answer within {ASK_SECONDS:.0f} s: {error}; check "

@@ -25,7 +25,7 @@ from scalelatent.engine.dask.asking import (
     ask_scheduler,
     ask_workers,
 )
-from scalelatent.engine.threads import within
+from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError
 from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.folder_probe import folder_trouble
@@ -101,9 +101,9 @@ def _gpus() -> int:
 
 def _card_trouble() -> str:
     """Return why the card of this process cannot be used; empty if it can, or if there is none."""
-    from scalelatent.engine.backend import check_card
+    from scalelatent.engine.backend import check_gpu
 
-    return check_card() if _gpus() else ""
+    return check_gpu() if _gpus() else ""
 
 
 def peak_bytes() -> int:
@@ -280,7 +280,7 @@ def _versions_by_dask(client: Client) -> tuple[dict[str, str | None], dict[str, 
     """Versions of the scheduler and of the workers, for those that cannot import scalelatent."""
     names = [name for name in (*COMPARED, *CUPY) if name != "python"]  # which Dask tells by itself
     try:
-        asked: Any = within(ASK_SECONDS, lambda: client.get_versions(packages=names))
+        asked: Any = call_with_timeout(ASK_SECONDS, lambda: client.get_versions(packages=names))
     except TimeoutError:  # a worker hangs, which other checks tell
         return {}, {}
     workers = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.kinds import find_kernels, import_object, kernel_names
+from scalelatent.contract.kinds import find_kernels, import_object, list_kernels
 from scalelatent.contract.learners import Backend, Table
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import DeviceLostError, DeviceMemoryError, RunError
@@ -36,7 +36,7 @@ def find_kernel(name: str, backend: str) -> Callable[..., Any]:
     """Return the function of a kernel for a backend."""
     bodies = find_kernels(name)
     if bodies is None or backend not in bodies:
-        known = kernel_names() if bodies is None else sorted(bodies)
+        known = list_kernels() if bodies is None else sorted(bodies)
         raise RunError(f"kernel {name!r} has no body for backend {backend!r}; there are: {', '.join(known)}")
     return import_object(bodies[backend])
 
@@ -49,7 +49,7 @@ class HostBackend:
     """
 
     xp: ModuleType = np
-    card_errors: tuple[type[Exception], ...] = ()  # only a GPU has errors of its own
+    gpu_errors: tuple[type[Exception], ...] = ()  # only a GPU has errors of its own
     device = "cpu"
 
     def __init__(self, name: str = "numba") -> None:
@@ -122,12 +122,12 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def computes_on_card(device: str) -> bool:
+def computes_on_gpu(device: str) -> bool:
     """Return True if a backend of this process for ``device`` computes on a GPU."""
     return device not in ("cpu", "reference") and resolve_device(device) == "gpu"
 
 
-def check_card(device_id: int = 0) -> str:
+def check_gpu(device_id: int = 0) -> str:
     """Return why a GPU cannot multiply two matrices, or compile and run a kernel; "" if it can."""
     try:
         backend = CupyBackend(device_id=device_id)
@@ -135,11 +135,8 @@ def check_card(device_id: int = 0) -> str:
         found = backend.to_host(backend.xp.maximum(backend.matmul(a, a, "product"), 8))
     except Exception as error:  # noqa: BLE001  libraries and drivers may raise anything
         return f"{type(error).__name__}: {error}" if not isinstance(error, RunError) else str(error)
-    return (
-        ""
-        if found.tolist() == [[8, 10], [15, 22]]
-        else f"GPU {backend.device}: a product is {found.tolist()}"
-    )
+    is_right = found.tolist() == [[8, 10], [15, 22]]
+    return "" if is_right else f"GPU {backend.device}: a product is {found.tolist()}"
 
 
 def make_backend(device: str, slot: int = 0) -> Backend:
@@ -199,7 +196,7 @@ class CupyBackend:
         self.row_limits: dict[str, int] = {}
         # RMM as the allocator of CuPy raises a plain MemoryError.
         runtime, driver = self._cupy.cuda.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError
-        self.card_errors: tuple[type[Exception], ...] = (DeviceMemoryError, MemoryError, runtime, driver)
+        self.gpu_errors: tuple[type[Exception], ...] = (DeviceMemoryError, MemoryError, runtime, driver)
         _limit_pool(self._cupy)
 
     @property
@@ -401,25 +398,17 @@ class CupyBackend:
         pool = self._cupy.get_default_memory_pool()
         free, total = self._cupy.cuda.runtime.memGetInfo()
         gib = 2.0**30
-        now = (
+        # A resumed run may use another device, but not another block_rows or model.
+        message = (
             f"GPU {self.device}: no memory for {what}: this process holds {pool.used_bytes() / gib:.2f} GiB "
             f"of its limit of {pool.get_limit() / gib:.2f}, and {free / gib:.2f} of the GPU's "
-            f"{total / gib:.2f} GiB are free"
-        )
-        # A resumed run may use another device, but not another block_rows or model.
-        now += (
-            ". End other work on this GPU, or use device='cpu' ([cluster] device), then resume the run; or "
+            f"{total / gib:.2f} GiB are free. End other work on this GPU, or use device='cpu' ([cluster] "
+            "device), then resume the run; or start again in another folder with"
         )
         if self._rows >= 512:
             smaller = 2 ** (self._rows.bit_length() - 2)
-            return (
-                f"{now}start again in another folder with [engine] block_rows = {smaller} (blocks have "
-                f"{self._rows} rows)"
-            )
-        return (
-            f"{now}start again in another folder with fewer or smaller capsules (blocks are small already: "
-            f"{self._rows} rows)"
-        )
+            return f"{message} [engine] block_rows = {smaller} (blocks have {self._rows} rows)"
+        return f"{message} a smaller model (blocks are small already: {self._rows} rows)"
 
 
 def _import_cupy() -> tuple[ModuleType, ModuleType]:

@@ -74,11 +74,19 @@ def fit_batches(
         report_unreadable(callbacks, messages)
         history = load_full_history(store, stage, first, iteration)
         # The event includes the last record, because the fit may have been killed before it was logged.
-        last = {"record": history[-1], "history": list(history)} if history else {}
-        callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last})
+        last_record = {"record": history[-1], "history": list(history)} if history else {}
+        callbacks.on_event({"event": "resumed", "stage": stage.name, "pass": iteration, **last_record})
     done = stage.batch.is_done(state)
     handle = executor.put_state(stage, iteration, state)
     saved, saved_at = iteration, time.perf_counter()
+
+    def checkpoint() -> None:
+        nonlocal saved, saved_at
+        if store is not None and saved != iteration:
+            read, kept = partial(executor.get_state, stage, iteration, handle), executor.keeps_states
+            write_checkpoint(store, stage.name, iteration, read, callbacks, {"pass": iteration}, kept=kept)
+        saved, saved_at = iteration, time.perf_counter()
+
     try:
         while not done:
             begin = time.perf_counter()
@@ -93,19 +101,16 @@ def fit_batches(
                 checkpoint_passes and iteration - saved >= checkpoint_passes
             )
             if due or done:
-                _checkpoint(executor, stage, iteration, handle, callbacks, store)
-                saved, saved_at = iteration, time.perf_counter()
+                checkpoint()
             if callbacks.on_pass_end(record):
                 callbacks.on_event({"event": "stopped_by_callback", "stage": stage.name, "pass": iteration})
                 break
     except BaseException:
-        if saved != iteration:
-            _checkpoint(executor, stage, iteration, handle, callbacks, store)
+        checkpoint()
         raise
     finally:
         executor.end()
-    if saved != iteration:
-        _checkpoint(executor, stage, iteration, handle, callbacks, store)
+    checkpoint()
     return LoopResult(executor.get_state(stage, iteration, handle), history)
 
 
@@ -138,20 +143,6 @@ def report_unreadable(callbacks: Callback, messages: list[str]) -> None:
     """Notify the callbacks of checkpoints that a resume could not read."""
     for message in messages:
         callbacks.on_event({"event": "checkpoint_unreadable", "message": message})
-
-
-def _checkpoint(
-    executor: Executor[Handle],
-    stage: Stage,
-    iteration: int,
-    handle: Handle,
-    callbacks: Callback,
-    store: EngineStore | None,
-) -> None:
-    if store is not None:
-        kept, where = executor.keeps_states, {"pass": iteration}
-        state = partial(executor.get_state, stage, iteration, handle)
-        write_checkpoint(store, stage.name, iteration, state, callbacks, where, kept=kept)
 
 
 def write_checkpoint(

@@ -101,7 +101,7 @@ class PieceCache:
                 self._drop(key)
 
     def start_pass(self) -> None:
-        """Count a pass, which identifies the pieces that were not used for two passes."""
+        """Count a pass, so that pieces that were not used in the last two passes can be evicted."""
         with self._lock:
             self._clock += 1
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, OnlineLearner, SideBySide, State, StepLearner
+from scalelatent.contract.learners import Backend, Block, MultiChainLearner, OnlineLearner, State, StepLearner
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DeviceMemoryError
 
@@ -73,7 +73,7 @@ def run_chains(
     """
     layout, prepared = learner.layout(), learner.prepare(state, backend)
     sums = TreeReducer(PairTree(len(blocks) if n_chains is None else n_chains), layout.size)
-    if isinstance(backend, CupyBackend) and isinstance(learner, SideBySide):
+    if isinstance(backend, CupyBackend) and isinstance(learner, MultiChainLearner):
         for chain, vector in enumerate(_run_together(learner, prepared, blocks, backend, check), first):
             sums.add(0, chain, vector)
         return sums
@@ -83,7 +83,7 @@ def run_chains(
             check()
             try:
                 learner.run_chain(prepared, block, stats)
-            except backend.card_errors as error:
+            except backend.gpu_errors as error:
                 raise backend.name_error(error) from error
         sums.add(0, chain, stats.vector)
     return sums
@@ -104,7 +104,7 @@ def _run_together(
         check()
         try:
             learner.run_chains(prepared, [blocks[k] for k in which], [stats[k] for k in which])
-        except backend.card_errors as error:
+        except backend.gpu_errors as error:
             named = backend.name_error(error)
             if len(which) < 2 or not isinstance(named, DeviceMemoryError):
                 raise named from error
@@ -164,7 +164,7 @@ class ChainRunner:
         reader = Reader(self._dataset, cache, self.meter, stage.classes, wants=self.learner.wants)
         self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
-        if isinstance(backends[0], CupyBackend) and isinstance(self.learner, SideBySide):
+        if isinstance(backends[0], CupyBackend) and isinstance(self.learner, MultiChainLearner):
             n = 1  # a GPU runs all chains in one call
         edges = [len(chains) * i // n for i in range(n + 1)]
         self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]

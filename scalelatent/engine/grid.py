@@ -10,7 +10,7 @@ import numpy as np
 
 from scalelatent.contract.stats import merge_vectors
 
-__all__ = ["FAN_IN", "RowGrid", "spaced"]
+__all__ = ["FAN_IN", "RowGrid", "space_ranges"]
 
 FAN_IN = 8
 """Children of an inner node of the reduce tree."""
@@ -85,7 +85,7 @@ class RowGrid:
         return [(a, min(a + self.block_rows, stop)) for a in range(start, stop, self.block_rows)]
 
 
-def spaced(n: int, count: int, places: int) -> list[tuple[int, int]]:
+def space_ranges(n: int, count: int, places: int) -> list[tuple[int, int]]:
     """Return evenly spaced ranges, at most `places`, with about `count` of `n` rows in total."""
     if n <= count:
         return [(0, n)]

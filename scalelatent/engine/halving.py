@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, PartedMap, Prepared, Reduction, RowMap
+from scalelatent.contract.learners import Backend, Block, ColumnMap, Prepared, Reduction, RowMap
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DeviceMemoryError
 
@@ -27,7 +27,7 @@ def split_rows(block: Block, rows: int | None) -> Iterator[Block]:
 
 def accumulate_leaf(
     backend: Backend,
-    what: str,
+    work_name: str,
     reduction: Reduction[Any, Prepared],
     prepared: Prepared,
     blocks: Iterator[Block],
@@ -44,10 +44,10 @@ def accumulate_leaf(
         try:
             for block in todo:
                 largest = max(largest, len(block.x))
-                for piece in split_rows(block, backend.row_limits.get(what)):
+                for piece in split_rows(block, backend.row_limits.get(work_name)):
                     reduction.accumulate(prepared, piece, stats)
-        except backend.card_errors as error:
-            _halve(backend, what, largest, error)
+        except backend.gpu_errors as error:
+            _halve(backend, work_name, largest, error)
         else:
             break
         # Release memory only here, because the frames of the error refer to the arrays that were too large.
@@ -61,45 +61,45 @@ def accumulate_leaf(
 
 
 def apply_block(
-    backend: Backend, what: str, row_map: RowMap[Prepared], prepared: Prepared, block: Block
+    backend: Backend, work_name: str, row_map: RowMap[Prepared], prepared: Prepared, block: Block
 ) -> np.ndarray:
     """Return the output rows of a block."""
     while True:
         try:
-            parts = split_rows(block, backend.row_limits.get(what))
+            parts = split_rows(block, backend.row_limits.get(work_name))
             out = [row_map.apply(prepared, piece) for piece in parts]
             return out[0] if len(out) == 1 else np.concatenate(out)
-        except backend.card_errors as error:
-            _halve(backend, what, len(block.x), error)
+        except backend.gpu_errors as error:
+            _halve(backend, work_name, len(block.x), error)
         backend.release_memory()
 
 
 def fill_block(
     backend: Backend,
-    what: str,
-    row_map: PartedMap[Prepared],
+    work_name: str,
+    row_map: ColumnMap[Prepared],
     prepared: Prepared,
     block: Block,
     out: np.ndarray,
 ) -> Iterator[None]:
-    """Write the output rows of a block of a ``PartedMap``; yield whenever ``PartedMap.fill`` yields."""
+    """Write the output rows of a block of a ``ColumnMap``; yield whenever ``ColumnMap.fill`` yields."""
     done, count = 0, len(block.x)
     while True:
         tried = count - done
         try:
-            for piece in split_rows(block.slice_rows(done, count), backend.row_limits.get(what)):
+            for piece in split_rows(block.slice_rows(done, count), backend.row_limits.get(work_name)):
                 tried = len(piece.x)
                 yield from row_map.fill(prepared, piece, out[done : done + tried])
                 done += tried
             return
-        except backend.card_errors as error:
-            _halve(backend, what, tried, error)
+        except backend.gpu_errors as error:
+            _halve(backend, work_name, tried, error)
         backend.release_memory()
 
 
-def make_split_event(what: str, rows: int, device: str, worker: str | None = None) -> dict[str, Any]:
-    """Return the event that reports split blocks of the stage and part ``what``."""
-    stage, _, part = what.partition("/")
+def make_split_event(work_name: str, rows: int, device: str, worker: str | None = None) -> dict[str, Any]:
+    """Return the event that reports split blocks of the stage and part ``work_name``."""
+    stage, _, part = work_name.partition("/")
     place = f"GPU {device}" + (f" of {worker}" if worker else "")
     if part:
         message = (
@@ -116,10 +116,10 @@ def make_split_event(what: str, rows: int, device: str, worker: str | None = Non
     return {"event": "blocks_cut", "stage": stage, "part": part, "rows": rows, **where, "message": message}
 
 
-def _halve(backend: Backend, what: str, rows: int, error: Exception) -> None:
+def _halve(backend: Backend, work_name: str, rows: int, error: Exception) -> None:
     """Halve the rows per call; raise the error if it is not a lack of memory or there are too few rows."""
     named = backend.name_error(error)
-    tried = min(rows, backend.row_limits.get(what, rows))
+    tried = min(rows, backend.row_limits.get(work_name, rows))
     if tried < 2 * LEAST_ROWS or not isinstance(named, DeviceMemoryError):
         raise named from error
-    backend.row_limits[what] = -(-tried // 2)
+    backend.row_limits[work_name] = -(-tried // 2)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, LabelMap, PartedMap, Prepared, RowMap
+from scalelatent.contract.learners import Backend, Block, ColumnMap, LabelMap, Prepared, RowMap
 
-from .backend import computes_on_card, make_backend
+from .backend import computes_on_gpu, make_backend
 from .cache import shared_cache
 from .halving import apply_block, fill_block
 from .passes import BLOCK_BYTES, BLOCK_ROWS, choose_gpu_block_rows
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from .executor import Executor, OnRows
 
 # Upper bounds on a block of a map that is computed column by column: bytes of input and output, and rows.
-PARTED_BYTES, PARTED_ROWS = 2**26, 2**17
-# The output of such a map has up to this many shards, if each then has at least this many rows.
-PARTED_LEAST, PARTED_SHARDS = 4096, 64
+COLUMN_BLOCK_BYTES, COLUMN_BLOCK_ROWS = 2**26, 2**17
+# Least rows of a shard of such a map's output, and the largest number of shards that keep these rows.
+MIN_COLUMN_SHARD_ROWS, MAX_COLUMN_SHARDS = 4096, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class OutputTask:
         return {"task": json.dumps(fields)}
 
 
-def common_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
+def read_task_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of an :class:`OutputTask` from its record."""
     fields: dict[str, Any] = json.loads(tree["task"])
     fields["dataset"] = open_spec(fields["dataset"])
@@ -115,14 +115,14 @@ class MapTask(OutputTask):
         reader = Reader(self.dataset, cache, meter, skipped=self.skipped, wants=self.row_map.wants)
         row_map = self.row_map
         if is_tiled:
-            row_map = cast(PartedMap, row_map).of_columns(*self.writer.shard_columns(shard))
+            row_map = cast(ColumnMap, row_map).select_columns(*self.writer.shard_columns(shard))
         shape, dtype = row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
         prepared = row_map.prepare(backend)
         step = (
             stop - start
-            if isinstance(row_map, PartedMap)
-            else map_block(row_map, self.dataset, bool(backend.card_errors))
+            if isinstance(row_map, ColumnMap)
+            else choose_map_block_rows(row_map, self.dataset, bool(backend.gpu_errors))
         )
         blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
         with name_dataset_in_errors(self.dataset):
@@ -158,7 +158,7 @@ class MapTask(OutputTask):
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> MapTask:
         own = {name: tree[name] for name in ("row_map", "classes", "with_labels")}
-        return cls(**common_fields(tree), **own)
+        return cls(**read_task_fields(tree), **own)
 
 
 def fill_rows(
@@ -171,8 +171,8 @@ def fill_rows(
     stop_event: StopEvent,
 ) -> None:
     """Write the output rows of a block to ``out``."""
-    on_gpu = backend.card_errors
-    if not isinstance(row_map, PartedMap):
+    on_gpu = backend.gpu_errors
+    if not isinstance(row_map, ColumnMap):
         apply = partial(apply_block, backend, name, row_map) if on_gpu else row_map.apply
         out[...] = apply(prepared, block)
         return
@@ -183,29 +183,33 @@ def fill_rows(
         stop_event.moved()
 
 
-def map_block(row_map: RowMap, dataset: Dataset, on_card: bool) -> int:
+def choose_map_block_rows(row_map: RowMap, dataset: Dataset, on_gpu: bool) -> int:
     """Return the rows of a block of a map: the number that the map requests, or a suitable one."""
-    return row_map.wants.block_rows or block_rows(dataset.n_features, on_card)
+    return row_map.wants.block_rows or block_rows(dataset.n_features, on_gpu)
 
 
-def block_rows(n_features: int, on_card: bool = False) -> int:
+def block_rows(n_features: int, on_gpu: bool = False) -> int:
     """Return the rows of a block of a map: as in a pass, with at most 32 MiB (256 MiB on a GPU)."""
     cpu_rows = max(256, min(BLOCK_ROWS, BLOCK_BYTES // (4 * n_features)))
-    rows, max_bytes = (choose_gpu_block_rows(n_features), 2**28) if on_card else (cpu_rows, 2**25)
+    rows, max_bytes = (choose_gpu_block_rows(n_features), 2**28) if on_gpu else (cpu_rows, 2**25)
     return max(1, min(rows, max_bytes // (4 * n_features)))
 
 
-def parted_rows(row_bytes: int, row_map: PartedMap) -> int:
-    """Return the rows of a block of a ``PartedMap``."""
-    return max(1, min(PARTED_ROWS, PARTED_BYTES // (row_bytes + row_map.row_bytes())))
+def choose_column_block_rows(row_bytes: int, row_map: ColumnMap) -> int:
+    """Return the rows of a block of a ``ColumnMap``; ``row_bytes`` is the bytes of one input row."""
+    return max(1, min(COLUMN_BLOCK_ROWS, COLUMN_BLOCK_BYTES // (row_bytes + row_map.row_bytes())))
 
 
-def parted_layout(dataset: Dataset, row_map: RowMap) -> LayoutOptions:
-    """Return the layout options for the output of a map; only a ``PartedMap`` needs any."""
-    if not isinstance(row_map, PartedMap):
+def choose_map_layout(dataset: Dataset, row_map: RowMap) -> LayoutOptions:
+    """Return the layout options for the output of a map; only a ``ColumnMap`` needs any."""
+    if not isinstance(row_map, ColumnMap):
         return {}
     n = len(dataset)
-    shards = max(-(-n // parted_rows(dataset.nbytes // n, row_map)), min(n // PARTED_LEAST, PARTED_SHARDS), 1)
+    shards = max(
+        -(-n // choose_column_block_rows(dataset.nbytes // n, row_map)),
+        min(n // MIN_COLUMN_SHARD_ROWS, MAX_COLUMN_SHARDS),
+        1,
+    )
     return {"shard_rows": -(-n // shards), "chunk_rows": -(-n // shards)}
 
 
@@ -283,10 +287,10 @@ def map_to_array(
 
     shape, dtype = row_map.output()
     out = np.empty((len(dataset), *shape), dtype=dtype)
-    if isinstance(row_map, PartedMap):
+    if isinstance(row_map, ColumnMap):
         _map_by_columns(row_map, dataset, out, device, n_jobs, progress)
         return out
-    step, jobs = map_block(row_map, dataset, computes_on_card(device)), resolve_jobs(n_jobs)
+    step, jobs = choose_map_block_rows(row_map, dataset, computes_on_gpu(device)), resolve_jobs(n_jobs)
     range_rows = step * max(1, min(16, len(dataset) // (4 * jobs * step)))
     done = 0
 
@@ -320,17 +324,17 @@ def map_to_array(
 
 
 def _map_by_columns(
-    row_map: PartedMap,
+    row_map: ColumnMap,
     dataset: Dataset,
     out: np.ndarray,
     device: str,
     n_jobs: int | None,
     progress: OnRows | None,
 ) -> None:
-    """Write the output of a ``PartedMap`` to ``out``, computed by threads over its columns."""
+    """Write the output of a ``ColumnMap`` to ``out``, computed by threads over its columns."""
     from .inprocess import run_threads
 
-    rows, threads = parted_rows(dataset.nbytes // len(dataset), row_map), resolve_jobs(n_jobs)
+    rows, threads = choose_column_block_rows(dataset.nbytes // len(dataset), row_map), resolve_jobs(n_jobs)
     stop = StopEvent()
     reader = Reader(dataset, None, Meter(), wants=row_map.wants)
     blocks = [(a, min(a + rows, len(dataset))) for a in range(0, len(dataset), rows)]
@@ -357,12 +361,12 @@ def _map_by_columns(
 
 
 def _make_column_worker(
-    part: PartedMap, block: Block, found: np.ndarray, device: str, slot: int, stop: StopEvent
+    part: ColumnMap, block: Block, found: np.ndarray, device: str, slot: int, stop: StopEvent
 ) -> Callable[[tuple[int, int]], None]:
     backend = make_backend(device, slot)
 
     def work(cut: tuple[int, int]) -> None:
-        own = part.of_columns(*cut)
+        own = part.select_columns(*cut)
         fill_rows(backend, "map", own, own.prepare(backend), block, found[:, slice(*cut)], stop)
 
     return work

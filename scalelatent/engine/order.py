@@ -12,7 +12,7 @@ import numpy as np
 
 from scalelatent.kernels.streams import stream
 
-from .grid import spaced
+from .grid import space_ranges
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -138,7 +138,7 @@ class RowOrder:
         return runs[places // self.run_rows] * self.run_rows + places % self.run_rows
 
     def runs_at(self, epoch: int, chain: int, first: int, last: int) -> np.ndarray:
-        """Return the runs of all buffers of a chain that contain a place of ``first:last``."""
+        """Return the runs of all buffers that hold the rows ``first:last`` of a chain's segment."""
         begin, length = self.segment(chain)
         if first >= last:
             return np.zeros(0, dtype=np.int64)
@@ -188,7 +188,7 @@ def measure_sortedness(dataset: Dataset) -> float:
     n = len(dataset)
     if not dataset.has_y or n < 2:
         return 0.0
-    parts = [dataset.read_y(a, b) for a, b in spaced(n, SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)]
+    parts = [dataset.read_y(a, b) for a, b in space_ranges(n, SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)]
     if getattr(parts[0], "ndim", 2) != 1:
         return 0.0
     same = sum(int((y[1:] == y[:-1]).sum()) for y in parts) / (len(parts) * (len(parts[0]) - 1))

@@ -274,14 +274,14 @@ class PassContext:
         }
 
     def run_span(self, span: Span, stop_event: StopEvent) -> np.ndarray:
-        """Return the vector of one span: the sum of its leaves' statistics, then the counters."""
+        """Return the vector of one span: the sum of its leaves, then the numbers of rows and bytes read."""
         grid, reduction = self.stage.grids[span.part], self.reductions[span.part]
         layout = reduction.layout()
         if span.part not in self._prepared:
             self._prepared[span.part] = reduction.prepare(self._state, self.backend)
         prepared, before = self._prepared[span.part], self.meter.bytes_read
         start, stop = grid.node_rows(span.level, span.index)
-        what = f"{self.stage.name}/{span.part}"
+        work_name = f"{self.stage.name}/{span.part}"
         leaves = grid.node_leaves(span.level, span.index)
         per_leaf = [grid.blocks(*grid.node_rows(0, leaf)) for leaf in leaves]
         rows = iter_blocks(self._readers[span.part], grid.blocks(start, stop), stop_event)
@@ -291,9 +291,9 @@ class PassContext:
                 vector = total_sum.zeros()
                 stats = Stats(layout, vector[: layout.size])
                 blocks = islice(rows, len(leaf))
-                if self.backend.card_errors:  # a GPU, which may run out of memory
+                if self.backend.gpu_errors:  # a GPU, which may run out of memory
                     reread = partial(iter_blocks, self._readers[span.part], leaf, stop_event)
-                    accumulate_leaf(self.backend, what, reduction, prepared, blocks, reread, stats)
+                    accumulate_leaf(self.backend, work_name, reduction, prepared, blocks, reread, stats)
                 else:
                     for block in blocks:
                         reduction.accumulate(prepared, block, stats)

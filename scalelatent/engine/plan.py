@@ -215,20 +215,20 @@ class Forecast:
         self.least = self.most = 0.0
         self.scratch = 0
         self._grid = select_grid_options(options)
-        self._asked = parse_cache(options.get("cache"))
+        self._user_cache = parse_cache(options.get("cache"))
         self._cache = self._peak = 0
 
     # -- stages ----------------------------------------------------------------------------------------------
 
-    def stage(self, name: str, work: Work, held: int, remedy: str) -> Stage:
-        """Add a stage of passes and return it; ``held`` is the bytes of its constants and states."""
+    def add_stage(self, name: str, work: Work, constants: int, remedy: str) -> Stage:
+        """Add a stage of passes and return it; ``constants`` is the bytes of its constants and states."""
         stage = make_stage(f"{self.kind}_{name}", work, self.rows, "cpu", **self._grid)
-        memory = stage_memory(stage, self.resources, self.train, held)
-        self._add_stage(name, describe_stage(stage, self.resources), memory, remedy)
+        memory = stage_memory(stage, self.resources, self.train, constants)
+        self._record_stage(name, describe_stage(stage, self.resources), memory, remedy)
         nbytes = sum(ds.nbytes for ds in stage.datasets.values() if ds.is_stored)
         allowed = self._choose_cache(stage)
-        self.caches(nbytes, allowed)
-        if self.measure and self._asked is None and allowed == SMALL_BYTES:
+        self.add_cache(nbytes, allowed)
+        if self.measure and self._user_cache is None and allowed == SMALL_BYTES:
             self._suggest_cache(stage, nbytes)
         return stage
 
@@ -242,14 +242,16 @@ class Forecast:
             )
 
     def _choose_cache(self, stage: Stage, once: bool = False) -> float:
-        return choose_cache(self._asked if self.measure else self._asked or SMALL_BYTES, stage, once=once)
+        return choose_cache(
+            self._user_cache if self.measure else self._user_cache or SMALL_BYTES, stage, once=once
+        )
 
-    def one_pass(self, name: str, reduction: Reduction, held: int, remedy: str) -> None:
+    def add_single_pass(self, name: str, reduction: Reduction, constants: int, remedy: str) -> None:
         """Add a stage of a single pass over the training rows."""
-        stage = self.stage(name, {"train": reduction}, held, remedy)
-        self.add(name, self.a_pass(stage, self.rates(stage)))
+        stage = self.add_stage(name, {"train": reduction}, constants, remedy)
+        self.add_seconds(name, self.pass_seconds(stage, self.measure_rates(stage)))
 
-    def steps(
+    def add_steps(
         self,
         name: str,
         learner: StepLearner,
@@ -259,12 +261,12 @@ class Forecast:
         remedy: str,
         *,
         n_epochs: int,
-        beside: int = 0,
+        extra_bytes: int = 0,
         keeps_leaves: bool = False,
     ) -> None:
-        """Add a stage of steps over minibatches; ``beside`` is bytes per row in addition to features."""
+        """Add a stage of steps over minibatches; ``extra_bytes`` is bytes per row in addition to features."""
         rows, layout, resources = self.rows["train"], learner.layout(), self.resources
-        row_bytes, chains = rows.nbytes // len(rows) + beside, order.n_chains
+        row_bytes, chains = rows.nbytes // len(rows) + extra_bytes, order.n_chains
         # A chain has the runs of its current and next buffer in memory; without shuffling, a few runs.
         runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
         held = min(2 * order.n_rows, chains * runs * order.run_rows) if rows.is_stored else 0
@@ -293,42 +295,46 @@ class Forecast:
             "buffer_rows": order.buffer_rows if order.shuffle else 0,
             "statistic_bytes": 8 * layout.length(order.chain_rows),
         }
-        self._add_stage(name, described, memory, remedy)
+        self._record_stage(name, described, memory, remedy)
         stage = make_stage(f"{self.kind}_{name}", learner, self.rows, "cpu", **self._grid)
-        self.caches(len(rows) * row_bytes if rows.is_stored else 0, self._choose_cache(stage, n_epochs == 1))
+        self.add_cache(
+            len(rows) * row_bytes if rows.is_stored else 0, self._choose_cache(stage, n_epochs == 1)
+        )
 
-    def maps(self, name: str, row_map: RowMap) -> None:
+    def add_map(self, name: str, row_map: RowMap) -> None:
         """Add a map of all rows, whose output the next stages read; it is stored if its input is stored."""
         (width,) = row_map.output()[0]
         for part, rows in self.rows.items():
             p, size = rows.n_features, min(block_rows(rows.n_features), len(rows))
             what = f"{self.kind}_{name} {size}x{p} {rows.dtype} {row_map.output()}"
-            make = partial(_make_map_probe, row_map, partial(self.noise, size, rows))
+            make = partial(_make_map_probe, row_map, partial(self.make_block, size, rows))
             row = self.probe(what, make, 2.0 * p * width / FLOP_RATE, rows=size)
             slots, new = self.resources.slots, RowShape(len(rows), width, rows.is_stored)
             if rows.is_stored:
                 slots = min(slots, choose_layout(len(rows), (width,), new.dtype).n_shards(len(rows)))
                 row += self.scratch_rates()[0] * 4 * width
                 self.scratch += new.nbytes
-            self.add(f"{name}-{part}", len(rows) * self.row_seconds(row, self.reading(rows), slots))
+            self.add_seconds(
+                f"{name}-{part}", len(rows) * self.row_seconds(row, self.reading_seconds(rows), slots)
+            )
             self.rows[part] = new
 
-    def fits(self, name: str, memory: dict[str, int], remedy: str) -> int:
+    def check_memory(self, name: str, memory: dict[str, int], remedy: str) -> int:
         """Return the peak bytes of a worker in a stage; raise a PlanError if they exceed the limit."""
         peak = check_fits(name, memory, self.resources, remedy)
         self._peak = max(self._peak, peak)
         return peak
 
-    def _add_stage(
+    def _record_stage(
         self, name: str, described: Mapping[str, Any], memory: dict[str, int], remedy: str
     ) -> None:
-        peak = self.fits(f"{self.kind}_{name}", memory, remedy)
+        peak = self.check_memory(f"{self.kind}_{name}", memory, remedy)
         self.out["stages"][name] = {**described, "memory_bytes": memory, "peak_bytes": peak}
 
-    def caches(self, nbytes: int, allowed: float | None = None) -> None:
+    def add_cache(self, nbytes: int, allowed: float | None = None) -> None:
         """Add the cache of a stage whose rows have ``nbytes``; a plan has the largest cache of its stages."""
         if allowed is None:
-            allowed = float(SMALL_BYTES) if self._asked is None else self._asked
+            allowed = float(SMALL_BYTES) if self._user_cache is None else self._user_cache
         self._cache = max(self._cache, min(nbytes, compute_limit(allowed, self.resources.memory)))
 
     # -- measurements ----------------------------------------------------------------------------------------
@@ -351,7 +357,7 @@ class Forecast:
         threads = threads or self.resources.slots
         return rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
 
-    def rates(
+    def measure_rates(
         self, stage: Stage, state: object = None, block: Callable[[], Block] | None = None, about: str = ""
     ) -> dict[str, float]:
         """Return the seconds per row of each part of a pass on one thread, for random rows or ``block``."""
@@ -359,16 +365,16 @@ class Forecast:
         for part, reduction in stage.reductions.items():
             size, rows, layout = stage.grids[part].block_rows, stage.datasets[part], reduction.layout()
             shape = f"{size}x{rows.n_features} {rows.dtype} {layout.size} {reduction.flops_per_row():.0f}"
-            make = partial(_make_pass_probe, reduction, state, block or partial(self.noise, size, rows))
+            make = partial(_make_pass_probe, reduction, state, block or partial(self.make_block, size, rows))
             what = f"{stage.name}{about} {shape} {self.codes}"
             found[part] = self.probe(what, make, seconds_per_row(reduction), rows=size)
         return found
 
-    def noise(self, size: int, rows: AnyRows) -> Block:
+    def make_block(self, size: int, rows: AnyRows) -> Block:
         """Return a block of random rows with the shape and the number of classes of ``rows``."""
         return make_noise(size, rows.n_features, rows.dtype, self.codes)
 
-    def chain(
+    def measure_chain(
         self,
         what: str,
         learner: Any,
@@ -379,7 +385,7 @@ class Forecast:
         keeps_leaves: bool = False,
     ) -> tuple[float, float]:
         """Return (seconds per row of a chain, seconds of its step); ``begin`` returns (state, block)."""
-        slots = self.slots(order)
+        slots = self.count_slots(order)
 
         def make(stepping: bool) -> Callable[[], object]:
             (state, block), backend, stats = begin(), make_backend("cpu"), Stats.zeros(learner.layout(), rows)
@@ -403,7 +409,7 @@ class Forecast:
         what = f"{what} {order.batch_rows} step {slots}"
         return row, self.probe(what, partial(make, True), STEP_SECONDS, threads=1)
 
-    def slots(self, order: RowOrder) -> int:
+    def count_slots(self, order: RowOrder) -> int:
         """Return the number of threads that run chains of a step at the same time."""
         return min(self.resources.slots, order.n_chains)
 
@@ -411,7 +417,7 @@ class Forecast:
         """Return the seconds per byte of (writing, reading) rows; 0 without measuring."""
         return scratch_rates() if self.measure else (0.0, 0.0)
 
-    def eigenvectors(self, name: str, p: int, matrices: int = 1) -> None:
+    def add_eigenvectors(self, name: str, p: int, matrices: int = 1) -> None:
         """Add the seconds for the eigenvectors of symmetric matrices with ``p`` columns."""
 
         def make() -> Callable[[], object]:
@@ -419,17 +425,17 @@ class Forecast:
             return lambda: np.linalg.eigh(x + x.T)
 
         one = self.probe("eigenvectors", make, 0.0, rows=EIGEN_SIZE**3, threads=1)
-        self.add(name, matrices * one * p**3)
+        self.add_seconds(name, matrices * one * p**3)
 
-    def labels(self) -> None:
+    def add_label_reading(self) -> None:
         """Add the seconds of reading all labels, with which a fit starts."""
         for rows in self.rows.values():
             if self.measure and rows.classes is not None:
-                self.add("looking at labels", label_seconds(rows, rows.classes))
+                self.add_seconds("looking at labels", label_seconds(rows, rows.classes))
 
     # -- seconds ---------------------------------------------------------------------------------------------
 
-    def reading(self, dataset: AnyRows) -> float:
+    def reading_seconds(self, dataset: AnyRows) -> float:
         """Return the seconds of reading one row; 0 for rows in memory or without measuring."""
         if not dataset.is_stored or not self.measure:
             return 0.0
@@ -441,21 +447,21 @@ class Forecast:
         cores = self.resources.cores or 2 * slots
         return max(computing / slots, reading / slots, (computing + reading) / min(2 * slots, max(cores, 1)))
 
-    def a_pass(self, stage: Stage, computing: Mapping[str, float]) -> float:
+    def pass_seconds(self, stage: Stage, computing: Mapping[str, float]) -> float:
         """Return the seconds of a pass from ``computing``, the seconds per row and thread of each part."""
         total = self.pass_overhead(len(list_spans(stage, self.resources.slots)))
         for part, dataset in stage.datasets.items():
             slots = min(self.resources.slots, stage.grids[part].n_leaves)
-            total += len(dataset) * self.row_seconds(computing[part], self.reading(dataset), slots)
+            total += len(dataset) * self.row_seconds(computing[part], self.reading_seconds(dataset), slots)
         return total
 
-    def an_epoch(self, order: RowOrder, row: float, step: float, beside: int = 0) -> float:
+    def epoch_seconds(self, order: RowOrder, row: float, step: float, extra_bytes: int = 0) -> float:
         """Return the seconds of an epoch from the seconds per row and per step."""
         rows = self.rows["train"]
-        # Each row is copied twice: out of its run and out of its slab.
-        reading = self.reading(rows) + 2 * (rows.nbytes / len(rows) + beside) / GATHER_RATE
+        # Each row is copied twice: from the shards to a group of steps, and from there to its batch.
+        reading = self.reading_seconds(rows) + 2 * (rows.nbytes / len(rows) + extra_bytes) / GATHER_RATE
         steps = order.n_steps * (step + STEP_SECONDS)
-        return order.n_rows * self.row_seconds(row, reading, self.slots(order)) + steps
+        return order.n_rows * self.row_seconds(row, reading, self.count_slots(order)) + steps
 
     def pass_overhead(self, tasks: int) -> float:
         """Return the overhead in seconds of a pass with ``tasks`` tasks."""
@@ -463,22 +469,24 @@ class Forecast:
             return PASS_SECONDS + TASK_SECONDS * tasks
         return CLUSTER_PASS_SECONDS + CLUSTER_TASK_SECONDS * tasks
 
-    def add(self, name: str, seconds: float, least: float | None = None, most: float | None = None) -> None:
+    def add_seconds(
+        self, name: str, seconds: float, least: float | None = None, most: float | None = None
+    ) -> None:
         """Add the expected seconds of a stage, and its bounds if they differ."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.least += seconds if least is None else least
         self.most += seconds if most is None else most
 
-    def learns(
+    def add_passes(
         self, name: str, a_pass: float, passes: Mapping[str, int], slowest: float | None = None
     ) -> None:
         """Add the passes of a stage; the upper bound uses ``slowest`` instead of ``a_pass`` seconds."""
         least, most = passes["at_least"], passes["at_most"]
         usual = passes.get("expected", most)
-        self.add(name, a_pass * usual, a_pass * least, (slowest or a_pass) * most)
-        self.passes(a_pass, least, most, usual)
+        self.add_seconds(name, a_pass * usual, a_pass * least, (slowest or a_pass) * most)
+        self.set_passes(a_pass, least, most, usual)
 
-    def passes(self, a_pass: float, least: int, most: int, usual: int | None = None) -> None:
+    def set_passes(self, a_pass: float, least: int, most: int, usual: int | None = None) -> None:
         """Set the plan's entries for the number of passes and the seconds per pass."""
         usual = most if usual is None else usual
         self.out["passes"] = {"at_least": least, "expected": usual, "at_most": most}
@@ -486,7 +494,7 @@ class Forecast:
 
     # -- result ----------------------------------------------------------------------------------------------
 
-    def told(
+    def finish(
         self,
         shorter: str,
         *,
@@ -509,7 +517,7 @@ class Forecast:
         if kept_at_most:
             out["disk_bytes_are"] = "at most"
         if predicting is not None:
-            out["predicting_seconds_per_row"] = self.row_seconds(predicting, self.reading(self.train))
+            out["predicting_seconds_per_row"] = self.row_seconds(predicting, self.reading_seconds(self.train))
         out["shorter"], out["seconds"] = shorter, self.seconds
         return add_totals(out, self.least, self.most)
 
@@ -531,15 +539,13 @@ def add_totals(out: dict[str, Any], least: float, most: float) -> dict[str, Any]
     """Add the total seconds and the summary to a plan, and return the plan."""
     expected = sum(out["seconds"].values())
     out["expected_seconds"] = expected
-    out["expected_seconds_at_least"], out["expected_seconds_at_most"] = (
-        min(least, expected),
-        max(most, expected),
-    )
-    out["summary"] = summary_of(out)
+    out["expected_seconds_at_least"] = min(least, expected)
+    out["expected_seconds_at_most"] = max(most, expected)
+    out["summary"] = make_summary(out)
     return out
 
 
-def summary_of(out: Mapping[str, Any]) -> str:
+def make_summary(out: Mapping[str, Any]) -> str:
     """Return the time, memory and disk space of a plan as one line of text."""
     least, most = out["expected_seconds_at_least"], out["expected_seconds_at_most"]
     between = f" ({duration(least)} to {duration(most)})" if most > 1.25 * least + 2 else ""

@@ -51,8 +51,8 @@ def name_dataset_in_errors(dataset: Dataset) -> Iterator[None]:
             "in another folder with a lower [engine] block_rows (engine={'block_rows': ...})"
         ) from error
     except (ValueError, FloatingPointError) as error:
-        where = dataset.url or "the given arrays"
-        raise DataError(f"{where}: {error}. Clean these rows, or leave them out, and start again") from error
+        name = dataset.url or "the given arrays"
+        raise DataError(f"{name}: {error}. Clean these rows, or leave them out, and start again") from error
 
 
 def as_rows(x: DenseOrCsr) -> HostRows:
@@ -91,7 +91,7 @@ class Meter:
 
 
 class Reader:
-    """Pieces of rows of one dataset, from the cache if possible."""
+    """Reader of one dataset's rows, labels and weights, which it takes from the cache if possible."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.storage.disk import Location
 
 from .cache import shared_cache
-from .mapwrite import OutputTask, common_fields, open_spec
+from .mapwrite import OutputTask, open_spec, read_task_fields
 from .quarantine import Ranges
 from .reading import Meter, Reader, StopEvent, Stopped, as_rows, name_dataset_in_errors
 
@@ -74,7 +74,7 @@ class StoredSets:
     missing: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, dataset: Dataset, rows: int) -> StoredSets:
+    def make(cls, dataset: Dataset, rows: int) -> StoredSets:
         """Return the sets of ``rows`` rows each that a dataset contains."""
         return cls(json.dumps(dataset.spec()), rows)
 
@@ -103,7 +103,7 @@ class SomeOfSet:
         return tuple(np.flatnonzero(np.isin(self.places, self.whole.missing)).tolist())
 
 
-def places_within(sets: RowSets, ranges: Ranges) -> tuple[int, ...]:
+def find_places(sets: RowSets, ranges: Ranges) -> tuple[int, ...]:
     """Return the positions in the concatenated sets of the rows whose indices are in ``ranges``."""
     if not ranges:
         return ()
@@ -161,7 +161,7 @@ class SetsTask(OutputTask):
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> SetsTask:
-        return cls(**common_fields(tree), sets=tree["sets"])
+        return cls(**read_task_fields(tree), sets=tree["sets"])
 
 
 def _concatenate(parts: list[HostRows]) -> DenseOrCsr:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FORMAT, FORMAT_VERSION = "scalelatent-model", 1
 UNFINISHED = "scalelatent-model-unfinished"
 """Value of the attribute 'format' while arrays are being written."""
-OF_ATTRIBUTES = "attributes_digest"  # name of the attribute with the digest of all other attributes
+ATTRIBUTES_DIGEST = "attributes_digest"  # name of the attribute with the digest of all other attributes
 _NAME = re.compile(r"(?!\.)[\w.-]+")
 
 
@@ -35,11 +35,11 @@ def save_model(
     arrays: dict[str, np.ndarray],
     *,
     overwrite: bool = False,
-    beside: Callable[[Location], dict[str, str]] | None = None,
+    write_datasets: Callable[[Location], dict[str, str]] | None = None,
 ) -> None:
     """Write a model; a reader finds either a complete model or none, because digests are written last.
 
-    ``beside`` writes datasets into the model's folder and returns their fingerprints by name.
+    ``write_datasets`` writes datasets into the model's folder and returns their fingerprints by name.
     """
     import zarr
 
@@ -58,10 +58,10 @@ def save_model(
             group = zarr.create_group(target.zarr_store(read_only=False), attributes={"format": UNFINISHED})
             for name, array in arrays.items():
                 group.create_array(name, data=np.ascontiguousarray(array))
-            if beside is not None:
-                attrs["datasets"] = beside(target)
+            if write_datasets is not None:
+                attrs["datasets"] = write_datasets(target)
             attrs = json.loads(json.dumps(attrs))
-            group.update_attributes({**attrs, OF_ATTRIBUTES: _digest_of_attributes(attrs)})
+            group.update_attributes({**attrs, ATTRIBUTES_DIGEST: _digest_of_attributes(attrs)})
     except OSError as error:
         raise DataError(
             f"cannot write the model {place.url}: {error}; free some space or choose another path, then save "
@@ -139,7 +139,7 @@ def _check_attributes(place: Location, attrs: dict[str, Any]) -> None:
             "model again"
         )
     # Models of earlier versions have no digest of their attributes.
-    if attrs.get(OF_ATTRIBUTES, digest := _digest_of_attributes(attrs)) != digest:
+    if attrs.get(ATTRIBUTES_DIGEST, digest := _digest_of_attributes(attrs)) != digest:
         raise DataError(
             f"{place.url} is damaged: its attributes (kind, params, values, digests) are not those that were "
             "saved; save the model again"
@@ -196,7 +196,7 @@ def _check_dataset(place: Location, fingerprint: str) -> None:
 
 
 def _digest_of_attributes(attrs: dict[str, Any]) -> str:
-    held = {name: value for name, value in attrs.items() if name != OF_ATTRIBUTES}
+    held = {name: value for name, value in attrs.items() if name != ATTRIBUTES_DIGEST}
     return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 

@@ -82,7 +82,7 @@ def single_threaded() -> Iterator[None]:
         _thread_limit.leave()
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
+def call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
     """Return ``call()``; raise a TimeoutError after ``seconds``, since requests to a cluster may hang."""
     results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 

@@ -26,7 +26,7 @@ from scalelatent.deploy.clusters import client_of
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.cache import memory_limit as process_memory
 from scalelatent.engine.callbacks import Callbacks
-from scalelatent.engine.mapwrite import map_rows, map_to_array, parted_layout, start_map
+from scalelatent.engine.mapwrite import choose_map_layout, map_rows, map_to_array, start_map
 from scalelatent.engine.plan import LONG_SECONDS, Forecast, Resources, find_resources, long_fit
 from scalelatent.engine.saved_models import encode_params, restore_params, save_model
 from scalelatent.errors import DataError, LongFitWarning, warn_user
@@ -159,7 +159,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def _what_decides(self) -> dict[str, Any]:
         """Return the parameters that determine the result; a resumed fit must have the same values."""
-        return self._parameters.deciding(self.get_params(deep=False))
+        return self._parameters.select_deciding(self.get_params(deep=False))
 
     def _place(
         self, train: Dataset, resources: Resources, call: FitCall
@@ -523,7 +523,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
                 self.device,
                 classes=getattr(self, "classes_", None),
                 overwrite=overwrite,
-                **parted_layout(ds, row_map),
+                **choose_map_layout(ds, row_map),
             )
             return map_rows(session.executor, task, Progress(session.callbacks, name, 0))
 
@@ -634,7 +634,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         if hasattr(self, "feature_names_in_"):
             values["feature_names_in"] = [str(name) for name in self.feature_names_in_]
         params, beside = encode_params(self.get_params(deep=False)), self._beside_saved()
-        save_model(url, self._kind, params, values, arrays, overwrite=overwrite, beside=beside)
+        save_model(url, self._kind, params, values, arrays, overwrite=overwrite, write_datasets=beside)
 
     def to_onnx(self, path: str | Path) -> None:
         """Write the prediction as an ONNX graph, for runtimes without this package.

@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from scalelatent.contract.idle_threads import allow_threads
-from scalelatent.contract.learners import CostedMap, Reduction, RowMap, Work
+from scalelatent.contract.learners import CostedColumnMap, Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.earlier import earlier_rows
 from scalelatent.deploy.clusters import client_of, current_job
-from scalelatent.engine.backend import computes_on_card
+from scalelatent.engine.backend import computes_on_gpu
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callback, Callbacks, report_compilations
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.incremental import DropLeaves, KeptLeaves
-from scalelatent.engine.mapwrite import map_rows, map_to_array, open_spec, parted_rows, start_map
+from scalelatent.engine.mapwrite import choose_column_block_rows, map_rows, map_to_array, open_spec, start_map
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, choose_block_rows, make_stage, select_grid_options
 from scalelatent.engine.plan import MAX_TASKS
 from scalelatent.engine.quarantine import Quarantine, check_choice
 from scalelatent.engine.resume_identity import same_form
-from scalelatent.engine.rowsets import StoredSets, places_within, start_sets
+from scalelatent.engine.rowsets import StoredSets, find_places, start_sets
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.streams import resolve_seed
@@ -232,7 +232,7 @@ class FitSession:
     def _all_cards(self) -> bool:
         """Return whether the fit computes on GPUs only, judged by the workers that are known now."""
         if self.client is None:
-            return computes_on_card(self.device)
+            return computes_on_gpu(self.device)
         from scalelatent.engine.dask.pools import all_offer_gpu
 
         return self.device == "gpu" or (self.device == "auto" and all_offer_gpu(self.client))
@@ -504,7 +504,7 @@ class FitSession:
             self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
             task = start_sets(stage, dataset, step.sets, place.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
-            missing = places_within(step.sets, self.executor.quarantine.excluded_rows(dataset))
+            missing = find_places(step.sets, self.executor.quarantine.excluded_rows(dataset))
             kept = self._done(step, stage, written, begin, missing=list(missing))
         missing = tuple(int(i) for i in kept.get("missing", ()))
         return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows, missing)
@@ -587,13 +587,13 @@ def codes_place(records: Location, name: str) -> Location:
     return records.at("codes").at(f"{name}.zarr")
 
 
-def tile_layout(n: int, row_bytes: int, row_map: CostedMap) -> dict[str, Any]:
+def tile_layout(n: int, row_bytes: int, row_map: CostedColumnMap) -> dict[str, Any]:
     """Return the rows and columns of the output tiles of a map, which depend on the rows and the map only.
 
     If there are more than MAX_TASKS strips of rows, tiles get more rows; then tiles get more columns.
     """
     (width,) = row_map.output()[0]
-    strips = -(-n // max(parted_rows(row_bytes, row_map), -(-n // MAX_TASKS)))
+    strips = -(-n // max(choose_column_block_rows(row_bytes, row_map), -(-n // MAX_TASKS)))
     rows = -(-n // strips)
     work = rows * row_map.flops_per_row() + row_map.column_flops()
     wanted = min(TASK_FLOPS, max(LEAST_FLOPS, strips * width * work / TASKS))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.engine.grid import spaced
+from scalelatent.engine.grid import space_ranges
 from scalelatent.errors import DataError, JobError
 
 from .clustering import Progress, kmeans_scores, labels_of
@@ -92,7 +92,7 @@ def score_clusters(
 
 def read_spaced(dataset: Dataset, rows: int) -> tuple[DenseOrCsr, DenseOrCsr]:
     """(x, y) of at most so many rows of a dataset, from all over it; y is None where there is none."""
-    pieces = spaced(len(dataset), rows, PLACES)
+    pieces = space_ranges(len(dataset), rows, PLACES)
     y = joined([dataset.read_y(a, b) for a, b in pieces]) if dataset.has_y else None
     return joined([dataset.read_x(a, b) for a, b in pieces]), y
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.kinds import import_object, kind_of
+from scalelatent.contract.kinds import find_kind, import_object
 from scalelatent.data import Dataset
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError, nearest
@@ -42,7 +42,7 @@ def score_dataset(
 
 
 def scorer_of(model: StreamedEstimator) -> Scorer:
-    scorer: Scorer = import_object(kind_of(model).scorer)()
+    scorer: Scorer = import_object(find_kind(model._kind).scorer)()
     return scorer
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import Kind, import_object, known_kinds, own_kinds
-from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Where, Whole
+from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Satisfies, Whole
 
 from .job_callbacks import KEYS, OWN
 from .spec import SECTIONS
@@ -127,7 +127,7 @@ def _allowed_text(allowed: Allowed) -> str:
         return "`true`, `false`"
     if isinstance(allowed, Items):
         return ("number or " if allowed.one else "") + "list"
-    if isinstance(allowed, Where):
+    if isinstance(allowed, Satisfies):
         return allowed.give.removeprefix("give ").replace("None", f'"{NONE}"').replace("|", "or")
     if not isinstance(allowed, (Number, Whole)):
         return ""

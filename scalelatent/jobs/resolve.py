@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from scalelatent.contract.kinds import find_kind, job_kind
+from scalelatent.contract.kinds import find_job_kind, find_kind
 from scalelatent.errors import JobError, StoreError, nearest
 from scalelatent.storage.access import SECRET_NAMES
 from scalelatent.storage.disk import check_address
@@ -214,7 +214,7 @@ def _model(
     kind, origins["model.kind"], place = values.pop("kind")
     if not isinstance(kind, str):
         raise JobError(f'{place}: [model] kind must be a word such as "capsule", not {kind!r}')
-    known = job_kind(kind).table().defaults()
+    known = find_job_kind(kind).table().defaults()
     for key, (_, _, place) in values.items():
         if key not in known:
             raise JobError(f"{place}: unknown key {key!r} in [model] (kind {kind!r}); {nearest(key, known)}")
@@ -272,7 +272,7 @@ def _check_search(job: Job) -> None:
     """Refuse a search over unknown parameters, or with both folds and validation rows."""
     if job.search is None:
         return
-    table = job_kind(job.kind).table()
+    table = find_job_kind(job.kind).table()
     known = [one.name for one in table if one.searched]
     for name in job.search.grid:
         if name not in known and name in table.defaults():

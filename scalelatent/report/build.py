@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.kinds import import_object, kind_of
+from scalelatent.contract.kinds import find_kind, import_object
 from scalelatent.data import Dataset
 from scalelatent.errors import DataError
 
@@ -82,7 +82,7 @@ def build_report(
     if not run.history and getattr(model, "history_", None):
         run.history = [dict(record) for record in model.history_]
         run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
-    place = kind_of(model).report
+    place = find_kind(model._kind).report
     section: Section = (import_object(place) if place else plain_section)(
         model, data, run, _rows_name(run, role), progress
     )

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.model_selection import KFold, ParameterGrid, check_cv
 
-from scalelatent.contract.kinds import kind_of
+from scalelatent.contract.kinds import find_kind
 from scalelatent.data import Dataset
 from scalelatent.data.read.taken import take_rows
 from scalelatent.engine.reading import RowMask
@@ -56,7 +56,7 @@ def candidate_params(
     estimator: object, given: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the parameters of each candidate, from a grid or from a list of candidates."""
-    if not isinstance(estimator, StreamedEstimator) or kind_of(estimator).python_only:
+    if not isinstance(estimator, StreamedEstimator) or find_kind(estimator._kind).python_only:
         raise TypeError(
             "Search is for estimators of scalelatent that job files know; for "
             f"{type(estimator).__name__} use sklearn.model_selection.GridSearchCV"

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"n_clusterings": 6, "k1": 200, "n_components": 4, "n_
 @pytest.fixture(autouse=True)
 def _small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 500 rows and one clustering: the driver cuts, so this reaches no worker."""
-    monkeypatch.setattr(mapwrite, "PARTED_ROWS", 500)
+    monkeypatch.setattr(mapwrite, "COLUMN_BLOCK_ROWS", 500)
     monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)

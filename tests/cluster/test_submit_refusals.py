@@ -280,9 +280,9 @@ def test_a_worker_that_hangs(rows: Any, job: Any, monkeypatch: pytest.MonkeyPatc
         os.kill(pid, signal.SIGSTOP)
         try:
             begin = time.monotonic()
-            with pytest.raises(RunError, match=f"silent are: {address} .last heard of") as error:
+            with pytest.raises(RunError, match=f"without an answer: {address} .last seen") as error:
                 submit_job(job(), client=client)
             assert time.monotonic() - begin < 12
         finally:
             os.kill(pid, signal.SIGCONT)
-    assert "stop those that hang" in str(error.value)
+    assert "Stop the workers that hang" in str(error.value)

@@ -21,7 +21,7 @@ from scalelatent.engine.dask.graph import Graph
 from scalelatent.engine.dask.trial import end_with_word, ends_without_word
 from scalelatent.engine.executor import Place
 from scalelatent.engine.order import RowOrder, permutation
-from scalelatent.engine.plan import summary_of
+from scalelatent.engine.plan import make_summary
 from scalelatent.engine.quarantine import BadShard, Quarantine, check_choice, whole_shards
 from scalelatent.engine.reading import slice_column
 from scalelatent.engine.resume_identity import named_values
@@ -84,7 +84,7 @@ def test_sizes_and_names() -> None:
         ("expected_seconds", "expected_seconds_at_least", "expected_seconds_at_most"), 350.0
     )
     plan = seconds | {"peak_bytes_per_worker": 700 * 2**20, "disk_bytes": 41 * 10**8}
-    assert summary_of(plan) == "about 6 min, 700 MiB a worker, 4.1 GB of disk"
+    assert make_summary(plan) == "about 6 min, 700 MiB a worker, 4.1 GB of disk"
 
 
 def test_a_graph_keeps_workers_and_priorities() -> None:

@@ -31,7 +31,7 @@ class Card(HostBackend):
     expressions raise it.
     """
 
-    card_errors = (DeviceMemoryError, MemoryError)
+    gpu_errors = (DeviceMemoryError, MemoryError)
     device = "0 (stand-in)"
 
     def __init__(self, room: int) -> None:
@@ -122,7 +122,7 @@ def test_blocks_that_are_short_already_end_the_pass_in_words(run: Any) -> None:
 
 
 def test_memory_of_the_host_is_not_cut(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Card, "card_errors", ())
+    monkeypatch.setattr(Card, "gpu_errors", ())
     with pytest.raises(RunError, match="out of memory on rows of the given arrays: 512 rows"):
         run(100)
 
@@ -192,7 +192,7 @@ class Coder:
     def row_bytes(self) -> int:
         return 8
 
-    def of_columns(self, first: int, stop: int) -> Coder:
+    def select_columns(self, first: int, stop: int) -> Coder:
         part = Coder(stop - first, self.first + first)
         part.seen = self.seen
         return part

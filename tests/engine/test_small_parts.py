@@ -13,11 +13,11 @@ from dask.system import cpu_count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.contract.kinds import find_kernels, kernel_names
+from scalelatent.contract.kinds import find_kernels, list_kernels
 from scalelatent.engine import backend as backends
 from scalelatent.engine.backend import HostBackend, find_kernel, make_backend, resolve_device
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.threads import resolve_jobs, single_threaded, within
+from scalelatent.engine.threads import call_with_timeout, resolve_jobs, single_threaded
 from scalelatent.errors import RunError
 from scalelatent.kernels.streams import draw_seed, resolve_seed, stream
 
@@ -76,8 +76,8 @@ def test_bad_seeds(bad: Any) -> None:
 
 
 def test_every_kernel_has_all_three_bodies_and_host_bodies_load() -> None:
-    assert kernel_names()
-    for name in kernel_names():
+    assert list_kernels()
+    for name in list_kernels():
         bodies = find_kernels(name)
         assert set(bodies) == {"reference", "numba", "cupy"}
         assert callable(find_kernel(name, "reference"))
@@ -197,13 +197,13 @@ def test_pools_are_limited_until_the_last_one_leaves(first_out: str) -> None:
 
 
 def test_a_call_is_waited_for_only_so_long() -> None:
-    assert within(30, lambda: "answer") == "answer"
+    assert call_with_timeout(30, lambda: "answer") == "answer"
     with pytest.raises(ZeroDivisionError):
-        within(30, lambda: 1 // 0)
+        call_with_timeout(30, lambda: 1 // 0)
     never = threading.Event()
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match=r"no answer in 0\.05 s"):
-        within(0.05, never.wait)
+        call_with_timeout(0.05, never.wait)
     assert time.monotonic() - begin < 10
     never.set()
 

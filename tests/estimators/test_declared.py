@@ -112,8 +112,8 @@ def test_a_table() -> None:
         rules=(rule,),
     )
     assert (len(table), table["b"].default, table.defaults()) == (3, 2, {"a": 1, "b": 2, "c": 3})
-    assert table.deciding({"a": 1, "b": 5, "c": 6}) == {"b": 5}
-    assert table.deciding({"a": 4, "b": 5, "c": 6}) == {"a": 4, "b": 5}
+    assert table.select_deciding({"a": 1, "b": 5, "c": 6}) == {"b": 5}
+    assert table.select_deciding({"a": 4, "b": 5, "c": 6}) == {"a": 4, "b": 5}
     table.check(SimpleNamespace(a=1, b=1, c=1))
     with pytest.raises(ValueError, match="c=0: give"):
         table.check(SimpleNamespace(a=1, b=1, c=0))

@@ -96,7 +96,7 @@ def test_any_cut_into_tasks_gives_the_same_bits(
 ) -> None:
     from scalelatent.engine import mapwrite, rowsets
 
-    monkeypatch.setattr(mapwrite, "PARTED_ROWS", 130)
+    monkeypatch.setattr(mapwrite, "COLUMN_BLOCK_ROWS", 130)
     monkeypatch.setattr(rowsets, "SHARDS", 5)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(session, "TASK_FLOPS", 1.0)

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 import scalelatent as sl
-from scalelatent.engine.mapwrite import PARTED_ROWS, parted_rows
+from scalelatent.engine.mapwrite import COLUMN_BLOCK_ROWS, choose_column_block_rows
 from scalelatent.engine.plan import ALLOWED_SHARE, MAX_TASKS, find_resources
 from scalelatent.errors import PlanError
 from scalelatent.estimators import base
@@ -30,7 +30,7 @@ import json, sys
 import scalelatent as sl
 from scalelatent.engine import mapwrite
 from scalelatent.deploy.probes import peak_bytes
-mapwrite.PARTED_ROWS = int(sys.argv[3])
+mapwrite.COLUMN_BLOCK_ROWS = int(sys.argv[3])
 ds = sl.open_dataset(sys.argv[1])
 options = {"n_clusterings": 32, "k1": 400, "n_classes": 100, "n_components": 5}
 model = sl.MultilayerBootstrapNetwork(random_state=0, n_jobs=2, **options)
@@ -150,7 +150,7 @@ def test_tiles_of_very_many_rows_are_larger_and_others_as_they_were() -> None:
             for width in (10, 400):
                 layer = Layer(1, 0, n, width, 1000, 784, 0, 0.5, "euclidean", False, "uint8")
                 coder = LayerCoder(layer, None, 0, width)
-                rows = -(-n // -(-n // parted_rows(row_bytes, coder)))
+                rows = -(-n // -(-n // choose_column_block_rows(row_bytes, coder)))
                 work = rows * coder.flops_per_row() + coder.column_flops()
                 wanted = min(2e11, max(5e9, -(-n // rows) * width * work / 16))
                 columns = max(1, min(round(wanted / work), width))
@@ -203,7 +203,7 @@ def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.slow
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, kind: str) -> None:
-    measured = _fit(tmp_path / "fit", _rows(kind, N, 40), PARTED_ROWS)
+    measured = _fit(tmp_path / "fit", _rows(kind, N, 40), COLUMN_BLOCK_ROWS)
     assert measured["peak"] < measured["plan"] < 3 * measured["peak"]
 
 

@@ -155,12 +155,12 @@ def test_unknown_kind():
 
 
 def test_a_kind_that_only_python_fits():
-    from scalelatent.contract.kinds import find_kind, job_kind
+    from scalelatent.contract.kinds import find_job_kind, find_kind
 
     with pytest.raises(
         JobError, match=r"cannot be fitted by a job: in Python, scalelatent\.CompressiveMBN\(\)\.fit"
     ):
-        job_kind("compressive")
+        find_job_kind("compressive")
     assert find_kind("compressive").estimator_class().__name__ == "CompressiveMBN"  # a saved one is loaded
 
 

@@ -14,7 +14,7 @@ from scalelatent.deploy import checks
 from scalelatent.deploy.probes import Wanted
 from scalelatent.deploy.versions import Difference, differences, table_of, versions
 from scalelatent.engine.callbacks import Callback, Callbacks
-from scalelatent.engine.threads import within
+from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import JobError, RunError
 from scalelatent.jobs import control, submit
 from scalelatent.jobs import driver_news as news
@@ -371,7 +371,7 @@ def test_one_name_for_two_datasets():
 def test_what_hangs_is_left_behind():
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match=r"no answer in 0.1 s"):
-        within(0.1, lambda: time.sleep(3))
+        call_with_timeout(0.1, lambda: time.sleep(3))
     assert time.monotonic() - begin < 2
     with pytest.raises(ZeroDivisionError):
-        within(10, lambda: 1 // 0)
+        call_with_timeout(10, lambda: 1 // 0)

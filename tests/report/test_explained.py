@@ -13,7 +13,7 @@ import scipy.stats
 from sklearn.datasets import load_digits
 
 from scalelatent import CapsuleRegression, ConditionalRBM, Dataset, MultilayerBootstrapNetwork
-from scalelatent.contract.kinds import import_object, kind_of
+from scalelatent.contract.kinds import find_kind, import_object
 from scalelatent.models.capsule.report import ONE_VS_ALL
 from scalelatent.models.capsule.report_figures import plot_history
 from scalelatent.models.crbm.report import RbmEvidence, collect_rbm, rbm_numbers
@@ -109,7 +109,7 @@ def test_the_snippet_runs_anywhere(kind: str, tmp_path: Path, monkeypatch: pytes
     model.save("run/model.zarr")
     run_of(Path("run"), {"train": str(tmp_path / "rows.zarr")})
     page = Path(build_report("run", model=model)).read_text()
-    snippet = import_object(kind_of(model).report)(model, None, read_run("run"), "test", None).snippet
+    snippet = import_object(find_kind(model._kind).report)(model, None, read_run("run"), "test", None).snippet
     assert str(tmp_path / "run" / "model.zarr") in page.replace("&#39;", "'")
     monkeypatch.chdir("/")
     code = snippet.replace("model.predict(", "print(len(model.predict(").replace("[:10])", "[:10])))")

@@ -241,7 +241,7 @@ def test_words_of_numbers():
 
 def test_a_kind_without_a_section_gets_the_plain_page(digits, run_folder, monkeypatch):
     found = digits(capsule_dim=2)
-    monkeypatch.setattr(build, "kind_of", lambda model: SimpleNamespace(report=""))
+    monkeypatch.setattr(build, "find_kind", lambda model: SimpleNamespace(report=""))
     page = read(build_report(run_folder(found.model), model=found.model))
     assert names(page) == ["learning"]
     assert "features of a row 64" in page.words

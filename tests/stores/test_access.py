@@ -446,7 +446,7 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
         filled(FsspecStore.from_url("memory://only-here/a.zarr"), folder / "a.zarr")
         cached = open_dataset(FsspecStore.from_url("simplecache::memory://only-here/a.zarr", read_only=True))
         with pytest.raises(
-            RunError, match=r"worker\(s\) tcp://.* do not see store://.*in this process.*save it"
+            RunError, match=r"worker\(s\) tcp://.* cannot open store://.*memory of this process.*save it"
         ):
             capsule(rows=cached, client=client)
         workers = set(client.nthreads())
@@ -454,7 +454,7 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
             client.submit(lambda rows: rows.read_x(0, 1), cached).result(timeout=60)
         assert set(client.nthreads()) == workers  # which unpickle it while they listen
         paired = open_dataset(folder / "a.zarr").without_labels().with_target(cached)
-        with pytest.raises(RunError, match=r"worker\(s\) tcp://.* do not see store://.*only-here"):
+        with pytest.raises(RunError, match=r"worker\(s\) tcp://.* cannot open store://.*only-here"):
             lend_access(client, paired)
         with pytest.raises(RunError, match=r"do not see the output memory://only-here/out.zarr .*out=…"):
             model.predict(ds, out="memory://only-here/out.zarr", client=client)

@@ -1,6 +1,7 @@
-"""Calls to a scheduler or workers with a time limit, so that a hanging process does not block the caller.
+"""Requests to the scheduler and the workers of a cluster, each with a timeout.
 
-Law 8 requires that every wait is bounded; Dask's own calls wait forever.
+Dask's own calls wait forever, so a hanging worker or scheduler would block the fit (law 8: every wait is
+bounded).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalelatent.engine.threads import within
+from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError
 
 if TYPE_CHECKING:
@@ -18,14 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "worker_infos"]
 
-# Default maximum seconds for an answer.
-ASK_SECONDS = 30.0
-# Errors of a worker that may have left the cluster; if it is still there, its first task reports the problem.
+ASK_SECONDS = 30.0  # timeout of an answer in seconds; chosen, not measured
+# Errors from a worker that may have left the cluster; if it is still there, its first task reports the cause.
 AWAY = (TimeoutError, ConnectionError)
-# Seconds in addition to the limit of each worker, in case the event loop hangs.
-LOOP_SECONDS = 5.0
-# Maximum number of simultaneous calls. If each of 1,000 workers had its own call (simulated_cluster.py), some
-# did not answer in 60 s. All workers answered with 32 calls on the same busy machine.
+LOOP_SECONDS = 5.0  # seconds added to the workers' timeouts, in case the client's event loop hangs
+# Concurrent calls. With one call per worker, some of 1,000 workers did not answer within 60 s; with 32 calls
+# all answered (simulated_cluster.py, on the same busy machine).
 CALLS = 32
 
 Answer = TypeVar("Answer")
@@ -38,12 +37,12 @@ def address_of(client: Client) -> str:
 
 
 def worker_infos(client: Client) -> dict[str, dict[str, Any]]:
-    """Map the address of each worker to the scheduler's information about it."""
+    """Return the scheduler's information about each worker, by address."""
     return _bounded(client, ASK_SECONDS, lambda: dict(client.scheduler_info(n_workers=-1)["workers"]))
 
 
 def ask_scheduler(client: Client, function: Callable[..., Answer], *args: Any) -> Answer:
-    """Call a function with the scheduler as first argument; raise RunError without an answer in 30 s."""
+    """Call ``function(scheduler, *args)`` on the scheduler; raise a RunError after 30 s without an answer."""
     return _bounded(client, ASK_SECONDS, lambda: client.run_on_scheduler(_on_scheduler, function, args))
 
 
@@ -60,10 +59,10 @@ def ask_workers(
     workers: Iterable[str] | None = None,
     seconds: float | None = None,
 ) -> dict[str, Answer | Exception]:
-    """Call a function on workers, in parallel to their tasks, with a time limit for each worker.
+    """Call a function on workers while their tasks run; each worker has its own timeout (default 30 s).
 
-    Return the answer of each worker, or its exception, by address. A worker without answer in time (30 s by
-    default) has a `TimeoutError`; the answers of the other workers are still returned.
+    Return each worker's answer by its address, or the exception that it raised. The entry of a worker that
+    did not answer is a `TimeoutError`; the other workers' answers are returned anyway.
     """
     limit = ASK_SECONDS if seconds is None else seconds
     addresses = list(worker_infos(client) if workers is None else workers)
@@ -74,7 +73,7 @@ def ask_workers(
             found = await asyncio.wait_for(answer, limit)
             return {a: found.get(a, ConnectionError(f"worker {a} has left")) for a in some}
         except (TimeoutError, OSError) as error:
-            if len(some) > 1:  # Ask again one by one, so that one hanging worker does not hide the others.
+            if len(some) > 1:  # ask each worker alone, so that a hanging worker does not block the others
                 return await ask_all([[address] for address in some])
             slow = isinstance(error, TimeoutError)
             return {some[0]: TimeoutError(f"no answer within {limit:g} s") if slow else error}
@@ -92,25 +91,25 @@ def ask_workers(
 def ask_every_worker(
     client: Client, function: Callable[..., Answer], *args: Any, seconds: float | None = None
 ) -> dict[str, Answer | Exception]:
-    """Do as `ask_workers`; raise a RunError that names the silent workers if not all answer."""
+    """Do the same as `ask_workers`, but raise a RunError with the workers that did not answer in time."""
     limit = ASK_SECONDS if seconds is None else seconds
     answers = ask_workers(client, function, *args, seconds=limit)
     silent = [address for address, answer in answers.items() if isinstance(answer, TimeoutError)]
     if silent:
         infos, now = worker_infos(client), time.time()
         seen = {address: infos[address]["last_seen"] for address in silent if address in infos}
-        told = [f"{a} (last heard of {now - seen[a]:.0f} s ago)" for a in sorted(seen, key=seen.__getitem__)]
-        told += [f"{address} (which has left)" for address in silent if address not in seen]
+        names = [f"{a} (last seen {now - seen[a]:.0f} s ago)" for a in sorted(seen, key=seen.__getitem__)]
+        names += [f"{address} (which has left)" for address in silent if address not in seen]
         raise RunError(
-            f"not all workers of {address_of(client)} answer within {limit:g} s; silent are: "
-            f"{', '.join(told[:5])}: stop those that hang, and try again"
+            f"not all workers of {address_of(client)} answer within {limit:g} s; without an answer: "
+            f"{', '.join(names[:5])}. Stop the workers that hang, and try again"
         )
     return answers
 
 
 def _bounded(client: Client, seconds: float, call: Callable[[], Answer]) -> Answer:
     try:
-        return within(seconds, call)
+        return call_with_timeout(seconds, call)
     except TimeoutError:
         raise RunError(
             f"the scheduler {address_of(client)} does not answer within {seconds:g} s: it hangs or is "

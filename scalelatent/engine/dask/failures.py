@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from scalelatent.engine.executor import OnRows
-from scalelatent.engine.threads import within
+from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError, ShardError
 
 from .asking import ASK_SECONDS
@@ -35,7 +35,7 @@ def guard_spans(client: Client) -> None:
     from .scheduler_policies import NAME, SpanGuard
 
     with suppress(Exception):
-        within(ASK_SECONDS, lambda: client.register_plugin(SpanGuard(), name=NAME))
+        call_with_timeout(ASK_SECONDS, lambda: client.register_plugin(SpanGuard(), name=NAME))
 
 
 def look_after(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that are sent to the scheduler in one message, each with its own worker and priority.
+"""Send many tasks to the scheduler in one message, each with its own worker and priority.
 
 `Client.submit` sends one message per task, which is too slow for short passes (benchmark table `on_dask`).
 """
@@ -20,17 +20,16 @@ except ImportError:  # In earlier versions the module is private.
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-# The result of a task: a key in a graph under construction, or a future of an earlier graph.
+# The result of a task: its key if the task is in the same graph, its future if an earlier graph has it.
 Node = Union[str, "Future"]
-# The rows that a task reads: name of fit and part, first row and one past the last row of its shards.
+# Rows that a task reads: (name of the fit and part, first row, row after the last) of whole shards.
 Reads = tuple[str, int, int]
 
 
 class Graph:
-    """Tasks by key; an argument that is the result of another task is given by :meth:`ref`."""
+    """Tasks by key, which are sent together; :meth:`ref` refers to the result of another task."""
 
-    # Client.submit sends one message per task, and parsing a message costs the scheduler more than the task.
-    # A pass of ten tasks sent as one graph costs the scheduler a third of the time.
+    # A pass of ten tasks in one graph costs the scheduler a third of the time of ten single messages.
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
@@ -40,16 +39,16 @@ class Graph:
         self._held: list[Future] = []
 
     def hold(self, future: Node) -> TaskRef:
-        """Return the ref of a future (or of a key), and hold the future as long as this graph exists."""
-        # The scheduler unpacks a graph in the background, so a release that is sent later can arrive earlier.
-        # The caller must therefore keep the graph until one of its tasks is done.
+        """Return a reference to a future or key, and keep the future as long as this graph exists."""
+        # The scheduler unpacks a graph asynchronously, so a future that is released right after sending could
+        # be forgotten first. Callers therefore keep the graph until one of its tasks is done.
         if not isinstance(future, str):
             self._held.append(future)
         return self.ref(future)
 
     @staticmethod
     def ref(key: Node) -> TaskRef:
-        """Return the placeholder of a task's result for the arguments of another task."""
+        """Return a reference to a task's result, for the arguments of another task."""
         return TaskRef(key if isinstance(key, str) else key.key)
 
     def add(
@@ -61,7 +60,7 @@ class Graph:
         priority: int = 0,
         reads: Reads | None = None,
     ) -> None:
-        """Add a task; results of other tasks among its arguments are refs, alone or in a list."""
+        """Add a task; its arguments may be references to results of other tasks, or lists of references."""
         self.tasks[key] = Task(key, function, *(_parsed(arg) for arg in args))
         if worker is not None:
             self.workers[key] = [worker]
@@ -71,9 +70,9 @@ class Graph:
             self.reads[key] = reads
 
     def send(self, client: Client, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Future]:
-        """Send all tasks; return the futures of the ``wanted`` keys. ``only`` restricts the workers."""
+        """Send all tasks and return the futures of the keys ``wanted``; ``only`` restricts the workers."""
         keys = list(wanted)
-        # The annotations are functions of the key, because a plain value would apply to all tasks.
+        # Annotations are functions of the key, because a layer has a single value or function per annotation.
         workers = {**{key: list(only) for key in self.tasks}, **self.workers} if only else self.workers
         notes: dict[str, Any] = {"workers": workers.get, "priority": self.priorities.get}
         if not only:

@@ -1,6 +1,6 @@
-"""Distribution of storage options and stores to the workers, so that tasks contain only a short mark (law 7).
+"""Send storage options and stores to the workers once, so that small tasks refer to them by an id.
 
-A worker plugin also gives them to workers that join later.
+A worker plugin sends them to workers that join later, too (law 7: small tasks).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ __all__ = ["lend_access"]
 
 
 class LentAccess(WorkerPlugin):
-    """Worker plugin that makes an access known on a worker as long as the worker holds the plugin."""
+    """Worker plugin with storage options; unpickling it registers them while the plugin exists."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
 
 
 def lend_access(client: Client, ds: Dataset) -> None:
-    """Give all present and later workers the accesses with which this process opened a dataset."""
+    """Let all workers, including later ones, open a dataset with the storage options of this process."""
     for access in ds.accesses:
         try:
             client.register_plugin(LentAccess(access), name=f"scalelatent-access-{access.mark}")
         except Exception as error:
             raise RunError(
-                f"{ds.url} was opened with storage options or a store that the workers cannot be given "
-                f"({type(error).__name__}: {access.hide(str(error))}): install its package there, give "
-                "options that can be pickled, or let the environment of the workers say them"
+                f"{ds.url} was opened with storage options or a store that cannot be sent to the workers "
+                f"({type(error).__name__}: {access.hide(str(error))}): install its package on the workers, "
+                "use options that can be pickled, or set them in the environment of the workers"
             ) from error
     for place in ds.places:
         if place.access is not None:
@@ -49,7 +49,7 @@ def lend_access(client: Client, ds: Dataset) -> None:
 
 
 def _check_seen(client: Client, url: str, access: Access) -> None:
-    """Raise `RunError` if a worker does not see the same store, such as one in memory or on a local disk."""
+    """Raise a RunError if workers do not find a dataset that only this process or machine can read."""
     here = _stamp(url, access.mark)
     seen = ask_workers(client, _stamp, url, access.mark)
     blind = {
@@ -57,10 +57,10 @@ def _check_seen(client: Client, url: str, access: Access) -> None:
     }
     if blind:
         words = {access.hide(str(found)) for found in blind.values() if isinstance(found, Exception)}
-        why = "; ".join(sorted(words)) or "it lies in this process or on this machine"
+        why = "; ".join(sorted(words)) or "it is in the memory of this process or on this machine"
         raise RunError(
-            f"worker(s) {', '.join(sorted(blind))} do not see {url} by what opened it here ({why}): save it "
-            "where all workers see it (Dataset.save), and open it there"
+            f"worker(s) {', '.join(sorted(blind))} cannot open {url} with the storage options of this "
+            f"process ({why}): save it where all workers can read it (Dataset.save), and open it there"
         )
 
 

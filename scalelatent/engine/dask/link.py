@@ -1,6 +1,6 @@
-"""Calls to a Dask client with bounded waits, and with errors that advise the user (law 8).
+"""Calls to a cluster's client with timeouts, and errors with the user's next step.
 
-`test_survive.py` and `test_watch.py` test the errors.
+The project's law 8 (every wait is bounded) needs it; `test_survive.py` and `test_watch.py` check the errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalelatent.engine.threads import within
+from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError
 
 from .asking import ask_every_worker
@@ -19,14 +19,13 @@ from .asking import ask_every_worker
 if TYPE_CHECKING:
     from distributed import Client
 
-# Maximum seconds that a fit waits for an answer.
-CALL_SECONDS = 60.0
+CALL_SECONDS = 60.0  # timeout in seconds of an answer that a fit needs
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ClusterMember:
-    """A worker of the cluster; memory and its limit are in bytes."""
+    """Description of one worker of the cluster; memory in bytes."""
 
     threads: int
     running: bool
@@ -50,12 +49,12 @@ class Link:
         return str(scheduler.address if scheduler is not None else "(closed)")
 
     def call(self, what: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call a function of the client; raise `RunError` with ``what`` if the scheduler is lost."""
+        """Call a function of the client; if it fails, the error reports ``what`` the fit was doing."""
         try:
             return function(*args, **options)
         except ScalelatentError:
             raise
-        # Closed clients and their event loops raise AttributeError or RuntimeError.
+        # Closed clients and their event loops raise AttributeError and RuntimeError.
         except (OSError, TimeoutError, CancelledError, AttributeError, RuntimeError) as error:
             raise self.lost(what, error) from error
 
@@ -75,30 +74,30 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether the client is connected to its scheduler."""
+        """True if the client is connected to a scheduler."""
         return bool(getattr(self.client, "status", "closed") == "running")
 
     def _asked(self, what: str, function: Callable[[], T]) -> T:
-        return self.call(what, lambda: within(CALL_SECONDS, function))
+        return self.call(what, lambda: call_with_timeout(CALL_SECONDS, function))
 
     def threads(self) -> dict[str, int]:
-        """Map the address of each worker to its number of threads."""
+        """Return the number of threads of each worker, by address."""
         return dict(sorted(self._asked("its workers were counted", self.client.nthreads).items()))
 
     def processing(self) -> dict[str, list[str]]:
-        """Map the address of each worker to the keys of the tasks that it has."""
+        """Return the keys of the tasks that each worker has, by address."""
         found = self._asked("its tasks were looked at", self.client.processing)
         return {address: [str(key) for key in keys] for address, keys in found.items()}
 
     def members(self) -> dict[str, ClusterMember]:
-        """Map the address of each worker to the scheduler's information about it."""
+        """Return the scheduler's information about each worker, by address."""
         found = self._asked("its workers were looked at", partial(self.client.scheduler_info, n_workers=-1))
         return {address: _member(info) for address, info in sorted(found["workers"].items())}
 
     def ask_workers(
         self, what: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
     ) -> dict[str, T]:
-        """Run a function on every worker, in parallel to its tasks; map each address to the answer."""
+        """Run a function on every worker while its tasks run; return the answers by address."""
         ask = partial(ask_every_worker, self.client, function, *args, seconds=seconds)
         answers: dict[str, T] = {}
         for address, answer in self.call(what, ask).items():

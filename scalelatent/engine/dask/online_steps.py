@@ -18,7 +18,7 @@ from scalelatent.engine.executor import Advance, Place
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import Stage
 from scalelatent.engine.rates import choose_cache
-from scalelatent.engine.threads import within
+from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError
 
 from .failures import look_after
@@ -173,7 +173,7 @@ class DaskSteps:
         args, client = (self._store.ref, self.stage.name, self.token), self.executor.client
         # A worker that does not receive this call drops the site later (online_tasks.IDLE_SECONDS).
         with suppress(Exception):
-            within(ANSWER_SECONDS, lambda: client.run(end_site, *args, on_error="ignore"))
+            call_with_timeout(ANSWER_SECONDS, lambda: client.run(end_site, *args, on_error="ignore"))
 
     # -- states ----------------------------------------------------------------------------------------------
 

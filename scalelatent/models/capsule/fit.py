@@ -569,41 +569,44 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
     together = held is not None and members.n_members > 1  # the weights that decided best
     no_rows = np.zeros(train.n_features, dtype=np.float32)
     frame = RowFrame(Intercept(no_rows, 1.0) if model.fit_intercept else None)
-    told.labels()
+    told.add_label_reading()
     weights, moments = 8 * members.total_dim * p, 8 * n_classes * p * p
     held_moments = moments + 16 * p * p * len({labels.tobytes() for labels in members.labels >= 0})
     if width is not None:
         narrower = "make the rows narrower: keep the columns that matter, or reduce them first"
         moments_of_all = SecondMoments(train.n_features, intercept=frame.intercept)
-        told.one_pass("svd", moments_of_all, 24 * train.n_features**2, narrower)
-        told.eigenvectors("directions", train.n_features)
+        told.add_single_pass("svd", moments_of_all, 24 * train.n_features**2, narrower)
+        told.add_eigenvectors("directions", train.n_features)
         shape = n_columns(model, train.n_features), p
         matrix = np.broadcast_to(np.float64(0.01), shape)
-        told.maps("project", Project(matrix, frame.intercept))
+        told.add_map("project", Project(matrix, frame.intercept))
         frame = RowFrame(frame.intercept, matrix)
     intercept = frame.row_intercept
     columns = p if intercept is None else p - 1  # of the rows that passes read
     moment_pass = SecondMoments(columns, n_classes, None, intercept)
-    told.one_pass("moments", moment_pass, 2 * moments, f"set projection below {p}")
-    told.eigenvectors("start", p, _eigenproblems(members, model.init))
+    told.add_single_pass("moments", moment_pass, 2 * moments, f"set projection below {p}")
+    told.add_eigenvectors("start", p, _eigenproblems(members, model.init))
     # Zeros without memory: only shapes matter here.
     zeros = np.broadcast_to(np.zeros(()), (n_classes, p, p))
     em = em_learner(model, frame, members, zeros, 1.0, held is not None)
     w, passes = np.random.default_rng(0).normal(size=(members.total_dim, p)), _passes(model, train.n_rows)
     state = initial_state(w, members.n_members)
     if algorithm_of(model) == "em":
-        stage = told.stage("estep", em, held_moments + 8 * weights, SMALLER)
+        stage = told.add_stage("estep", em, held_moments + 8 * weights, SMALLER)
         block, arrays = stage.grids["train"].block_rows, 4 if together else 3
-        full = told.rates(stage, state)
+        full = told.measure_rates(stage, state)
         # Every row takes part in the first product, few of them in the second.
         scores: dict[str, CapsulePass[CapsuleState]] = {
             "train": CapsulePass(members, p, em.nu, None, False, intercept)
         }
-        product = told.rates(replace(stage, name="capsule_scores", work=scores), state)["train"]
+        product = told.measure_rates(replace(stage, name="capsule_scores", work=scores), state)["train"]
         usual = {**full, "train": product + ACTIVE * max(full["train"] - product, 0.0)}
         beside = 2 * members.total_dim * p**2 / MSTEP_RATE
-        told.learns(
-            "estep", told.a_pass(stage, usual) + beside, passes, slowest=told.a_pass(stage, full) + beside
+        told.add_passes(
+            "estep",
+            told.pass_seconds(stage, usual) + beside,
+            passes,
+            slowest=told.pass_seconds(stage, full) + beside,
         )
         shorter = "lower max_iter, or set algorithm='stepwise', which learns in a few passes"
     else:
@@ -611,7 +614,7 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
         step = online_step(model, em, ones, ones, w, {"train": Rows(train)}, classes, 0)
         order, leaves, learner = step.order(told.options), step.keeps_leaves, step.learner
         block, arrays = order.chain_rows, (6 if leaves else 5) + together
-        told.steps(
+        told.add_steps(
             step.name,
             learner,
             order,
@@ -621,7 +624,7 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
             n_epochs=step.n_epochs,
             keeps_leaves=leaves,
         )
-        row, beside = told.chain(
+        row, beside = told.measure_chain(
             f"capsule_{step.name} {block}x{p} {learner.layout().size} {n_classes}",
             learner,
             lambda: (step.state, make_noise(block, columns, "float32", n_classes)),
@@ -629,21 +632,21 @@ def plan(model: CapsuleRegression, told: Forecast) -> dict[str, Any]:
             rows=block,
             keeps_leaves=leaves,
         )
-        an_epoch = told.an_epoch(order, row, beside)
+        an_epoch = told.epoch_seconds(order, row, beside)
         if held is not None:
-            stage = told.stage("validation", {"validation": learner.validation()}, 2 * weights, SMALLER)
-            an_epoch += told.a_pass(stage, told.rates(stage, step.state))
+            stage = told.add_stage("validation", {"validation": learner.validation()}, 2 * weights, SMALLER)
+            an_epoch += told.pass_seconds(stage, told.measure_rates(stage, step.state))
         if leaves:
             kept = order.n_steps * order.n_chains * learner.layout().nbytes
             told.scratch += (KEEP_STATES + 1) * kept
             an_epoch += kept * sum(told.scratch_rates())
-        told.learns(step.name, an_epoch, passes)
+        told.add_passes(step.name, an_epoch, passes)
         shorter = "lower n_epochs"
     if model.temperature is None:
         some, products = told.held or train, 2.0 * members.total_dim * p / PREDICT_RATE
-        told.add("temperature", len(some) * told.row_seconds(products, told.reading(some)))
+        told.add_seconds("temperature", len(some) * told.row_seconds(products, told.reading_seconds(some)))
     told.out["device_bytes"] = 4 * (members.total_dim * p + block * (2 * p + members.total_dim))
-    return told.told(
+    return told.finish(
         shorter,
         checkpoint=arrays * weights,
         model=weights + moments + (8 * train.n_features * p if width else 0),

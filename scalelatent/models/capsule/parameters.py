@@ -16,7 +16,7 @@ from scalelatent.contract.parameters import (
     Number,
     Parameter,
     Parameters,
-    Where,
+    Satisfies,
     Whole,
     is_list,
     is_number,
@@ -97,7 +97,7 @@ PARAMETERS = Parameters(
         Parameter(
             "nu_schedule",
             "paper",
-            Where(
+            Satisfies(
                 is_schedule,
                 "give 'paper', None (plain EM), or pairs (nu, patience) with 0 <= nu < 1 and patience >= 1",
             ),

@@ -381,7 +381,7 @@ def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
     copies = 1 + bool(learner.momentum) + (held is not None)
     state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
     kernels = _kernel_bytes(learner, told.resources)
-    told.steps(
+    told.add_steps(
         "learn",
         learner,
         order,
@@ -389,27 +389,29 @@ def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
         state,
         SMALLER,
         n_epochs=epochs,
-        beside=shape.n_visible,
+        extra_bytes=shape.n_visible,
     )
     if held is not None:
-        told.stage("validation", {"validation": learner.validation()}, state + kernels, SMALLER)
+        told.add_stage("validation", {"validation": learner.validation()}, state + kernels, SMALLER)
     row, sweep, step = _probe(told, learner, order)
 
     def row_in(epoch: int) -> float:
         return row + sweep * sweeps_in(learner.n_sweeps, epoch)
 
     # Sweeps grow with the epoch.
-    every = [told.an_epoch(order, row_in(n), step, beside=shape.n_visible) for n in range(1, epochs + 1)]
+    every = [
+        told.epoch_seconds(order, row_in(n), step, extra_bytes=shape.n_visible) for n in range(1, epochs + 1)
+    ]
     least = min(learner.patience + 1, epochs) if learner.patience and held is not None else epochs
-    told.add("learn", sum(every), sum(every[:least]))
+    told.add_seconds("learn", sum(every), sum(every[:least]))
     measuring = []
     if held is not None:
-        reading = told.reading(held)
+        reading = told.reading_seconds(held)
         measuring = [len(held) * told.row_seconds(row_in(n), reading) for n in range(1, epochs + 1)]
-        told.add("validation", sum(measuring), sum(measuring[:least]))
-    told.passes(every[0] + sum(measuring[:1]), least, epochs)
+        told.add_seconds("validation", sum(measuring), sum(measuring[:least]))
+    told.set_passes(every[0] + sum(measuring[:1]), least, epochs)
     told.out["device_bytes"] = _device_bytes(learner)
-    return told.told(
+    return told.finish(
         "lower n_epochs, n_sweeps or n_hidden",
         checkpoint=state,
         model=4 * shape.n_parameters,
@@ -457,7 +459,7 @@ def _probe(told: Forecast, learner: CrbmLearner, order: RowOrder) -> tuple[float
 
     def seconds(sweeps: int) -> tuple[float, float]:
         timed = replace(learner, n_sweeps=sweeps, local_steps=0)
-        return told.chain(f"{what} {sweeps}", timed, begin, order, rows=rows)
+        return told.measure_chain(f"{what} {sweeps}", timed, begin, order, rows=rows)
 
     few, step = seconds(TIMED[0])
     sweep = max((seconds(TIMED[1])[0] - few) / (TIMED[1] - TIMED[0]), 0.0) if couples else 0.0

@@ -15,7 +15,7 @@ from scalelatent.contract.parameters import (
     Number,
     Parameter,
     Parameters,
-    Where,
+    Satisfies,
     Whole,
     is_list,
     is_number,
@@ -182,7 +182,7 @@ PARAMETERS = Parameters(
         Parameter(
             "learning_rate",
             None,
-            Where(
+            Satisfies(
                 is_rates,
                 "give a number above 0, or a schedule of pairs (rate, epochs) such as [(0.05, 30), (0.01, "
                 "20)], or None",

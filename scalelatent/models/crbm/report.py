@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.engine.grid import spaced
+from scalelatent.engine.grid import space_ranges
 from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.evaluation.output_scores import joined
 from scalelatent.kernels.arrays import DenseOrCsr
@@ -101,7 +101,7 @@ def collect_rbm(
     """Predict the outputs of evenly spaced rows with a fitted conditional RBM."""
     plain = model._source == "plain"
     check_width(data, model.W_.shape[0] if plain else model.n_features_in_)
-    pieces = spaced(len(data), _rows_worth(model) if sample_rows is None else sample_rows, PLACES)
+    pieces = space_ranges(len(data), _rows_worth(model) if sample_rows is None else sample_rows, PLACES)
     corrupted = model._source == "corruption" and not data.has_targets
     read = data.read_binary if corrupted or plain else data.read_targets
     v = np.concatenate([read(a, b) for a, b in pieces])

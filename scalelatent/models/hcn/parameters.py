@@ -14,7 +14,7 @@ from scalelatent.contract.parameters import (
     Number,
     Parameter,
     Parameters,
-    Where,
+    Satisfies,
     Whole,
     is_list,
     is_number,
@@ -249,7 +249,9 @@ PARAMETERS = Parameters(
         Parameter(
             "layers",
             None,
-            Where(is_layers, "give a list of (features, (height, width)), such as [(32, (8, 6))], or None"),
+            Satisfies(
+                is_layers, "give a list of (features, (height, width)), such as [(32, (8, 6))], or None"
+            ),
             "features and their size, from the image up; None: 32 of 8 x 6, cut to the images",
         ),
         Parameter(
@@ -257,7 +259,7 @@ PARAMETERS = Parameters(
             "of a class; without labels, clusters; None: one layer, without a class layer", later=True,
         ),
         Parameter(
-            "pool", 3, Where(is_pool, "give an odd number of at least 1: a pool has a middle"),
+            "pool", 3, Satisfies(is_pool, "give an odd number of at least 1: a pool has a middle"),
             "side of the pools between layers, in pixels", later=True,
         ),
         Parameter(
@@ -320,7 +322,7 @@ PARAMETERS = Parameters(
             "passes in the end that learn templates afresh, each from an image of its class", later=True,
         ),
         Parameter(
-            "read_noise", None, Where(is_noise, "give (p01, p10), both in (0, 0.5), or None"),
+            "read_noise", None, Satisfies(is_noise, "give (p01, p10), both in (0, 0.5), or None"),
             "p01 and p10 of images that are read after learning; None: those of learning", later=True,
         ),
         Parameter(
@@ -336,20 +338,20 @@ PARAMETERS = Parameters(
             "pixels above it are 1; with filters: the least step of grey levels, None: 64",
         ),
         Parameter(
-            "missing", None, Where(is_pixel, "give a number, NaN too, or None"), "value of unknown pixels"
+            "missing", None, Satisfies(is_pixel, "give a number, NaN too, or None"), "value of unknown pixels"
         ),
         Parameter(
-            "filters", None, Where(is_filters, "give an even number of directions, or None"),
+            "filters", None, Satisfies(is_filters, "give an even number of directions, or None"),
             "oriented filters that make channels of grey images", later=True,
         ),
         Parameter(
-            "filter_size", 3, Where(is_pool, "give an odd number: a filter has a middle"),
+            "filter_size", 3, Satisfies(is_pool, "give an odd number: a filter has a middle"),
             "side of a filter, in pixels", later=True,
         ),
         Parameter(
             "image_shape",
             None,
-            Where(is_shape, "give (height, width) or (channels, height, width), or None"),
+            Satisfies(is_shape, "give (height, width) or (channels, height, width), or None"),
             "of flat rows",
         ),
         _optional("patience", "ends after so many epochs without better compression of validation rows"),

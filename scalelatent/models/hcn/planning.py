@@ -47,46 +47,48 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
     if not online:
         remedy = f"set [engine] leaf_rows to {max(LEAST_LEAF_ROWS, order.chain_rows // 4)}, or online=True"
     state = 16 * network.n_weights
-    told.steps(
+    told.add_steps(
         "learn", learner, order, 0, state, remedy, n_epochs=n_epochs(model, n), keeps_leaves=not online
     )
     name, look = network.look()
-    told.stage(name, {"train" if held is None else "validation": look}, state, smaller)
+    told.add_stage(name, {"train" if held is None else "validation": look}, state, smaller)
     if model.template_passes and isinstance(network, SeveralLayers):
         said = TemplateEvidence(network.net, np.empty(0))
-        told.stage("templates-from-images", {"train": said}, state, f"{smaller}, templates or n_jobs")
+        told.add_stage("templates-from-images", {"train": said}, state, f"{smaller}, templates or n_jobs")
     row = _row_seconds(network, told, learner, order, online)
     # Decoding sweeps as online learning does.
     sweep = network.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
     decoding = network.decoding_sweeps * sweep
     decoding *= 1 if online else PAIRS_WITH_MESSAGES / PAIRS_PER_SECOND
-    one, each = told.an_epoch(order, row, 0.0), decoding / told.resources.slots
+    one, each = told.epoch_seconds(order, row, 0.0), decoding / told.resources.slots
     epochs, restarts, warm = n_epochs(model, n), int(model.n_restarts), warmup_rows(model, n) * row
     fewest = min(epochs, int(model.patience or epochs) + 1)
     usual, least, most = (
         fits * (warm + passes * one)
         for fits, passes in ((restarts, epochs), (restarts, fewest), (most_fits(model), epochs))
     )
-    told.add("learn", usual, least, most)
+    told.add_seconds("learn", usual, least, most)
     if n_held:
-        told.add("validation", restarts * epochs * n_held * each)
-    told.add(name, 2 * restarts * (n_held or min(n, 2 * LOOKED_ROWS)) * each)
+        told.add_seconds("validation", restarts * epochs * n_held * each)
+    told.add_seconds(name, 2 * restarts * (n_held or min(n, 2 * LOOKED_ROWS)) * each)
     if model.template_passes:
         # Features put down one by one take as long as a pass once more.
-        told.add("templates-from-images", model.template_passes * n * each * (2 if model.n_candidates else 1))
+        told.add_seconds(
+            "templates-from-images", model.template_passes * n * each * (2 if model.n_candidates else 1)
+        )
     told.out["pairs_per_second"] = network.pairs / row
-    told.passes(one, fewest, epochs)
+    told.set_passes(one, fewest, epochs)
     told.out["bytes_per_image"] = network.online_bytes if online else network.kept_bytes
     shorter = "lower n_epochs, n_restarts or the features of layers"
     if online:
-        return told.told(shorter, checkpoint=state, predicting=decoding)
+        return told.finish(shorter, checkpoint=state, predicting=decoding)
     # What a leaf changed in the beliefs of weights lies beside its messages; what no checkpoint needs goes
     # when the next one is written, an epoch later.
     leaves = n * network.kept_bytes + count_leaves(order) * (5 * network.n_weights + LEAF_HEAD)
     leaves *= min(epochs, KEEP_STATES + 2)
     # How many messages of several layers will be 0, and so not kept, is not known before.
     bound = isinstance(network, SeveralLayers)
-    return told.told(shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding)
+    return told.finish(shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding)
 
 
 def _row_seconds(
@@ -113,4 +115,4 @@ def _row_seconds(
 
     what = f"hcn {'online' if online else 'kept'} {layer.image} {network.told()} {size} {labelled}"
     nominal = learner.flops_per_row() / FLOPS_PER_PAIR / (PAIRS_PER_SECOND if online else PAIRS_WITH_MESSAGES)
-    return told.probe(what, make, nominal, rows=size * sweeps, threads=told.slots(order))
+    return told.probe(what, make, nominal, rows=size * sweeps, threads=told.count_slots(order))

@@ -13,7 +13,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.grid import spaced
+from scalelatent.engine.grid import space_ranges
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.hcn.model.compression import DescriptionLength, bits, compression, lengths
 from scalelatent.models.hcn.model.decode import reconstruct
@@ -109,7 +109,7 @@ def collect_parts(
     check_width(data, model.n_features_in_)
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)
-    pieces = spaced(len(data), _rows_worth(layer.pairs) if sample_rows is None else sample_rows, PLACES)
+    pieces = space_ranges(len(data), _rows_worth(layer.pairs) if sample_rows is None else sample_rows, PLACES)
     numbers = np.concatenate([np.arange(a, b) for a, b in pieces])
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
     stats = Stats.zeros(length.layout())

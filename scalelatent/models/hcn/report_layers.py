@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.engine.grid import spaced
+from scalelatent.engine.grid import space_ranges
 from scalelatent.errors import ScalelatentError
 from scalelatent.report.explained import how_to_use
 from scalelatent.report.page import Picture, Section, count
@@ -62,7 +62,7 @@ def layers_section(
 def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
     """Evenly spaced images of a dataset, each with a part hidden and filled in by a fitted network."""
     check_width(data, model.n_features_in_)
-    pieces, layer = spaced(len(data), FILLED, PLACES), model._network.layer
+    pieces, layer = space_ranges(len(data), FILLED, PLACES), model._network.layer
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
     whole = layer.evidence(x)
     hidden, given = hide(whole.shape, layer.window[0])
@@ -93,7 +93,7 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
     layer = model._network.layer
     assert layer.filters is not None
     size = layer.image[1:]
-    pieces = spaced(len(data), shown(layer.image) - 1, PLACES)
+    pieces = space_ranges(len(data), shown(layer.image) - 1, PLACES)
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
     made = model.reconstruct(x) > 0  # refuses what is no grey image
     y, z = np.indices(size) - (np.array(size)[:, None, None] - 1) / 2

@@ -668,17 +668,17 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     em = make_learner(model, mixture)
     told.codes = n_classes
     if classes is not None:
-        told.labels()
+        told.add_label_reading()
     if model.projection is not None:
         narrower = "make the rows narrower"
-        told.one_pass("svd", SecondMoments(train.n_features), 24 * train.n_features**2, narrower)
-        told.eigenvectors("directions", train.n_features)
+        told.add_single_pass("svd", SecondMoments(train.n_features), 24 * train.n_features**2, narrower)
+        told.add_eigenvectors("directions", train.n_features)
     if model.projection is not None or model.smoothing:
-        told.maps("project", Project(np.broadcast_to(np.float64(0.01), (train.n_features, p))))
+        told.add_map("project", Project(np.broadcast_to(np.float64(0.01), (train.n_features, p))))
     state_bytes = 8 * k * (p * (em.width + 2) + em.width)
     sample = sum(max(SAMPLE_ROWS * int(c), LEAST_ROWS // len(components)) for c in components)
     sample_bytes = 4 * p * min(n, sample)
-    told.add("sample", n * told.row_seconds(0.0, told.reading(train)))
+    told.add_seconds("sample", n * told.row_seconds(0.0, told.reading_seconds(train)))
     moments = mixture.statistics == "moments"
     # The M-step unpacks moments, and moves those of tangents; of images it makes the next state part by part.
     mstep_bytes = 8 * k * p * p * (7 if mixture.frame is not None else 3) if moments else 2 * state_bytes
@@ -687,32 +687,34 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     if model.algorithm == "stepwise":
         learner = stepwise_learner(model, mixture, em.width)
         order = row_order(model, k, n, told.options, 0)
-        told.steps("stepwise", learner, order, held, 2 * state_bytes, FEWER, n_epochs=int(model.n_epochs))
+        told.add_steps("stepwise", learner, order, held, 2 * state_bytes, FEWER, n_epochs=int(model.n_epochs))
         stage = make_stage(f"{model._kind}_em", em, told.rows, "cpu")
         mstep *= order.n_steps
     else:
         remedy = FEWER + (", or set statistics='images'" if moments else ", or set projection")
-        stage = told.stage("em", em, held, remedy)
+        stage = told.add_stage("em", em, held, remedy)
     at = None
     if told.measure:  # bases of a thousand sub-classes take as long as a pass
         start = start_pancakes(np.random.default_rng(0).normal(size=(k, p)), em.width, 0)
         at = initial_state(mixture, start.cut(min(em.n_dims, em.width)), MAIN)
     about = f" {mixture.likelihood} {mixture.assignment} {model.tangents}"
-    rates = told.rates(stage, at, about=about)
+    rates = told.measure_rates(stage, at, about=about)
     most = most_passes(model)
     least = most - int(model.max_iter) - START_PASSES + 4
     if model.algorithm == "stepwise":
-        told.add("start", min(n, sample) * rates["train"] * (START_PASSES + SETTLE_PASSES + SAMPLE_PASSES))
+        told.add_seconds(
+            "start", min(n, sample) * rates["train"] * (START_PASSES + SETTLE_PASSES + SAMPLE_PASSES)
+        )
         least = most
     passes = {"at_least": min(most, least), "expected": most, "at_most": most}
-    told.learns(model.algorithm, told.a_pass(stage, rates) + mstep, passes)
+    told.add_passes(model.algorithm, told.pass_seconds(stage, rates) + mstep, passes)
     of_a_row = 2.0 * p * k * (em.width + 1) / 3e10
     if n_classes > 1:
         some = told.held or train
-        told.add("temperature", len(some) * told.row_seconds(of_a_row, told.reading(train)))
+        told.add_seconds("temperature", len(some) * told.row_seconds(of_a_row, told.reading_seconds(train)))
     block = stage.grids["train"].block_rows
     told.out["device_bytes"] = 4 * (k * p * (em.width + 2) + 4 * block * p)
-    return told.told(
+    return told.finish(
         "lower max_iter or n_components",
         checkpoint=2 * state_bytes,
         model=state_bytes,

@@ -15,7 +15,7 @@ from scalelatent.contract.parameters import (
     Number,
     Parameter,
     Parameters,
-    Where,
+    Satisfies,
     Whole,
     is_list,
     is_number,
@@ -104,7 +104,7 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
         Parameter(
             "n_dims",
             None,
-            Where(_are_dims, "give a whole number of at least 0, or a share of the variance below 1"),
+            Satisfies(_are_dims, "give a whole number of at least 0, or a share of the variance below 1"),
             "dimensions of a pancake, or the share of the variance that they hold",
         ),
         Parameter("max_dims", 40, Whole(), "most dimensions where n_dims is a share"),
@@ -115,7 +115,7 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
         Parameter(
             "tangents",
             (),
-            Where(_are_tangents, f"give some of {', '.join(map(repr, TANGENTS))}, each once"),
+            Satisfies(_are_tangents, f"give some of {', '.join(map(repr, TANGENTS))}, each once"),
             "small changes of an image that leave its class as it is",
         ),
         Parameter(
@@ -165,7 +165,7 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
         Parameter(
             "image_shape",
             None,
-            Where(_is_shape, "give (height, width), or None for that of the dataset"),
+            Satisfies(_is_shape, "give (height, width), or None for that of the dataset"),
             "height and width of the images that rows are",
         ),
     )

@@ -23,7 +23,7 @@ from scalelatent.engine.cache import shared_cache
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.feeding import Feed
-from scalelatent.engine.grid import spaced
+from scalelatent.engine.grid import space_ranges
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import resolve_jobs
@@ -633,7 +633,7 @@ class Spread:
 
 
 def _sampled(dataset: Dataset, what: str) -> Iterator[DenseOrCsr]:
-    runs = spaced(len(dataset), SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)
+    runs = space_ranges(len(dataset), SAMPLED_PLACES * SAMPLED_ROWS, SAMPLED_PLACES)
     for first, x in pieces(dataset, runs):
         check_finite(x, _named(dataset, what), first)
         yield x

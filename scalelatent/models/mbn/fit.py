@@ -16,7 +16,7 @@ from scalelatent.contract.parameters import is_number
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.mapwrite import PARTED_BYTES
+from scalelatent.engine.mapwrite import COLUMN_BLOCK_BYTES
 from scalelatent.engine.passes import FLOP_RATE, make_stage
 from scalelatent.engine.plan import Forecast, Resources, process_bytes, stage_memory
 from scalelatent.engine.rates import GATHER_RATE, RowShape
@@ -287,20 +287,20 @@ def _plan(model: MultilayerBootstrapNetwork, told: Forecast, decay: float) -> di
     out, codes, centroids, tasks = told.out, [], 0, 0
     out["layers"], out["predicting_seconds"], out["predicting_seconds_per_row"] = {}, 0.0, 0.0
     if model.decay == "auto":
-        told.add("choosing decay", DECAY_SECONDS)
+        told.add_seconds("choosing decay", DECAY_SECONDS)
     for layer in layers:
         of_a_set, code_size = _centroid_bytes(layer, train), np.dtype(layer.code_dtype).itemsize
         tiles = tile_layout(n, row_bytes, LayerCoder(layer, _NO_SETS, 0, sets))
         memory = _memory(layer, train, of_a_set, row_bytes, tiles, resources)
-        told.fits(f"layer {layer.number} (k = {layer.k})", memory, _remedy(layer))
+        told.check_memory(f"layer {layer.number} (k = {layer.k})", memory, _remedy(layer))
         strips = -(-n // tiles["shard_rows"])
         count = strips * -(-sets // tiles["tile_columns"])
         per_row, per_set = _code_seconds(told, layer, train)
         coding = sets * (n * per_row + strips * per_set) / min(resources.slots, count)
         coding += told.pass_overhead(count)
         gathering = _gather_seconds(told, n * row_bytes, sets * of_a_set)
-        told.add(f"gather-l{layer.number}", gathering)
-        told.add(f"code-l{layer.number}", coding)
+        told.add_seconds(f"gather-l{layer.number}", gathering)
+        told.add_seconds(f"code-l{layer.number}", coding)
         out["predicting_seconds"] += sets * per_set / resources.slots
         out["predicting_seconds_per_row"] += sets * per_row / resources.slots
         codes.append(n * sets * code_size)
@@ -313,7 +313,7 @@ def _plan(model: MultilayerBootstrapNetwork, told: Forecast, decay: float) -> di
         }
         centroids, tasks, row_bytes = centroids + sets * of_a_set, tasks + count, sets * code_size
     every = sum(layer["seconds"] for layer in out["layers"].values())
-    told.passes(every / len(layers), len(layers), len(layers))  # one a layer
+    told.set_passes(every / len(layers), len(layers), len(layers))  # one a layer
     if model.output == "pca":
         _output(told, model, layers[-1], n)
     kept = sum(codes) if model.keep_codes else codes[-1]
@@ -321,9 +321,9 @@ def _plan(model: MultilayerBootstrapNetwork, told: Forecast, decay: float) -> di
     lower = [] if model.keep_codes else codes[:-1]
     told.scratch = max((sum(lower[i : i + 2]) for i in range(len(lower))), default=0)
     out["tasks"], out["run_bytes"] = tasks, centroids + kept
-    told.caches(max(train.nbytes if train.is_stored else 0, *codes))
+    told.add_cache(max(train.nbytes if train.is_stored else 0, *codes))
     shorter = f"lower k1 (it is {layers[0].k}) or n_clusterings (it is {sets})"
-    return told.told(shorter, kept=centroids + max(0, kept + sum(lower[-1:]) - told.scratch))
+    return told.finish(shorter, kept=centroids + max(0, kept + sum(lower[-1:]) - told.scratch))
 
 
 def _gather_seconds(told: Forecast, dataset_bytes: int, nbytes: int) -> float:
@@ -425,7 +425,7 @@ def _memory(
         ready = 8 * layer.k * layer.n_columns
     # Of very many rows tiles are larger.
     code_bytes = tiles["tile_columns"] * np.dtype(layer.code_dtype).itemsize
-    rows = max(PARTED_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes
+    rows = max(COLUMN_BLOCK_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes
     return {
         "process": process_bytes(resources),
         "rows of a task": threads * (2 * rows + _converted(layer, train, tiles["shard_rows"])),
@@ -437,7 +437,7 @@ def _memory(
 def _output(told: Forecast, model: MultilayerBootstrapNetwork, layer: Layer, n: int) -> None:
     """Add the passes of the output's EM-PCA."""
     if n <= KERNEL_ROWS:
-        told.eigenvectors("pca", n, 2)
+        told.add_eigenvectors("pca", n, 2)
         return
     wanted, threads = model.n_components or model.n_classes or 2, told.resources.threads
     count = most_components(layer) if wanted < 1 else int(wanted)
@@ -446,12 +446,12 @@ def _output(told: Forecast, model: MultilayerBootstrapNetwork, layer: Layer, n: 
     stage = make_stage("mbn_pca", learner, {"train": codes}, "cpu")
     nbytes, rows = stage.reductions["train"].layout().nbytes, stage.grids["train"].block_rows
     memory = stage_memory(stage, told.resources, codes, 6 * nbytes)
-    piece = min(PARTED_BYTES, n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize)
+    piece = min(COLUMN_BLOCK_BYTES, n * layer.n_clusterings * np.dtype(layer.code_dtype).itemsize)
     memory["codes read ahead"] = threads * (2 * piece + max(piece, AHEAD_BYTES))
     share = f"give n_components a number (the share {wanted:g} may take {count})"
     fewer = share if wanted < 1 else f"lower n_components (it is {count})"
     remedy = f"{fewer}, or k_last so that the last layer has fewer than {layer.k} centroids"
-    told.fits("the output", memory, remedy)
+    told.check_memory("the output", memory, remedy)
     if not told.measure:
         return
 
@@ -461,11 +461,11 @@ def _output(told: Forecast, model: MultilayerBootstrapNetwork, layer: Layer, n: 
 
     counts = replace(stage, name="mbn_counts", work={"train": CodeCounts(layer.n_clusterings, layer.k)})
     counting, a_pass = (
-        told.a_pass(one, told.rates(one, state, block, about=f" {layer.code_dtype}"))
+        told.pass_seconds(one, told.measure_rates(one, state, block, about=f" {layer.code_dtype}"))
         for one, state in ((counts, None), (stage, learner.start(np.random.default_rng(0))))
     )
-    told.add("pca-counts", counting)
-    told.add("pca", PCA_PASSES * a_pass, 5 * a_pass, 4 * PCA_PASSES * a_pass)
+    told.add_seconds("pca-counts", counting)
+    told.add_seconds("pca", PCA_PASSES * a_pass, 5 * a_pass, 4 * PCA_PASSES * a_pass)
 
 
 def _remedy(layer: Layer) -> str:

@@ -83,7 +83,7 @@ def open_network(
     for layer in layers:  # it names the folder of its centroids
         if not isinstance(layer.number, int):
             raise ValueError(f"a layer's number is {layer.number!r}")
-    sets = tuple(StoredSets.of(open_dataset(place.at(_name(one.number)).url), one.k) for one in layers)
+    sets = tuple(StoredSets.make(open_dataset(place.at(_name(one.number)).url), one.k) for one in layers)
     lower = values.get("lower_total_variance", {})
     return SavedNetwork(
         layers,

@@ -15,7 +15,7 @@ from scalelatent.contract.parameters import (
     Number,
     Parameter,
     Parameters,
-    Where,
+    Satisfies,
     Whole,
     is_number,
     is_whole,
@@ -57,7 +57,7 @@ PARAMETERS = Parameters(
         Parameter(
             "n_components",
             None,
-            Where(
+            Satisfies(
                 is_components,
                 "give a number of components, a share of the variance between 0 and 1, or None for n_classes",
             ),

@@ -146,7 +146,7 @@ def test_a_part_of_the_clusterings_and_of_the_rows_gives_a_part_of_the_codes() -
     x = _rows(120, 11)
     layer = make_layers([40], **OPTIONS)[0]
     coder, whole = LayerCoder(layer, _sets(layer, x), 0, 9), _codes(layer, x)
-    part = coder.of_columns(2, 8).of_columns(1, 4)
+    part = coder.select_columns(2, 8).select_columns(1, 4)
     got = part.apply(make_backend("cpu"), Block(x[30:77], None, None, 30))
     np.testing.assert_array_equal(got, whole[30:77, 3:6])
 

@@ -22,10 +22,10 @@ class StreamedKMeans(StreamedEstimator):
 
     def _plan(self, told):
         nbytes = 8 * self.n_clusters * told.train.n_features
-        stage = told.stage("estep", self._learner(told.train), 4 * nbytes, "lower n_clusters")
-        rates = told.rates(stage, State(np.zeros((self.n_clusters, told.train.n_features))))
-        told.learns("estep", told.a_pass(stage, rates), {"at_least": 1, "at_most": self.max_iter})
-        return told.told("lower max_iter", checkpoint=nbytes)
+        stage = told.add_stage("estep", self._learner(told.train), 4 * nbytes, "lower n_clusters")
+        rates = told.measure_rates(stage, State(np.zeros((self.n_clusters, told.train.n_features))))
+        told.add_passes("estep", told.pass_seconds(stage, rates), {"at_least": 1, "at_most": self.max_iter})
+        return told.finish("lower max_iter", checkpoint=nbytes)
 
     def _fit_steps(self, rows):
         self.seed_, rows = yield Begin({"max_iter": self.max_iter})

@@ -41,7 +41,7 @@ class LayerCoder:
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.stop - self.first,), self.layer.code_dtype
 
-    def of_columns(self, first: int, stop: int) -> LayerCoder:
+    def select_columns(self, first: int, stop: int) -> LayerCoder:
         return replace(self, first=self.first + first, stop=self.first + stop)
 
     def row_bytes(self) -> int:
