@@ -34,7 +34,7 @@ from scalelatent.data.read.stored import (
 )
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
-from scalelatent.storage.guard import explain_os_errors
+from scalelatent.storage.write_checks import explain_os_errors
 
 if TYPE_CHECKING:
     import zarr
