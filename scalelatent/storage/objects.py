@@ -383,8 +383,9 @@ def _translate(error: Exception, what: str, place: ObjectLocation, tries: int, s
         )
     if isinstance(error, PermissionError) or status in (401, 403):
         return StoreError(
-            f"{what}: permission denied ({code or status or text}): the credentials in use do "
-            f"not allow this request in {root!r}; grant them read, write, list and delete there, or use others"
+            f"{what}: permission denied ({code or status or text}): the credentials in use "
+            f"do not allow this request in {root!r}; let them read, write, list and delete "
+            "there, or use others"
         )
     return StoreError(f"{what}: {type(error).__name__}: {text}")
 

@@ -209,9 +209,9 @@ class StoreLocation(Location):
         if self._uses_obstore and _obstore_users[0] != os.getpid():
             answer.close()
             raise StoreError(
-                f"{self.url}: obstore does not work in a process that was forked from a user of obstore. Start "
-                "processes with 'spawn' or 'forkserver' (a torch DataLoader has multiprocessing_context=…), or "
-                "pass open_dataset the address instead of the store"
+                f"{self.url}: obstore does not work in a process that was forked from a user of obstore. "
+                "Start processes with 'spawn' or 'forkserver' (option multiprocessing_context of a torch "
+                "DataLoader), or pass open_dataset the address instead of the store"
             )
         try:
             return sync(answer)

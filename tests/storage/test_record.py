@@ -233,7 +233,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_older_record(
         monkeypatch.setattr(os, call, full)
     else:
         monkeypatch.setattr(store, "open", full if call == "open" else leaky, raising=False)
-    with pytest.raises(RunError, match=r"cannot write .*a\.rec.*No space left.*Free space"):
+    with pytest.raises(RunError, match=r"cannot write .*a\.rec.*No space left.*Free some space"):
         write_record(path.parent, path.name, {"new": np.arange(50)})
     monkeypatch.undo()
     assert read_record(path.parent, path.name) == {"old": 1}

@@ -141,7 +141,8 @@ def test_what_cannot_be_removed_does_not_hide_the_error(
     with pytest.raises(DataError, match="row 2, column 1 is nan") as error:
         _save(tmp_path / "a", np.where(X == 9, np.nan, X))
     assert error.value.__notes__ == [
-        f"What was written could not be removed ([Errno 13] Permission denied): remove {tmp_path}/a yourself"
+        f"The partial output could not be removed ([Errno 13] Permission denied): remove {tmp_path}/a "
+        "yourself"
     ]
 
 
@@ -152,7 +153,9 @@ def test_a_full_disk_names_a_next_step_that_there_is(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Markers, "write", full)
-    with pytest.raises(DataError, match="free some space, then try again: nothing of it is left") as error:
+    with pytest.raises(
+        DataError, match="free some space, then try again: the partial dataset is removed"
+    ) as error:
         _save(tmp_path / "a")
     assert "--resume" not in str(error.value)
     assert not (tmp_path / "a").exists()

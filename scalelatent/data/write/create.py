@@ -356,7 +356,7 @@ def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def removed_on_failure(writer: ShardWriter) -> Iterator[None]:
     """Delete the dataset after any error, including Ctrl-C; use this only if `writer` is the only writer."""
-    writer.then, writer.alone = "try again: nothing of it is left", True
+    writer.next_step, writer.is_only_writer = "try again: the partial dataset is removed", True
     with cleared_on_failure(locate(writer.url)):
         yield
 
