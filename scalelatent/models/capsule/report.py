@@ -12,15 +12,20 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.report.classes import (
-    calibration_text,
-    confusion_picture,
-    confusion_text,
-    mistakes_picture,
-    reliability_picture,
+    describe_confusion,
+    draw_confusion,
+    draw_mistakes,
+    draw_reliability,
+    explain_calibration,
 )
 from scalelatent.report.comparison import error_by_dimension
-from scalelatent.report.explained import error_text, how_to_use, validation_rows, why_errors_differ
-from scalelatent.report.page import Picture, Section, count, duration, listing
+from scalelatent.report.interpretation import (
+    count_validation_rows,
+    explain_error_gap,
+    format_error,
+    usage_snippet,
+)
+from scalelatent.report.page import Picture, Section, count, duration, join_words
 from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
@@ -69,7 +74,7 @@ def section(
     if len(model.capsule_dims_) > 1:
         run.history = [_of_members(record) for record in run.history]
     left_out = "the figures of latent vectors, prototypes and errors are left out"
-    evidence = run.evidence(data, left_out, partial(collect_evidence, model, progress=progress))
+    evidence = run.collect_evidence(data, left_out, partial(collect_evidence, model, progress=progress))
     head, table = _numbers(run, model, evidence, rows)
     pictures = _history_pictures(run, model)
     if evidence is not None:
@@ -80,7 +85,7 @@ def section(
                 "and there is no error to tell."
             )
     explained = _explained(run, model, evidence)
-    return Section(_subtitle(model), head, table, pictures, explained, how_to_use(run, model))
+    return Section(_subtitle(model), head, table, pictures, explained, usage_snippet(run, model))
 
 
 def compared(runs: Sequence[Mapping[str, Any]]) -> list[Picture]:
@@ -114,14 +119,14 @@ def _as_point(run: Mapping[str, Any]) -> dict[str, Any] | None:
 def _explained(run: RunFiles, model: CapsuleRegression, evidence: Evidence | None) -> list[tuple[str, str]]:
     """What the numbers of a classifier mean."""
     found = []
-    if differ := why_errors_differ(run, model.n_iter_, len(model.capsule_dims_)):
+    if differ := explain_error_gap(run, model.n_iter_, len(model.capsule_dims_)):
         found.append(("Validation and test error", differ))
     if evidence is not None and evidence.confusion is not None:
         found.append(("95 % interval", INTERVAL))
     if model.mean_member_validation_error_ is not None:
         found.append(("Mean member validation error", MEMBERS))
     if evidence is not None and evidence.reliability is not None:
-        words = calibration_text(
+        words = explain_calibration(
             evidence.reliability, ONE_VS_ALL if model.architecture == "one_vs_all" else ""
         )
         found.append(("Calibration error", words))
@@ -145,7 +150,7 @@ def _numbers(
         table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
         if evidence.confusion is not None:
             head.append((f"{rows} error", percent(evidence.confusion.error)))
-            table.append((f"{rows} error", confusion_text(evidence.confusion)))
+            table.append((f"{rows} error", describe_confusion(evidence.confusion)))
         if evidence.reliability is not None:
             table.append((f"{rows} log-loss", f"{evidence.reliability.log_loss:.4f} nats a row"))
             table.append((f"{rows} calibration error", percent(evidence.reliability.calibration_error)))
@@ -154,7 +159,7 @@ def _numbers(
     mean = "" if len(model.capsule_dims_) == 1 else ", mean of the members"
     if best is not None:
         head.append(("best validation error", percent(best)))
-        table.append(("best validation error", error_text(best, validation_rows(run))))
+        table.append(("best validation error", format_error(best, count_validation_rows(run))))
     if of_members is not None:
         table.append(("mean member validation error", percent(of_members)))
     head.append(("passes", f"{model.n_iter_:,}"))
@@ -256,7 +261,7 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
     ]
     alt = (
         f"Two curves against {count(_passes(run), 'pass', 'passes')}: log-loss, and "
-        f"{listing(errors or ['errors'])} in the first and last pass."
+        f"{join_words(errors or ['errors'])} in the first and last pass."
     )
     return [
         Picture(
@@ -274,13 +279,13 @@ def _evidence_pictures(evidence: Evidence, rows: str) -> list[Picture]:
     found = [_latents(evidence, rows) if evidence.sample is not None else _votes(evidence, rows)]
     found.append(_prototypes(evidence, rows))
     if evidence.confusion is not None:
-        found.append(confusion_picture(evidence.confusion, evidence.class_names, rows))
+        found.append(draw_confusion(evidence.confusion, evidence.class_names, rows))
     score = "share of votes" if evidence.wiring.architecture == "all_vs_all" else "probability"
-    mistakes = mistakes_picture(evidence.mistakes, evidence.class_names, evidence.feature_shape, rows, score)
+    mistakes = draw_mistakes(evidence.mistakes, evidence.class_names, evidence.feature_shape, rows, score)
     if mistakes is not None:
         found.append(mistakes)
     if evidence.reliability is not None:
-        found.append(reliability_picture(evidence.reliability, rows))
+        found.append(draw_reliability(evidence.reliability, rows))
     return found
 
 
