@@ -43,10 +43,10 @@ class RunFiles:
         """Return the last event with this name, or an empty dict."""
         return next((e for e in reversed(self.events) if e.get("event") == name), {})
 
-    def collect_evidence(
+    def collect(
         self, data: Dataset | None, left_out: str, collect: Callable[[Dataset], Found], what: str = "rows"
     ) -> Found | None:
-        """Return ``collect(data)``; without usable rows, add a note and return None."""
+        """Return what ``collect`` makes of the rows; without usable rows add a note and return None."""
         if data is None:
             self.notes.append(f"The report was made without {what}: {left_out}.")
             return None
