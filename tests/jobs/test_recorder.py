@@ -69,7 +69,7 @@ def test_a_fit_with_a_run_dir_is_a_run(tmp_path, rows):
     assert run("report", tmp_path / "run").exit_code == 0
     page = (tmp_path / "run" / "report" / "index.html").read_text()
     assert "validation error" in page
-    assert "No rows were at hand" not in page
+    assert "made without rows" not in page
 
 
 @pytest.mark.parametrize("seed", [3, None])
