@@ -43,10 +43,10 @@ class RunFiles:
         """The last event of this name, or an empty dict."""
         return next((e for e in reversed(self.events) if e.get("event") == name), {})
 
-    def evidence(
+    def collect(
         self, data: Dataset | None, left_out: str, collect: Callable[[Dataset], Found], what: str = "rows"
     ) -> Found | None:
-        """What is drawn of some rows; None, and a note, where there are none that can be used."""
+        """Return what ``collect`` makes of the rows; without usable rows add a note and return None."""
         if data is None:
             self.notes.append(f"No {what} were at hand: {left_out}.")
             return None

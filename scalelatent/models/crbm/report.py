@@ -62,7 +62,7 @@ def section(
 ) -> Section:
     """The part of an RBM's report; see `scalelatent.contract.kinds.Kind.report`."""
     left_out = "restored images and their errors are left out"
-    evidence = run.evidence(data, left_out, partial(collect_rbm, model, progress=progress))
+    evidence = run.collect(data, left_out, partial(collect_rbm, model, progress=progress))
     if evidence is not None and evidence.shape is None:
         run.notes.append("Outputs are not images of the shape of the rows, so none are drawn.")
     head, table = rbm_numbers(run, model, evidence, rows)

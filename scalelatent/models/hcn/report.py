@@ -60,7 +60,7 @@ def section(
     if is_several(model):
         return layers_section(model, data, run, rows)
     collect = partial(collect_parts, model, progress=progress)
-    evidence = run.evidence(data, "those that features are placed in are left out", collect, "images")
+    evidence = run.collect(data, "those that features are placed in are left out", collect, "images")
     head, table = parts_numbers(run, model, evidence, rows)
     snippet = how_to_use(run, model, verb="transform", gives="where each feature lies, uint8")
     return Section(

@@ -22,11 +22,11 @@ from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
-from .evidence import ClassEvidence, DensityEvidence, collect_classes, collect_density, phases_of
 from .kernels.reference import tangent_rows
 from .model.density import main_directions
 from .model.recognise import REJECTED, errors_at_rejects, reject_curve
 from .output import DENSE, density_of
+from .report_data import ClassEvidence, DensityEvidence, collect_classes, collect_density, phases_of
 from .report_figures import (
     plot_deviations,
     plot_means,
@@ -70,7 +70,7 @@ def section(
 ) -> Section:
     """The part of a classifier's report; see `scalelatent.contract.kinds.Kind.report`."""
     collect, shape = partial(collect_classes, model, progress=progress), _image_shape(model, data)
-    evidence = run.evidence(data, "the figures of rows and errors are left out", collect)
+    evidence = run.collect(data, "the figures of rows and errors are left out", collect)
     head, table = _class_numbers(evidence, rows)
     more_head, more = _numbers(run, model)
     names = [str(c) for c in model.classes_.tolist()]
@@ -104,7 +104,7 @@ def density_section(
     """The part of a density's report; see `scalelatent.contract.kinds.Kind.report`."""
     shape = _image_shape(model, data)
     collect = partial(collect_density, model, shape=shape, progress=progress)
-    evidence = run.evidence(data, "the figures of rows are left out", collect)
+    evidence = run.collect(data, "the figures of rows are left out", collect)
     head, table = _numbers(run, model)
     if evidence is not None:
         told = f"{evidence.log_likelihood:,.2f}"

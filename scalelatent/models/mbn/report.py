@@ -44,7 +44,7 @@ def section(
     run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
     scores = _recorded_scores(run) if rows == "test" else None
     collect = partial(collect_network, model, scores=scores, progress=progress)
-    evidence = run.evidence(data, "the figures are left out", collect)
+    evidence = run.collect(data, "the figures are left out", collect)
     head, table = network_numbers(run, model, evidence, rows)
     pictures = [] if evidence is None else network_pictures(evidence, rows)
     if evidence is not None and evidence.clusters is None:

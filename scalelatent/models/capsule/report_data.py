@@ -25,7 +25,7 @@ from scalelatent.report.sampled import check_width
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
-__all__ = ["Evidence", "collect_evidence"]
+__all__ = ["ReportData", "collect_report_data"]
 
 BLOCK_BYTES = 32 * 2**20
 MAX_BLOCK_ROWS = 4096
@@ -34,7 +34,7 @@ SAMPLE_POINTS = 120_000
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ReportData:
     """What the figures of a run are drawn from."""
 
     n_rows: int
@@ -51,14 +51,14 @@ class Evidence:
     mistakes: Mistakes
 
 
-def collect_evidence(
+def collect_report_data(
     model: CapsuleRegression,
     data: Dataset,
     *,
     sample_rows: int | None = None,
     block_bytes: int = BLOCK_BYTES,
     progress: Callable[[int, int], None] | None = None,
-) -> Evidence:
+) -> ReportData:
     """Stream rows through a fitted capsule model."""
     check_width(data, model.n_features_in_)
     wiring, m = wiring_of(model), len(model.classes_)
@@ -80,7 +80,7 @@ def collect_evidence(
         if progress is not None:
             progress(seen.start + len(seen.x), data.n_rows)
     names = [str(c) for c in model.classes_.tolist()]
-    return Evidence(data.n_rows, names, data.has_y, data.feature_shape, wiring, *kept)
+    return ReportData(data.n_rows, names, data.has_y, data.feature_shape, wiring, *kept)
 
 
 def block_rows(n_features: int, itemsize: int, total_dim: int, n_classes: int, block_bytes: int) -> int:
