@@ -171,3 +171,7 @@ def test_a_job_of_classes(folder: Path) -> None:
     assert "unknown metric 'compression' of a network with templates" in said.err
     again = ("--out", "bad", "--set", "model.pool=2")
     assert "an odd number" in scalelatent("fit", "classes.toml", *again, cwd=folder, code=2).err
+    plan = ("plan", "classes.toml", "--json", "--set")
+    scalelatent(*plan, "model.inner_rounds=5", cwd=folder)
+    said = scalelatent(*plan, "model.n_candidates=4", cwd=folder, code=2)
+    assert "n_candidates=4: this version has no parameter n_candidates" in said.err
