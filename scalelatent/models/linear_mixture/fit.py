@@ -22,7 +22,7 @@ from scalelatent.engine.passes import make_stage
 from scalelatent.engine.plan import Forecast
 from scalelatent.engine.rowsets import ChosenRows, SomeOfSet, StoredSets
 from scalelatent.errors import DataError
-from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.inputs import warn_of_outlier
 from scalelatent.estimators.steps import (
     Begin,
@@ -128,7 +128,7 @@ def settled(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, where
     elif model.n_dims is None:
         chosen["n_dims"] = dims = min(p // (FEATURES_A_DIM if labelled else 2), MOST_DIMS)
         if dims < MOST_DIMS:
-            tell_cut("n_dims", dims, MOST_DIMS, f"{where} have {p} features")
+            warn_reduced("n_dims", dims, MOST_DIMS, f"{where} have {p} features")
     if model.n_components is None and last is not None:
         before = np.bincount(last.classes, minlength=len(counts))
         chosen["n_components"] = before.tolist() if labelled else int(before[0])
@@ -139,7 +139,7 @@ def settled(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, where
         chosen["n_components"] = components.tolist() if labelled else int(components[0])
         what = "a class of" if labelled else "only"
         if (fewest := int(components.min())) < MOST_COMPONENTS:
-            tell_cut("n_components", fewest, MOST_COMPONENTS, f"{where} have {what} {counts.min()} rows")
+            warn_reduced("n_components", fewest, MOST_COMPONENTS, f"{where} have {what} {counts.min()} rows")
     return copy(model).set_params(**chosen)
 
 
@@ -438,7 +438,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     if n_classes > 1:
         temperature = yield from temperature_steps(model, recognising(model, fitted), rows, classes, end)
         fitted = replace(fitted, temperature=temperature)
-    tell_cut_directions(fitted)
+    warn_reduced_directions(fitted)
     if end.kept is not None:
         fitted = replace(fitted, kept=end.kept.part(end.now.weights > 0))
     given.seed_ = model.seed_
@@ -609,7 +609,7 @@ def recognising(model: AnyMixture, fitted: Fitted) -> Fitted:
     return replace(fitted, frame=fitted.frame if by_tangents else None, kept=None)
 
 
-def tell_cut_directions(fitted: Fitted) -> None:
+def warn_reduced_directions(fitted: Fitted) -> None:
     """Say once of a fit that some sub-classes have fewer directions than others."""
     h = fitted.pancakes.n_dims
     few = np.flatnonzero(directions_cut(fitted.counts, h))

@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from scalelatent import Dataset, load_model
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, PlanError
-from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.base import warn_reduced
 from scalelatent.models.linear_mixture.estimator import LinearMixture, LinearMixtureClassifier
 from tests.models.linear_mixture.cases import made_rows
 from tests.models.linear_mixture.test_engine import usps
@@ -356,7 +356,7 @@ def test_sizes_follow_the_rows_unless_they_are_given(digits, caplog):
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], [200, 30])
     x = rng.normal(size=(230, 40)) + 2.0 * y[:, None]
-    tell_cut.cache_clear()
+    warn_reduced.cache_clear()
     m = LinearMixtureClassifier(random_state=0, n_jobs=1).fit(x, y)
     assert m.n_dims_ == 2
     assert np.bincount(m.component_classes_).tolist() == [13, 2]
