@@ -134,7 +134,9 @@ def settled(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, where
         chosen["n_components"] = before.tolist() if labelled else int(before[0])
     elif model.n_components is None:
         dims = chosen.get("n_dims", model.n_dims)
-        needed = (ROWS_A_DIM if labelled else DENSITY_ROWS_A_DIM) * (1 + (model.max_dims if 0 < dims < 1 else int(dims)))
+        needed = (ROWS_A_DIM if labelled else DENSITY_ROWS_A_DIM) * (
+            1 + (model.max_dims if 0 < dims < 1 else int(dims))
+        )
         components = np.clip(counts // needed, 1, MOST_COMPONENTS)
         chosen["n_components"] = components.tolist() if labelled else int(components[0])
         what = "a class of" if labelled else "only"
