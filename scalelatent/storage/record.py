@@ -18,38 +18,11 @@ import numpy as np
 from scalelatent.errors import RunError
 
 from .disk import Location, locate
+from .old_names import MOVED
 
 MODELS = "scalelatent.models"
 """Group of entry points with which packages declare their models."""
 
-_CAPSULE, _CRBM, _MBN = "scalelatent.models.capsule", "scalelatent.models.crbm", "scalelatent.models.mbn"
-
-MOVED_MODULES = {
-    "scalelatent.models.base": "scalelatent.contract.learners",
-    "scalelatent.models.csr": "scalelatent.kernels.sparse_rows",
-    "scalelatent.models.stats": "scalelatent.contract.stats",
-    "scalelatent.models.targets": "scalelatent.contract.wants",
-    "scalelatent.contract.targets": "scalelatent.contract.wants",
-    "scalelatent.data.grid": "scalelatent.engine.grid",
-    "scalelatent.engine.joint": "scalelatent.search.joint",
-    "scalelatent.engine.loop": "scalelatent.engine.batch_loop",
-    "scalelatent.engine.tally": "scalelatent.reductions.tally",
-    "scalelatent.engine.online": "scalelatent.engine.online_loop",
-    f"{_CAPSULE}.moments": "scalelatent.reductions.moments",
-    f"{_CAPSULE}.model": f"{_CAPSULE}.model.em",
-    **{
-        f"{_CAPSULE}.{name}": f"{_CAPSULE}.model.{name}"
-        for name in ("incremental", "members", "online", "passive", "predict", "running", "start")
-    },
-    f"{_CRBM}.inference": f"{_CRBM}.kernels.inference",
-    f"{_CRBM}.learners": f"{_CRBM}.model.negative_phases",
-    f"{_CRBM}.model": f"{_CRBM}.model.energy",
-    f"{_CRBM}.update": f"{_CRBM}.kernels.update",
-    **{f"{_CRBM}.{name}": f"{_CRBM}.model.{name}" for name in ("beliefs", "online", "predict", "state")},
-    f"{_MBN}.model": f"{_MBN}.model.network",
-    **{f"{_MBN}.{name}": f"{_MBN}.model.{name}" for name in ("compressive", "layers", "pca", "sampling")},
-}
-"""Module that defined a type in an earlier version -> module that defines the type now."""
 _DIGEST = 32
 # NumPy parses an array's header with Python's parser, which in some releases counts its depth for all threads
 # together: two threads may get "SystemError: AST constructor recursion depth mismatch" (gh-106905).
@@ -184,7 +157,7 @@ def _build(head: Any, arrays: Any) -> Any:
             f"package that declares models here (entry points {MODELS})"
         )
     try:
-        cls = getattr(importlib.import_module(MOVED_MODULES.get(module, module)), name)
+        cls = getattr(importlib.import_module(MOVED.get(module, module)), name)
     except (ImportError, AttributeError):
         cls = None
     fields = {k: _build(v, arrays) for k, v in head["fields"].items()}

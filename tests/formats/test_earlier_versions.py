@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import scalelatent as sl
-from scalelatent.storage.record import MOVED_MODULES
+from scalelatent.storage.old_names import MOVED
 
 from .write import fits, learned, pairs, rows
 
@@ -62,5 +62,5 @@ def test_interrupted_fits_go_on(left: Path, name: str) -> None:
 
 
 def test_old_names_lead_somewhere() -> None:
-    for module in MOVED_MODULES.values():
+    for module in MOVED.values():
         importlib.import_module(module)
