@@ -191,7 +191,7 @@ class LocalLocation(Location):
 
 
 _STEPS = {
-    errno.ENAMETOOLONG: "shorten the path",
+    errno.ENAMETOOLONG: "shorten the name, or move it to a shorter path",
     errno.ELOOP: "this link leads back to itself: remove it",
 }
 

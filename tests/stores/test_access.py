@@ -143,7 +143,7 @@ def test_damage_is_named_by_file_and_rows(folder: Path) -> None:
 def test_what_is_no_place(folder: Path) -> None:
     with pytest.raises(DataError, match=r"a builtins.dict is not a location: give a path"):
         open_dataset({})  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="takes no storage_options"):
+    with pytest.raises(DataError, match="has no storage_options"):
         open_dataset(folder / "a.zarr", storage_options={"anon": True})
     with pytest.raises(DataError, match="a MemoryStore has its own"):
         open_dataset(MemoryStore(), storage_options={})
@@ -181,7 +181,7 @@ def test_a_store_in_a_forked_process_reads_or_is_refused(kind: str, folder: Path
     if kind == "fsspec":
         assert told == X.sum()
     else:
-        assert "start processes by 'spawn' or 'forkserver'" in told
+        assert "Start processes with 'spawn' or 'forkserver'" in told
         assert "go on once it can be read" in told
         assert "Restore" not in told  # as of rows that are lost
     assert ds.read_x(0, 650).sum() == X.sum()

@@ -202,7 +202,7 @@ def test_a_server_that_is_down(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(objects, "RETRY_SECONDS", 0.2)
     objects.forget_connections()
-    with pytest.raises(StoreError, match="look whether it is up and reachable"):
+    with pytest.raises(StoreError, match="check that the store is up and reachable"):
         locate(s3.at("x")).read("k")
 
 
