@@ -91,9 +91,10 @@ ALL_ROWS = "stepwise EM learns in an order of all rows: set algorithm='em', or l
 # Squares of smaller features are near the end of float32, 1e-38.
 LEAST_VARIANCE = 1e-30
 FEWER = "lower n_components or n_dims"
-# Defaults: a classifier takes a dimension for each 16 features, up to 10, and a sub-class for each 5 rows of
-# a class and dimension, up to 20; the mean counts as a dimension here (benchmarks/defaults.py).
-FEATURES_A_DIM, ROWS_A_DIM, MOST_DIMS, MOST_COMPONENTS = 16, 5, 10, 20
+# Defaults, chosen by test errors of classifiers and test likelihoods of densities (benchmarks/defaults.py).
+# A classifier has one dimension per 16 features, a density one per 2; both have at most 10. Each component
+# has at least 5 rows per dimension in a classifier, 10 in a density; its mean counts as a dimension.
+FEATURES_A_DIM, ROWS_A_DIM, DENSITY_ROWS_A_DIM, MOST_DIMS, MOST_COMPONENTS = 16, 5, 10, 10, 20
 
 
 # -- what a fit is told -----------------------------------------------------------------------------------
@@ -125,7 +126,9 @@ def settled(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, where
         chosen["n_components"] = before.tolist() if labelled else int(before[0])
     elif model.n_components is None:
         dims = chosen.get("n_dims", model.n_dims)
-        needed = ROWS_A_DIM * (1 + (model.max_dims if 0 < dims < 1 else int(dims)))
+        needed = (ROWS_A_DIM if labelled else DENSITY_ROWS_A_DIM) * (
+            1 + (model.max_dims if 0 < dims < 1 else int(dims))
+        )
         components = np.clip(counts // needed, 1, MOST_COMPONENTS)
         chosen["n_components"] = components.tolist() if labelled else int(components[0])
         what = "a class of" if labelled else "only"

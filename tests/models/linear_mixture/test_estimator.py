@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from scipy import sparse
 from sklearn.base import clone
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.linear_model import SGDClassifier
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from scalelatent import Dataset, load_model
@@ -377,7 +379,18 @@ def test_sizes_follow_the_rows_unless_they_are_given(digits, caplog):
     assert (given.n_dims_, len(given.weights_)) == (5, 6)
     assert m.set_params(warm_start=True).fit(x[::2], y[::2]).n_dims_ == 2
     d = LinearMixture(random_state=0, n_jobs=1).fit(x[:, :3])
-    assert (d.n_dims_, len(d.weights_)) == (1, 20)
+    assert (d.n_dims_, len(d.weights_)) == (1, 11)
+
+
+def test_a_density_by_default_has_no_more_components_than_few_rows_can_estimate():
+    x = StandardScaler().fit_transform(load_breast_cancer().data)
+    train, test = train_test_split(x, test_size=0.3, random_state=0)
+
+    def held_out(n_components):
+        model = LinearMixture(n_components=n_components, likelihood="ppca", random_state=0, n_jobs=1)
+        return model.fit(train).score(test)
+
+    assert held_out(None) > held_out(7) + 1
 
 
 @pytest.mark.parametrize("make", [classifier, density])
