@@ -127,7 +127,7 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
 
 _LAST = (WARM_START, RANDOM_STATE, DEVICE, N_JOBS)
 
-# Former parameters with their defaults. None of them had a gain on held-out rows (benchmarks/README.md).
+# Former parameters with their defaults. No other value of them lowered the error on held-out rows.
 _REMOVED = {
     "tangent_assignment": False,
     "projection": None,

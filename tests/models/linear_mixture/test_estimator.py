@@ -403,6 +403,14 @@ def test_parameters_are_those_of_the_table(make):
     assert clone(m).get_params() == m.get_params()
 
 
+@pytest.mark.parametrize("make", [classifier, density])
+def test_former_parameters_may_be_named_with_their_defaults(make):
+    table = make()._parameters
+    assert table.drop_removed({**table.removed, "n_dims": 2}) == {"n_dims": 2}
+    with pytest.raises(ValueError, match="statistics='moments': this version has no parameter statistics"):
+        table.drop_removed({"statistics": "moments"})
+
+
 def test_labels_of_any_type_weights_and_names(digits):
     pd = pytest.importorskip("pandas")
     names = np.array([f"digit {i}" for i in range(10)])
