@@ -256,18 +256,18 @@ def mbn_cases(few: bool) -> Iterator[Case]:
         for n, p, k in [(9, 70, 40)] if few else [(1, 3, 1), (9, 70, 40), (50, 33, 200)]:
             x, w = ((rng.random((m, p)) * 254 + 1).astype(dtype) for m in (n, k))
             columns = np.arange(0, p, 2)
-            bank, theirs = (
-                gpu.make_bank(w[:, columns], "euclidean"),
-                reference.make_bank(w[:, columns], "euclidean"),
+            packed, theirs = (
+                gpu.pack_bases(w[:, columns], "euclidean"),
+                reference.pack_bases(w[:, columns], "euclidean"),
             )
             want = reference.nearest(x, columns, theirs)
-            yield f"nearest, {dtype}, k = {k}", [gpu.nearest(x, columns, bank)], [want], 0.0
+            yield f"nearest, {dtype}, k = {k}", [gpu.nearest(x, columns, packed)], [want], 0.0
     base = rng.normal(size=100) * 100
     x, w = ((base + rng.normal(size=(m, 100)) * 1e-2).astype("f4") for m in (20, 64))
-    want = reference.nearest(x, np.arange(100), reference.make_bank(w, "euclidean"))
+    want = reference.nearest(x, np.arange(100), reference.pack_bases(w, "euclidean"))
     yield (
         "nearest, all in doubt",
-        [gpu.nearest(x, np.arange(100), gpu.make_bank(w, "euclidean"))],
+        [gpu.nearest(x, np.arange(100), gpu.pack_bases(w, "euclidean"))],
         [want],
         0.0,
     )
@@ -361,16 +361,16 @@ def hcn_cases(few: bool) -> Iterator[Case]:
 def linear_mixture_cases(few: bool) -> Iterator[Case]:
     """Scores, nearest sub-classes, statistics, tangents and tangent distances."""
     from scalelatent.models.linear_mixture.kernels import gpu, reference
-    from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame, group_rows
+    from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, TangentSpec, group_rows
 
     shape, p, h, q = (6, 7), 42, 3, 8
     for n, k in [(20, 10)] if few else [(1, 1), (20, 10), (60, 150)]:
         rng = np.random.default_rng(n)
         means, bases = rng.normal(size=(k, p)), rng.normal(size=(k, p, q)) / np.sqrt(p)
         x, starts = rng.normal(size=(n, p)).astype("f4"), np.array([0, k // 2, k])
-        groups = group_rows(rng.integers(0, k, n), 0, k, rng.random(n))
-        frame, factors, candidates = (
-            Frame(TANGENTS, shape, 0.6),
+        groups = group_rows(rng.integers(0, k, n), k, rng.random(n))
+        spec, factors, candidates = (
+            TangentSpec(TANGENTS, shape, 0.6),
             rng.random((k, 7)),
             rng.integers(0, k, (n, 3)),
         )
@@ -387,13 +387,13 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
                 scorer = body.make_scorer(scores, starts)
                 total, square = np.zeros((k, p)), np.zeros((k, p) if own else k)
                 image, gram = np.zeros((k, q, p)), np.zeros((k, q, q))
-                body.add_images(body.make_bank(means, bases, own), x, groups, total, square, image, gram)
+                body.add_scatter(body.pack_bases(means, bases, own), x, groups, total, square, image, gram)
                 more, trace = np.zeros((k, q, p)), np.zeros((k, 7))
-                body.add_tangents(
-                    body.make_bank(0 * means, bases, False), x, groups, frame, factors, more, trace
+                body.add_tangent_scatter(
+                    body.pack_bases(0 * means, bases, False), x, groups, spec, factors, more, trace
                 )
                 rows = body.tangent_rows(x, shape, TANGENTS, 0.6)
-                planes = body.make_planes(scores)
+                planes = body.pack_tangent_scores(scores)
                 far = body.tangent_distance(planes, x, rows, candidates.astype("i4"))
                 best = body.nearest(scorer, x, 0, 2)[0]
                 if k < 2:  # an empty run has no best score

@@ -40,9 +40,10 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import CupyBackend
 from scalelatent.models.linear_mixture.kernels import reference
-from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame, group_rows
-from scalelatent.models.linear_mixture.model.em import MAIN, Mixture, MixtureEM, initial_state
-from scalelatent.models.linear_mixture.model.start import start_pancakes
+from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, TangentSpec, group_rows
+from scalelatent.models.linear_mixture.model.e_step import MAIN, MixtureSettings, initial_state
+from scalelatent.models.linear_mixture.model.em import MixtureEM
+from scalelatent.models.linear_mixture.model.start import start_components
 
 CLASSES, DIMS, WIDTH = 10, 10, 16
 
@@ -73,7 +74,7 @@ def kernel(name: str) -> Any:
 
 
 def made(k: int, p: int, h: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means and orthonormal bases."""
+    """Means and orthonormalise bases."""
     rng = np.random.default_rng(seed)
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
 
@@ -105,20 +106,23 @@ def check_kernels(
     chosen = wanted[np.arange(n), index[:, 0]] - wanted[:, k // 2 :].min(axis=1)
     worst = float(chosen.max(initial=0.0)) / float(np.abs(wanted).max())
     yield line(f"best of a run, {name}", max(worst, apart(best[:, 0], wanted[:, k // 2 :].min(axis=1))), 1e-5)
-    groups = group_rows(rng.integers(0, k, n), 0, k, rng.random(n))
-    wide, frame = np.linalg.qr(rng.normal(size=(k, p, min(8, p))))[0], Frame(TANGENTS, shape, 0.6)
+    groups = group_rows(rng.integers(0, k, n), k, rng.random(n))
+    wide, spec = np.linalg.qr(rng.normal(size=(k, p, min(8, p))))[0], TangentSpec(TANGENTS, shape, 0.6)
     q, factors, sums = wide.shape[2], rng.random((k, len(TANGENTS))), []
     for body in (kernel, lambda name: getattr(reference, name)):
         total, square, image = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p))
         gram, tangent = np.zeros((k, q, q)), np.zeros((k, q, p))
         trace = np.zeros((k, len(TANGENTS)))
-        bank = body("make_bank")(means, wide, False)
-        body("add_images")(bank, x, groups, total, square, image, gram)
-        still = body("make_bank")(np.zeros((k, p)), wide, False)
-        body("add_tangents")(still, x, groups, frame, factors, tangent, trace)
-        planes, tangents = body("make_planes")(scores), body("tangent_rows")(x, shape, TANGENTS[:6], 0.6)
+        packed = body("pack_bases")(means, wide, False)
+        body("add_scatter")(packed, x, groups, total, square, image, gram)
+        still = body("pack_bases")(np.zeros((k, p)), wide, False)
+        body("add_tangent_scatter")(still, x, groups, spec, factors, tangent, trace)
+        tangent_scores, tangents = (
+            body("pack_tangent_scores")(scores),
+            body("tangent_rows")(x, shape, TANGENTS[:6], 0.6),
+        )
         candidates = np.tile(np.arange(min(k, 3), dtype=np.int32), (n, 1))
-        far = body("tangent_distance")(planes, x, tangents, candidates)
+        far = body("tangent_distance")(tangent_scores, x, tangents, candidates)
         sums.append([total, square, image, gram, tangent, trace, tangents, far])
     names = "sums, squares, images, grams, images of tangents, their squares, tangents"
     for what, found, want in zip([*names.split(", "), "tangent distances"], *sums, strict=True):
@@ -170,10 +174,10 @@ def images(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespac
     """Images of rows of equal sub-classes."""
     rng = np.random.default_rng(args.seed)
     x, (means, bases) = backend.asarray(rng.random((n, p)), np.float32), made(k, p, min(WIDTH, p), args.seed)
-    groups, q = group_rows(rng.integers(0, k, n), 0, k), min(WIDTH, p)
-    bank, nothing = kernel("make_bank")(means, bases, False), np.zeros((0, 0, 0))
+    groups, q = group_rows(rng.integers(0, k, n), k), min(WIDTH, p)
+    packed, nothing = kernel("pack_bases")(means, bases, False), np.zeros((0, 0, 0))
     sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p))
-    seconds = host_seconds(lambda: kernel("add_images")(bank, x, groups, *sums, nothing), args.repeats)
+    seconds = host_seconds(lambda: kernel("add_scatter")(packed, x, groups, *sums, nothing), args.repeats)
     found = {
         "p": p,
         "K": k,
@@ -190,9 +194,9 @@ def passes(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespac
     """An E-step of ten classes, rows on the host."""
     rng = np.random.default_rng(args.seed)
     x, y = rng.random((n, p), dtype=np.float32), (np.arange(n) % CLASSES).astype(np.int32)
-    mixture = Mixture(p, np.repeat(np.arange(CLASSES), k // CLASSES), CLASSES)
+    mixture = MixtureSettings(p, np.repeat(np.arange(CLASSES), k // CLASSES), CLASSES)
     work = MixtureEM(mixture, min(DIMS, p - 1), min(WIDTH, p)).reductions()["train"]
-    start = start_pancakes(x[:k].astype(np.float64), min(WIDTH, p), 0).cut(min(DIMS, p - 1))
+    start = start_components(x[:k].astype(np.float64), min(WIDTH, p), 0).with_n_dims(min(DIMS, p - 1))
     state = initial_state(mixture, start, MAIN)
 
     def one() -> None:

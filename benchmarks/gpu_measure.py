@@ -106,7 +106,7 @@ def shares(model: str, result: dict[str, Any]) -> list[dict[str, Any]]:
             add(f"scan, p = {p}, K = {k}", work, flops / (1e12 * line["teraflops"]))
         for line in result.get("images", []):
             rows, p, k = line["rows"], line["p"], line["K"]
-            work = gpu_model.linear_mixture_images(rows, p, min(16, p), k)
+            work = gpu_model.linear_mixture_scatter(rows, p, min(16, p), k)
             add(f"images, p = {p}, K = {k}", work, rows / line["rows/s"])
     elif model == "hcn":
         for line in result.get("rates", []):

@@ -226,8 +226,8 @@ def linear_mixture_nearest(n: int, p: int, k: int, dims: int, on_card: bool = Tr
     )
 
 
-def linear_mixture_images(n: int, p: int, q: int, k: int, grams: bool = False, on_card: bool = True) -> Work:
-    """Return the work of ``linear_mixture_add_images``: n rows in k groups, q directions."""
+def linear_mixture_scatter(n: int, p: int, q: int, k: int, grams: bool = False, on_card: bool = True) -> Work:
+    """Return the work of ``linear_mixture_add_scatter``: n rows in k groups, q directions."""
     back = (
         8.0 * k * ((q + 2) * p + q * q)
     )  # the sums of products of codes come back even if nobody wants them
@@ -254,7 +254,7 @@ EXAMPLES: dict[str, Callable[[], Work]] = {
     "crbm, 784 x 256, 1,280 rows, 32 sweeps": lambda: crbm_inference(784, 256, 1280, 32),
     "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(128, 5, 576, 19 * 17 * 32, 48 * 32),
     "linear mixture scan, K = 1,000, 65,536 rows": lambda: linear_mixture_nearest(65_536, 784, 1000, 10),
-    "linear mixture images, K = 1,000, 65,536 rows": lambda: linear_mixture_images(65_536, 784, 16, 1000),
+    "linear mixture images, K = 1,000, 65,536 rows": lambda: linear_mixture_scatter(65_536, 784, 16, 1000),
 }
 
 

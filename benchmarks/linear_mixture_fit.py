@@ -37,9 +37,10 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.passes import choose_grid
 from scalelatent.engine.rates import RowShape
-from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame
-from scalelatent.models.linear_mixture.model.em import MAIN, Mixture, MixtureEM, initial_state
-from scalelatent.models.linear_mixture.model.start import start_pancakes
+from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, TangentSpec
+from scalelatent.models.linear_mixture.model.e_step import MAIN, MixtureSettings, initial_state
+from scalelatent.models.linear_mixture.model.em import MixtureEM
+from scalelatent.models.linear_mixture.model.start import start_components
 
 CLASSES, DIMS, WIDTH, ROWS = 10, 10, 16, 60_000
 SHAPES = {256: (16, 16), 784: (28, 28)}
@@ -51,11 +52,11 @@ class OnePass:
 
     def __init__(self, n: int, p: int, k: int, tangents: bool, rng: np.random.Generator) -> None:
         self.x, self.y = rng.random((n, p), dtype=np.float32), (np.arange(n) % CLASSES).astype(np.int32)
-        frame = Frame(TANGENTS[:6], SHAPES[p], 0.6) if tangents else None
-        mixture = Mixture(p, np.repeat(np.arange(CLASSES), k // CLASSES), CLASSES, frame=frame)
+        spec = TangentSpec(TANGENTS[:6], SHAPES[p], 0.6) if tangents else None
+        mixture = MixtureSettings(p, np.repeat(np.arange(CLASSES), k // CLASSES), CLASSES, tangent_spec=spec)
         self.em, self.k = MixtureEM(mixture, DIMS, WIDTH), k
         chosen = np.argsort(np.arange(k) % CLASSES, kind="stable")
-        start = start_pancakes(self.x[chosen].astype(np.float64), WIDTH, 0).cut(DIMS)
+        start = start_components(self.x[chosen].astype(np.float64), WIDTH, 0).with_n_dims(DIMS)
         self.state = replace(
             initial_state(mixture, start, MAIN), tangent_weights=np.full((k, mixture.n_tangents), 0.1)
         )
@@ -86,7 +87,7 @@ class OnePass:
     def scores(self, block: int) -> None:
         """Rows of each class with the columns of its sub-classes."""
         n, each = len(self.x), self.k // CLASSES * (DIMS + 1)
-        columns = self.state.now.means.astype(np.float32).repeat(DIMS + 1, axis=0)
+        columns = self.state.components.means.astype(np.float32).repeat(DIMS + 1, axis=0)
         out, n_class = np.empty((block, each), np.float32), n // CLASSES
         for c in range(CLASSES):
             w = columns[c * each : (c + 1) * each].T
@@ -97,7 +98,10 @@ class OnePass:
     def images(self, times: int) -> None:
         """Rows of each sub-class, so many times, with its basis and back."""
         counts = np.maximum(self.stats["count"].astype(int) // (-(-len(self.x) // self.block)), 1)
-        bases, image = self.state.now.bases.astype(np.float32), np.empty((WIDTH, self.x.shape[1]), np.float32)
+        bases, image = (
+            self.state.components.bases.astype(np.float32),
+            np.empty((WIDTH, self.x.shape[1]), np.float32),
+        )
         made = self.x[: times * counts.max()]
         for _ in range(-(-len(self.x) // self.block)):
             for q, count in enumerate(counts):
@@ -181,9 +185,9 @@ def fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
         best: dict[str, Any] = {"seconds": np.inf}
         for _ in range(1 if quick else 2):
             begin = time.perf_counter()
-            model = sl.LinearMixtureClassifier(n_components=k, n_dims=DIMS, n_jobs=2, random_state=0).fit(
-                x, y
-            )
+            model = sl.LinearMixtureClassifier(
+                n_components=k, n_dims=DIMS, n_jobs=2, random_state=0, tol=1e-4
+            ).fit(x, y)
             seconds = time.perf_counter() - begin
             flops = 0.0
             for record in model.history_:

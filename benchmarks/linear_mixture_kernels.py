@@ -23,7 +23,7 @@ from common import fastest, parser, write
 from scalelatent.models.linear_mixture.kernels import cpu
 from scalelatent.models.linear_mixture.kernels.reference import (
     TANGENTS,
-    Frame,
+    TangentSpec,
     error_scores,
     group_rows,
 )
@@ -33,7 +33,7 @@ WIDE = ((3300, 300, 10),)
 
 
 def made(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Means and orthonormal bases."""
+    """Means and orthonormalise bases."""
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
 
 
@@ -72,10 +72,10 @@ def images(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> 
     """Rates of images and of their products."""
     n, q = k * each, 16
     x, (means, bases) = rng.random((n, p), dtype=np.float32), made(p, k, q, rng)
-    groups = group_rows(rng.permutation(np.repeat(np.arange(k), each)), 0, k)
-    bank, out = cpu.make_bank(means, bases, False), (np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)))
+    groups = group_rows(rng.permutation(np.repeat(np.arange(k), each)), k)
+    packed, out = cpu.pack_bases(means, bases, False), (np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)))
     narrow, code, image = bases.astype("f4"), np.empty((each, q), "f4"), np.empty((q, p), "f4")
-    frame, factors = Frame(TANGENTS[:6], (p // 28, 28) if p == 784 else (16, 16), 0.6), np.ones((k, 6))
+    spec, factors = TangentSpec(TANGENTS[:6], (p // 28, 28) if p == 784 else (16, 16), 0.6), np.ones((k, 6))
     trace, gram = np.zeros((k, 6)), np.zeros((0, 0, 0))
 
     def products(times: int = 1) -> None:
@@ -86,9 +86,9 @@ def images(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> 
                 np.matmul(code.T, part, out=image)
 
     ways = {
-        "ours": lambda: cpu.add_images(bank, x, groups, *out, gram),
+        "ours": lambda: cpu.add_scatter(packed, x, groups, *out, gram),
         "products": products,
-        "tangents": lambda: cpu.add_tangents(bank, x, groups, frame, factors, out[2], trace),
+        "tangents": lambda: cpu.add_tangent_scatter(packed, x, groups, spec, factors, out[2], trace),
         "tangents' products": lambda: products(6),
     }
     for way in ways.values():
@@ -107,13 +107,13 @@ def distance(p: int, shape: tuple[int, int], rng: np.random.Generator, rounds: i
     """What tangent distance adds to recognition."""
     k, n = 1000, 512
     x, scores = rng.random((n, p), dtype=np.float32), error_scores(*made(p, k, 10, rng), np.full(p, 0.5))
-    scorer, planes = cpu.make_scorer(scores, np.array([0, k])), cpu.make_planes(scores)
+    scorer, tangent_scores = cpu.make_scorer(scores, np.array([0, k])), cpu.pack_tangent_scores(scores)
     candidates = rng.integers(0, k, (n, 10)).astype(np.int32)
 
     def by_tangents() -> None:
         tangents = cpu.tangent_rows(x, shape, TANGENTS[:6], 0.6)
         cpu.nearest(scorer, x, 0, 1)
-        cpu.tangent_distance(planes, x, tangents, candidates)
+        cpu.tangent_distance(tangent_scores, x, tangents, candidates)
 
     ways = {"plain": lambda: cpu.nearest(scorer, x, 0, 1), "tangents": by_tangents}
     by_tangents()

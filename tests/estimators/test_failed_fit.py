@@ -166,12 +166,12 @@ def test_a_partial_fit_that_fails_half_way_has_learned_nothing(monkeypatch: pyte
 
 
 def test_rows_that_a_mixture_cannot_finish_are_not_learned_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.models.linear_mixture.model import online
+    from scalelatent.models.linear_mixture.model import incremental
 
     model, x, _ = make("mixture")
     model.fit(x)
     model.partial_fit(x[:10])  # from now on the arrays change in place
-    before, step, calls = learned(model), online._with_rows, []
+    before, step, calls = learned(model), incremental._update_svd, []
 
     def interrupted(*arguments: Any) -> Any:
         calls.append(1)
@@ -179,7 +179,7 @@ def test_rows_that_a_mixture_cannot_finish_are_not_learned_in_part(monkeypatch: 
             raise KeyboardInterrupt
         return step(*arguments)
 
-    monkeypatch.setattr(online, "_with_rows", interrupted)
+    monkeypatch.setattr(incremental, "_update_svd", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(x)
     same(before, learned(model))

@@ -9,7 +9,7 @@ import pytest
 
 from scalelatent.kernels import cuda
 from scalelatent.models.linear_mixture.kernels import cpu, reference
-from scalelatent.models.linear_mixture.kernels.reference import Frame, group_rows, sorted_runs
+from scalelatent.models.linear_mixture.kernels.reference import TangentSpec, group_rows, sort_by_code
 
 KERNELS = {
     "lm_centre",
@@ -17,7 +17,7 @@ KERNELS = {
     "lm_scores",
     "lm_best",
     "lm_codes",
-    "lm_images",
+    "lm_scatter",
     "lm_grams",
     "lm_tangents",
     "lm_products",
@@ -69,7 +69,7 @@ def test_scan(gpu, emulated, monkeypatch, n, k, h, own):
         least, where = reference.nearest(theirs, x, run, stop)
         np.testing.assert_allclose(best, least, rtol=1e-4, atol=1e-3)
         np.testing.assert_array_equal(index, where)
-    runs = sorted_runs(np.arange(n) % 3, 3)
+    runs = sort_by_code(np.arange(n) % 3, 3)
     best, index = gpu.nearest_own(ours, x, *runs)
     least, where = reference.nearest_own(theirs, x, *runs)
     np.testing.assert_allclose(best, least, rtol=1e-4, atol=1e-3)
@@ -92,15 +92,17 @@ def test_dropped_sub_classes_are_never_chosen(gpu, emulated):
 def test_statistics(gpu, emulated, n, per_feature):
     rng, k, q = np.random.default_rng(n), 4, 8
     means, bases = rng.normal(size=(k, P)), rng.normal(size=(k, P, q)) / np.sqrt(P)
-    x, groups = rng.normal(size=(n, P)).astype("f4"), group_rows(rng.integers(0, 3, n), 0, k, rng.random(n))
-    frame, factors = Frame(reference.TANGENTS, SHAPE, 0.6), rng.random((k, 7))
+    x, groups = rng.normal(size=(n, P)).astype("f4"), group_rows(rng.integers(0, 3, n), k, rng.random(n))
+    spec, factors = TangentSpec(reference.TANGENTS, SHAPE, 0.6), rng.random((k, 7))
     found = []
     for body in (gpu, reference):
         total, square = np.ones((k, P)), np.ones((k, P) if per_feature else k)
         image, gram = np.ones((k, q, P)), np.ones((k, q, q))
-        body.add_images(body.make_bank(means, bases, per_feature), x, groups, total, square, image, gram)
+        body.add_scatter(body.pack_bases(means, bases, per_feature), x, groups, total, square, image, gram)
         more, trace = np.ones((k, q, P)), np.ones((k, 7))
-        body.add_tangents(body.make_bank(0 * means, bases, False), x, groups, frame, factors, more, trace)
+        body.add_tangent_scatter(
+            body.pack_bases(0 * means, bases, False), x, groups, spec, factors, more, trace
+        )
         found.append((total, square, image, gram, more, trace))
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
@@ -117,18 +119,18 @@ def test_tangent_distance(gpu, emulated, monkeypatch, n, h, t, own):
     tangents = gpu.tangent_rows(x, SHAPE, names, 0.6)
     wanted = reference.tangent_rows(x, SHAPE, names, 0.6)
     np.testing.assert_allclose(tangents, wanted, rtol=1e-4, atol=1e-5)
-    found = gpu.tangent_distance(gpu.make_planes(scores), x, tangents, candidates)
-    expected = reference.tangent_distance(reference.make_planes(scores), x, wanted, candidates)
+    found = gpu.tangent_distance(gpu.pack_tangent_scores(scores), x, tangents, candidates)
+    expected = reference.tangent_distance(reference.pack_tangent_scores(scores), x, wanted, candidates)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.slow
 def test_more_groups_than_a_grid_has_rows(gpu):
     n, k = cuda.MAX_GRID_Y + 2, cuda.MAX_GRID_Y + 2
-    x, groups = np.arange(n, dtype="f4")[:, None] % 7, group_rows(np.arange(n), 0, k)
+    x, groups = np.arange(n, dtype="f4")[:, None] % 7, group_rows(np.arange(n), k)
     total = np.zeros((k, 1))
-    bank = gpu.make_bank(np.zeros((k, 1)), np.zeros((k, 1, 0)), False)
-    gpu.add_images(bank, x, groups, total, np.zeros(k), np.zeros((k, 0, 1)), np.zeros((0, 0, 0)))
+    packed = gpu.pack_bases(np.zeros((k, 1)), np.zeros((k, 1, 0)), False)
+    gpu.add_scatter(packed, x, groups, total, np.zeros(k), np.zeros((k, 0, 1)), np.zeros((0, 0, 0)))
     np.testing.assert_array_equal(total, x)
 
 
@@ -136,7 +138,7 @@ def test_more_tangents_than_there_are_kinds_are_refused(gpu):
     x, tangents = np.zeros((1, P), dtype="f4"), np.zeros((1, 8, P), dtype="f4")
     with pytest.raises(ValueError, match="tangents has 8 tangents a row; at most 7"):
         gpu.tangent_distance(
-            gpu.make_planes(make_scores(1, 1, False)), x, tangents, np.zeros((1, 1), dtype="i4")
+            gpu.pack_tangent_scores(make_scores(1, 1, False)), x, tangents, np.zeros((1, 1), dtype="i4")
         )
 
 
@@ -168,14 +170,14 @@ def test_full_sizes(full_size, n, shape, k, h):
     np.testing.assert_allclose(best[:, 1], wanted[:, k // 2 :].min(axis=1), rtol=1e-4, atol=1e-2)
     chosen = np.take_along_axis(wanted, index.astype(int), axis=1)
     np.testing.assert_allclose(chosen, best, rtol=1e-4, atol=1e-2)
-    groups, found = group_rows(rng.integers(0, k, n), 0, k, rng.random(n)), []
-    frame, factors = Frame(reference.TANGENTS, shape, 0.6), rng.random((k, 7))
+    groups, found = group_rows(rng.integers(0, k, n), k, rng.random(n)), []
+    spec, factors = TangentSpec(reference.TANGENTS, shape, 0.6), rng.random((k, 7))
     for body in (device, reference):
-        bank, q = body.make_bank(means, bases, False), bases.shape[2]
+        packed, q = body.pack_bases(means, bases, False), bases.shape[2]
         sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)), np.zeros((k, q, q))
-        body.add_images(bank, x, groups, *sums)
+        body.add_scatter(packed, x, groups, *sums)
         more = np.zeros((k, q, p)), np.zeros((k, 7))
-        body.add_tangents(body.make_bank(0 * means, bases, False), x, groups, frame, factors, *more)
+        body.add_tangent_scatter(body.pack_bases(0 * means, bases, False), x, groups, spec, factors, *more)
         found.append((*sums, *more))
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())

@@ -157,14 +157,14 @@ def test_mbn(fake, counts, model, monkeypatch, on_card):
     move = fake.asarray if on_card else np.asarray
     for stored in ("u1", "f4"):
         x, w, columns = (rng.random((50, 9)) * 99).astype(stored), rng.random((20, 5)), np.arange(5)
-        bank, rows = gpu.make_bank(w, "euclidean"), move(x)
+        packed, rows = gpu.pack_bases(w, "euclidean"), move(x)
         work = model.mbn_nearest(50, 9, 5, 20, x.itemsize, on_card)
-        assert counts.of(lambda b=bank, r=rows, c=columns: gpu.nearest(r, c, b)) == expected(work)
+        assert counts.of(lambda b=packed, r=rows, c=columns: gpu.nearest(r, c, b)) == expected(work)
     parts = np.ones(12, "f4"), np.zeros(12, "i4"), np.arange(0, 13, 2, dtype="i4")
-    bank = gpu.make_sparse_bank(CsrRows(*parts, (6, 4)), np.arange(4), "euclidean")
+    packed = gpu.make_sparse_bank(CsrRows(*parts, (6, 4)), np.arange(4), "euclidean")
     rows = CsrRows(*(move(part) for part in parts), (6, 4))
     work = model.mbn_nearest_sparse(6, 12, on_card)
-    assert counts.of(lambda: gpu.nearest_sparse(rows, bank)) == expected(work)
+    assert counts.of(lambda: gpu.nearest_sparse(rows, packed)) == expected(work)
     codes, units = rng.integers(0, 8, (2, 4, 6)).astype("u2"), rng.random((2, 6, 8)) < 0.5
     lists, x = gpu.make_lists(codes, units), fake.asarray(rng.integers(0, 8, (7, 6)).astype("i4"))
     assert counts.of(lambda: gpu.nearest_codes(x, lists)) == expected(model.mbn_nearest_codes(7, 6, 2))
@@ -227,12 +227,12 @@ def test_linear_mixture(fake, counts, model, monkeypatch, on_card):
     scorer = gpu.make_scorer(scores, np.array([0, k]))
     got = counts.of(lambda: gpu.nearest(scorer, x, 0, 1))
     assert got == expected(model.linear_mixture_nearest(n, p, k, dims, on_card))
-    groups, bank = reference.group_rows(rng.integers(0, k, n), 0, k), gpu.make_bank(means, bases, False)
+    groups, packed = reference.group_rows(rng.integers(0, k, n), k), gpu.pack_bases(means, bases, False)
     for grams in (False, True):
         gram = np.zeros((k, q, q)) if grams else np.zeros((0, 0, 0))
         sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)), gram
-        got = counts.of(lambda s=sums: gpu.add_images(bank, x, groups, *s))
-        work = model.linear_mixture_images(n, p, q, k, grams, on_card)
+        got = counts.of(lambda s=sums: gpu.add_scatter(packed, x, groups, *s))
+        work = model.linear_mixture_scatter(n, p, q, k, grams, on_card)
         assert got[:3] == expected(work)[:3]
 
 

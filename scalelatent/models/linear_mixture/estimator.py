@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from sklearn.base import DensityMixin
@@ -24,85 +24,226 @@ from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import resolve_seed, stream
-from scalelatent.models.linear_mixture.kernels.reference import Frame
+from scalelatent.models.linear_mixture.kernels.reference import TangentSpec
 from scalelatent.models.linear_mixture.model import density
-from scalelatent.models.linear_mixture.model.pancakes import Pancakes
-from scalelatent.models.linear_mixture.model.recognise import confidence, probabilities, reject_curve
+from scalelatent.models.linear_mixture.model.components import DENSITY_LIKELIHOODS, Components
+from scalelatent.models.linear_mixture.model.recognition import confidence, probabilities, reject_curve
 
-from .fit import ONLINE_PARAMETERS, check_n_dims, fit_steps, plan, recognising, shape_of
+from .fit import (
+    STEPWISE_PARAMETERS,
+    apply_recognition,
+    check_n_dims,
+    find_image_shape,
+    fit_steps,
+    plan_fit,
+)
 from .onnx_export import draw_probabilities
-from .output import DENSE, Fitted, MixtureRows, density_of
+from .output import FittedMixture, MixtureRowMap, density_likelihood
 from .parameters import DENSITY_PARAMETERS, PARAMETERS
 
 if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, WeightsLike
 
-# Rows whose hidden features are filled in at a time.
-COMPLETED_ROWS = 4096
-# Rows that are learned at a time.
-LEARNED_ROWS = 4096
+_Class = TypeVar("_Class", bound=type)
+
+# Hidden features are filled in for this many rows at a time, and `partial_fit` learns this many at a time.
+COMPLETED_ROWS = LEARNED_ROWS = 4096
+
+# Parts of the docstrings of both classes; `_share_docs` inserts them.
+_SHARED_DOCS = {
+    "parameters": """\
+n_dims : int, float or None
+        Directions h of each component. Below 1 it is the share of the variance that the directions hold; all
+        components then have the same number, at most ``max_dims``. 0 is k-means. {n_dims}
+    max_dims : int, default 40
+        Upper bound of the directions if ``n_dims`` is a share.
+    assignment : {{"hard", "soft"}}
+        "hard": a row belongs to the component with the best score; "soft": to each in proportion to
+        exp(-score / 2 sigma²).
+    likelihood : {{"error", "code-cost", "ppca", "factor-analysis"}}
+        Score of a row: squared reconstruction error; that plus the cost of the code; -2 log density of
+        probabilistic PCA or of factor analysis.
+    tangents : sequence of str
+        Small changes of images that do not change their class: some of "shift-x", "shift-y", "rotation",
+        "scaling", "hyperbolic-axis", "hyperbolic-diagonal", "thickness".
+    temperature : float or None
+        sigma² of soft assignment, in squared units of the features; None estimates it.
+    noise_floor : float, default 1e-6
+        Smallest noise, as a share of the mean variance of a feature. Classifiers by "ppca" and
+        "factor-analysis" need about 0.3 if some features are constant in some components.
+    tangent_weight, recognition_tangent_weight : float, default 0, 0.3
+        Weight of all tangents together relative to the rows: in clustering, and in the final bases.
+    tangent_smoothing, smoothing : float, default 0.6, 0
+        Standard deviation in pixels of the smoothing before the derivatives, and of that of the rows.
+    algorithm : {{"em", "stepwise"}}
+        "em": passes of EM. "stepwise": EM on a sample, then a step with forgetting after each batch of rows;
+        it needs fewer passes and has a slightly larger error.
+    max_iter : int, default 30
+        Most passes of EM after k-means.
+    tol : float or None, default 1e-3
+        EM ends when the objective falls by less than this share in a pass. None and 0 take all passes.
+    n_epochs : int, default 3
+        Passes of stepwise EM.
+    batch_rows : int or None
+        Rows of a step of stepwise EM, rounded up to a multiple of 4. None: an eighth of the rows, at most
+        1,024, or 20 per component if that is more.
+    image_shape : (int, int) or None
+        Height and width of the images that rows are; None takes those of the dataset.""",
+    "last_parameters": """\
+warm_start : bool, default False
+        Continue from the components of the last fit.
+    random_state : int, Generator, RandomState or None
+        None draws a seed and keeps it in ``seed_``.
+    device : {{"auto", "cpu", "gpu"}}
+    n_jobs : int or None
+        Threads of a fit in this process; the result does not depend on their number.""",
+    "attributes": """\
+means_ : ndarray of float64, shape (K, p)
+        Means of all components, class by class. Components that starved and were dropped are not included.
+    bases_ : ndarray of float64, shape (K, p, h)
+        Orthonormal directions; in factor analysis the loadings.
+    variances_ : ndarray of float64, shape (K, h)
+        Variance along each direction; factor analysis does not use it.
+    noise_ : ndarray of float64, shape (K,); (K, p) in factor analysis
+        Variance in each other direction; in factor analysis the variance of each feature.
+    weights_ : ndarray of float64, shape (K,)
+        Share of the rows of the class.
+    component_classes_ : ndarray of int, shape (K,)
+        Index of the class of each component; 0 without labels.
+    n_dims_ : int
+    basis_ : ndarray of float64, shape (p, p), or None
+        Matrix by which rows are multiplied to smooth them.
+    n_iter_ : int
+        Passes.
+    history_ : list of dict
+        One record per pass: ``objective`` (mean score of a row, or -log-likelihood in nats), ``phase``
+        ("k-means", "settle", "em", "finish"), components ``starved`` in the pass, components ``refilled`` and
+        ``dropped`` so far, directions ``cut`` because rows do not span them, and times.
+    seed_ : int
+    n_features_in_ : int""",
+}
+
+
+def _share_docs(n_dims: str) -> Callable[[_Class], _Class]:
+    """Return a decorator that inserts the shared parts into the docstring of a class.
+
+    ``n_dims`` is the sentence on the default of that parameter.
+    """
+
+    def insert(cls: _Class) -> _Class:
+        text = cls.__doc__ or ""
+        for name, part in _SHARED_DOCS.items():
+            text = text.replace(f"<{name}>", part.format(n_dims=n_dims))
+        cls.__doc__ = text
+        return cls
+
+    return insert
 
 
 class _LinearMixtures(StreamedEstimator):
-    """What both have in common."""
+    """Common part of the classifier and the density."""
 
     _sign_of_fit = "_fitted"
     _shares_passes = True
     _rounds_rows = True
-    means_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.means)
-    bases_ = Learned(FIT_AGAIN, lambda model: _own_columns(model, model._fitted.pancakes.bases))
-    variances_ = Learned(FIT_AGAIN, lambda model: _own_columns(model, model._fitted.pancakes.values))
-    noise_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.noise)
-    weights_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.weights)
+    means_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.means)
+    bases_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.bases[..., : model.n_dims_])
+    variances_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.values[..., : model.n_dims_])
+    noise_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.noise)
+    weights_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.weights)
     component_classes_ = Learned(FIT_AGAIN, lambda model: model._fitted.classes)
-    basis_ = Learned(FIT_AGAIN, lambda model: model._fitted.basis)
-    n_dims_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.n_dims)
-    recognition = "error"  # a parameter of the classifier alone
-    _fitted: Fitted
-    # None until a fit settles them from its rows.
+    basis_ = Learned(FIT_AGAIN, lambda model: model._fitted.matrix)
+    n_dims_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.n_dims)
+    recognition = "error"  # only the classifier has this parameter
+    _fitted: FittedMixture
+    # A fit replaces None by numbers that it chooses from its rows.
     n_components: Any
     n_dims: Any
 
+    def __init__(
+        self,
+        *,
+        n_components: int | Sequence[int] | None = None,
+        n_dims: int | float | None = None,
+        max_dims: int = 40,
+        assignment: str = "hard",
+        likelihood: str = "error",
+        tangents: Sequence[str] = (),
+        temperature: float | None = None,
+        noise_floor: float = 1e-6,
+        tangent_weight: float = 0.0,
+        recognition_tangent_weight: float = 0.3,
+        tangent_smoothing: float = 0.6,
+        smoothing: float = 0.0,
+        algorithm: str = "em",
+        max_iter: int = 30,
+        tol: float | None = 1e-3,
+        n_epochs: int = 3,
+        batch_rows: int | None = None,
+        image_shape: tuple[int, int] | None = None,
+        warm_start: bool = False,
+        random_state: RandomState = None,
+        device: str = "auto",
+        n_jobs: int | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.n_dims = n_dims
+        self.max_dims = max_dims
+        self.assignment = assignment
+        self.likelihood = likelihood
+        self.tangents = tangents
+        self.temperature = temperature
+        self.noise_floor = noise_floor
+        self.tangent_weight = tangent_weight
+        self.recognition_tangent_weight = recognition_tangent_weight
+        self.tangent_smoothing = tangent_smoothing
+        self.smoothing = smoothing
+        self.algorithm = algorithm
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_epochs = n_epochs
+        self.batch_rows = batch_rows
+        self.image_shape = image_shape
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+        self.n_jobs = n_jobs
+
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
-        shape_of(self, train)
+        find_image_shape(self, train)
         check_n_dims(self, train.n_features)
 
     def _what_decides(self) -> dict[str, Any]:
-        unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")
+        unused = STEPWISE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")
         return {name: value for name, value in super()._what_decides().items() if name not in unused}
 
     def _keep(
-        self, fitted: Fitted, n_iter: int, history: list[dict[str, Any]], classes: np.ndarray | None
+        self, fitted: FittedMixture, n_iter: int, history: list[dict[str, Any]], classes: np.ndarray | None
     ) -> None:
-        """Take what a fit has found."""
+        """Set the learned attributes of a fit."""
         self._fitted = fitted
         self.n_iter_, self.history_ = n_iter, history
         if classes is not None:
             self._set_learned(classes_=classes)
 
-    def _row_map(self, what: What) -> MixtureRows:
+    def _row_map(self, what: What) -> MixtureRowMap:
         name, label = what if isinstance(what, tuple) else (what, None)
-        fitted = recognising(self, self._fitted)
-        return MixtureRows(fitted, name, -1 if label is None else label)
+        return MixtureRowMap(apply_recognition(self, self._fitted), name, -1 if label is None else label)
 
     def encode(self, X: RowsLike, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Codes of rows under their best sub-classes.
+        """Return the codes of rows under their best components.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
         label : label of a class or None
-            Of whose sub-classes; None: of all.
+            Use only the components of this class; None uses all components.
 
         Returns
         -------
         codes : ndarray of float64, shape (n, h)
-            Coordinates along ``bases_[components]``; of factor analysis posterior means.
+            Coordinates along ``bases_[components]``; in factor analysis posterior means of the factors.
         components : ndarray of int, shape (n,)
-
-        Examples
-        --------
-        See the class.
         """
         found = self._mapped_rows(X, ("codes", self._class_number(label)))
         return found[:, 1:], found[:, 0].astype(np.int64)
@@ -112,13 +253,14 @@ class _LinearMixtures(StreamedEstimator):
     ) -> Self:
         if self._fitted.likelihood == "factor-analysis":
             raise ValueError(
-                "likelihood='factor-analysis' has no step for some rows: fit again, or choose 'ppca'"
+                "likelihood='factor-analysis' cannot learn from single rows: fit again with all rows, or "
+                "choose likelihood='ppca'"
             )
         ds = self._training_rows(X, y, sample_weight, reset=False)
         check_some_weight(ds.read_weight(0, len(ds)))
         fitted, classes = self._fitted, getattr(self, "classes_", None)
-        if len(ds) > LEARNED_ROWS:  # a later part may be refused
-            fitted = replace(fitted, own=False)
+        if len(ds) > LEARNED_ROWS:  # an error in a later part must leave the components as they are
+            fitted = replace(fitted, owns_arrays=False)
         for first in range(0, len(ds), LEARNED_ROWS):
             stop = min(first + LEARNED_ROWS, len(ds))
             x = ds.read_x(first, stop)
@@ -128,20 +270,19 @@ class _LinearMixtures(StreamedEstimator):
             if classes is not None:
                 labels = np.asarray(ds.read_y(first, stop))
                 codes = np.searchsorted(classes, labels)
-                new = classes[np.minimum(codes, len(classes) - 1)] != labels
-                if new.any():
+                is_new = classes[np.minimum(codes, len(classes) - 1)] != labels
+                if is_new.any():
                     raise DataError(
-                        f"label {labels[new][0]!s} is none of the classes {classes.tolist()} that the model "
-                        "knows: fit again with rows of all classes"
+                        f"label {labels[is_new][0]!s} is none of the classes {classes.tolist()} that the "
+                        "model knows: fit again with rows of all classes"
                     )
             fitted = fitted.with_rows(x, codes, ds.read_weight(first, stop))
-        self._fitted = fitted  # all rows, or none
+        self._fitted = fitted
         return self
 
     def _mapped_rows(self, X: RowsLike, what: What) -> np.ndarray:
         check_is_fitted(self)
-        found = self._map(X, what)
-        return np.asarray(found)
+        return np.asarray(self._map(X, what))
 
     def _class_number(self, label: Any) -> int | None:
         if label is None:
@@ -152,7 +293,7 @@ class _LinearMixtures(StreamedEstimator):
             raise DataError(f"label={label!r}: {type(self).__name__} has no classes; leave label out")
         found = np.flatnonzero(classes == label)
         if not len(found):
-            raise DataError(f"label={label!r} is none of the classes {classes.tolist()}")
+            raise DataError(f"label={label!r} is none of the classes {classes.tolist()}: choose one of them")
         return int(found[0])
 
     def __sklearn_tags__(self) -> Tags:
@@ -164,38 +305,42 @@ class _LinearMixtures(StreamedEstimator):
     # -- saving ----------------------------------------------------------------------------------------------
 
     def _state(self) -> Saved:
-        f, now = self._fitted, self._fitted.pancakes
-        arrays = {name: getattr(now, name) for name in ("means", "bases", "values", "noise", "weights")}
-        arrays |= {"component_classes": f.classes, "priors": f.priors, "counts": f.counts}
-        if f.basis is not None:
-            arrays["basis"] = f.basis
+        f = self._fitted
+        arrays = {
+            **f.components.arrays(),
+            "component_classes": f.classes,
+            "priors": f.priors,
+            "counts": f.counts,
+        }
+        if f.matrix is not None:
+            arrays["basis"] = f.matrix
         values: dict[str, Any] = {
-            "n_dims": now.n_dims,
+            "n_dims": f.components.n_dims,
             "likelihood": f.likelihood,
             "temperature": f.temperature,
             "floor": f.floor,
             "frame": None,
         }
-        if f.frame is not None:
-            values["frame"] = [list(f.frame.names), list(f.frame.shape), f.frame.smoothing]
+        if (spec := f.tangent_spec) is not None:
+            values["frame"] = [list(spec.names), list(spec.shape), spec.smoothing]
         if hasattr(self, "classes_"):
             values |= {"classes": self.classes_.tolist(), "classes_dtype": self.classes_.dtype.str}
         return values, arrays
 
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         parts = {name: arrays[name] for name in ("means", "bases", "values", "noise", "weights")}
-        frame = values["frame"]
-        if frame is not None:
-            names, (height, width), smoothing = frame
-            frame = Frame(tuple(names), (int(height), int(width)), float(smoothing))
-        self._fitted = Fitted(
-            Pancakes(**parts, n_dims=int(values["n_dims"])),
+        spec = None
+        if values["frame"] is not None:
+            names, (height, width), smoothing = values["frame"]
+            spec = TangentSpec(tuple(names), (int(height), int(width)), float(smoothing))
+        self._fitted = FittedMixture(
+            Components(**parts, n_dims=int(values["n_dims"])),
             arrays["component_classes"],
             arrays["priors"],
             values["likelihood"],
             float(values["temperature"]),
             arrays.get("basis"),
-            frame,
+            spec,
             arrays["counts"],
             float(values["floor"]),
         )
@@ -203,101 +348,37 @@ class _LinearMixtures(StreamedEstimator):
             self._set_learned(classes_=np.array(values["classes"], dtype=values["classes_dtype"]))
 
 
-def _own_columns(model: _LinearMixtures, columns: np.ndarray) -> np.ndarray:
-    """Without the spare directions."""
-    return columns[..., : model._fitted.pancakes.n_dims]
-
-
+@_share_docs("None takes one per 16 features, at most 10.")
 class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     """Classification by mixtures of linear models, fitted by streamed EM.
 
-    Each class has ``n_components`` sub-classes: a mean and an orthonormal basis of ``n_dims`` directions in
-    which moving is free. A row belongs to the sub-class that reconstructs it best; its class is the class of
-    that. Fits arrays and :class:`~scalelatent.Dataset` rows of any number, in process or on a Dask cluster,
-    with the same bits.
+    Each class has ``n_components`` components: a mean and an orthonormal basis of ``n_dims`` directions in
+    which a row may move freely. A row belongs to the component that reconstructs it best, and has the class
+    of this component. Rows come from arrays or from a :class:`~scalelatent.Dataset` of any size, in one
+    process or on a Dask cluster, and the result has the same bits.
 
     Parameters
     ----------
     n_components : int, sequence of int or None
-        Sub-classes of each class, or one number for each class. None takes one for each ``5 * (n_dims + 1)``
-        rows of a class, at least 1 and at most 20.
-    n_dims : int, float or None
-        Dimensions h of each pancake; below 1 the share of the rows' variance that they hold, the same number
-        for all, up to ``max_dims``. 0 is k-means. None takes one for each 16 features, at most 10.
-    max_dims : int, default 40
-    assignment : {"hard", "soft"}
-        A row belongs to the best sub-class, or to each in proportion to exp(-score / 2 sigma²).
-    likelihood : {"error", "code-cost", "ppca", "factor-analysis"}
-        Score of a row: squared reconstruction error; that plus the cost of the code; -2 log density of
-        probabilistic PCA or of factor analysis.
-    tangents : sequence of str
-        Of "shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal", "thickness":
-        small changes of images that leave their class as it is.
-    temperature : float or None
-        sigma² of soft assignments by the error; None learns it.
-    noise_floor : float, default 1e-6
-        Smallest noise, as a share of the mean variance of a feature. Classes by "ppca" and "factor-analysis"
-        want about 0.3 where some features are constant in some sub-classes.
-    tangent_weight, recognition_tangent_weight : float, default 0, 0.3
-        Weight of all tangents against the rows, by their traces, in clustering and in the final bases.
-    tangent_smoothing, smoothing : float, default 0.6, 0
-        Standard deviation in pixels of the smoothing before derivatives, and of the rows themselves.
-    algorithm : {"em", "stepwise"}
-        Passes of EM, or a step of EM with forgetting after each batch of rows, from an EM on the sample.
-    max_iter : int, default 30
-        Most passes of EM after the start.
-    tol : float or None, default 1e-4
-        Relative fall of the error, or of -log-likelihood, that ends EM.
-    n_epochs : int, default 3
-        Passes of stepwise EM.
-    batch_rows : int or None
-        Rows of a step, rounded up to a multiple of 4; None: an eighth of the rows, at most 20 a sub-class or
-        1,024.
-    image_shape : (int, int) or None
-        Height and width of the images that rows are; None takes those of the dataset.
+        Components of each class, or one number for each class. None takes one per ``5 * (n_dims + 1)`` rows
+        of a class, at least 1 and at most 20.
+    <parameters>
     recognition : {"error", "tangent-distance"}
-        Score of a row, or the least of it over small changes of the row along its own tangents. It may change
-        after the fit; the temperature of probabilities stays that of the fit.
-    warm_start : bool
-        Go on from the pancakes of the last fit.
-    random_state : int, Generator, RandomState or None
-        None draws a seed and keeps it in ``seed_``.
-    device : {"auto", "cpu", "gpu"}
-    n_jobs : int or None
-        Threads of a fit in this process; the result is the same for any number.
+        Score of a row, or its minimum over small moves of the row along its own tangents, for the 10 best
+        components. It may change after the fit; the temperature of probabilities stays that of the fit.
+    <last_parameters>
 
     Attributes
     ----------
     classes_ : ndarray, shape (n_classes,)
-    means_ : ndarray of float64, shape (K, p)
-        Of all sub-classes, class after class; those that starved and were dropped are left out.
-    bases_ : ndarray of float64, shape (K, p, h)
-        Orthonormal; of factor analysis the loadings.
-    variances_ : ndarray of float64, shape (K, h)
-        Variance along each direction; of factor analysis unused.
-    noise_ : ndarray of float64, shape (K,), or (K, p) of factor analysis
-        Variance in each other direction, or of each feature.
-    weights_ : ndarray of float64, shape (K,)
-        Share of the rows of its class.
-    component_classes_ : ndarray of int, shape (K,)
-        Number of the class of each sub-class in ``classes_``.
-    n_dims_ : int
-    basis_ : ndarray of float64, shape (features, p), or None
-        What rows are multiplied by first, where they are smoothed.
+    <attributes>
     temperature_ : float
-        Of class probabilities: the least log-loss of validation rows, else of training rows (at most about
-        20,000), each by the mean and directions of its sub-class without it.
-    n_iter_ : int
-        Passes.
-    history_ : list of dict
-        One record a pass: objective (mean score of a row, or nats), phase ("k-means", "settle", "em",
-        "finish"), sub-classes starved, refilled and dropped, directions ``cut`` for want of rows, …
-    seed_ : int
-    n_features_in_ : int
+        sigma² of class probabilities, with the least log-loss of validation rows. Without them at most about
+        20,000 training rows are used, each as if it had been left out of the fit.
 
     Notes
     -----
-    ``transform`` gives the scores of all K sub-classes, float32: the smaller, the better the row fits.
+    ``transform`` returns the scores of all K components, float32; a smaller score is a better fit.
 
     References
     ----------
@@ -311,6 +392,11 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     >>> m = LinearMixtureClassifier(n_components=3, n_dims=6, random_state=0)
     >>> bool(m.fit(x[:1000], y[:1000]).score(x[1000:], y[1000:]) > 0.9)
     True
+    >>> rejected, error = m.reject_curve(x[1000:], y[1000:])
+    >>> bool(error[40] < error[0])  # without the 40 least certain rows
+    True
+    >>> m.reconstruct(x[:2], label=3).shape, m.encode(x[:2])[0].shape
+    ((2, 64), (2, 6))
     """
 
     _kind = "linear_mixture"
@@ -336,7 +422,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         smoothing: float = 0.0,
         algorithm: str = "em",
         max_iter: int = 30,
-        tol: float | None = 1e-4,
+        tol: float | None = 1e-3,
         n_epochs: int = 3,
         batch_rows: int | None = None,
         image_shape: tuple[int, int] | None = None,
@@ -346,29 +432,31 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         device: str = "auto",
         n_jobs: int | None = None,
     ) -> None:
-        self.n_components = n_components
-        self.n_dims = n_dims
-        self.max_dims = max_dims
-        self.assignment = assignment
-        self.likelihood = likelihood
-        self.tangents = tangents
-        self.temperature = temperature
-        self.noise_floor = noise_floor
-        self.tangent_weight = tangent_weight
-        self.recognition_tangent_weight = recognition_tangent_weight
-        self.tangent_smoothing = tangent_smoothing
-        self.smoothing = smoothing
-        self.algorithm = algorithm
-        self.max_iter = max_iter
-        self.tol = tol
-        self.n_epochs = n_epochs
-        self.batch_rows = batch_rows
-        self.image_shape = image_shape
+        super().__init__(
+            n_components=n_components,
+            n_dims=n_dims,
+            max_dims=max_dims,
+            assignment=assignment,
+            likelihood=likelihood,
+            tangents=tangents,
+            temperature=temperature,
+            noise_floor=noise_floor,
+            tangent_weight=tangent_weight,
+            recognition_tangent_weight=recognition_tangent_weight,
+            tangent_smoothing=tangent_smoothing,
+            smoothing=smoothing,
+            algorithm=algorithm,
+            max_iter=max_iter,
+            tol=tol,
+            n_epochs=n_epochs,
+            batch_rows=batch_rows,
+            image_shape=image_shape,
+            warm_start=warm_start,
+            random_state=random_state,
+            device=device,
+            n_jobs=n_jobs,
+        )
         self.recognition = recognition
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.device = device
-        self.n_jobs = n_jobs
 
     def _draw_prediction(self, graph: RowGraph) -> None:
         graph.classes(draw_probabilities(graph, self._row_map("probabilities")), self.classes_)
@@ -376,8 +464,8 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows, rows["train"].classes)
 
-    def _plan(self, told: Forecast) -> dict[str, Any]:
-        return plan(self, told, told.train.classes)
+    def _plan(self, forecast: Forecast) -> dict[str, Any]:
+        return plan_fit(self, forecast, forecast.train.classes)
 
     def partial_fit(
         self,
@@ -387,20 +475,20 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         *,
         sample_weight: WeightsLike | None = None,
     ) -> Self:
-        """Learn from some more rows, at once and in this process.
+        """Learn from more rows, at once and in this process.
 
-        The first call of a model that was not fitted is :meth:`fit`. Later rows go to the nearest sub-class
-        of their class, whose mean, basis and variances follow by incremental SVD: the mean exactly, the
-        others as far as the spare directions hold them. Tangents and ``temperature_`` stay as they were.
-        They change in place: copy ``means_`` and the like to keep what they were.
+        The first call on a model that was not fitted is :meth:`fit`. Later rows are added to the nearest
+        component of their class by incremental SVD: its mean is exact, its basis and variances as far as the
+        spare directions hold them. Tangents and ``temperature_`` do not change. The arrays change in place:
+        copy ``means_`` and the others to keep their values.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-            One row or more; in the first call rows of every class, more than there are sub-classes.
-        y : array-like, shape (n,); a Dataset brings its own
+            One row or more; in the first call rows of every class, more than there are components.
+        y : array-like, shape (n,); a Dataset has its own
         classes : array-like or None
-            All classes that will ever come; a class that is named more than once counts once, as in
+            All classes that will ever come. A class that is named more than once counts once, as in
             scikit-learn.
         sample_weight : array-like, shape (n,), or None
             Weight of each row, finite and at least 0. A row of weight 2 counts as two rows; a row of weight 0
@@ -413,14 +501,10 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         Raises
         ------
         ValueError
-            Factor analysis, which has no such step; other ``classes`` than those that the model knows.
+            The likelihood is factor analysis, which has no such step; ``classes`` are not those of the model.
         DataError
-            A label that is none of the classes; NaN or infinite values, naming row and feature; weights that
-            are 0 for all rows.
-
-        Examples
-        --------
-        See the class.
+            A label is none of the classes; a value is NaN or infinite (the error names row and feature); all
+            weights are 0.
         """
         self._check_params()
         if not hasattr(self, "_fitted"):
@@ -435,8 +519,8 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
                 missing = np.setdiff1d(names, labels)
                 if len(missing):
                     raise DataError(
-                        f"class {missing[0]!s} has no rows, and the first rows have to be of every class: "
-                        "collect more of them"
+                        f"class {missing[0]!s} has no rows, and the first rows must include every class: "
+                        "collect more rows first"
                     )
             return self.fit(X, y, sample_weight=sample_weight)
         if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
@@ -455,7 +539,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Minus the score of the best sub-class of each class: the larger, the better.
+        """Return minus the score of the best component of each class: a larger value is a better fit.
 
         Parameters
         ----------
@@ -466,16 +550,12 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         -------
         ndarray of float32, shape (n, classes); of two classes (n,), the second less the first
             A lazy array for a dask array; with ``out`` a Dataset of these values, of two classes one column.
-
-        Examples
-        --------
-        See the class.
         """
         found = self._map(X, "decisions", out, client, overwrite, callbacks)
         return found[:, 0] if out is None and len(self.classes_) == 2 else found
 
     def confidence(self, X: RowsLike) -> np.ndarray:
-        """How sure the class of each row is.
+        """Return how certain the class of each row is.
 
         Parameters
         ----------
@@ -484,17 +564,13 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         Returns
         -------
         ndarray of float64, shape (n,)
-            1 - best / second error of the classes; of densities 1 - second / best probability. 0: two classes
-            are alike.
-
-        Examples
-        --------
-        See the class.
+            1 - best / second best error of the classes; for densities 1 - second / best probability. 0 means
+            that two classes fit equally well.
         """
         return self._certainty(self._mapped_rows(X, "scores"))
 
     def _certainty(self, scores: np.ndarray) -> np.ndarray:
-        if self._fitted.likelihood not in DENSE:
+        if self._fitted.likelihood not in DENSITY_LIKELIHOODS:
             return confidence(scores)
         shares = probabilities(scores, self._fitted.temperature)
         if shares.shape[1] < 2:
@@ -503,27 +579,24 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         return np.asarray(1.0 - two[:, 0] / two[:, 1])
 
     def reject_curve(self, X: RowsLike, y: LabelsLike | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Error rate of the rows that are left when the least certain are rejected.
+        """Return the error of the remaining rows when the least certain rows are rejected.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-        y : array-like, shape (n,); a Dataset brings its own
+        y : array-like, shape (n,); a Dataset has its own
 
         Returns
         -------
         rejected : ndarray, shape (n,)
-            Share of the rows.
+            Share of rejected rows; :meth:`confidence` is their order.
         error : ndarray, shape (n,)
+            Share of wrong rows among the others.
 
         Raises
         ------
         DataError
-            No labels.
-
-        Examples
-        --------
-        See the class.
+            There are no labels.
         """
         check_is_fitted(self)
         ds = self._given_rows(X)
@@ -531,7 +604,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
             raise DataError(f"{ds.url or 'X'} has no labels: pass y, or a dataset with labels")
         given = None if y is None else np.asarray(one_column(y))
         if given is not None and len(given) != len(ds):
-            raise DataError(f"y has {len(given)} entries for {len(ds)} rows: give one a row")
+            raise DataError(f"y has {len(given)} entries for {len(ds)} rows: give one per row")
         certain, wrong = [], []
         for first in range(0, len(ds), SCORE_ROWS):
             stop = min(first + SCORE_ROWS, len(ds))
@@ -542,101 +615,43 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         return reject_curve(np.concatenate(certain), np.concatenate(wrong))
 
     def reconstruct(self, X: RowsLike, label: Any = None) -> np.ndarray:
-        """Rows as their best sub-class gives them.
+        """Return rows as their best component reconstructs them.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
         label : label of a class or None
-            Of whose sub-classes; None: of all.
+            Use only the components of this class; None uses all components.
 
         Returns
         -------
         ndarray of float32, shape (n, features)
-
-        Examples
-        --------
-        See the class.
         """
         return self._mapped_rows(X, ("reconstructions", self._class_number(label)))
 
 
+@_share_docs("None takes half the number of features, at most 10.")
 class LinearMixture(DensityMixin, _LinearMixtures):
-    """A density of rows: a mixture of linear models, fitted by streamed EM without labels.
+    """Density of rows without labels: a mixture of linear models, fitted by streamed EM.
 
-    Of the likelihoods "ppca" and "factor-analysis" it is a mixture of Gaussians with covariances of low rank
-    and noise; of the errors its densities are those of probabilistic PCA in the bases found.
+    With likelihood "ppca" or "factor-analysis" it is a mixture of Gaussians whose covariances are a low-rank
+    matrix plus noise. With the other likelihoods the density is that of probabilistic PCA in the fitted
+    bases.
 
     Parameters
     ----------
     n_components : int or None
-        None takes one for each ``5 * (n_dims + 1)`` rows, at least 1 and at most 20.
-    n_dims : int, float or None
-        Dimensions h of each pancake; below 1 the share of the rows' variance that they hold, the same number
-        for all, up to ``max_dims``. 0 is k-means. None takes half the number of features, at most 10.
-    max_dims : int, default 40
-    assignment : {"hard", "soft"}
-        A row belongs to the best sub-class, or to each in proportion to exp(-score / 2 sigma²).
-    likelihood : {"error", "code-cost", "ppca", "factor-analysis"}
-        Score of a row: squared reconstruction error; that plus the cost of the code; -2 log density of
-        probabilistic PCA or of factor analysis.
-    tangents : sequence of str
-        Of "shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal", "thickness":
-        small changes of images that leave their class as it is.
-    temperature : float or None
-        sigma² of soft assignments by the error; None learns it.
-    noise_floor : float, default 1e-6
-        Smallest noise, as a share of the mean variance of a feature.
-    tangent_weight, recognition_tangent_weight : float, default 0, 0.3
-        Weight of all tangents against the rows, by their traces, in clustering and in the final bases.
-    tangent_smoothing, smoothing : float, default 0.6, 0
-        Standard deviation in pixels of the smoothing before derivatives, and of the rows themselves.
-    algorithm : {"em", "stepwise"}
-        Passes of EM, or a step of EM with forgetting after each batch of rows, from an EM on the sample.
-    max_iter : int, default 30
-        Most passes of EM after the start.
-    tol : float or None, default 1e-4
-        Relative fall of the error, or of -log-likelihood, that ends EM.
-    n_epochs : int, default 3
-        Passes of stepwise EM.
-    batch_rows : int or None
-        Rows of a step, rounded up to a multiple of 4; None: an eighth of the rows, at most 20 a sub-class or
-        1,024.
-    image_shape : (int, int) or None
-        Height and width of the images that rows are; None takes those of the dataset.
-    warm_start : bool
-        Go on from the pancakes of the last fit.
-    random_state : int, Generator, RandomState or None
-        None draws a seed and keeps it in ``seed_``.
-    device : {"auto", "cpu", "gpu"}
-    n_jobs : int or None
-        Threads of a fit in this process; the result is the same for any number.
+        None takes one per ``10 * (n_dims + 1)`` rows, at least 1 and at most 20.
+    <parameters>
+    <last_parameters>
 
     Attributes
     ----------
-    means_ : ndarray of float64, shape (K, p)
-        Of all components; those that starved and were dropped are left out.
-    bases_ : ndarray of float64, shape (K, p, h)
-        Orthonormal; of factor analysis the loadings.
-    variances_ : ndarray of float64, shape (K, h)
-        Variance along each direction; of factor analysis unused.
-    noise_ : ndarray of float64, shape (K,), or (K, p) of factor analysis
-        Variance in each other direction, or of each feature.
-    weights_ : ndarray of float64, shape (K,)
-        Share of the rows of its class.
-    component_classes_ : ndarray of int, shape (K,)
-        Zeros.
-    n_dims_ : int
-    basis_ : ndarray of float64, shape (features, p), or None
-        What rows are multiplied by first, where they are smoothed.
-    n_iter_ : int
-    history_ : list of dict
-    seed_ : int
-    n_features_in_ : int
+    <attributes>
 
     Notes
     -----
-    ``transform`` gives the scores of all K components, float32: the smaller, the better the row fits.
+    ``transform`` returns the scores of all K components, float32; a smaller score is a better fit.
 
     References
     ----------
@@ -650,6 +665,8 @@ class LinearMixture(DensityMixin, _LinearMixtures):
     >>> d = LinearMixture(n_components=10, n_dims=5, likelihood="ppca", random_state=0)
     >>> d.fit(x).sample(3)[0].shape
     (3, 64)
+    >>> bool(abs(d.score(x) - d.score_samples(x).mean()) < 1e-6)
+    True
     """
 
     _kind = "linear_density"
@@ -657,73 +674,23 @@ class LinearMixture(DensityMixin, _LinearMixtures):
     _parameters = DENSITY_PARAMETERS
     _validates = False
 
-    def __init__(
-        self,
-        *,
-        n_components: int | None = None,
-        n_dims: int | float | None = None,
-        max_dims: int = 40,
-        assignment: str = "hard",
-        likelihood: str = "error",
-        tangents: Sequence[str] = (),
-        temperature: float | None = None,
-        noise_floor: float = 1e-6,
-        tangent_weight: float = 0.0,
-        recognition_tangent_weight: float = 0.3,
-        tangent_smoothing: float = 0.6,
-        smoothing: float = 0.0,
-        algorithm: str = "em",
-        max_iter: int = 30,
-        tol: float | None = 1e-4,
-        n_epochs: int = 3,
-        batch_rows: int | None = None,
-        image_shape: tuple[int, int] | None = None,
-        warm_start: bool = False,
-        random_state: RandomState = None,
-        device: str = "auto",
-        n_jobs: int | None = None,
-    ) -> None:
-        self.n_components = n_components
-        self.n_dims = n_dims
-        self.max_dims = max_dims
-        self.assignment = assignment
-        self.likelihood = likelihood
-        self.tangents = tangents
-        self.temperature = temperature
-        self.noise_floor = noise_floor
-        self.tangent_weight = tangent_weight
-        self.recognition_tangent_weight = recognition_tangent_weight
-        self.tangent_smoothing = tangent_smoothing
-        self.smoothing = smoothing
-        self.algorithm = algorithm
-        self.max_iter = max_iter
-        self.tol = tol
-        self.n_epochs = n_epochs
-        self.batch_rows = batch_rows
-        self.image_shape = image_shape
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.device = device
-        self.n_jobs = n_jobs
-
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
         return fit_steps(self, rows, None)
 
-    def _plan(self, told: Forecast) -> dict[str, Any]:
-        return plan(self, told, None)
+    def _plan(self, forecast: Forecast) -> dict[str, Any]:
+        return plan_fit(self, forecast, None)
 
     def _training_rows(
         self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
     ) -> Dataset:
-        # Labels are not looked at.
         return self._given_rows(X, None, sample_weight, reset=reset)
 
     def partial_fit(self, X: RowsLike, y: LabelsLike | None = None) -> Self:
-        """Learn from some more rows, at once and in this process.
+        """Learn from more rows, at once and in this process.
 
-        The first call of a model that was not fitted is :meth:`fit`. Later rows go to the nearest component,
-        whose mean, basis and variances follow by incremental SVD: the mean exactly, the others as far as the
-        spare directions hold them. They change in place: copy ``means_`` and the like to keep what they were.
+        The first call on a model that was not fitted is :meth:`fit`. Later rows are added to the nearest
+        component by incremental SVD: its mean is exact, its basis and variances as far as the spare
+        directions hold them. The arrays change in place: copy ``means_`` and the others to keep their values.
 
         Parameters
         ----------
@@ -738,13 +705,9 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         Raises
         ------
         ValueError
-            Factor analysis, which has no such step.
+            The likelihood is factor analysis, which has no such step.
         DataError
-            NaN or infinite values, naming row and feature.
-
-        Examples
-        --------
-        See the class.
+            A value is NaN or infinite; the error names row and feature.
         """
         self._check_params()
         return self._learn_rows(X, y) if hasattr(self, "_fitted") else self.fit(X)
@@ -758,7 +721,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Best component of each row.
+        """Return the best component of each row.
 
         Parameters
         ----------
@@ -768,64 +731,35 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         Returns
         -------
         ndarray of int32, shape (n,); a lazy array for a dask array; with ``out`` a Dataset of one column
-
-        Examples
-        --------
-        See the class.
         """
         found = self._map(X, "components", out, client, overwrite, callbacks)
         return found if out is not None else found[:, 0]
 
     def predict_proba(self, X: RowsLike) -> np.ndarray:
-        """Posterior of each component.
+        """Return the posterior probability of each component, float64 (n, K).
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-
-        Returns
-        -------
-        ndarray of float64, shape (n, K)
-
-        Examples
-        --------
-        See the class.
         """
         return self._mapped_rows(X, "shares")
 
     def score_samples(self, X: RowsLike) -> np.ndarray:
-        """Log-likelihood of each row, in nats.
+        """Return the log-likelihood of each row in nats, float64 (n,); of the smoothed rows, with smoothing.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-
-        Returns
-        -------
-        ndarray of float64, shape (n,)
-            Of the smoothed rows, where there is smoothing.
-
-        Examples
-        --------
-        See the class.
         """
         return self._mapped_rows(X, "log-likelihood")[:, 0]
 
     def score(self, X: RowsLike, y: LabelsLike | None = None) -> float:
-        """Mean log-likelihood of rows, in nats; weights of a Dataset count.
+        """Return the mean log-likelihood of rows in nats; the weights of a Dataset count.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
         y : ignored
-
-        Returns
-        -------
-        float
-
-        Examples
-        --------
-        See the class.
         """
         check_is_fitted(self)
         ds = self._given_rows(X)
@@ -838,7 +772,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         return total / rows
 
     def sample(self, n_samples: int = 1, random_state: RandomState = None) -> tuple[np.ndarray, np.ndarray]:
-        """New rows, drawn from the mixture.
+        """Draw new rows from the mixture.
 
         Parameters
         ----------
@@ -849,12 +783,13 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         Returns
         -------
         X : ndarray of float32, shape (n_samples, features)
-            Of smoothed rows, smooth ones.
+            With smoothing these are smooth rows.
         components : ndarray of int, shape (n_samples,)
 
-        Examples
-        --------
-        See the class.
+        Raises
+        ------
+        ValueError
+            ``n_samples`` is no whole number of at least 1.
         """
         check_is_fitted(self)
         if int(n_samples) != n_samples or n_samples < 1:
@@ -862,18 +797,18 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         seed = self.seed_ if random_state is None else resolve_seed(random_state)
         f = self._fitted
         rng = stream(seed, "linear-mixture-samples")
-        rows, index = density.sample(f.pancakes, density_of(f.likelihood), int(n_samples), rng)
+        rows, index = density.sample(f.components, density_likelihood(f.likelihood), int(n_samples), rng)
         return rows.astype(np.float32), index
 
     def reconstruct(self, X: RowsLike, observed: Any = None) -> np.ndarray:
-        """Rows as their best component gives them, or with what is hidden filled in.
+        """Return rows as their best component reconstructs them, or with hidden features filled in.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-        observed : array-like of bool, features of them, or None
-            Features that are seen. Others are replaced by their conditional means given the seen ones;
-            their values are not looked at.
+        observed : array-like of bool, one per feature, or None
+            False for hidden features. They are replaced by their conditional means given the others; their
+            values are not used.
 
         Returns
         -------
@@ -882,22 +817,22 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         Raises
         ------
         ValueError
-            A mask of another width, or one that hides all.
-
-        Examples
-        --------
-        See the class.
+            The mask has another width, or hides all features; or the model smooths its rows.
         """
         if observed is None:
             return self._mapped_rows(X, "reconstructions")
         check_is_fitted(self)
         f = self._fitted
-        if f.basis is not None:
-            raise ValueError("observed is of features, and this model is of smoothed rows: leave it out")
+        if f.matrix is not None:
+            raise ValueError(
+                f"observed is given, but this model smooths its rows (smoothing={self.smoothing}), which "
+                "mixes hidden and observed features: leave observed out, or fit with smoothing=0"
+            )
         ds = self._given_rows(X)
         parts = []
         for first in range(0, len(ds), COMPLETED_ROWS):
             x = ds.read_x(first, min(first + COMPLETED_ROWS, len(ds)))
             rows = np.asarray(x if isinstance(x, np.ndarray) else x.toarray(), dtype=np.float64)
-            parts.append(density.complete(f.pancakes, density_of(f.likelihood), rows, observed)[0])
+            likelihood = density_likelihood(f.likelihood)
+            parts.append(density.complete(f.components, likelihood, rows, observed)[0])
         return np.concatenate(parts).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Class probabilities of mixtures as an ONNX graph: `MixtureRows` in its operators."""
+"""Class probabilities of mixtures as an ONNX graph."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import numpy as np
 from scalelatent.errors import DataError
 from scalelatent.estimators.onnx_graph import RowGraph
 
-from .output import MixtureRows
+from .output import MixtureRowMap
 
 
-def draw_probabilities(graph: RowGraph, rows: MixtureRows) -> str:
-    """Probabilities of classes, double (rows, classes).
+def draw_probabilities(graph: RowGraph, rows: MixtureRowMap) -> str:
+    """Draw the probabilities of classes, double (rows, classes), and return the name of their node.
 
     Raises
     ------
     DataError
-        Rows are recognised by tangent distance.
+        The model recognises rows by tangent distance.
     """
     fitted = rows.fitted
-    if fitted.frame is not None:
+    if fitted.tangent_spec is not None:
         raise DataError(
-            "to_onnx: this model recognises by tangent distance, for which ONNX has no operators: "
+            "to_onnx: this model recognises rows by tangent distance, for which ONNX has no operators: "
             "set_params(recognition='error') first"
         )
     s = fitted.recogniser().scores
     k, p, h = s.w.shape
     x = graph.x
-    if fitted.basis is not None:
-        x = graph.node("MatMul", x, graph.constant(fitted.basis.astype(np.float32)))
+    if fitted.matrix is not None:
+        x = graph.node("MatMul", x, graph.constant(fitted.matrix.astype(np.float32)))
     z = graph.node("Sub", graph.cast(x, np.float64), graph.constant(s.centre))
     square, d = graph.node("Mul", z, z), np.broadcast_to(s.d.reshape(k, -1), (k, p))
     scores = graph.node("MatMul", square, graph.constant(np.ascontiguousarray(d.T)))

@@ -1,4 +1,4 @@
-"""Rows through a fitted mixture: probabilities, classes, scores, codes, reconstructions, densities."""
+"""Predictions of a fitted mixture: probabilities, classes, scores, codes, reconstructions, densities."""
 
 from __future__ import annotations
 
@@ -11,200 +11,250 @@ from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
-from scalelatent.models.linear_mixture.kernels import PackedScores
-from scalelatent.models.linear_mixture.kernels.reference import Frame, all_scores, make_scorer
+from scalelatent.models.linear_mixture.kernels import AnyScorer
+from scalelatent.models.linear_mixture.kernels.reference import TangentSpec, all_scores, make_scorer
 from scalelatent.models.linear_mixture.model import density
-from scalelatent.models.linear_mixture.model.online import add_rows
-from scalelatent.models.linear_mixture.model.pancakes import Pancakes, few_scores, scores_of
-from scalelatent.models.linear_mixture.model.recognise import PancakeRows, Recogniser, probabilities
+from scalelatent.models.linear_mixture.model.components import (
+    DENSITY_LIKELIHOODS,
+    Components,
+    make_scores,
+    score_few_rows,
+)
+from scalelatent.models.linear_mixture.model.incremental import add_rows
+from scalelatent.models.linear_mixture.model.recognition import (
+    PreparedRecogniser,
+    Recogniser,
+    probabilities,
+)
 from scalelatent.reductions.moments import NonFiniteError
 
-DENSE = ("ppca", "factor-analysis")
-# Outputs that come from the scores of classes; that are those of one sub-class.
-OF_CLASSES = ("probabilities", "classes", "scores", "decisions")
-OF_ONE = ("components", "codes", "reconstructions")
-# Of soft assignments of densities: scores are -2 log of theirs.
-_UNIT = 1.0
-# Rows whose residuals from all sub-classes are made at once.
+# Outputs that need the scores of all classes, and outputs that need the best component of a row.
+CLASS_OUTPUTS = ("probabilities", "classes", "scores", "decisions")
+COMPONENT_OUTPUTS = ("components", "codes", "reconstructions")
+# Up to this many rows are scored without packing the scores for the kernels.
 _FEW_ROWS = 4
 
 
-def density_of(likelihood: str) -> str:
-    """The Gaussians of a likelihood; those of the errors are probabilistic PCA's."""
-    return likelihood if likelihood in DENSE else "ppca"
+def density_likelihood(likelihood: str) -> str:
+    """Return the likelihood of the density: probabilistic PCA if the fit was by errors."""
+    return likelihood if likelihood in DENSITY_LIKELIHOODS else "ppca"
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """What predictions come from."""
+class FittedMixture:
+    """What predictions need.
 
-    pancakes: Pancakes
-    classes: np.ndarray  # of each sub-class, in rising order; all 0 without labels
-    priors: np.ndarray  # shares of the rows, of each class
+    Attributes
+    ----------
+    components : Components
+    classes : ndarray of int, shape (K,)
+        Class of each component, in ascending order; all 0 without labels.
+    priors : ndarray, shape (classes,)
+        Share of the rows of each class.
+    likelihood : str
+    temperature : float
+        sigma² of class probabilities.
+    matrix : ndarray of float64, shape (p, p), or None
+        Rows are multiplied by this matrix to smooth them.
+    tangent_spec : TangentSpec or None
+        Tangents of tangent distance.
+    counts : ndarray, shape (K,)
+        Weight of the rows of each component.
+    floor : float
+        Smallest noise.
+    owns_arrays : bool
+        Whether no other object shares the components, so that rows may change them in place.
+    """
+
+    components: Components
+    classes: np.ndarray
+    priors: np.ndarray
     likelihood: str
-    temperature: float  # of class probabilities
-    # float64 (p, p): smoothed rows are rows times this matrix
-    basis: np.ndarray | None
-    frame: Frame | None  # of tangent distance
-    counts: np.ndarray  # weight of the rows of each sub-class
-    floor: float  # smallest noise
-    own: bool = False  # no other object shares these pancakes: then rows change them in place
+    temperature: float
+    matrix: np.ndarray | None
+    tangent_spec: TangentSpec | None
+    counts: np.ndarray
+    floor: float
+    owns_arrays: bool = False
 
     @property
     def starts(self) -> np.ndarray:
-        """First sub-class of each class, and their number."""
+        """First component of each class, followed by the number of components, int64 (classes + 1,)."""
         return np.searchsorted(self.classes, np.arange(len(self.priors) + 1))
 
-    def with_rows(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> Fitted:
-        """After some rows more, by incremental SVD of the sub-classes that they are nearest to."""
-        now, starts = self.pancakes, self.starts
+    def with_rows(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> FittedMixture:
+        """Return the mixture after more rows, each added to the nearest component of its class."""
+        components, starts = self.components, self.starts
         x = np.asarray(x, dtype=np.float64)
         if weight is None:
             weight = np.ones(len(x))
         elif not weight.all():
             x, codes, weight = x[weight > 0], codes[weight > 0], weight[weight > 0]
-        if self.basis is not None:
-            x = x @ self.basis
+        if self.matrix is not None:
+            x = x @ self.matrix
         index = np.empty(len(x), dtype=np.int64)
         for c in np.unique(codes):
-            part, own = slice(starts[c], starts[c + 1]), codes == c
-            some = now.part(part)
+            own = codes == c
+            of_class = components.part(slice(starts[c], starts[c + 1]))
             if len(x) <= _FEW_ROWS:
-                scores = few_scores(some, self.likelihood, x[own])
+                scores = score_few_rows(of_class, self.likelihood, x[own])
             else:
-                scorer = make_scorer(scores_of(some, self.likelihood), np.array([0, len(some.means)]))
+                packed = make_scores(of_class, self.likelihood)
+                scorer = make_scorer(packed, np.array([0, len(of_class.means)]))
                 scores = all_scores(scorer, x[own], 0, 1)
             index[own] = starts[c] + scores.argmin(axis=1)
-        now = now if self.own else now.copy()
+        components = components if self.owns_arrays else components.copy()
         touched = np.unique(index)
-        before = now.part(touched)
+        before = components.part(touched)
         try:
-            counts = add_rows(now, self.counts, x, index, weight, self.floor)
-        except BaseException:  # the arrays change in place: all rows are learned, or none
-            now.set_part(touched, before)
+            counts = add_rows(components, self.counts, x, index, weight, self.floor)
+        except BaseException:  # the arrays change in place: either all rows are learned, or none
+            components.set_part(touched, before)
             raise
         per_class = np.add.reduceat(counts, starts[:-1])
-        now = replace(now, weights=counts / per_class[self.classes])
-        return replace(self, pancakes=now, counts=counts, priors=per_class / per_class.sum(), own=True)
+        components = replace(components, weights=counts / per_class[self.classes])
+        priors = per_class / per_class.sum()
+        return replace(self, components=components, counts=counts, priors=priors, owns_arrays=True)
 
-    def recogniser(self) -> PancakeRows:
-        """Scores of classes."""
-        priors = self.priors[self.classes]
-        scores = scores_of(self.pancakes, self.likelihood, np.maximum(priors, np.finfo(float).tiny))
-        return PancakeRows(scores, self.starts, "scores", self.frame)
+    def recogniser(self) -> Recogniser:
+        """Return the scores of classes."""
+        priors = np.maximum(self.priors[self.classes], np.finfo(float).tiny)
+        scores = make_scores(self.components, self.likelihood, priors)
+        return Recogniser(scores, self.starts, self.tangent_spec)
 
 
 class PreparedMixtureRows(NamedTuple):
-    """The matrix that rows are multiplied by first, where there is one, and what they are scored by: their
-    classes (also by tangent distance), or their sub-classes alone.
-    """
+    """The smoothing matrix on the device, or None, and packed scores of classes or of components."""
 
     backend: Backend
-    basis: Array | None
-    scorer: Recogniser | PackedScores
+    matrix: Array | None
+    scorer: PreparedRecogniser | AnyScorer
 
 
 @dataclass(frozen=True)
-class MixtureRows:
-    """Rows to one of several outputs (a :class:`~scalelatent.contract.learners.RowMap`)."""
+class MixtureRowMap:
+    """Map of rows to one output (a :class:`~scalelatent.contract.learners.RowMap`).
 
-    fitted: Fitted
-    # "probabilities" of classes, "classes" the same with labels for a dataset; "scores" of classes, the
-    # smaller the better; "decisions": minus these, of two classes one column; "latents", scores of all
-    # sub-classes; "components": the best; "codes": that, then the code; "reconstructions"; "shares" of
-    # sub-classes; "log-likelihood"
+    ``what`` names the output:
+
+    ================= ==========================================================================
+    "probabilities"   of classes
+    "classes"         probabilities; a dataset of them gets the best class as label
+    "scores"          of classes: the smaller, the better
+    "decisions"       minus the scores; of two classes one column, the second less the first
+    "latents"         scores of all components
+    "components"      the best component
+    "codes"           the best component, followed by the code
+    "reconstructions" rows as the best component reconstructs them
+    "shares"          posterior probabilities of components
+    "log-likelihood"  in nats
+    ================= ==========================================================================
+
+    ``label`` is the class whose components give codes and reconstructions; -1 stands for all classes.
+    """
+
+    fitted: FittedMixture
     what: str
-    label: int = -1  # class whose sub-classes give codes and reconstructions; -1: the best of all
+    label: int = -1
 
     @property
     def wants(self) -> Wants:
-        """Labels of the output are predicted, not copied, where it is classes."""
+        """Wish that labels of the output are predicted and not copied, if the output is classes."""
         return Wants(labels=self.what == "classes")
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of a row, dtype)."""
+        """Return the shape of an output row, and its dtype."""
         f = self.fitted
-        if self.what in ("probabilities", "classes"):
-            return (len(f.priors),), "float64"
-        if self.what == "scores":
-            return (len(f.priors),), "float32"
-        if self.what == "decisions":
-            return (1 if len(f.priors) == 2 else len(f.priors),), "float32"
-        if self.what == "latents":
-            return (len(f.classes),), "float32"
-        if self.what == "components":
-            return (1,), "int32"
-        if self.what == "codes":
-            return (1 + f.pancakes.n_dims,), "float64"
-        if self.what == "reconstructions":
-            return (f.pancakes.means.shape[1],), "float32"
-        return (len(f.classes) if self.what == "shares" else 1,), "float64"
+        n_classes, n_components = len(f.priors), len(f.classes)
+        _, p, _ = f.components.bases.shape
+        columns, dtype = {
+            "probabilities": (n_classes, "float64"),
+            "classes": (n_classes, "float64"),
+            "scores": (n_classes, "float32"),
+            "decisions": (1 if n_classes == 2 else n_classes, "float32"),
+            "latents": (n_components, "float32"),
+            "components": (1, "int32"),
+            "codes": (1 + f.components.n_dims, "float64"),
+            "reconstructions": (p, "float32"),
+            "shares": (n_components, "float64"),
+            "log-likelihood": (1, "float64"),
+        }[self.what]
+        return (columns,), dtype
 
     def prepare(self, backend: Backend) -> PreparedMixtureRows:
-        """Packed scores."""
+        """Pack the scores for the kernels."""
         f = self.fitted
-        basis = None if f.basis is None else backend.asarray(f.basis, np.float32)
-        rows = f.recogniser()
-        of_one = self.what in OF_ONE and self.label < 0 and f.frame is not None
-        if of_one or self.what in OF_CLASSES:
-            return PreparedMixtureRows(backend, basis, rows.prepare(backend))
+        matrix = None if f.matrix is None else backend.asarray(f.matrix, np.float32)
+        recogniser = f.recogniser()
+        is_by_tangents = self.what in COMPONENT_OUTPUTS and self.label < 0 and f.tangent_spec is not None
+        if is_by_tangents or self.what in CLASS_OUTPUTS:
+            return PreparedMixtureRows(backend, matrix, recogniser.prepare(backend))
+        scores = recogniser.scores
         if self.what in ("shares", "log-likelihood"):
-            scores = scores_of(f.pancakes, density_of(f.likelihood))
-        else:
-            scores = rows.scores
+            scores = make_scores(f.components, density_likelihood(f.likelihood))
         scorer = backend.kernel("linear_mixture_make_scorer")(scores, f.starts)
-        return PreparedMixtureRows(backend, basis, scorer)
+        return PreparedMixtureRows(backend, matrix, scorer)
 
     def apply(self, prepared: PreparedMixtureRows, block: Block) -> np.ndarray:
-        """Output rows of a block."""
+        """Return the output rows of a block.
+
+        Raises
+        ------
+        NonFiniteError
+            A value is NaN, infinite or beyond float32.
+        """
         if place := find_too_large(block) or find_nonfinite(block):
             raise NonFiniteError(place)
-        backend, basis, scorer = prepared
+        backend, matrix, scorer = prepared
         x = backend.asarray(block.x, np.float32, "x")
-        if basis is not None:
-            x = backend.matmul(x, basis, "projected")
-        f, runs = self.fitted, len(self.fitted.priors)
-        if self.what in OF_CLASSES:
-            assert isinstance(scorer, Recogniser)
-            scores, _ = f.recogniser().recognise(scorer, x)
-            if self.what == "scores":
-                return scores.astype(np.float32)
-            if self.what == "decisions":
-                two = scores.shape[1] == 2
-                return (scores[:, :1] - scores[:, 1:] if two else -scores).astype(np.float32)
-            return probabilities(scores, f.temperature)
-        if self.what in OF_ONE:
-            index = self._sub_classes(backend, scorer, x)
-            if self.what == "components":
-                return index[:, None].astype(np.int32)
-            rows = np.asarray(backend.to_host(x), dtype=np.float64)
-            codes = density.codes(f.pancakes, f.likelihood, rows, index)
-            if self.what == "codes":
-                return np.concatenate([index[:, None], codes], axis=1)
-            return density.reconstruct(f.pancakes, codes, index).astype(np.float32)
-        scores = backend.kernel("linear_mixture_all_scores")(scorer, x, 0, runs)
+        if matrix is not None:
+            x = backend.matmul(x, matrix, "projected")
+        if self.what in CLASS_OUTPUTS:
+            assert isinstance(scorer, PreparedRecogniser)
+            return self._class_output(self.fitted.recogniser().recognise(scorer, x)[0])
+        if self.what in COMPONENT_OUTPUTS:
+            return self._component_output(backend, x, self._best_components(backend, scorer, x))
+        scores = backend.kernel("linear_mixture_all_scores")(scorer, x, 0, len(self.fitted.priors))
         if self.what == "latents":
             return np.asarray(scores, dtype=np.float32)
-        if self.what == "shares":
-            return probabilities(scores, _UNIT)
+        if self.what == "shares":  # the scores are -2 log densities, so the temperature is 1
+            return probabilities(scores, 1.0)
         exponent = -0.5 * np.asarray(scores, dtype=np.float64)
         top = exponent.max(axis=1, keepdims=True)
         return top + np.log(np.exp(exponent - top).sum(axis=1, keepdims=True))
 
-    def _sub_classes(self, backend: Backend, scorer: Recogniser | PackedScores, x: Array) -> np.ndarray:
-        """Best sub-class of each row: of all, or of a class."""
-        f = self.fitted
+    def _class_output(self, scores: np.ndarray) -> np.ndarray:
+        if self.what == "scores":
+            return scores.astype(np.float32)
+        if self.what == "decisions":
+            two = scores.shape[1] == 2
+            return (scores[:, :1] - scores[:, 1:] if two else -scores).astype(np.float32)
+        return probabilities(scores, self.fitted.temperature)
+
+    def _component_output(self, backend: Backend, x: Array, index: np.ndarray) -> np.ndarray:
+        if self.what == "components":
+            return index[:, None].astype(np.int32)
+        f, rows = self.fitted, np.asarray(backend.to_host(x), dtype=np.float64)
+        codes = density.codes(f.components, f.likelihood, rows, index)
+        if self.what == "codes":
+            return np.concatenate([index[:, None], codes], axis=1)
+        return density.reconstruct(f.components, codes, index).astype(np.float32)
+
+    def _best_components(
+        self, backend: Backend, scorer: PreparedRecogniser | AnyScorer, x: Array
+    ) -> np.ndarray:
+        """Return the best component of each row, of all classes or of the class ``label``."""
+        f, nearest = self.fitted, backend.kernel("linear_mixture_nearest")
         if self.label >= 0:
-            kernel = backend.kernel("linear_mixture_nearest")
-            return np.asarray(kernel(scorer, x, self.label, self.label + 1)[1][:, 0])
-        if f.frame is not None:
-            assert isinstance(scorer, Recogniser)
+            return np.asarray(nearest(scorer, x, self.label, self.label + 1)[1][:, 0])
+        if f.tangent_spec is not None:
+            assert isinstance(scorer, PreparedRecogniser)
             best, index = f.recogniser().recognise(scorer, x)
         else:
-            best, index = backend.kernel("linear_mixture_nearest")(scorer, x, 0, len(f.priors))
+            best, index = nearest(scorer, x, 0, len(f.priors))
         return np.asarray(index[np.arange(len(index)), best.argmin(axis=1)])
 
     @staticmethod
     def labels(out: np.ndarray) -> np.ndarray:
-        """Class codes of probabilities: the largest, the first of equals."""
+        """Return the class codes of probabilities: the largest, the first of equal ones."""
         return out.argmax(axis=1)

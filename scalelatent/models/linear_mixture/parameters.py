@@ -1,4 +1,4 @@
-"""Parameters of mixtures of linear models."""
+"""Tables of the parameters of mixtures of linear models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scalelatent.contract.parameters import (
 )
 
 from .kernels.reference import TANGENTS
-from .model.pancakes import LIKELIHOODS
+from .model.components import DENSITY_LIKELIHOODS, LIKELIHOODS
 
 if TYPE_CHECKING:
     from .estimator import LinearMixtureClassifier
@@ -42,7 +42,7 @@ def _are_dims(value: Any) -> bool:
 
 
 def _check_tangents(model: AnyMixture) -> None:
-    if len(model.tangents) and model.likelihood in ("ppca", "factor-analysis"):
+    if len(model.tangents) and model.likelihood in DENSITY_LIKELIHOODS:
         raise ValueError(
             f"likelihood={model.likelihood!r}: tangents are fitted with the reconstruction error; choose "
             "'error' or 'code-cost', or leave tangents out"
@@ -52,16 +52,16 @@ def _check_tangents(model: AnyMixture) -> None:
 def _check_steps(model: AnyMixture) -> None:
     if model.algorithm == "stepwise" and len(model.tangents) and model.tangent_weight:
         raise ValueError(
-            f"tangent_weight={model.tangent_weight}: stepwise EM clusters without tangents; set it to 0, or "
-            "choose algorithm='em'"
+            f"tangent_weight={model.tangent_weight}: stepwise EM clusters without tangents; set "
+            "tangent_weight=0, or choose algorithm='em'"
         )
 
 
 def _check_recognition(model: LinearMixtureClassifier) -> None:
     if model.recognition == "tangent-distance" and not len(model.tangents):
         raise ValueError(
-            "recognition='tangent-distance' needs tangents: give for example ('shift-x', 'shift-y', "
-            "'rotation', 'scaling')"
+            "recognition='tangent-distance' needs tangents: set for example "
+            "tangents=('shift-x', 'shift-y', 'rotation', 'scaling')"
         )
 
 
@@ -75,23 +75,26 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
             "n_dims",
             None,
             Satisfies(_are_dims, "give a whole number of at least 0, or a share of the variance below 1"),
-            "dimensions of a pancake, or the share of the variance that they hold",
+            "directions of a component, or the share of the variance that they hold",
         ),
-        Parameter("max_dims", 40, Whole(), "most dimensions where n_dims is a share"),
+        Parameter("max_dims", 40, Whole(), "upper bound of the directions if n_dims is a share"),
         Parameter(
-            "assignment", "hard", Choice(("hard", "soft")), "a row belongs to one sub-class, or to all"
+            "assignment",
+            "hard",
+            Choice(("hard", "soft")),
+            "a row belongs to one component, or in part to each",
         ),
-        Parameter("likelihood", "error", Choice(LIKELIHOODS), "score of a row under a sub-class"),
+        Parameter("likelihood", "error", Choice(LIKELIHOODS), "score of a row under a component"),
         Parameter(
             "tangents",
             (),
             Satisfies(_are_tangents, f"give some of {', '.join(map(repr, TANGENTS))}, each once"),
-            "small changes of an image that leave its class as it is",
+            "small changes of an image that do not change its class",
         ),
         Parameter(
             "temperature",
             None,
-            Number("give a number above 0, or None to learn it", above=0, also=(None,)),
+            Number("give a number above 0, or None to estimate it", above=0, also=(None,)),
             "sigma² of soft assignments",
         ),
         Parameter(
@@ -100,19 +103,22 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
             Number("give a number of at least 0", least=0),
             "smallest noise, as a share of the mean variance of a feature",
         ),
-        Parameter("tangent_weight", 0.0, _NOT_NEGATIVE, "of tangents against rows in clustering"),
+        Parameter("tangent_weight", 0.0, _NOT_NEGATIVE, "weight of tangents in clustering, relative to rows"),
         Parameter(
-            "recognition_tangent_weight", 0.3, _NOT_NEGATIVE, "of tangents against rows in the final bases"
+            "recognition_tangent_weight",
+            0.3,
+            _NOT_NEGATIVE,
+            "weight of tangents in the final bases",
         ),
-        Parameter("tangent_smoothing", 0.6, _NOT_NEGATIVE, "of images before derivatives, in pixels"),
-        Parameter("smoothing", 0.0, _NOT_NEGATIVE, "of the rows, in pixels"),
-        Parameter("algorithm", "em", Choice(("em", "stepwise")), "passes of EM, or a step after each batch"),
-        Parameter("max_iter", 30, Whole(), "most passes of EM after the start"),
+        Parameter("tangent_smoothing", 0.6, _NOT_NEGATIVE, "smoothing before derivatives, in pixels"),
+        Parameter("smoothing", 0.0, _NOT_NEGATIVE, "smoothing of the rows, in pixels"),
+        Parameter("algorithm", "em", Choice(("em", "stepwise")), "passes of EM, or steps after batches"),
+        Parameter("max_iter", 30, Whole(), "most passes of EM after k-means"),
         Parameter(
             "tol",
-            1e-4,
+            1e-3,
             Number("give a number of at least 0, or None", least=0, also=(None,)),
-            "relative fall of the error that ends EM",
+            "EM ends when its objective falls by a smaller share in a pass",
         ),
         Parameter("n_epochs", 3, Whole(), "passes of stepwise EM"),
         Parameter("batch_rows", None, Whole(also=(None,)), "rows of a step of stepwise EM"),
@@ -120,7 +126,7 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
             "image_shape",
             None,
             Satisfies(_is_shape, "give (height, width), or None for that of the dataset"),
-            "height and width of the images that rows are",
+            "height and width of the images",
         ),
     )
 
@@ -150,11 +156,14 @@ PARAMETERS = Parameters(
                     one=True,
                     also=(None,),
                 ),
-                "sub-classes of each class, or one number for each class",
+                "components of each class, or one number for each class",
             )
         ),
         Parameter(
-            "recognition", "error", Choice(("error", "tangent-distance")), "how rows are compared with models"
+            "recognition",
+            "error",
+            Choice(("error", "tangent-distance")),
+            "score that classifies rows",
         ),
         *_LAST,
     ),

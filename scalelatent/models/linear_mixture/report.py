@@ -1,4 +1,4 @@
-"""What the report of a mixture shows: its pancakes, what they make of rows, mistakes, how it learned."""
+"""What the report of a mixture shows: its components, what they make of rows, mistakes, how it learned."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
 from .kernels.reference import tangent_rows
+from .model.components import DENSITY_LIKELIHOODS
 from .model.density import main_directions
-from .model.recognise import N_CANDIDATES, REJECTED, errors_at_rejects, reject_curve
-from .output import DENSE, density_of
-from .report_data import ClassEvidence, DensityEvidence, collect_classes, collect_density, phases_of
+from .model.recognition import N_CANDIDATES, REJECTED, errors_at_rejects, reject_curve
+from .output import density_likelihood
+from .report_data import ClassReportData, DensityReportData, collect_classes, collect_density, list_phases
 from .report_figures import (
     plot_deviations,
     plot_means,
@@ -138,7 +139,7 @@ def _density_words(model: LinearMixture) -> list[tuple[str, str]]:
     )
     if model.basis_ is not None:
         words += " It is that of the smoothed rows."
-    if model.likelihood not in DENSE:
+    if model.likelihood not in DENSITY_LIKELIHOODS:
         words += (
             " This model was fitted by its reconstruction error; its density is that of probabilistic PCA "
             "in the bases found."
@@ -151,11 +152,11 @@ def _density_words(model: LinearMixture) -> list[tuple[str, str]]:
 
 def _sizes(model: AnyMixture) -> str:
     k = len(model.means_)
-    return f"{count(k, 'sub-class', 'sub-classes')} of {count(model.n_dims_, 'dimension')}"
+    return f"{count(k, 'component', 'components')} of {count(model.n_dims_, 'dimension')}"
 
 
 def _class_numbers(
-    evidence: ClassEvidence | None, rows: str
+    evidence: ClassReportData | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     if evidence is None:
         return [], []
@@ -181,11 +182,11 @@ def _numbers(run: RunFiles, model: AnyMixture) -> tuple[list[tuple[str, str]], l
     if model.recognition == "tangent-distance":
         table.append(("recognition", f"tangent distance of the best {N_CANDIDATES}"))
     counts = fitted.counts
-    table.append(("sub-classes", f"{len(counts):,}"))
-    table.append(("rows of a sub-class", f"{counts.min():,.0f} to {counts.max():,.0f}"))
+    table.append(("components", f"{len(counts):,}"))
+    table.append(("rows of a component", f"{counts.min():,.0f} to {counts.max():,.0f}"))
     if history:
         last = history[-1]
-        for key, text in ("refilled", "sub-classes refilled"), ("dropped", "sub-classes dropped"):
+        for key, text in ("refilled", "components refilled"), ("dropped", "components dropped"):
             if last.get(key):
                 table.append((text, f"{last[key]:,}"))
     seconds = sum(record.get("seconds") or 0.0 for record in history)
@@ -239,11 +240,11 @@ def _means(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | 
         words = f"The means {of}: features across, those of most training rows first."
     alt = f"{count(shown, 'mean')} as {'images' if shape else 'lines'}."
     figure = plot_means(tiles, rows, [] if names is None else names[: len(groups)], shape)
-    return Picture("means", "Means of all sub-classes", words, alt, figure, wide=across > 10)
+    return Picture("means", "Means of all components", words, alt, figure, wide=across > 10)
 
 
 def _largest(model: AnyMixture, names: list[str] | None) -> tuple[np.ndarray, list[str]]:
-    """The largest sub-class of each class, or the largest components, and what they are called."""
+    """The largest component of each class, or the largest components, and what they are called."""
     groups = _groups(model, names)
     if names is None:
         own = np.concatenate(groups)[:SHOWN]
@@ -262,11 +263,11 @@ def _deviations(model: AnyMixture, names: list[str] | None, shape: tuple[int, ..
     for q in own:
         mean = model.means_[q]
         lines = [mean]
-        for way in main_directions(fitted.pancakes, fitted.likelihood, int(q))[:shown]:
+        for way in main_directions(fitted.components, fitted.likelihood, int(q))[:shown]:
             lines += [mean - 2 * way, mean + 2 * way]
         tiles.append(np.stack(lines))
     of = "class" if names is not None else "component"
-    largest = "the largest sub-class of each class" if names is not None else "the largest components"
+    largest = "the largest component of each class" if names is not None else "the largest components"
     words = (
         f"The mean of {largest}, and the mean less and plus two standard deviations along its "
         f"{count(shown, 'widest direction')}: what may change in an image without leaving the {of}."
@@ -304,13 +305,13 @@ def _spectra(model: AnyMixture) -> list[Picture]:
         return []
     fitted = model._fitted
     ways = [
-        (main_directions(fitted.pancakes, fitted.likelihood, q) ** 2).sum(axis=1)
+        (main_directions(fitted.components, fitted.likelihood, q) ** 2).sum(axis=1)
         for q in range(len(model.means_))
     ]
     variances = np.maximum(np.array(ways), fitted.floor)
     noise = model.noise_.reshape(len(variances), -1).mean(axis=1)
     words = (
-        "Variance of the rows along the directions of each sub-class (grey), their median and the middle "
+        "Variance of the rows along the directions of each component (grey), their median and the middle "
         "80 % (blue), and in every direction that the model leaves out (dashed, median)."
     )
     first, last, rest = np.median(variances[:, 0]), np.median(variances[:, -1]), np.median(noise)
@@ -322,7 +323,7 @@ def _passes(run: RunFiles, model: AnyMixture) -> list[Picture]:
     records = [record for record in run.history if record.get("objective") is not None]
     if not records:
         return []
-    phases = [(a, b, PHASES.get(name, name), nats) for a, b, name, nats in phases_of(model, records)]
+    phases = [(a, b, PHASES.get(name, name), nats) for a, b, name, nats in list_phases(model, records)]
     words = ["Mean error of a row in each pass, with the phases of the fit."]
     if any(nats for *_, nats in phases):
         words = ["Mean log-likelihood of a row where rows have a density, mean error before."]
@@ -333,7 +334,7 @@ def _passes(run: RunFiles, model: AnyMixture) -> list[Picture]:
     last = records[-1]
     if last.get("refilled") or last.get("dropped"):
         words.append(
-            f"{count(last.get('refilled', 0), 'sub-class', 'sub-classes')} that starved "
+            f"{count(last.get('refilled', 0), 'component', 'components')} that starved "
             f"were refilled, {last.get('dropped', 0)} dropped."
         )
     alt = f"A curve over {count(len(records), 'pass', 'passes')} in {count(len(phases), 'phase')}."
@@ -345,7 +346,7 @@ def _passes(run: RunFiles, model: AnyMixture) -> list[Picture]:
 
 
 def _reconstructions(
-    model: LinearMixtureClassifier, evidence: ClassEvidence, rows: str, shape: tuple[int, ...] | None
+    model: LinearMixtureClassifier, evidence: ClassReportData, rows: str, shape: tuple[int, ...] | None
 ) -> Picture:
     n = min(len(evidence.examples), MOST_CLASSES)
     names = evidence.names[:MOST_CLASSES]
@@ -358,7 +359,7 @@ def _reconstructions(
         shape,
     )
     words = (
-        f"One of the {rows} rows of each class, and what the best sub-class of each class makes of it; under "
+        f"One of the {rows} rows of each class, and what the best component of each class makes of it; under "
         "each its score, the smaller the better, the best one framed."
     )
     if model.basis_ is not None:
@@ -368,9 +369,13 @@ def _reconstructions(
     return Picture("reconstructions", "Rows by the models of each class", words, alt, figure, wide=True)
 
 
-def _rejects(model: LinearMixtureClassifier, evidence: ClassEvidence, rows: str) -> Picture:
+def _rejects(model: LinearMixtureClassifier, evidence: ClassReportData, rows: str) -> Picture:
     wrong = np.concatenate(evidence.wrong)
-    by = "best to second class" if model._fitted.likelihood not in DENSE else "second to best probability"
+    by = (
+        "best to second class"
+        if model._fitted.likelihood not in DENSITY_LIKELIHOODS
+        else "second to best probability"
+    )
     certain = np.concatenate(evidence.certain)
     found = errors_at_rejects(certain, wrong)
     told = ", ".join(f"{percent(error)} at {share}" for share, error in found.items())
@@ -386,14 +391,14 @@ def _samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Picture:
     drawn, _ = model.sample(SAMPLES)
     tiles = drawn.reshape(-1, 10, drawn.shape[1])
     words = f"{SAMPLES} rows drawn from the density, noise included, in the tone of the means."
-    if density_of(model.likelihood) != model.likelihood:
+    if density_likelihood(model.likelihood) != model.likelihood:
         words += " It is that of probabilistic PCA in the bases found."
     alt = f"{SAMPLES} made {'images' if shape else 'rows'}."
     return Picture("samples", "Samples", words, alt, plot_rows(tiles, shape, like=model.means_))
 
 
 def _density_pictures(
-    model: LinearMixture, evidence: DensityEvidence, rows: str, shape: tuple[int, ...] | None
+    model: LinearMixture, evidence: DensityReportData, rows: str, shape: tuple[int, ...] | None
 ) -> list[Picture]:
     x, hidden, found = evidence.examples, evidence.hidden, []
     if hidden.any():

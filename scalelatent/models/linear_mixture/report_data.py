@@ -17,21 +17,21 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.report.classes import ClassifiedBlock, Confusion, Mistakes, Reliability
 from scalelatent.report.runfiles import check_width
 
-from .model.recognise import probabilities
-from .output import MixtureRows
+from .model.recognition import probabilities
+from .output import MixtureRowMap
 
 if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
     from .fit import AnyMixture
 
-__all__ = ["ClassEvidence", "DensityEvidence", "collect_classes", "collect_density"]
+__all__ = ["ClassReportData", "DensityReportData", "collect_classes", "collect_density"]
 
 BLOCK_BYTES, MOST_ROWS = 32 * 2**20, 4096
 EXAMPLES, LEAST_LIKELY = 10, 20
 
 
 @dataclass
-class ClassEvidence:
+class ClassReportData:
     """Of a classifier."""
 
     n_rows: int
@@ -51,7 +51,7 @@ class ClassEvidence:
 
 
 @dataclass
-class DensityEvidence:
+class DensityReportData:
     """Of a density."""
 
     n_rows: int
@@ -77,13 +77,13 @@ def _blocks(model: AnyMixture, data: Dataset, classes: np.ndarray | None) -> Ite
 
 def collect_classes(
     model: LinearMixtureClassifier, data: Dataset, *, progress: Callable[[int, int], None] | None = None
-) -> ClassEvidence:
+) -> ClassReportData:
     """Stream rows through a fitted classifier."""
     check_width(data, model.n_features_in_)
     m, labelled = len(model.classes_), data.has_y
     names = [str(c) for c in model.classes_.tolist()]
     confusion, reliability = (Confusion.empty(m), Reliability.empty()) if labelled else (None, None)
-    out = ClassEvidence(data.n_rows, data.feature_shape, names, confusion, reliability, Mistakes())
+    out = ClassReportData(data.n_rows, data.feature_shape, names, confusion, reliability, Mistakes())
     backend, rows = make_backend(model.device), model._row_map("scores")
     prepared = rows.prepare(backend)
     first: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
@@ -128,7 +128,7 @@ def _look_for_examples(
 
 def _made(model: AnyMixture, x: np.ndarray, label: int, backend: Backend) -> np.ndarray:
     """Rows by their best model of a class, or of all (-1)."""
-    rows: MixtureRows = replace(model._row_map("reconstructions"), label=label)
+    rows: MixtureRowMap = replace(model._row_map("reconstructions"), label=label)
     return np.array(rows.apply(rows.prepare(backend), Block(x, None, None, 0)))
 
 
@@ -138,7 +138,7 @@ def collect_density(
     shape: Sequence[int] | None,
     *,
     progress: Callable[[int, int], None] | None = None,
-) -> DensityEvidence:
+) -> DensityReportData:
     """Stream rows through a fitted density."""
     check_width(data, model.n_features_in_)
     backend, rows = make_backend(model.device), model._row_map("log-likelihood")
@@ -167,7 +167,7 @@ def collect_density(
             hidden[-(shape[0] // 2) :] = True
             hidden = hidden.ravel()
         filled = model.reconstruct(x, observed=~hidden)
-    return DensityEvidence(
+    return DensityReportData(
         data.n_rows,
         data.feature_shape,
         total / weighed if weighed else float("nan"),
@@ -181,7 +181,7 @@ def collect_density(
     )
 
 
-def phases_of(model: AnyMixture, history: Sequence[dict[str, Any]]) -> list[tuple[int, int, str, bool]]:
+def list_phases(model: AnyMixture, history: Sequence[dict[str, Any]]) -> list[tuple[int, int, str, bool]]:
     """(first, last record, what the phase is, whether its objective is in nats) of a history."""
     names = [record.get("phase") or "steps" for record in history]
     edges = [i for i in range(len(names)) if i == 0 or names[i] != names[i - 1]] + [len(names)]

@@ -1,4 +1,4 @@
-"""Figures of mixtures of linear models: pancakes as images, what they make of rows, how they were learned."""
+"""Figures of mixtures of linear models: components, reconstructions, passes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _curves(tiles: np.ndarray) -> Figure:
 def plot_means(
     tiles: np.ndarray, rows: np.ndarray, names: Sequence[str], shape: tuple[int, ...] | None
 ) -> Figure:
-    """Means (down, across, features), under each the rows (down, across) of its sub-class."""
+    """Means (down, across, features), under each the rows (down, across) of its component."""
     if shape is None:
         return _curves(tiles)
     down, across = rows.shape
@@ -75,7 +75,7 @@ def plot_means(
 
 
 def plot_deviations(tiles: np.ndarray, names: Sequence[str], shape: tuple[int, ...] | None) -> Figure:
-    """For each sub-class its mean, then pairs of mean minus and plus two standard deviations."""
+    """For each component its mean, then pairs of mean minus and plus two standard deviations."""
     if shape is None:
         return _curves(tiles)
     down, across = tiles.shape[:2]

@@ -1,4 +1,4 @@
-"""Scores of mixtures: of a classifier also errors with rejects; of a density likelihood and clusters."""
+"""Metrics of mixtures: errors with rejects of a classifier, likelihood and clusters of a density."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .model.recognise import errors_at_rejects, probabilities
 if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
 
-# Metrics of a density that hold its components against classes.
+# Metrics that compare the components of a density with the classes of the rows.
 _OF_CLASSES = ("nmi", "accuracy", "purity")
 
 
 class RejectScorer(ClassScorer):
-    """Of a classifier; ``reject``: the errors when 0, 1, 5 and 10 % of the rows are rejected."""
+    """Metrics of a classifier; ``reject`` are the errors when 0, 1, 5 and 10 % of the rows are rejected."""
 
     metrics = (*ClassScorer.metrics, "reject")
 
@@ -35,16 +35,16 @@ class RejectScorer(ClassScorer):
     ) -> dict[str, Any]:
         if "reject" not in metrics:
             return super().measure(model, dataset, metrics, batch_rows, progress)
-        asked, others = _Asked(model), [name for name in metrics if name != "reject"]
-        found = super().measure(asked, dataset, others, batch_rows, progress)
-        guess = asked.classes_[np.concatenate(asked.guesses)]
+        recorder, others = _Recorder(model), [name for name in metrics if name != "reject"]
+        found = super().measure(recorder, dataset, others, batch_rows, progress)
+        guess = recorder.classes_[np.concatenate(recorder.guesses)]
         wrong = guess != dataset.read_y(0, len(dataset))
-        found["reject"] = errors_at_rejects(np.concatenate(asked.certain), wrong)
+        found["reject"] = errors_at_rejects(np.concatenate(recorder.certain), wrong)
         return {name: found[name] for name in metrics}
 
 
-class _Asked:
-    """A model that remembers how certain it was of the rows that it was asked about."""
+class _Recorder:
+    """A classifier that records the class and the certainty of each row that it predicts."""
 
     def __init__(self, model: LinearMixtureClassifier) -> None:
         self._model, self.classes_, self.n_features_in_ = model, model.classes_, model.n_features_in_
@@ -52,23 +52,23 @@ class _Asked:
         self.certain: list[np.ndarray] = []
 
     def predict_proba(self, x: np.ndarray) -> np.ndarray:
-        """Probabilities of classes."""
+        """Return the probabilities of classes."""
         scores = self._model._mapped_rows(x, "scores")
         self.certain.append(self._model._certainty(scores))
         self.guesses.append(scores.argmin(axis=1))
         return probabilities(scores, self._model.temperature_)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Classes."""
+        """Return the classes."""
         self.predict_proba(x)
         return np.asarray(self.classes_[self.guesses[-1]])
 
 
 class DensityScorer(Scorer):
-    """Of a density: ``log_likelihood``, nats a row; of rows with labels how its components are their classes.
+    """Metrics of a density: ``log_likelihood`` in nats per row, and for rows with labels clustering metrics.
 
-    ``nmi``; ``accuracy`` by the best one-to-one pairing of components and classes; ``purity``: each component
-    stands for the class that most of its rows have.
+    ``nmi``; ``accuracy`` with the best one-to-one pairing of components and classes; ``purity``, where each
+    component stands for the most frequent class of its rows.
     """
 
     metrics = ("log_likelihood", *_OF_CLASSES)
@@ -115,7 +115,7 @@ class DensityScorer(Scorer):
 
 
 def _purity(labels: np.ndarray, clusters: np.ndarray) -> float:
-    """Share of rows whose component's most frequent class is theirs."""
+    """Return the share of rows whose class is the most frequent one of their component."""
     classes, found = (np.unique(column, return_inverse=True)[1] for column in (labels, clusters))
     shared = np.zeros((int(found.max()) + 1, int(classes.max()) + 1), dtype=np.int64)
     np.add.at(shared, (found, classes), 1)

@@ -9,14 +9,9 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.linear_mixture.kernels import reference
 from scalelatent.models.linear_mixture.kernels.reference import Scores
-from scalelatent.models.linear_mixture.model.em import (
-    MAIN,
-    Mixture,
-    MixtureEM,
-    MixtureState,
-    initial_state,
-)
-from scalelatent.models.linear_mixture.model.pancakes import Pancakes
+from scalelatent.models.linear_mixture.model.components import Components
+from scalelatent.models.linear_mixture.model.e_step import MAIN, MixtureSettings, MixtureState, initial_state
+from scalelatent.models.linear_mixture.model.em import MixtureEM
 from scalelatent.models.linear_mixture.model.start import random_bases
 
 
@@ -34,8 +29,8 @@ def made_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3)
     return (rows / np.abs(rows).max()).astype(np.float32)
 
 
-def a_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int = 0) -> Pancakes:
-    """Pancakes around some of the rows, from which any likelihood can go on."""
+def a_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int = 0) -> Components:
+    """Components around some of the rows, from which any likelihood can go on."""
     rng = np.random.Generator(np.random.Philox(seed))
     p, variance = x.shape[1], float(x.var(axis=0, dtype=np.float64).mean())
     means = x[rng.choice(len(x), k, replace=False)].astype(np.float64)
@@ -44,7 +39,7 @@ def a_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int = 
     if likelihood == "factor-analysis":
         bases, noise = bases * np.sqrt(variance), np.full((k, p), variance)
         bases[:, :, h:] = 0.0
-    return Pancakes(means, bases, values, noise, np.full(k, 1.0 / k), h)
+    return Components(means, bases, values, noise, np.full(k, 1.0 / k), h)
 
 
 def one_pass(
@@ -72,8 +67,8 @@ def main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None, **o
     """An EM of one class that begins with its main phase, and its state; it does not stop or refill."""
     p = x.shape[1]
     q = min(p, q or h)
-    mixture = Mixture(p, np.zeros(k, dtype=np.int64), 0, likelihood, assignment, **options)
-    em = MixtureEM(mixture, h, q, tol=-1.0, max_iter=10**6, most_refills=-1)
+    mixture = MixtureSettings(p, np.zeros(k, dtype=np.int64), 0, likelihood, assignment, **options)
+    em = MixtureEM(mixture, h, q, tol=-1.0, max_iter=10**6, may_refill=False)
     start = a_start(x, k, h, q, likelihood) if start is None else start
     return em, initial_state(mixture, start, MAIN)
 

@@ -10,28 +10,28 @@ import pytest
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.linear_mixture.model import density, recognise
-from scalelatent.models.linear_mixture.model.pancakes import Pancakes, scores_of
+from scalelatent.models.linear_mixture.model import density, recognition
+from scalelatent.models.linear_mixture.model.components import Components, make_scores
 from scalelatent.reductions.temperature import choose_temperature
 from tests.models.linear_mixture.cases import draw, scored
 
 
-def pancakes(likelihood: str, k: int = 3, p: int = 6, h: int = 2) -> Pancakes:
+def components(likelihood: str, k: int = 3, p: int = 6, h: int = 2) -> Components:
     bases = np.linalg.qr(draw(1, k, p, h))[0]
     values, noise = 1.0 + np.exp(draw(2, k, h)), np.full(k, 0.4)
     if likelihood == "factor-analysis":
         bases, noise = draw(3, k, p, h), np.exp(draw(4, k, p))
-    return Pancakes(3 * draw(5, k, p), bases, values, noise, np.array([0.5, 0.3, 0.2])[:k], h)
+    return Components(3 * draw(5, k, p), bases, values, noise, np.array([0.5, 0.3, 0.2])[:k], h)
 
 
-def covariances(found: Pancakes, likelihood: str) -> np.ndarray:
+def covariances(found: Components, likelihood: str) -> np.ndarray:
     loadings, noise = density.gaussians(found, likelihood)
     return loadings @ np.swapaxes(loadings, 1, 2) + np.stack([np.diag(v) for v in noise])
 
 
 @pytest.mark.parametrize("likelihood", ["ppca", "factor-analysis"])
 def test_samples_have_the_moments_of_the_gaussians(likelihood):
-    found = pancakes(likelihood)
+    found = components(likelihood)
     x, index = density.sample(found, likelihood, 60_000, np.random.default_rng(0))
     wanted = covariances(found, likelihood)
     for q in range(3):
@@ -44,7 +44,7 @@ def test_samples_have_the_moments_of_the_gaussians(likelihood):
 
 @pytest.mark.parametrize("likelihood", ["ppca", "factor-analysis"])
 def test_completed_rows_are_conditional_means(likelihood):
-    found, seen = pancakes(likelihood), np.array([True, False, True, True, False, False])
+    found, seen = components(likelihood), np.array([True, False, True, True, False, False])
     x = draw(7, 9, 6)
     got, logs = density.complete(found, likelihood, x, seen)
     np.testing.assert_array_equal(got[:, seen], x[:, seen])
@@ -59,49 +59,47 @@ def test_completed_rows_are_conditional_means(likelihood):
     np.testing.assert_allclose(got[:, ~seen], np.einsum("kn,knp->np", r, np.array(means)))
     whole, logs = density.complete(found, likelihood, x, np.ones(6, dtype=bool))
     np.testing.assert_array_equal(whole, x)
-    scores = scored(scores_of(found, likelihood), x)
+    scores = scored(make_scores(found, likelihood), x)
     np.testing.assert_allclose(logs, np.log(np.exp(-0.5 * scores).sum(axis=1)))
-    with pytest.raises(ValueError, match="hides all"):
+    with pytest.raises(ValueError, match="False for all"):
         density.complete(found, likelihood, x, np.zeros(6))
-    with pytest.raises(ValueError, match="has 5 features"):
+    with pytest.raises(ValueError, match="has 5 entries"):
         density.complete(found, likelihood, x, np.ones(5))
 
 
 def test_codes_and_reconstructions():
-    found, x = pancakes("ppca"), draw(8, 20, 6)
+    found, x = components("ppca"), draw(8, 20, 6)
     index = np.arange(20) % 3
     codes = density.codes(found, "ppca", x, index)
     again = density.reconstruct(found, codes, index)
-    errors = scored(scores_of(found, "error"), x)[np.arange(20), index]
+    errors = scored(make_scores(found, "error"), x)[np.arange(20), index]
     np.testing.assert_allclose(((x - again) ** 2).sum(axis=1), errors)
 
 
 def test_reject_curve_by_sorting():
     certainty, wrong = np.array([0.9, 0.1, 0.5, 0.1]), np.array([False, True, False, False])
-    share, error = recognise.reject_curve(certainty, wrong)
+    share, error = recognition.reject_curve(certainty, wrong)
     np.testing.assert_allclose(share, [0, 0.25, 0.5, 0.75])
     np.testing.assert_allclose(error, [0.25, 0, 0, 0])
     scores = np.array([[1.0, 4.0, 2.0], [3.0, 3.0, 9.0]])
-    np.testing.assert_allclose(recognise.confidence(scores), [0.5, 0.0])
-    np.testing.assert_allclose(recognise.confidence(scores[:, :1]), 1.0)
+    np.testing.assert_allclose(recognition.confidence(scores), [0.5, 0.0])
+    np.testing.assert_allclose(recognition.confidence(scores[:, :1]), 1.0)
 
 
 def test_the_temperature_has_the_least_log_loss():
-    found, starts = replace(pancakes("ppca"), n_dims=1), np.array([0, 1, 2, 3])
+    found, starts = replace(components("ppca"), n_dims=1), np.array([0, 1, 2, 3])
     x, y = density.sample(found, "ppca", 2000, np.random.default_rng(1))
-    rows = recognise.PancakeRows(scores_of(found, "error"), starts)
-    mean = float(
-        rows.apply(rows.prepare(make_backend("reference")), Block(x, None, None, 0)).min(axis=1).mean()
-    )
-    work = recognise.TemperaturePass(rows, mean * recognise.TEMPERATURES)
+    rows = recognition.Recogniser(make_scores(found, "error"), starts)
+    mean = float(rows.recognise(rows.prepare(make_backend("reference")), x)[0].min(axis=1).mean())
+    work = recognition.TemperaturePass(rows, mean * recognition.TEMPERATURES)
     stats, prepared = Stats.zeros(work.layout()), work.prepare(None, make_backend("reference"))
     for a in (0, 1200):
         work.accumulate(prepared, Block(x[a : a + 1200], y[a : a + 1200].astype("i4"), None, a), stats)
     chosen = choose_temperature(work.temperatures, stats["loss"])
-    scores = rows.apply(prepared, Block(x, None, None, 0))
+    scores = rows.recognise(prepared, x)[0]
 
     def loss(t: float) -> float:
-        found = recognise.probabilities(scores, t)[np.arange(len(y)), y]
+        found = recognition.probabilities(scores, t)[np.arange(len(y)), y]
         return float(-np.log(np.maximum(found, 1e-300)).sum())
 
     assert loss(chosen) <= min(loss(1.1 * chosen), loss(chosen / 1.1))

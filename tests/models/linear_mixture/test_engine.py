@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from scalelatent.contract.learners import Block
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.batch_loop import fit_batches
@@ -22,18 +21,14 @@ from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import choose_grid, make_stage
 from scalelatent.engine.rates import RowShape
 from scalelatent.kernels.streams import stream
-from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame
-from scalelatent.models.linear_mixture.model import em as mathematics
-from scalelatent.models.linear_mixture.model import recognise
-from scalelatent.models.linear_mixture.model.em import (
-    Mixture,
-    MixtureEM,
-    MixtureState,
-    initial_state,
-)
-from scalelatent.models.linear_mixture.model.pancakes import scores_of
-from scalelatent.models.linear_mixture.model.recognise import PancakeRows
-from scalelatent.models.linear_mixture.model.start import seed_centres, start_pancakes
+from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, TangentSpec
+from scalelatent.models.linear_mixture.model import em as em_module
+from scalelatent.models.linear_mixture.model import recognition
+from scalelatent.models.linear_mixture.model.components import make_scores
+from scalelatent.models.linear_mixture.model.e_step import MixtureSettings, MixtureState, initial_state
+from scalelatent.models.linear_mixture.model.em import MixtureEM
+from scalelatent.models.linear_mixture.model.recognition import Recogniser
+from scalelatent.models.linear_mixture.model.start import seed_centres, start_components
 from tests.models.linear_mixture.cases import made_rows, main_em, passes
 
 
@@ -41,10 +36,10 @@ def fit(
     em: MixtureEM, x: np.ndarray, y: np.ndarray, k: int, jobs: int = 1, seed: int = 0, **grid
 ) -> MixtureState:
     """A fit of k sub-classes a class, started from a sample of all rows."""
-    classes = np.arange(em.mixture.n_classes)
+    classes = np.arange(em.settings.n_classes)
     rng = stream(seed, "centres")
     centres = np.concatenate([seed_centres(x[y == c], k, rng) for c in classes])
-    start = initial_state(em.mixture, start_pancakes(centres, em.width, seed))
+    start = initial_state(em.settings, start_components(centres, em.width, seed))
     stage = make_stage("mixture", em, {"train": Dataset.from_arrays(x, y)}, "cpu", classes, **grid)
     executor = InProcessExecutor(jobs, cache=PieceCache(10**9))
     return fit_batches(executor, stage, start, callbacks=Callback()).state
@@ -52,27 +47,27 @@ def fit(
 
 @pytest.mark.parametrize(("likelihood", "assignment"), [("error", "hard"), ("factor-analysis", "soft")])
 def test_threads_and_blocks_held_back_show_in_no_bit(monkeypatch, likelihood, assignment):
-    monkeypatch.setattr(mathematics, "_CACHE_BYTES", 5000)  # M-steps in parts of two sub-classes
+    monkeypatch.setattr(em_module, "_CACHE_BYTES", 5000)  # M-steps in parts of two sub-classes
     x, y = made_rows(2000, 36, 6, 3), np.arange(2000) % 2
-    frame = Frame(("shift-x", "thickness"), (6, 6), 0.6)
-    mixture = Mixture(36, np.repeat([0, 1], 4), 2, likelihood, assignment, 0.0, 1e-6, frame, 0.3, 0.1)
+    spec = TangentSpec(("shift-x", "thickness"), (6, 6), 0.6)
+    mixture = MixtureSettings(36, np.repeat([0, 1], 4), 2, likelihood, assignment, 0.0, 1e-6, spec, 0.3, 0.1)
     em = MixtureEM(mixture, 3, 8, settle_passes=1, max_iter=4)
     found = [fit(em, x, y, 4, jobs, block_rows=128, leaf_rows=256) for jobs in (1, 2, 3)]
     for other in found[1:]:
         assert other.objective == found[0].objective
         for name in ("means", "bases", "values", "noise"):
-            np.testing.assert_array_equal(getattr(other.now, name), getattr(found[0].now, name))
+            np.testing.assert_array_equal(getattr(other.components, name), getattr(found[0].components, name))
 
 
 def grid_of(n: int, p: int, k: int, classes: int):
     each = np.repeat(np.arange(classes), k // classes)
-    em = MixtureEM(Mixture(p, each, classes), 10, 16)
+    em = MixtureEM(MixtureSettings(p, each, classes), 10, 16)
     return choose_grid(RowShape(n, p, False), em.reductions()["train"])
 
 
 def test_wishes_for_blocks_and_leaves():
     for k in (10, 1000):
-        em = MixtureEM(Mixture(256, np.zeros(k, dtype=int), 0), 10, 16)
+        em = MixtureEM(MixtureSettings(256, np.zeros(k, dtype=int), 0), 10, 16)
         wants = em.reductions()["train"].wants
         assert 2048 <= wants.block_rows <= 32_768
         assert wants.merge_share == 0.08
@@ -149,7 +144,7 @@ def usps(root: Path) -> tuple[np.ndarray, ...]:
     return *parts[0], *parts[1]
 
 
-def error_rate(rows: PancakeRows, x: np.ndarray, y: np.ndarray) -> float:
+def error_rate(rows: Recogniser, x: np.ndarray, y: np.ndarray) -> float:
     """Percent of rows whose best class is another."""
     best, _ = rows.recognise(rows.prepare(make_backend("cpu")), x.astype("f4"))
     return 100 * float((best.argmin(axis=1) != y).mean())
@@ -163,22 +158,22 @@ def test_usps(data_root):
         ndimage.gaussian_filter(a.reshape(-1, 16, 16), (0, 0.5, 0.5), mode="constant") for a in (x, x_test)
     )
     x, x_test = x.reshape(-1, 256), x_test.reshape(-1, 256)
-    mixture = Mixture(256, np.repeat(np.arange(10), 20), 10, floor=1e-9)
+    mixture = MixtureSettings(256, np.repeat(np.arange(10), 20), 10, floor=1e-9)
     state = fit(MixtureEM(mixture, 10, 16, start_passes=10), x, y, 20, 2)
-    scores, frame = scores_of(state.now, "code-cost"), Frame(TANGENTS, (16, 16), 0.6)
-    assert error_rate(PancakeRows(scores, mixture.starts), x_test, y_test) <= 4.8
-    assert error_rate(PancakeRows(scores, mixture.starts, frame=frame), x_test, y_test) <= 3.3
+    scores, spec = make_scores(state.components, "code-cost"), TangentSpec(TANGENTS, (16, 16), 0.6)
+    assert error_rate(Recogniser(scores, mixture.starts), x_test, y_test) <= 4.8
+    assert error_rate(Recogniser(scores, mixture.starts, tangent_spec=spec), x_test, y_test) <= 3.3
 
 
 def test_tangent_distance_of_the_best_is_that_of_all(monkeypatch):
     x, y = made_rows(600, 64, 6, 3), np.arange(600) % 3
-    mixture = Mixture(64, np.repeat([0, 1, 2], 5), 3)
+    mixture = MixtureSettings(64, np.repeat([0, 1, 2], 5), 3)
     state = fit(MixtureEM(mixture, 3, 8, max_iter=3, finish_passes=1), x, y, 5)
-    scores, frame = scores_of(state.now, "error"), Frame(TANGENTS[:6], (8, 8), 0.6)
+    scores, spec = make_scores(state.components, "error"), TangentSpec(TANGENTS[:6], (8, 8), 0.6)
     found = []
     for candidates in (10, 15):
-        monkeypatch.setattr(recognise, "N_CANDIDATES", candidates)
-        rows = PancakeRows(scores, mixture.starts, "scores", frame)
-        found.append(rows.apply(rows.prepare(make_backend("cpu")), Block(x, None, None, 0)))
+        monkeypatch.setattr(recognition, "N_CANDIDATES", candidates)
+        rows = Recogniser(scores, mixture.starts, spec)
+        found.append(rows.recognise(rows.prepare(make_backend("cpu")), x)[0])
     assert (found[0].argmin(axis=1) == found[1].argmin(axis=1)).mean() > 0.98
     assert (found[0] >= found[1] - 1e-6).all()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from scalelatent.models.linear_mixture.kernels import cpu, reference
-from scalelatent.models.linear_mixture.kernels.reference import Frame, Groups, group_rows, sorted_runs
-from scalelatent.models.linear_mixture.kernels.steps import eigenvectors
-from scalelatent.models.linear_mixture.model.steps import orthonormal
+from scalelatent.models.linear_mixture.kernels.reference import Groups, TangentSpec, group_rows, sort_by_code
+from scalelatent.models.linear_mixture.kernels.small_matrices import eigenvectors
+from scalelatent.models.linear_mixture.model.m_steps import orthonormalise
 from tests.models.linear_mixture.cases import draw
 
 # (rows, features, dimensions, sub-classes, classes)
@@ -86,7 +86,7 @@ def test_rows_under_the_sub_classes_of_their_own_run(n, p, h, k, classes, kind):
     scores.c[: starts[1]] = np.inf  # all of the first are dropped
     x = (0.7 * draw(9, n, p)).astype("f4")
     codes = np.random.default_rng(5).integers(0, classes, n)
-    rows, edges = sorted_runs(codes, classes)
+    rows, edges = sort_by_code(codes, classes)
     for body in (cpu, reference):
         scorer = body.make_scorer(scores, starts)
         best, index = body.nearest_own(scorer, x, rows, edges)
@@ -115,16 +115,16 @@ def test_a_row_has_the_same_bits_in_any_block(kind):
 def test_the_few_best_are_the_first_of_a_stable_sort(n, k, few):
     scores = np.random.default_rng(k).integers(0, 40, (n, k)).astype("f4")  # with equals
     scores[:, k // 2 :: 3] = np.inf
-    found = cpu.few_best(scores, few)
+    found = cpu.select_best(scores, few)
     assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, reference.few_best(scores, few))
+    np.testing.assert_array_equal(found, reference.select_best(scores, few))
 
 
 def make_groups(n: int, k: int, seed: int) -> Groups:
     rng = np.random.default_rng(seed)
     index = rng.integers(0, k, n)
     index[index == k // 2] = 0  # one is empty
-    return group_rows(index, 0, k, rng.random(n))
+    return group_rows(index, k, rng.random(n))
 
 
 @pytest.mark.parametrize("per_feature", [False, True])
@@ -137,7 +137,7 @@ def test_images(n, p, k, q, per_feature):
     for body in (cpu, reference):
         square = np.ones((k, p) if per_feature else k)
         out = np.ones((k, p)), square, np.ones((k, q, p)), np.ones((k, q, q))
-        body.add_images(body.make_bank(means, bases, per_feature), x, groups, *out)
+        body.add_scatter(body.pack_bases(means, bases, per_feature), x, groups, *out)
         found.append(out)
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6 * max(n, 1) * np.sqrt(p))
@@ -157,12 +157,14 @@ def test_tangents(shape, smoothing):
 def test_images_of_tangents(n, k, names):
     p, q = 12 * 10, 8
     x = np.random.default_rng(0).random((n, p)).astype("f4")
-    frame, groups = Frame(names, (12, 10), 0.6), make_groups(n, k, 4)
+    spec, groups = TangentSpec(names, (12, 10), 0.6), make_groups(n, k, 4)
     factors, bases = np.abs(draw(5, k, len(names))), np.linalg.qr(draw(2, k, p, q))[0]
     found = []
     for body in (cpu, reference):
         out = np.zeros((k, q, p)), np.zeros((k, len(names)))
-        body.add_tangents(body.make_bank(np.zeros((k, p)), bases, False), x, groups, frame, factors, *out)
+        body.add_tangent_scatter(
+            body.pack_bases(np.zeros((k, p)), bases, False), x, groups, spec, factors, *out
+        )
         found.append(out)
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * max(n, 1))
@@ -175,8 +177,8 @@ def test_tangent_distance(n, h, t, kind):
     scores = make_scores(p, h, k, kind)
     x, tangents = draw(7, n, p).astype("f4"), draw(8, n, t, p).astype("f4")
     candidates = np.random.default_rng(1).integers(0, k, (n, 4)).astype("i4")
-    wanted = reference.tangent_distance(reference.make_planes(scores), x, tangents, candidates)
-    found = cpu.tangent_distance(cpu.make_planes(scores), x, tangents, candidates)
+    wanted = reference.tangent_distance(reference.pack_tangent_scores(scores), x, tangents, candidates)
+    found = cpu.tangent_distance(cpu.pack_tangent_scores(scores), x, tangents, candidates)
     np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=1e-3)
     whole = reference.all_scores(reference.make_scorer(scores, np.array([0, k])), x, 0, 1)
     plain = np.take_along_axis(whole, candidates.astype(int), axis=1)
@@ -185,10 +187,10 @@ def test_tangent_distance(n, h, t, kind):
 
 def test_equal_rows_and_constant_features_give_zero_statistics():
     x = np.tile(draw(1, 1, 30).astype("f4"), (40, 1))
-    groups = group_rows(np.zeros(40, dtype=int), 0, 1)
+    groups = group_rows(np.zeros(40, dtype=int), 1)
     total, square, image = np.zeros((1, 30)), np.zeros(1), np.zeros((1, 8, 30))
-    bank = cpu.make_bank(x[:1].astype("f8"), np.linalg.qr(draw(2, 1, 30, 8))[0], False)
-    cpu.add_images(bank, x, groups, total, square, image, np.zeros((0, 0, 0)))
+    packed = cpu.pack_bases(x[:1].astype("f8"), np.linalg.qr(draw(2, 1, 30, 8))[0], False)
+    cpu.add_scatter(packed, x, groups, total, square, image, np.zeros((0, 0, 0)))
     assert not total.any()
     assert not square.any()
     assert not image.any()
@@ -217,7 +219,7 @@ def test_columns_become_orthonormal_in_order_whatever_they_are():
     columns[4] = columns[4] @ np.diag(10.0 ** -np.arange(0, 4 * q, 4))  # of all lengths
     columns[5, :, 7] = columns[5, :, 1] + 1e-7 * columns[5, :, 7]  # nearly depends
     columns[6] *= 1e-180
-    found = orthonormal(columns.copy(), otherwise)
+    found = orthonormalise(columns.copy(), otherwise)
     np.testing.assert_allclose(np.swapaxes(found, 1, 2) @ found, np.tile(np.eye(q), (7, 1, 1)), atol=1e-13)
     np.testing.assert_allclose(found[3], otherwise[3], atol=1e-13)
     for k in (0, 2, 4, 5, 6):  # each lies in the span of those up to it

@@ -11,16 +11,11 @@ from sklearn.decomposition import PCA, FactorAnalysis
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
-from scalelatent.models.linear_mixture.model.em import (
-    SETTLE,
-    START,
-    Mixture,
-    MixtureEM,
-    initial_state,
-)
-from scalelatent.models.linear_mixture.model.pancakes import Pancakes, scores_of
-from scalelatent.models.linear_mixture.model.start import seed_centres, start_pancakes
-from scalelatent.models.linear_mixture.model.steps import centre_images
+from scalelatent.models.linear_mixture.model.components import Components, make_scores
+from scalelatent.models.linear_mixture.model.e_step import SETTLE, START, MixtureSettings, initial_state
+from scalelatent.models.linear_mixture.model.em import MixtureEM
+from scalelatent.models.linear_mixture.model.m_steps import centre_scatter
+from scalelatent.models.linear_mixture.model.start import seed_centres, start_components
 from tests.models.linear_mixture.cases import draw, made_rows, main_em, nearest, one_pass, passes, scored
 
 CASES = [("error", "hard"), ("error", "soft"), ("ppca", "soft"), ("factor-analysis", "soft")]
@@ -47,17 +42,17 @@ def test_spare_directions_do_not_make_the_error_rise():
 def test_without_dimensions_it_is_lloyds_k_means_label_for_label():
     x = made_rows(600, 8, 5, 2, seed=3)
     em, state = main_em(x, 6, 0, q=1)
-    centres = state.now.means
+    centres = state.components.means
     for n in range(1, 6):
         last = passes(em, state, x, n=n)[-1]
         lloyd = KMeans(6, init=centres, n_init=1, max_iter=n, tol=0, algorithm="lloyd").fit(x.astype("f8"))
-        found = nearest(scores_of(last.now, "error"), x, 0, 6)
+        found = nearest(make_scores(last.components, "error"), x, 0, 6)
         np.testing.assert_array_equal(found, lloyd.predict(x.astype("f8")))
 
 
 def gaussian_mixture(kind, x, state, k, n):
     """Log-likelihoods of scikit-learn's passes from the same start."""
-    now, p = state.now, x.shape[1]
+    now, p = state.components, x.shape[1]
     variance = now.noise[:, 0] if now.noise.ndim == 2 else now.noise
     precision = {
         "spherical": 1.0 / variance,
@@ -85,11 +80,11 @@ def test_one_pancake_is_the_subspace_of_pca():
     em, state = main_em(x, 1, 3, q=8)
     last = passes(em, state, x, n=40)[-1]
     pca = PCA(3).fit(x.astype("f8"))
-    basis = last.now.bases[0][:, :3]
+    basis = last.components.bases[0][:, :3]
     np.testing.assert_allclose(basis @ basis.T, pca.components_.T @ pca.components_, atol=1e-8)
-    np.testing.assert_allclose(last.now.means[0], pca.mean_, atol=1e-8)
+    np.testing.assert_allclose(last.components.means[0], pca.mean_, atol=1e-8)
     variances = pca.explained_variance_ * 299 / 300
-    np.testing.assert_allclose(last.now.values[0, :3], variances, rtol=1e-6)
+    np.testing.assert_allclose(last.components.values[0, :3], variances, rtol=1e-6)
 
 
 @pytest.mark.parametrize("likelihood", ["factor-analysis", "ppca"])
@@ -108,21 +103,23 @@ def test_one_model_has_the_likelihood_of_scikit_learns(likelihood):
 def test_images_are_moments_times_bases():
     x, y = made_rows(700, 14, 4, 3, seed=7), np.arange(700, dtype=np.int32) % 2
     k, p, q = 6, 14, 8
-    start = start_pancakes(x[:k].astype("f8"), q, 1)
-    em = MixtureEM(Mixture(p, np.repeat([0, 1], 3), 2), 3, q)
-    state = initial_state(em.mixture, start)
+    start = start_components(x[:k].astype("f8"), q, 1)
+    em = MixtureEM(MixtureSettings(p, np.repeat([0, 1], 3), 2), 3, q)
+    state = initial_state(em.settings, start)
     images = one_pass(em, state, x, y, rows=100)
-    scores = scores_of(start.cut(0), "error")
+    scores = make_scores(start.with_n_dims(0), "error")
     index = np.where(y == 0, nearest(scores, x, 0, 3), nearest(scores, x, 3, 6))
     whole, total = np.zeros((k, p, p)), np.zeros((k, p))
     for row, own in zip(x.astype("f8"), index, strict=True):
         whole[own] += np.outer(row - start.means[own], row - start.means[own])
         total[own] += row - start.means[own]
     np.testing.assert_allclose(images["total"], total, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(images["image"], np.swapaxes(whole @ start.bases, 1, 2), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        images["scatter"], np.swapaxes(whole @ start.bases, 1, 2), rtol=1e-6, atol=1e-9
+    )
     np.testing.assert_allclose(images["square"], np.trace(whole, axis1=1, axis2=2), rtol=1e-9)
     count, total = images["count"], images["total"]
-    shift, spread, centred, _ = centre_images(count, total, images["square"], images["image"], start.bases)
+    shift, spread, centred, _ = centre_scatter(count, total, images["square"], images["scatter"], start.bases)
     about = whole / count[:, None, None] - shift[:, :, None] * shift[:, None, :]
     np.testing.assert_allclose(centred, about @ start.bases, atol=1e-9)
     np.testing.assert_allclose(spread, np.trace(about, axis1=1, axis2=2), rtol=1e-9)
@@ -132,18 +129,18 @@ def test_a_whole_fit_settles_its_bases():
     x, y = made_rows(900, 16, 6, 3, seed=8), np.arange(900, dtype=np.int32) % 3
     rng = np.random.default_rng(0)
     centres = np.concatenate([seed_centres(x[y == c], 3, rng) for c in range(3)])
-    em = MixtureEM(Mixture(16, np.repeat([0, 1, 2], 3), 3), 3, 8)
-    states = passes(em, initial_state(em.mixture, start_pancakes(centres, 8, 0)), x, y, n=100)
+    em = MixtureEM(MixtureSettings(16, np.repeat([0, 1, 2], 3), 3), 3, 8)
+    states = passes(em, initial_state(em.settings, start_components(centres, 8, 0)), x, y, n=100)
     assert em.is_done(states[-1])
-    now = states[-1].now
+    now = states[-1].components
     identity = np.swapaxes(now.bases, 1, 2) @ now.bases
     np.testing.assert_allclose(identity, np.broadcast_to(np.eye(8), identity.shape), atol=1e-10)
     assert (np.diff(now.values, axis=1) <= 1e-12).all()
     # Values are the variances of the rows along the bases, under the assignments of the clustering.
-    main = next(s for s in states if s.phase == 3).held
+    main = next(s for s in states if s.phase == 3).assigned_by
     for c in range(3):
         rows = x[y == c]
-        index = nearest(scores_of(main, "error"), rows, 3 * c, 3 * c + 3)
+        index = nearest(make_scores(main, "error"), rows, 3 * c, 3 * c + 3)
         for q in range(3 * c, 3 * c + 3):
             codes = (rows[index == q] - rows[index == q].mean(axis=0)) @ now.bases[q]
             np.testing.assert_allclose(codes.var(axis=0), now.values[q], rtol=1e-4, atol=1e-6)
@@ -154,9 +151,9 @@ def test_a_whole_fit_settles_its_bases():
 def test_every_way_fits_from_centres(likelihood, assignment):
     x = made_rows(400, 10, 4, 2, seed=9)
     centres = seed_centres(x, 4, np.random.default_rng(0))
-    mixture = Mixture(10, np.zeros(4, dtype=np.int64), 0, likelihood, assignment, floor=1e-9)
+    mixture = MixtureSettings(10, np.zeros(4, dtype=np.int64), 0, likelihood, assignment, floor=1e-9)
     em = MixtureEM(mixture, 2, 8, settle_passes=2)
-    states = passes(em, initial_state(mixture, start_pancakes(centres, 8, 0)), x, n=100)
+    states = passes(em, initial_state(mixture, start_components(centres, 8, 0)), x, n=100)
     assert em.is_done(states[-1])
     assert {START, SETTLE} >= {s.phase for s in states[:3]}
     assert all(np.isfinite(s.objective) for s in states)
@@ -168,60 +165,62 @@ def test_constant_features_and_equal_rows_make_no_nan():
     x[:, 3] = 0.25
     x[:40] = x[0]
     for likelihood in ("error", "code-cost", "ppca", "factor-analysis"):
-        mixture = Mixture(10, np.zeros(5, dtype=np.int64), 0, likelihood, "soft", floor=1e-6)
+        mixture = MixtureSettings(10, np.zeros(5, dtype=np.int64), 0, likelihood, "soft", floor=1e-6)
         em = MixtureEM(mixture, 3, 8, settle_passes=2)
         centres = seed_centres(x, 5, np.random.default_rng(1))
         with np.errstate(all="raise", under="ignore"):
-            states = passes(em, initial_state(mixture, start_pancakes(centres, 8, 0)), x, n=60)
+            states = passes(em, initial_state(mixture, start_components(centres, 8, 0)), x, n=60)
         assert np.isfinite(states[-1].objective)
-        assert np.isfinite(states[-1].now.means).all()
+        assert np.isfinite(states[-1].components.means).all()
 
 
 def test_starving_is_refilled_by_a_split_then_dropped():
     x = made_rows(400, 6, 3, 1, seed=11)
     far = np.full((2, 6), 50.0)
-    start = start_pancakes(np.concatenate([x[:2].astype("f8"), far]), 4, 0)
-    em = MixtureEM(Mixture(6, np.zeros(4, dtype=np.int64), 0), 1, 4, start_passes=8)
-    states = passes(em, initial_state(em.mixture, start), x, n=40)
-    assert states[0].starved == 2
-    assert states[0].refilled == 2
+    start = start_components(np.concatenate([x[:2].astype("f8"), far]), 4, 0)
+    em = MixtureEM(MixtureSettings(6, np.zeros(4, dtype=np.int64), 0), 1, 4, start_passes=8)
+    states = passes(em, initial_state(em.settings, start), x, n=40)
+    assert states[0].n_starving == 2
+    assert states[0].n_refilled == 2
     assert states[-1].counts.min() > 2
-    assert states[-1].dropped == 0
-    em, state = replace(em), replace(initial_state(em.mixture, start), refills=3)
+    assert states[-1].n_dropped == 0
+    em, state = replace(em), replace(initial_state(em.settings, start), refill_passes=3)
     states = passes(em, state, x, n=3)
-    assert states[0].dropped == 2
-    assert states[-1].now.weights[2:].tolist() == [0, 0]
+    assert states[0].n_dropped == 2
+    assert states[-1].components.weights[2:].tolist() == [0, 0]
     assert np.isfinite(states[-1].objective)
 
 
 def test_dimensions_by_a_share_of_the_variance():
     x = made_rows(500, 12, 3, 3, seed=12, noise=0.05)
     centres = seed_centres(x, 3, np.random.default_rng(0))
-    em = MixtureEM(Mixture(12, np.zeros(3, dtype=np.int64), 0), 6, 8, share=0.9, start_passes=8)
-    states = passes(em, initial_state(em.mixture, start_pancakes(centres, 8, 0)), x, n=60)
-    assert 1 <= states[-1].now.n_dims <= 6
+    em = MixtureEM(
+        MixtureSettings(12, np.zeros(3, dtype=np.int64), 0), 6, 8, variance_share=0.9, start_passes=8
+    )
+    states = passes(em, initial_state(em.settings, start_components(centres, 8, 0)), x, n=60)
+    assert 1 <= states[-1].components.n_dims <= 6
     with pytest.raises(ValueError, match="raise max_dims"):
-        em = replace(em, share=0.99999, n_dims=2, width=2)
-        passes(em, initial_state(em.mixture, start_pancakes(centres, 2, 0)), x, n=60)
+        em = replace(em, variance_share=0.99999, n_dims=2, width=2)
+        passes(em, initial_state(em.settings, start_components(centres, 2, 0)), x, n=60)
 
 
 def test_a_pancake_with_one_weight_is_scored_as_its_gaussian():
     p, h = 5, 2
     basis, _ = np.linalg.qr(draw(1, p, h))
     values, noise, mean = np.array([[3.0, 2.0]]), np.array([0.5]), draw(2, 1, p)
-    pancakes = Pancakes(mean, basis[None], values, noise, np.array([0.25]), h)
+    components = Components(mean, basis[None], values, noise, np.array([0.25]), h)
     x = draw(3, 7, p)
     covariance = 0.5 * np.eye(p) + (basis * (values[0] - 0.5)) @ basis.T
     z = x - mean
     expected = np.einsum("np,pq,nq->n", z, np.linalg.inv(covariance), z)
     expected += np.linalg.slogdet(2 * np.pi * covariance)[1] - 2 * np.log(0.25)
-    found = scored(scores_of(pancakes, "ppca"), x)[:, 0]
+    found = scored(make_scores(components, "ppca"), x)[:, 0]
     np.testing.assert_allclose(found, expected)
     loadings = basis * np.sqrt(values - 0.5)
-    pancakes = replace(
-        pancakes, bases=loadings[None] if loadings.ndim == 2 else loadings, noise=np.full((1, p), 0.5)
+    components = replace(
+        components, bases=loadings[None] if loadings.ndim == 2 else loadings, noise=np.full((1, p), 0.5)
     )
-    found = scored(scores_of(pancakes, "factor-analysis"), x)[:, 0]
+    found = scored(make_scores(components, "factor-analysis"), x)[:, 0]
     np.testing.assert_allclose(found, expected)
 
 

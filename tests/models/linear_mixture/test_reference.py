@@ -7,7 +7,7 @@ import pytest
 from scipy import ndimage
 
 from scalelatent.models.linear_mixture.kernels import reference
-from scalelatent.models.linear_mixture.kernels.reference import Frame, Groups
+from scalelatent.models.linear_mixture.kernels.reference import Groups, TangentSpec
 from tests.models.linear_mixture.cases import draw, scored
 
 SHAPE = (17, 15)
@@ -71,11 +71,11 @@ def test_nearest_of_each_run_and_ties():
 def test_statistics_by_hand(per_feature):
     means, bases = pancakes(3, 5, 2)
     x, r = draw(7, 4, 5), np.array([0.5, 0.25, 1.0, 0.75, 2.0])
-    groups = Groups(1, np.array([0, 2, 5]), np.array([0, 3, 0, 1, 2]), r)
+    groups = Groups(np.array([0, 0, 2, 5]), np.array([0, 3, 0, 1, 2]), r)
     total, square = np.zeros((3, 5)), np.zeros((3, 5) if per_feature else 3)
     image, gram = np.zeros((3, 2, 5)), np.zeros((3, 2, 2))
-    bank = reference.make_bank(means, bases, per_feature)
-    reference.add_images(bank, x, groups, total, square, image, gram)
+    packed = reference.pack_bases(means, bases, per_feature)
+    reference.add_scatter(packed, x, groups, total, square, image, gram)
     for q, rows, part in ((1, [0, 3], r[:2]), (2, [0, 1, 2], r[2:])):
         residual = x[rows] - means[q]
         s = sum(w * np.outer(v, v) for w, v in zip(part, residual, strict=True))
@@ -136,12 +136,15 @@ def test_beyond_the_border_there_is_background():
 
 def test_images_of_tangents():
     means, bases = pancakes(2, 17 * 15, 3)
-    x, frame = np.random.default_rng(1).random((6, 17 * 15)), Frame(("shift-x", "thickness"), SHAPE, 0.6)
-    groups = Groups(0, np.array([0, 2, 6]), np.arange(6), np.linspace(0.5, 1.0, 6))
+    x, spec = (
+        np.random.default_rng(1).random((6, 17 * 15)),
+        TangentSpec(("shift-x", "thickness"), SHAPE, 0.6),
+    )
+    groups = Groups(np.array([0, 2, 6]), np.arange(6), np.linspace(0.5, 1.0, 6))
     factors, image, trace = np.array([[0.1, 0.2], [0.3, 0.4]]), np.zeros((2, 3, 255)), np.zeros((2, 2))
-    bank = reference.make_bank(0 * means, bases, False)
-    reference.add_tangents(bank, x, groups, frame, factors, image, trace)
-    made = reference.tangent_rows(x, SHAPE, frame.names, 0.6)
+    packed = reference.pack_bases(0 * means, bases, False)
+    reference.add_tangent_scatter(packed, x, groups, spec, factors, image, trace)
+    made = reference.tangent_rows(x, SHAPE, spec.names, 0.6)
     for q, rows in ((0, slice(0, 2)), (1, slice(2, 6))):
         t, r = made[rows], groups.weights[rows]
         s = np.einsum("n,j,njp,njo->po", r, factors[q], t, t)

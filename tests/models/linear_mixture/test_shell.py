@@ -18,9 +18,9 @@ from scalelatent.errors import DataError, JobError
 from scalelatent.evaluation.scoring import score_dataset, scorer_of
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runner import run_new_job
-from scalelatent.models.linear_mixture.model.held_out import FittedRows
-from scalelatent.models.linear_mixture.model.pancakes import Pancakes
-from scalelatent.models.linear_mixture.report_data import collect_classes, collect_density, phases_of
+from scalelatent.models.linear_mixture.model.components import Components
+from scalelatent.models.linear_mixture.model.leave_one_out import LeaveOneOut
+from scalelatent.models.linear_mixture.report_data import collect_classes, collect_density, list_phases
 from tests.helpers import InterruptAt, Log
 
 SMALL: dict[str, Any] = {"n_dims": 3, "max_iter": 3, "random_state": 0, "n_jobs": 1}
@@ -125,7 +125,7 @@ def test_the_page_of_a_density(digits, fitted, tmp_path):
     np.testing.assert_array_equal(seen.least_rows, order)
     np.testing.assert_array_equal(seen.hidden.reshape(8, 8).any(axis=1), np.arange(8) >= 4)
     np.testing.assert_allclose(seen.filled[:, :32], seen.examples[:, :32], atol=1e-5)
-    phases = phases_of(d, d.history_)
+    phases = list_phases(d, d.history_)
     assert [(name, nats) for _, _, name, nats in phases] == [
         ("k-means", False),
         ("settle", False),
@@ -256,10 +256,10 @@ def test_scores_without_the_row_are_those_of_a_fit_without_it():
     values, vectors = np.linalg.eigh(np.cov(x.T, bias=True))
     bases, values = vectors[None, :, ::-1], values[None, ::-1]
     noise = np.array([values[0, h:].mean()])
-    p = Pancakes(mean[None], bases, values, noise, np.ones(1), h)
+    p = Components(mean[None], bases, values, noise, np.ones(1), h)
     errors = ((x - mean) ** 2).sum(axis=1) - (((x - mean) @ bases[0, :, :h]) ** 2).sum(axis=1)
-    rows = FittedRows(p, np.array([12.0]), "error")
-    found = rows.held_out(x, np.zeros(12, int), errors, errors[:, None], 0, False)
+    rows = LeaveOneOut(p, np.array([12.0]), "error")
+    found = rows.best_scores(x, np.zeros(12, int), errors, errors[:, None], 0, False)
     for i in range(12):
         others = np.delete(x, i, axis=0)
         z = x[i] - others.mean(axis=0)
@@ -268,7 +268,7 @@ def test_scores_without_the_row_are_those_of_a_fit_without_it():
     assert (found > errors).all()
     # Another sub-class of the class may be nearer then.
     both = np.stack([errors, errors + 1e-3], axis=1)
-    np.testing.assert_allclose(rows.held_out(x, np.zeros(12, int), errors, both, 0, False), errors + 1e-3)
+    np.testing.assert_allclose(rows.best_scores(x, np.zeros(12, int), errors, both, 0, False), errors + 1e-3)
 
 
 @pytest.mark.parametrize("likelihood", ["error", "ppca"])

@@ -11,14 +11,10 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.linear_mixture.kernels import reference
-from scalelatent.models.linear_mixture.model.online import (
-    StepwiseMixture,
-    _with_rows,
-    add_rows,
-    stepwise_state,
-)
-from scalelatent.models.linear_mixture.model.pancakes import few_scores, scores_of
-from scalelatent.models.linear_mixture.model.start import start_pancakes
+from scalelatent.models.linear_mixture.model.components import make_scores, score_few_rows
+from scalelatent.models.linear_mixture.model.incremental import _update_svd, add_rows
+from scalelatent.models.linear_mixture.model.start import start_components
+from scalelatent.models.linear_mixture.model.stepwise import StepwiseMixture, initial_stepwise_state
 from tests.models.linear_mixture.cases import made_rows, main_em, passes, scored
 
 
@@ -40,9 +36,11 @@ def run(learner: StepwiseMixture, state, x: np.ndarray, batch: int):
 def test_a_whole_first_step_is_a_pass_of_batch_em(likelihood, assignment):
     x = made_rows(400, 12, 4, 3)
     em, state = main_em(x, 4, 3, likelihood, assignment, q=8)
-    wanted = passes(em, state, x, n=1, backend="numba")[0].now
-    learner = StepwiseMixture(em.mixture, 8, t0=1.0, n_epochs=1)
-    found = run(learner, stepwise_state(em.mixture, state.now, np.full(4, 100.0)), x, len(x)).now.now
+    wanted = passes(em, state, x, n=1, backend="numba")[0].components
+    learner = StepwiseMixture(em.settings, 8, t0=1.0, n_epochs=1)
+    found = run(
+        learner, initial_stepwise_state(em.settings, state.components, np.full(4, 100.0)), x, len(x)
+    ).mixture.components
     for name in ("means", "values", "noise", "weights"):
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(np.abs(found.bases), np.abs(wanted.bases), atol=1e-3)
@@ -56,17 +54,17 @@ def test_a_few_epochs_come_near_batch_em(likelihood, assignment):
     em, state = main_em(x, 4, 3, likelihood, assignment, q=8, floor=1e-9)
     state = passes(em, state, x, n=2, backend="numba")[-1]
     batch = passes(em, state, x, n=12, backend="numba")
-    learner = StepwiseMixture(em.mixture, 8, n_epochs=3)
-    start = stepwise_state(em.mixture, state.now, state.counts)
+    learner = StepwiseMixture(em.settings, 8, n_epochs=3)
+    start = initial_stepwise_state(em.settings, state.components, state.counts)
     found = run(learner, start, x, 250)
-    last = passes(em, replace(state, now=found.now.now), x, n=1, backend="numba")[0].objective
+    last = passes(em, replace(state, components=found.mixture.components), x, n=1, backend="numba")[0].objective
     gained = batch[0].objective - batch[-1].objective
     assert last <= batch[-1].objective + 0.05 * gained + 1e-3 * abs(batch[-1].objective)
 
 
 def test_rows_one_by_one_are_pca_while_the_width_holds_the_rank():
     x = made_rows(60, 10, 2, 2, seed=3).astype("f8")
-    found, counts = start_pancakes(x[:2].copy(), 10, 0), np.ones(2)
+    found, counts = start_components(x[:2].copy(), 10, 0), np.ones(2)
     index = (np.arange(60) % 2).astype(int)
     found = replace(found, values=np.zeros((2, 10)), noise=np.zeros(2), n_dims=4)
     for i in range(2, 60, 3):
@@ -84,15 +82,15 @@ def test_rows_one_by_one_keep_the_error_low():
     x = made_rows(1500, 20, 3, 3, seed=4)
     em, state = main_em(x, 3, 3, q=8)
     state = passes(em, state, x[:500], n=10)[-1]
-    found, counts = state.now.copy(), state.counts
+    found, counts = state.components.copy(), state.counts
     for i in range(500, 1500):
         index = reference.nearest(
-            reference.make_scorer(scores_of(found, "error"), np.array([0, 3])), x[i : i + 1], 0, 1
+            reference.make_scorer(make_scores(found, "error"), np.array([0, 3])), x[i : i + 1], 0, 1
         )[1][:, 0]
         counts = add_rows(found, counts, x[i : i + 1], index, np.ones(1))
     identity = np.swapaxes(found.bases, 1, 2) @ found.bases
     np.testing.assert_allclose(identity, np.broadcast_to(np.eye(8), identity.shape), atol=1e-8)
-    before, after = (scored(scores_of(p, "error"), x).min(axis=1).mean() for p in (state.now, found))
+    before, after = (scored(make_scores(p, "error"), x).min(axis=1).mean() for p in (state.components, found))
     assert after <= 1.02 * before
     assert counts.sum() == 1500
 
@@ -101,15 +99,15 @@ def test_rows_one_by_one_keep_the_error_low():
 def test_few_rows_are_scored_as_many(likelihood):
     x = made_rows(300, 14, 4, 3, seed=5)
     em, state = main_em(x, 4, 3, likelihood if likelihood == "ppca" else "error", q=8, floor=1e-9)
-    now = passes(em, state, x, n=4)[-1].now
-    found = few_scores(now, likelihood, x[:5].astype("f8"))
-    np.testing.assert_allclose(found, scored(scores_of(now, likelihood), x[:5]), rtol=1e-9, atol=1e-9)
+    now = passes(em, state, x, n=4)[-1].components
+    found = score_few_rows(now, likelihood, x[:5].astype("f8"))
+    np.testing.assert_allclose(found, scored(make_scores(now, likelihood), x[:5]), rtol=1e-9, atol=1e-9)
 
 
 def test_a_single_row_turns_a_basis_as_the_whole_decomposition_does():
     basis, singular = np.linalg.qr(np.random.default_rng(0).normal(size=(20, 6)))[0], np.arange(7.0, 1.0, -1)
     for row in (np.random.default_rng(1).normal(size=20), basis @ np.arange(6.0), np.zeros(20)):
-        found, values = _with_rows(basis, singular, row[None])
+        found, values = _update_svd(basis, singular, row[None])
         stack = np.concatenate([singular[:, None] * basis.T, row[None]])
         wanted = np.linalg.svd(stack, full_matrices=False)
         np.testing.assert_allclose(values, wanted[1], atol=1e-12)

@@ -12,7 +12,7 @@ import numpy as np
 
 from scalelatent.kernels.vectors import LANES
 from scalelatent.models.linear_mixture.kernels import cpu, reference
-from scalelatent.models.linear_mixture.kernels.reference import Frame, group_rows
+from scalelatent.models.linear_mixture.kernels.reference import TangentSpec, group_rows
 
 
 def _found() -> list[np.ndarray]:
@@ -34,14 +34,17 @@ def _found() -> list[np.ndarray]:
             out += [*cpu.nearest(scorer, x, 0, 2), cpu.all_scores(scorer, x, 1, 2)]
             tangents = cpu.tangent_rows(x, shape, reference.TANGENTS, 0.6)
             candidates = rng.integers(0, k, (n, 3)).astype("i4")
-            distances = cpu.tangent_distance(cpu.make_planes(scores), x, tangents, candidates)
+            distances = cpu.tangent_distance(cpu.pack_tangent_scores(scores), x, tangents, candidates)
             out += [tangents, distances]
-        groups = group_rows(rng.integers(0, k, n), 0, k, rng.random(n))
+        groups = group_rows(rng.integers(0, k, n), k, rng.random(n))
         sums = np.zeros((k, p)), np.zeros((k, p)), np.zeros((k, h, p)), np.zeros((k, h, h))
-        cpu.add_images(cpu.make_bank(means, bases, True), x, groups, *sums)
+        cpu.add_scatter(cpu.pack_bases(means, bases, True), x, groups, *sums)
         more = np.zeros((k, h, p)), np.zeros((k, 3))
-        frame, still = Frame(reference.TANGENTS[4:], shape, 0.6), cpu.make_bank(0 * means, bases, False)
-        cpu.add_tangents(still, x, groups, frame, rng.random((k, 3)), *more)
+        spec, still = (
+            TangentSpec(reference.TANGENTS[4:], shape, 0.6),
+            cpu.pack_bases(0 * means, bases, False),
+        )
+        cpu.add_tangent_scatter(still, x, groups, spec, rng.random((k, 3)), *more)
         out += [*sums, *more]
     return out
 

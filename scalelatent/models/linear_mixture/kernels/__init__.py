@@ -1,4 +1,4 @@
-"""Kernels of mixtures of linear models: names, and where their bodies are."""
+"""Table of the kernels of mixtures of linear models: name, backend, function."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from . import cpu, gpu, reference
 
-# Scores and bases as the kernels of a backend make them, for its other kernels alone.
-PackedScores: TypeAlias = "reference.Scorer | cpu.Scorer | gpu.Scorer"
-PackedBases: TypeAlias = "reference.Bank | cpu.Bank | gpu.Bank"
-PackedPlanes: TypeAlias = "reference.Scores | cpu.Planes | gpu.Planes"
+# Parameters that a kernel of a backend packs for the other kernels of the same backend.
+AnyScorer: TypeAlias = "reference.Scorer | cpu.Scorer | gpu.Scorer"
+AnyBases: TypeAlias = "reference.PackedBases | cpu.PackedBases | gpu.PackedBases"
+AnyTangentScores: TypeAlias = "reference.Scores | cpu.PackedTangentScores | gpu.PackedTangentScores"
 
 KERNELS = {
     f"linear_mixture_{name}": {
@@ -22,12 +22,12 @@ KERNELS = {
         "all_scores",
         "nearest",
         "nearest_own",
-        "few_best",
-        "make_bank",
-        "add_images",
-        "add_tangents",
+        "select_best",
+        "pack_bases",
+        "add_scatter",
+        "add_tangent_scatter",
         "tangent_rows",
-        "make_planes",
+        "pack_tangent_scores",
         "tangent_distance",
     )
 }

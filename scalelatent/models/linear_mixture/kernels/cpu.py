@@ -1,14 +1,14 @@
-"""Mixtures of linear models in numba: products by register tiles of a strip of rows, folded while they lie in
-the cache.
+"""Mixtures of linear models in numba: register tiles multiply strips of rows in the cache.
 
-Sums run over rows in their order, and over features in order or in sixteen lanes that are added as a tree on
-every machine: a block gives the same bits on any thread, whatever the width of the vectors.
+Sums run over rows in their order. Sums over features run in order, or in sixteen lanes that are added as a
+tree on every machine, so that results do not depend on the thread or on the width of the vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from llvmlite import ir
@@ -22,28 +22,30 @@ from scalelatent.kernels.vectors import BYTES, F32, I64, LANES, Vectors, instruc
 from scalelatent.models.linear_mixture.kernels.reference import (
     GAMMA,
     PIVOT,
-    Frame,
     Groups,
     Scores,
+    TangentSpec,
     smoothing_taps,
     velocity,
 )
 
-# Rows of a strip; with the columns of a group and their products it stays in the second-level cache.
+# Scatter takes strips of this many rows. A strip, the columns of a group and their products fit the
+# second-level cache.
 STRIP = 128
-# Those of a scan: the more, the fewer times are the columns read.
+# A scan for the best scores takes more rows at a time, so that the columns are read less often.
 SCAN_ROWS = 256
+# Upper bounds of the columns of a group, in bytes and in number.
 _COLUMN_BYTES, _MOST_COLUMNS = 600_000, 384
-# Longer rows are scanned piece by piece, of at most so many features and whole vectors, so that a panel and a
+# Rows with more features than _WHOLE are scanned in pieces of at most _PIECE features, so that a panel and a
 # strip stay in the cache.
 _WHOLE, _PIECE = 1024, 768
-# Lanes of a sum over features, on every machine.
+# A sum over features has this many lanes on every machine.
 _SIDE = 16
 
 
 @instructions(_SIDE)
 def _centre(v: Vectors, x: ir.Value, centre: ir.Value, out: ir.Value, n: ir.Value, square: ir.Value) -> None:
-    """out = x - centre, n numbers, and its squared length: sixteen sums side by side, added as a tree."""
+    """Write out = x - centre, n numbers, and its squared length: sixteen partial sums, added as a tree."""
     b = v.b
     whole = b.mul(b.sdiv(n, I64(_SIDE)), I64(BYTES * _SIDE))
 
@@ -61,7 +63,7 @@ def _centre(v: Vectors, x: ir.Value, centre: ir.Value, out: ir.Value, n: ir.Valu
 
 @instructions(_SIDE)
 def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> None:
-    """The product of two vectors of n numbers, summed as in `_centre`."""
+    """Write the inner product of two vectors of n numbers, summed as in `_centre`."""
     b = v.b
     whole = b.mul(b.sdiv(n, I64(_SIDE)), I64(BYTES * _SIDE))
 
@@ -76,27 +78,28 @@ def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> No
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores, packed: groups of sub-classes whose columns b, W are multiplied at once."""
+    """Packed scores: the columns b, W of a group of components are multiplied at once."""
 
-    packed: np.ndarray  # float32 panels of the groups' columns
-    packed_d: np.ndarray  # those of d, where each feature has its own
-    groups: np.ndarray  # int64 (groups, 4): first sub-class, how many, and where their panels begin in both
-    runs: np.ndarray  # int64: first group of each run, and their number
-    starts: np.ndarray  # int64: first sub-class of each run, and their number
-    d: np.ndarray  # float32 (K,), as ``c``
-    c: np.ndarray
+    packed: np.ndarray  # float32 panels of the columns of all groups
+    packed_d: np.ndarray  # float32 panels of d; empty if all features share one d
+    # int64 (groups, 4): first component, number of components, and the offsets in ``packed`` and ``packed_d``
+    groups: np.ndarray
+    class_groups: np.ndarray  # int64 (classes + 1,): first group of each class, and the number of groups
+    starts: np.ndarray  # int64 (classes + 1,): first component of each class, and the number of components
+    d: np.ndarray  # float32 (K,)
+    c: np.ndarray  # float32 (K,)
     centre: np.ndarray  # float32 (p,)
-    width: int  # columns of a sub-class
-    piece: int  # features that are multiplied at once; panels of a group's pieces lie one after the other
+    width: int  # columns of a component
+    piece: int  # features that are multiplied at once; the panels of a group's pieces follow each other
 
 
 def piece_size(p: int) -> int:
-    """Features of a piece of a row."""
+    """Return the number of features of a piece of a row of p features."""
     return p if p <= _WHOLE else -(-p // (-(-p // _PIECE) * _SIDE)) * _SIDE
 
 
 def group_size(width: int, p: int) -> int:
-    """Sub-classes of so many columns each in a group: few columns are filled up to whole vectors."""
+    """Return the number of components of a group whose columns fill whole vectors with the least waste."""
     most = max(min(_MOST_COLUMNS, _COLUMN_BYTES // (BYTES * piece_size(p))) // width, 1)
     waste = [(-(-g * width // _SIDE) * _SIDE / (g * width), -g) for g in range(max(most // 2, 1), most + 1)]
     return -min(waste)[1]
@@ -109,14 +112,14 @@ def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
     columns[:, 0] = scores.b
     columns[:, 1:] = np.swapaxes(scores.w, 1, 2)
     own = scores.d.ndim == 2
-    size, groups, runs, at, at_d = group_size(h + 1, p), [], [0], 0, 0
-    for run in range(len(starts) - 1):
-        for first in range(starts[run], starts[run + 1], size):
-            count = min(size, starts[run + 1] - first)
+    size, groups, class_groups, at, at_d = group_size(h + 1, p), [], [0], 0, 0
+    for start, stop in pairwise(starts):
+        for first in range(start, stop, size):
+            count = min(size, stop - first)
             groups.append((first, count, at, at_d))
             at += p * -(-count * (h + 1) // LANES) * LANES
             at_d += p * -(-count // LANES) * LANES if own else 0
-        runs.append(len(groups))
+        class_groups.append(len(groups))
     table = np.array(groups, dtype=np.int64).reshape(-1, 4)
     packed, packed_d = np.empty(at, dtype=np.float32), np.empty(at_d, dtype=np.float32)
     d, piece = scores.d.astype(np.float32), piece_size(p)
@@ -126,7 +129,7 @@ def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
         packed,
         packed_d,
         table,
-        np.array(runs),
+        np.array(class_groups),
         np.asarray(starts, dtype=np.int64),
         np.zeros(k, dtype=np.float32) if own else d,
         scores.c.astype(np.float32),
@@ -158,7 +161,7 @@ def _pack_groups(
 
 @part
 def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
-    """Panels of each piece of the features, one after the other."""
+    """Write the panels of each piece of the features, one after the other."""
     n, p = rows.shape
     at = 0
     for begin in range(0, p, piece):
@@ -176,7 +179,11 @@ def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
 def _product(
     panels: np.ndarray, strip: np.ndarray, rows: int, p: int, piece: int, part: np.ndarray, out: np.ndarray
 ) -> None:
-    """H of a strip whose pieces (rows, piece) lie one after the other; ``part`` holds that of one."""
+    """Write the products (columns, rows) of a strip to ``out``.
+
+    The pieces (rows, piece) of the strip follow each other; ``part`` is scratch memory for the products of
+    one piece.
+    """
     columns = len(out)
     for begin in range(0, p, piece):
         size = min(piece, p - begin)
@@ -194,7 +201,7 @@ def _product(
 
 @part
 def _fold(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray) -> None:
-    """e = start + h[col] - h[col + 1]² - h[col + 2]² - …, lane by lane and in this order."""
+    """Write e = start + h[col] - h[col + 1]² - h[col + 2]² - …, in this order for each row."""
     first = h[col]
     for i in range(SCAN_ROWS):
         e[i] = start[i] + first[i]
@@ -229,13 +236,13 @@ def _fold(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray)
     filled("f4", 2),
 )
 def _scan(
-    x: np.ndarray, packed: np.ndarray, packed_d: np.ndarray, groups: np.ndarray, runs: np.ndarray,
+    x: np.ndarray, packed: np.ndarray, packed_d: np.ndarray, groups: np.ndarray, class_groups: np.ndarray,
     d: np.ndarray, c: np.ndarray, centre: np.ndarray, width: int, piece: int, rows_of: np.ndarray,
     parts: np.ndarray, best: np.ndarray, index: np.ndarray, scores: np.ndarray,
 ) -> None:  # fmt: skip
-    """The best of each run into ``best`` and ``index``, or all into ``scores``, whichever has columns.
+    """Write the best scores of each class and their components, or all scores, whichever array has columns.
 
-    ``parts`` (n, 4): rows [a, b) of the list ``rows_of`` meet the runs [run, stop).
+    ``parts`` (n, 4): rows [a, b) of the list ``rows_of`` are scored under the classes [first, stop).
     """
     p = x.shape[1]
     most, wide = 0, 0
@@ -251,8 +258,9 @@ def _scan(
     start, top = empty(SCAN_ROWS, np.float32), empty(SCAN_ROWS, np.float32)
     which = empty(SCAN_ROWS, np.int32)
     for number in range(len(parts)):
-        start_row, stop_row, run, stop = parts[number]
-        begin = groups[runs[run], 0] if runs[stop] > runs[run] else 0
+        start_row, stop_row, first_class, stop_class = parts[number]
+        first_group, stop_group = class_groups[first_class], class_groups[stop_class]
+        begin = groups[first_group, 0] if stop_group > first_group else 0
         for a in range(start_row, stop_row, SCAN_ROWS):
             own_rows = rows_of[a : min(a + SCAN_ROWS, stop_row)]
             rows = len(own_rows)
@@ -272,11 +280,11 @@ def _scan(
                     lengths[i] += some[i]
             for i in range(len(squares)):
                 squares[i] = strip[i] * strip[i]
-            for s in range(run, stop):
+            for s in range(first_class, stop_class):
                 for i in range(SCAN_ROWS):
                     top[i] = np.float32(np.inf)
                     which[i] = -1
-                for g in range(runs[s], runs[s + 1]):
+                for g in range(class_groups[s], class_groups[s + 1]):
                     first, count = groups[g, 0], groups[g, 1]
                     columns = padded(count * width)
                     panels = packed[groups[g, 2] : groups[g, 2] + columns * p]
@@ -306,8 +314,8 @@ def _scan(
                                 which[i] = name if wins else which[i]
                 if best.shape[1]:
                     for i in range(rows):
-                        best[own_rows[i], s - run] = top[i]
-                        index[own_rows[i], s - run] = which[i]
+                        best[own_rows[i], s - first_class] = top[i]
+                        index[own_rows[i], s - first_class] = which[i]
 
 
 def _run_scan(
@@ -323,7 +331,7 @@ def _run_scan(
         s.packed,
         s.packed_d,
         s.groups,
-        s.runs,
+        s.class_groups,
         s.d,
         s.c,
         s.centre,
@@ -338,48 +346,50 @@ def _run_scan(
     return best, index, scores
 
 
-def _all_rows(x: np.ndarray, run: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.arange(len(x)), np.array([[0, len(x), run, stop]])
+def _all_rows(x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(len(x)), np.array([[0, len(x), first, stop]])
 
 
-def all_scores(scorer: Scorer, x: np.ndarray, run: int, stop: int) -> np.ndarray:
+def all_scores(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> np.ndarray:
     """See :func:`..reference.all_scores`; float32."""
-    return _run_scan(scorer, x, *_all_rows(x, run, stop), 0, int(scorer.starts[stop] - scorer.starts[run]))[2]
+    return _run_scan(
+        scorer, x, *_all_rows(x, first, stop), 0, int(scorer.starts[stop] - scorer.starts[first])
+    )[2]
 
 
-def nearest(scorer: Scorer, x: np.ndarray, run: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """See :func:`..reference.nearest`; float32. No score is stored."""
-    best, index, _ = _run_scan(scorer, x, *_all_rows(x, run, stop), stop - run, 0)
-    # Where no score is below infinity: all were dropped, or there are none.
-    return best, np.where(index < 0, scorer.starts[run:stop].astype(np.int32), index)
+def nearest(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """See :func:`..reference.nearest`; float32. No other score is stored."""
+    best, index, _ = _run_scan(scorer, x, *_all_rows(x, first, stop), stop - first, 0)
+    # The index is -1 if all components of a class were dropped, or if it has none.
+    return best, np.where(index < 0, scorer.starts[first:stop].astype(np.int32), index)
 
 
 def nearest_own(
     scorer: Scorer, x: np.ndarray, rows: np.ndarray, edges: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """See :func:`..reference.nearest_own`; float32."""
-    runs = np.arange(len(edges) - 1)
-    parts = np.stack([edges[:-1], edges[1:], runs, runs + 1], axis=1)
+    classes = np.arange(len(edges) - 1)
+    parts = np.stack([edges[:-1], edges[1:], classes, classes + 1], axis=1)
     best, index, _ = _run_scan(scorer, x, rows, parts, 1, 0)
     best, index = best[:, 0], index[:, 0]
-    lost = index < 0
-    if lost.any():
+    is_lost = index < 0
+    if is_lost.any():
         first = np.empty(len(x), dtype=np.int32)
         first[rows] = np.repeat(scorer.starts[:-1], np.diff(edges))
-        index[lost] = first[lost]
+        index[is_lost] = first[is_lost]
     return best, index
 
 
-def few_best(scores: np.ndarray, few: int) -> np.ndarray:
-    """See :func:`..reference.few_best`; of float32."""
-    out = np.empty((len(scores), min(few, scores.shape[1])), dtype=np.int32)
+def select_best(scores: np.ndarray, n_best: int) -> np.ndarray:
+    """See :func:`..reference.select_best`; for float32 scores."""
+    out = np.empty((len(scores), min(n_best, scores.shape[1])), dtype=np.int32)
     if out.size:
-        _few_best(scores, out)
+        _select_best(scores, out)
     return out
 
 
 @entry(given("f4", 2), filled("i4", 2))
-def _few_best(scores: np.ndarray, out: np.ndarray) -> None:
+def _select_best(scores: np.ndarray, out: np.ndarray) -> None:
     few = out.shape[1]
     for i in range(len(scores)):
         row, best = scores[i], out[i]
@@ -395,22 +405,22 @@ def _few_best(scores: np.ndarray, out: np.ndarray) -> None:
 
 
 @dataclass(frozen=True)
-class Bank:
-    """Means and bases in float32, each basis packed."""
+class PackedBases:
+    """Means and bases in float32; ``panels`` are those of each basis."""
 
     means: np.ndarray
-    packed: np.ndarray
+    panels: np.ndarray
     width: int
     per_feature: bool
 
 
-def make_bank(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> Bank:
-    """See :func:`..reference.make_bank`."""
-    return Bank(means.astype(np.float32), _packed(bases), bases.shape[2], per_feature)
+def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> PackedBases:
+    """See :func:`..reference.pack_bases`."""
+    return PackedBases(means.astype(np.float32), _packed(bases), bases.shape[2], per_feature)
 
 
 def _packed(columns: np.ndarray) -> np.ndarray:
-    """Each matrix (K, p, q) in panels."""
+    """Return the panels of each matrix (K, p, q)."""
     k, p, q = columns.shape
     out = np.zeros((k, p * (-(-q // LANES) * LANES)), dtype=np.float32)
     rows = np.ascontiguousarray(np.swapaxes(columns, 1, 2), dtype=np.float32)
@@ -427,26 +437,25 @@ def _pack_each(columns: np.ndarray, out: np.ndarray) -> None:
             to[i] = panels[i]
 
 
-def _lists(groups: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+def _lists(groups: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return (
         np.ascontiguousarray(groups.rows, dtype=np.int64),
         np.ascontiguousarray(groups.starts, dtype=np.int64),
         np.ascontiguousarray(groups.weights, dtype=np.float64),
-        groups.first,
     )
 
 
-_LISTS = (given("i8", 1), given("i8", 1), given("f8", 1), types.int64)
+_LISTS = (given("i8", 1), given("i8", 1), given("f8", 1))
 
 
-def add_images(
-    bank: Bank, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray, image: np.ndarray,
-    gram: np.ndarray,
+def add_scatter(
+    bases: PackedBases, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray,
+    scatter: np.ndarray, gram: np.ndarray,
 ) -> None:  # fmt: skip
-    """See :func:`..reference.add_images`; sums of a block in float32, of blocks in float64."""
+    """See :func:`..reference.add_scatter`; sums of a block are float32, those of blocks float64."""
     x = np.ascontiguousarray(x, dtype=np.float32)
-    wide = square if bank.per_feature else square[:, None]
-    _images(x, *_lists(groups), bank.means, bank.packed, bank.width, total, wide, image, gram)
+    wide = square if bases.per_feature else square[:, None]
+    _add_scatter(x, *_lists(groups), bases.means, bases.panels, bases.width, total, wide, scatter, gram)
 
 
 @entry(
@@ -460,23 +469,22 @@ def add_images(
     filled("f8", 3),
     filled("f8", 3),
 )
-def _images(
-    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, first: int, means: np.ndarray,
-    packed: np.ndarray, q: int, total: np.ndarray, square: np.ndarray, image: np.ndarray, gram: np.ndarray,
+def _add_scatter(
+    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, means: np.ndarray,
+    packed: np.ndarray, q: int, total: np.ndarray, square: np.ndarray, scatter: np.ndarray, gram: np.ndarray,
 ) -> None:  # fmt: skip
     p = x.shape[1]
     strip, sums = empty((STRIP, p), np.float32), empty((q + 1, p), np.float32)
     codes, length = zeros((padded(q) + 1, STRIP), np.float32), empty(1, np.float32)
     per_feature = square.shape[1] == p and p > 1
     squares = zeros(p if per_feature else 0, np.float32)
-    for g in range(len(starts) - 1):
-        if starts[g] == starts[g + 1]:
+    for k in range(len(starts) - 1):
+        if starts[k] == starts[k + 1]:
             continue
-        k = first + g
         sums[:] = np.float32(0.0)
         squares[:] = np.float32(0.0)
-        for a in range(starts[g], starts[g + 1], STRIP):
-            n = min(STRIP, starts[g + 1] - a)
+        for a in range(starts[k], starts[k + 1], STRIP):
+            n = min(STRIP, starts[k + 1] - a)
             for i in range(n):
                 _centre(
                     x.ctypes.data + rows[a + i] * p * BYTES,
@@ -508,7 +516,7 @@ def _images(
                 ones[i] = np.float32(weights[a + i])
             add_moment(codes[: q + 1], n, strip[:n], sums)
         for j in range(q):
-            to, add = image[k, j], sums[j]
+            to, add = scatter[k, j], sums[j]
             for f in range(p):
                 to[f] += add[f]
         to, add = total[k], sums[q]
@@ -522,32 +530,31 @@ def _images(
 
 # -- tangents --
 
-# Columns of a set are filled up to whole eights, so that they never lie across two panels.
+# Columns of a field are filled up to a multiple of eight, so that eight columns are never in two panels.
 _EIGHT = 8
 
 
 @dataclass(frozen=True)
-class _Lens:
-    """How tangents are made of images: derivatives along both axes, times fields."""
+class _Derivatives:
+    """Recipe of tangents: derivatives of an image along both axes, times fields.
 
-    # float32 (taps, p): weights of smoothing along lines, 0 where a neighbour is of another line
-    across: np.ndarray
-    down: np.ndarray  # float32 (taps,), those of columns
-    # float32 (2, p), of the neighbours to the right and to the left in the derivative along lines
-    sides: np.ndarray
-    width: int
-    # float32 (sets, p): every linear tangent is a sum of derivatives times these: 1, u and v, those that
-    # are in use
-    fields: np.ndarray
-    parts: np.ndarray  # float32 (tangents, sets, 2): which, of both derivatives; 0 of thickness
-    thickness: int  # its number among the tangents, or -1
+    Each linear tangent is a sum of derivatives times the fields 1, u and v (coordinates), with signs.
+    """
+
+    across: np.ndarray  # float32 (taps, p): weights of smoothing along lines, 0 for pixels of another line
+    down: np.ndarray  # float32 (taps,): weights of smoothing along columns
+    sides: np.ndarray  # float32 (2, p): weights of the right and left neighbour in the derivative along lines
+    width: int  # pixels of a line
+    fields: np.ndarray  # float32 (fields, p): those of 1, u and v that are used
+    parts: np.ndarray  # float32 (tangents, fields, 2): sign of each field in both derivatives, or 0
+    thickness: int  # position of thickness among the tangents, or -1
 
     def velocities(self) -> np.ndarray:
-        """What each tangent multiplies both derivatives with, (tangents, 2, p)."""
+        """Return the factors of both derivatives in each tangent, (tangents, 2, p)."""
         return np.einsum("tsd,sp->tdp", self.parts, self.fields).astype(np.float32)
 
     def lengths(self) -> np.ndarray:
-        """Weights of the derivatives' squares and product in the square of each, (tangents, 3, p)."""
+        """Return the weights of gx², gy² and gx gy in the square of each tangent, (tangents, 3, p)."""
         x, y = self.velocities().swapaxes(0, 1)
         out = np.stack([x * x, y * y, 2 * x * y], axis=1)
         if self.thickness >= 0:
@@ -555,7 +562,7 @@ class _Lens:
         return out
 
 
-def _make_lens(names: Sequence[str], shape: tuple[int, int], smoothing: float) -> _Lens:
+def _make_derivatives(names: Sequence[str], shape: tuple[int, int], smoothing: float) -> _Derivatives:
     height, width = shape
     taps = smoothing_taps(smoothing)
     reach = np.arange(len(taps)) - len(taps) // 2
@@ -565,14 +572,14 @@ def _make_lens(names: Sequence[str], shape: tuple[int, int], smoothing: float) -
     parts = np.zeros((len(names), 3, 2))
     for i, name in enumerate(names):
         if name != "thickness":
-            # Both velocities are one of the fields, or none, with a sign.
+            # Each factor is one of the fields, or its negative, or 0.
             for along, field in enumerate(velocity(name, shape)):
                 for s in range(3):
                     if not parts[i, :, along].any() and field.any():
                         same, turned = np.array_equal(field, fields[s]), np.array_equal(field, -fields[s])
                         parts[i, s, along] = float(same) - float(turned)
     used = parts.any(axis=(0, 2))
-    return _Lens(
+    return _Derivatives(
         (taps[:, None] * inside).astype(np.float32),
         taps.astype(np.float32),
         0.5 * np.stack([column < width - 1, column > 0]).astype(np.float32),
@@ -583,12 +590,12 @@ def _make_lens(names: Sequence[str], shape: tuple[int, int], smoothing: float) -
     )
 
 
-_LENS = (given("f4", 2), given("f4", 1), given("f4", 2), types.int64)
+_DERIVATIVE_TYPES = (given("f4", 2), given("f4", 1), given("f4", 2), types.int64)
 
 
 @part
-def _lens_scratch(p: int, taps: int, width: int) -> np.ndarray:
-    """Image, smoothed along lines, smoothed, each between zeros enough for any neighbour."""
+def _derivative_scratch(p: int, taps: int, width: int) -> np.ndarray:
+    """Return scratch for an image, smoothed along lines, and smoothed; all are surrounded by zeros."""
     return zeros((3, p + 2 * (taps // 2 + 1) * (width + 1)), np.float32)
 
 
@@ -597,7 +604,7 @@ def _derive(
     row: np.ndarray, across: np.ndarray, down: np.ndarray, sides: np.ndarray, width: int, scratch: np.ndarray,
     gx: np.ndarray, gy: np.ndarray,
 ) -> None:  # fmt: skip
-    """Derivatives of a smoothed image along lines and along columns; beyond the border there is 0."""
+    """Write the derivatives of a smoothed image along lines and columns; pixels beyond the border are 0."""
     p, taps = len(row), len(down)
     radius, half = taps // 2, np.float32(0.5)
     edge = (radius + 1) * (width + 1)
@@ -629,20 +636,29 @@ def _derive(
 def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
     """See :func:`..reference.tangent_rows`; float32."""
     out = np.empty((len(x), len(names), x.shape[1]), dtype=np.float32)
-    lens = _make_lens(names, shape, smoothing)
+    derivatives = _make_derivatives(names, shape, smoothing)
     x = np.ascontiguousarray(x, dtype=np.float32)
-    by = lens.velocities()
-    _tangent_rows(x, lens.across, lens.down, lens.sides, lens.width, by, lens.thickness, out)
+    by = derivatives.velocities()
+    _tangent_rows(
+        x,
+        derivatives.across,
+        derivatives.down,
+        derivatives.sides,
+        derivatives.width,
+        by,
+        derivatives.thickness,
+        out,
+    )
     return out
 
 
-@entry(given("f4", 2), *_LENS, given("f4", 3), types.int64, filled("f4", 3))
+@entry(given("f4", 2), *_DERIVATIVE_TYPES, given("f4", 3), types.int64, filled("f4", 3))
 def _tangent_rows(
     x: np.ndarray, across: np.ndarray, down: np.ndarray, sides: np.ndarray, width: int, by: np.ndarray,
     thickness: int, out: np.ndarray,
 ) -> None:  # fmt: skip
     p = x.shape[1]
-    scratch, both = _lens_scratch(p, len(down), width), empty((2, p), np.float32)
+    scratch, both = _derivative_scratch(p, len(down), width), empty((2, p), np.float32)
     gx, gy = both[0], both[1]
     for i in range(len(x)):
         _derive(x[i], across, down, sides, width, scratch, gx, gy)
@@ -656,33 +672,33 @@ def _tangent_rows(
                     to[f] = by_x[f] * gx[f] + by_y[f] * gy[f]
 
 
-def add_tangents(
-    bank: Bank, x: np.ndarray, groups: Groups, frame: Frame, factors: np.ndarray, image: np.ndarray,
-    trace: np.ndarray,
+def add_tangent_scatter(
+    bases: PackedBases, x: np.ndarray, groups: Groups, spec: TangentSpec, factors: np.ndarray,
+    scatter: np.ndarray, trace: np.ndarray,
 ) -> None:  # fmt: skip
-    """See :func:`..reference.add_tangents`; no tangent is made.
+    """See :func:`..reference.add_tangent_scatter`; no linear tangent is computed.
 
-    Linear ones are sums of derivatives times fields, and a field may as well multiply a basis: the products
-    of two derivatives with three bases (B, u B, v B) hold those of six tangents with B.
+    A linear tangent is a sum of derivatives times fields, and a field may multiply the basis instead. So the
+    products of two derivatives with three bases (B, u B, v B) replace those of six tangents with B.
     """
-    if not frame.names:
+    if not spec.names:
         return
-    lens = _make_lens(frame.names, frame.shape, frame.smoothing)
+    derivatives = _make_derivatives(spec.names, spec.shape, spec.smoothing)
     _tangents(
         np.ascontiguousarray(x, dtype=np.float32),
         *_lists(groups),
-        lens.across,
-        lens.down,
-        lens.sides,
-        lens.width,
-        lens.fields,
-        lens.parts,
-        lens.lengths(),
-        lens.thickness,
-        bank.packed,
-        bank.width,
+        derivatives.across,
+        derivatives.down,
+        derivatives.sides,
+        derivatives.width,
+        derivatives.fields,
+        derivatives.parts,
+        derivatives.lengths(),
+        derivatives.thickness,
+        bases.panels,
+        bases.width,
         np.ascontiguousarray(factors, dtype=np.float64),
-        image,
+        scatter,
         trace,
     )
 
@@ -691,7 +707,7 @@ def add_tangents(
 def _times_field(
     v: Vectors, of: ir.Value, of_step: ir.Value, field: ir.Value, to: ir.Value, to_step: ir.Value, n: ir.Value
 ) -> None:
-    """Eight columns of n rows times a number for each row."""
+    """Multiply eight columns of n rows by a number for each row."""
 
     def body(_: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
         a, b, c = places
@@ -703,7 +719,7 @@ def _times_field(
 
 @part
 def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarray) -> None:
-    """Panels of a basis times each field, side by side, from those of the basis."""
+    """Write the panels of a basis times each field, one field after the other."""
     sets, p = fields.shape
     each = -(-q // _EIGHT) * _EIGHT
     columns, dims = padded(q), padded(sets * each)
@@ -723,7 +739,7 @@ def _mix(
     codes: np.ndarray, sets: int, each: int, q: int, n: int, weights: np.ndarray, mixing: np.ndarray,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    """out = w mixing codes, row by row of an image, over the sets of both derivatives."""
+    """Write out = w mixing codes for each image, over the fields of both derivatives."""
     for s in range(sets):
         for j in range(q):
             for d in range(2):
@@ -744,7 +760,7 @@ def _mix(
 @entry(
     given("f4", 2),
     *_LISTS,
-    *_LENS,
+    *_DERIVATIVE_TYPES,
     given("f4", 2),
     given("f4", 3),
     given("f4", 3),
@@ -756,15 +772,15 @@ def _mix(
     filled("f8", 2),
 )
 def _tangents(
-    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, first: int, across: np.ndarray,
+    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, across: np.ndarray,
     down: np.ndarray, sides: np.ndarray, width: int, fields: np.ndarray, parts: np.ndarray,
-    lengths: np.ndarray, thickness: int, packed: np.ndarray, q: int, factors: np.ndarray, image: np.ndarray,
+    lengths: np.ndarray, thickness: int, packed: np.ndarray, q: int, factors: np.ndarray, scatter: np.ndarray,
     trace: np.ndarray,
 ) -> None:  # fmt: skip
     p, sets, kinds = x.shape[1], len(fields), len(parts)
     each, some = -(-q // _EIGHT) * _EIGHT, STRIP // 2
     dims = sets * each
-    scratch = _lens_scratch(p, len(down), width)
+    scratch = _derivative_scratch(p, len(down), width)
     strip, thick = empty((STRIP, p), np.float32), empty((some, p), np.float32)
     panels = zeros(padded(dims) * p, np.float32)
     codes = zeros((padded(dims), STRIP), np.float32)
@@ -774,10 +790,9 @@ def _tangents(
     squares, w = empty((3, p), np.float32), empty(some, np.float32)
     mixing, one = empty((2 * sets, 2 * sets), np.float32), empty(1, np.float32)
     xx, yy, xy = squares[0], squares[1], squares[2]
-    for g in range(len(starts) - 1):
-        if starts[g] == starts[g + 1]:
+    for k in range(len(starts) - 1):
+        if starts[k] == starts[k + 1]:
             continue
-        k = first + g
         counted = False
         mixing[:] = np.float32(0.0)
         for t in range(kinds):
@@ -792,8 +807,8 @@ def _tangents(
             _spread_panels(packed[k], q, fields, panels)
         sums[:] = np.float32(0.0)
         more[:] = np.float32(0.0)
-        for a in range(starts[g], starts[g + 1], some):
-            n = min(some, starts[g + 1] - a)
+        for a in range(starts[k], starts[k + 1], some):
+            n = min(some, starts[k + 1] - a)
             squares[:] = np.float32(0.0)
             for i in range(n):
                 gx, gy = strip[i], strip[n + i]
@@ -825,7 +840,7 @@ def _tangents(
                         code[i] *= by * w[i]
                 add_moment(own[:q], n, thick[:n], more)
         for j in range(q if counted or thick_counted else 0):
-            to, add = image[k, j], more[j]
+            to, add = scatter[k, j], more[j]
             for s in range(sets if counted else 0):
                 field, of = fields[s], sums[s * each + j]
                 for f in range(p):
@@ -838,8 +853,8 @@ def _tangents(
 
 
 @dataclass(frozen=True)
-class Planes:
-    """Scores as tangent distance takes them: columns W, b of each sub-class packed."""
+class PackedTangentScores:
+    """Scores for tangent distance: packed columns W, b of each component."""
 
     packed: np.ndarray
     width: int
@@ -848,11 +863,11 @@ class Planes:
     centre: np.ndarray
 
 
-def make_planes(scores: Scores) -> Planes:
-    """See :func:`..reference.make_planes`."""
+def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
+    """See :func:`..reference.pack_tangent_scores`."""
     columns = np.concatenate([scores.w, scores.b[:, :, None]], axis=2)
     d = scores.d if scores.d.ndim == 2 else scores.d[:, None]
-    return Planes(
+    return PackedTangentScores(
         _packed(columns),
         columns.shape[2],
         np.ascontiguousarray(d, dtype=np.float32),
@@ -862,7 +877,11 @@ def make_planes(scores: Scores) -> Planes:
 
 
 def tangent_distance(
-    planes: Planes, x: np.ndarray, tangents: np.ndarray, candidates: np.ndarray, gamma: float = GAMMA
+    scores: PackedTangentScores,
+    x: np.ndarray,
+    tangents: np.ndarray,
+    candidates: np.ndarray,
+    gamma: float = GAMMA,
 ) -> np.ndarray:
     """See :func:`..reference.tangent_distance`; float32."""
     out = np.empty(candidates.shape, dtype=np.float32)
@@ -870,11 +889,11 @@ def tangent_distance(
         np.ascontiguousarray(x, dtype=np.float32),
         np.ascontiguousarray(tangents, dtype=np.float32),
         np.ascontiguousarray(candidates, dtype=np.int32),
-        planes.packed,
-        planes.width,
-        planes.d,
-        planes.c,
-        planes.centre,
+        scores.packed,
+        scores.width,
+        scores.d,
+        scores.c,
+        scores.centre,
         gamma,
         out,
     )
@@ -883,7 +902,7 @@ def tangent_distance(
 
 @part
 def _solve(g: np.ndarray, b: np.ndarray, t: int) -> float:
-    """b' G^-1 b by Cholesky, in place; directions whose pivot is at rounding are left out."""
+    """Return b' G^-1 b by Cholesky, in place; directions with a pivot at rounding are skipped."""
     total, top = 0.0, 0.0
     for i in range(t):
         top = max(top, g[i, i])

@@ -1,17 +1,17 @@
-// The kernels of mixtures of linear models on the device, beside products of cuBLAS. gpu.py compiles this text
-// and launches it; reference.py is its oracle. Sums run over rows and features in their order.
+// GPU kernels of mixtures of linear models, except products of cuBLAS. gpu.py compiles and launches this text, and
+// tests compare it with reference.py. Sums c over rows and features in ascending order.
 //
-// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler.
+// tests/gpu/emulator.hpp defines the CUDA keywords below for a C++ compiler.
 
-constexpr int THREADS = 128;  // of a thread block; gpu.py launches with the same number
-constexpr int MOST_TANGENTS = 7;  // of a row: reference.TANGENTS
+constexpr int THREADS = 128;  // threads of a block; gpu.py launches with the same number
+constexpr int MOST_TANGENTS = 7;  // kinds of tangents: the length of reference.TANGENTS
 constexpr float INFINITE = 3.402823466e+38f;
 
 __device__ __forceinline__ long long thread_number() {
     return static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
 }
 
-// z = x[rows] - means[member], or without rows z = x - means, a number a thread.
+// z = x[rows] - means[member], or without rows z = x - means; one number per thread.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_centre(const float* x, const int* rows, const int* member, const float* means, int n, int p, float* z) {
     const long long at = thread_number();
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     z[at] = x[row * p + f] - means[of * p + f];
 }
 
-// Squared lengths of rows, a thread a row.
+// Squared lengths of rows; one row per thread.
 extern "C" __global__ void __launch_bounds__(THREADS) lm_lengths(const float* z, int n, int p, float* lengths) {
     const long long i = thread_number();
     if (i >= n) return;
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lm_lengths(const float* z,
     lengths[i] = total;
 }
 
-// Scores of rows from their products with the columns b, W of each sub-class, and with d if it has features.
+// Scores of rows from their products with the columns b, W of each component, and with d if each feature has its own.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_scores(const float* products, const float* own, const float* lengths, const float* d, const float* c, int n,
               int k, int width, float* scores) {
@@ -44,17 +44,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     scores[at] = e;
 }
 
-// The smallest score of each run of sub-classes, below INFINITE, and the first that has it; a thread block a
-// row and run, runs along y.
+// The smallest score of each class, below INFINITE, and the first component that has it; one thread block per row
+// and class, classes along y.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    lm_best(const float* scores, int k, int runs, const int* starts, int first, float* best, int* index) {
+    lm_best(const float* scores, int k, int classes, const int* starts, int first, float* best, int* index) {
     __shared__ float values[THREADS];
     __shared__ int places[THREADS];
     const int i = blockIdx.x, t = threadIdx.x;
-    for (int run = blockIdx.y; run < runs; run += gridDim.y) {
+    for (int c = blockIdx.y; c < classes; c += gridDim.y) {
         float value = INFINITE;
         int place = 0x7fffffff;
-        for (int q = starts[run] + t; q < starts[run + 1]; q += THREADS) {
+        for (int q = starts[c] + t; q < starts[c + 1]; q += THREADS) {
             const float e = scores[static_cast<long long>(i) * k + q - first];
             if (e < value) {
                 value = e;
@@ -72,16 +72,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
             __syncthreads();
         }
-        if (t == 0) {  // the next run writes these two places by this thread alone
-            const long long at = static_cast<long long>(i) * runs + run;
+        if (t == 0) {  // only this thread writes these two places for the next class
+            const long long at = static_cast<long long>(i) * classes + c;
             const bool none = places[0] == 0x7fffffff;
             best[at] = values[0];
-            index[at] = none ? starts[run] : places[0];
+            index[at] = none ? starts[c] : places[0];
         }
     }
 }
 
-// Codes B'R of residuals under the basis (K, q, p) of their sub-class, a thread a code.
+// Codes B'R of residuals under the basis (K, q, p) of their component; one code per thread.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_codes(const float* z, const int* member, const float* bases, int n, int p, int q, float* codes) {
     const long long at = thread_number();
@@ -93,10 +93,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     codes[at] = total;
 }
 
-// For each group sum r code R (q, p), then sum r R and sum r R∘R: a thread a number; groups along y.
+// For each group sum r code R (q, p), then sum r R and sum r R∘R; one number per thread, groups along y.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    lm_images(const float* z, const float* codes, const float* weights, const int* starts, int groups, int p, int q,
-              double* images) {
+    lm_scatter(const float* z, const float* codes, const float* weights, const int* starts, int groups, int p, int q,
+              double* scatter) {
     const long long at = thread_number();
     if (at >= static_cast<long long>(q + 2) * p) return;
     const int j = static_cast<int>(at / p), f = static_cast<int>(at % p);
@@ -107,11 +107,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const float by = j < q ? codes[i * q + j] : j == q ? 1.0f : x;
             total += weights[i] * (by * x);
         }
-        images[static_cast<long long>(g) * (q + 2) * p + at] = total;
+        scatter[static_cast<long long>(g) * (q + 2) * p + at] = total;
     }
 }
 
-// For each group sum r code code' (q, q): a thread a number; groups along y.
+// For each group sum r code code' (q, q); one number per thread, groups along y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_grams(const float* codes, const float* weights, const int* starts, int groups, int q, double* grams) {
     const long long at = thread_number();
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Tangents (n, kinds, p) from derivatives; fields (kinds, 2, p), of which the first is NaN for thickness.
+// Tangents (n, kinds, p) from derivatives. Fields (kinds, 2, p) are their factors; NaN stands for thickness.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_tangents(const float* gx, const float* gy, const float* fields, int n, int kinds, int p, float* out) {
     const long long at = thread_number();
@@ -137,8 +137,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     out[at] = by_u != by_u ? sqrtf(u * u + v * v) : by_u * u + by_v * v;
 }
 
-// For a row and a candidate products of t tangents and the row itself with the columns W, b (K, width, p), and
-// with each other under d (K, p or 1); a thread a product, pairs of row and candidate along y.
+// For each pair of row and candidate: products of the t tangents and the row with the columns W, b (K, width, p),
+// and with each other under d (K, p or 1). One product per thread, pairs along y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_products(const float* z, const float* tangents, const int* candidates, const float* columns, const float* d,
                 int pairs, int some, int t, int p, int width, int own, float* products) {
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The score of each pair of row and candidate less b' G^-1 b, by Cholesky; a thread a pair. All loops over
+// The score of each pair of row and candidate minus b' G^-1 b, by Cholesky; one pair per thread. All loops over
 // tangents have a constant length, so that the compiler unrolls them and keeps G and b in registers.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_distances(const float* products, const int* candidates, const float* c, int pairs, int t, int width,

@@ -1,6 +1,6 @@
 """Mixtures of linear models in CuPy: products of cuBLAS, and launches of the kernels of ``gpu.cu``.
 
-Statistics come back to the host and are added there in float64.
+Sums are copied to the host and added there in float64.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import numpy as np
 from scalelatent.kernels.arrays import Array, check_same_width
 from scalelatent.kernels.cuda import Kernels, multiply
 
-from .reference import GAMMA, PIVOT, TANGENTS, Frame, Groups, Scores, gradients, velocity
-from .reference import few_best as few_best  # of scores that are on the host
+from .reference import GAMMA, PIVOT, TANGENTS, Groups, Scores, TangentSpec, gradients, velocity
+from .reference import select_best as select_best  # scores are on the host
 
 _kernels = Kernels(__package__)
 _launch, THREADS = _kernels.launch, _kernels.threads
-# Products of a tile of rows: 256 MiB. Pairs of row and candidate, along y.
+# A tile of rows has at most this many products (256 MiB). A launch has at most this many pairs of row and
+# candidate.
 PRODUCTS, PAIRS = 2**26, 32_768
 _NOTHING = np.uint64(0)
 
@@ -45,7 +46,7 @@ def _rows(x: Array) -> cupy.ndarray:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores on the device: columns b, W of each sub-class (K width, p) and d of each feature, or None."""
+    """Scores on the device: columns b, W of each component (K width, p) and d of each feature, or None."""
 
     columns: cupy.ndarray
     own: cupy.ndarray | None
@@ -106,9 +107,9 @@ def _tiles(scorer: Scorer, n: int, first: int, stop: int) -> range:
     return range(0, n, max(PRODUCTS // max((stop - first) * scorer.width, 1), 1))
 
 
-def all_scores(scorer: Scorer, x: Array, run: int, stop: int) -> np.ndarray:
+def all_scores(scorer: Scorer, x: Array, first: int, stop: int) -> np.ndarray:
     """See :func:`..reference.all_scores`; float32."""
-    first, end = int(scorer.starts[run]), int(scorer.starts[stop])
+    first, end = int(scorer.starts[first]), int(scorer.starts[stop])
     out = np.empty((len(x), end - first), dtype=np.float32)
     tiles = _tiles(scorer, len(x), first, end)
     for a in tiles if out.size else ():
@@ -116,18 +117,20 @@ def all_scores(scorer: Scorer, x: Array, run: int, stop: int) -> np.ndarray:
     return out
 
 
-def nearest(scorer: Scorer, x: Array, run: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+def nearest(scorer: Scorer, x: Array, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """See :func:`..reference.nearest`; float32."""
-    first, end, runs = int(scorer.starts[run]), int(scorer.starts[stop]), stop - run
-    best = np.full((len(x), runs), np.inf, dtype=np.float32)
-    index = np.tile(scorer.starts[run:stop].astype(np.int32), (len(x), 1))
-    tiles, starts = _tiles(scorer, len(x), first, end), _move(scorer.starts[run : stop + 1], "i4")
+    class_starts, n_classes = scorer.starts[first : stop + 1], stop - first
+    first, end = int(class_starts[0]), int(class_starts[-1])
+    best = np.full((len(x), n_classes), np.inf, dtype=np.float32)
+    index = np.tile(class_starts[:-1].astype(np.int32), (len(x), 1))
+    tiles, starts = _tiles(scorer, len(x), first, end), _move(class_starts, "i4")
     for a in tiles if best.size and end > first else ():
         part = slice(a, a + tiles.step)
         scores = _tile_scores(scorer, _rows(x[part]), first, end)
-        n, sizes = len(scores), (np.int32(end - first), np.int32(runs))
-        found, where = cupy.empty((n, runs), dtype=np.float32), cupy.empty((n, runs), dtype=np.int32)
-        _launch("lm_best", (n, runs), scores, *sizes, starts, np.int32(first), found, where)
+        n, sizes = len(scores), (np.int32(end - first), np.int32(n_classes))
+        shape = n, n_classes
+        found, where = cupy.empty(shape, dtype=np.float32), cupy.empty(shape, dtype=np.int32)
+        _launch("lm_best", shape, scores, *sizes, starts, np.int32(first), found, where)
         best[part], index[part] = cupy.asnumpy(found), cupy.asnumpy(where)
     best[best >= np.finfo(np.float32).max] = np.inf
     return best, index
@@ -146,7 +149,7 @@ def nearest_own(
 
 
 @dataclass(frozen=True)
-class Bank:
+class PackedBases:
     """Means (K, p) and bases (K, q, p) on the device."""
 
     means: cupy.ndarray
@@ -155,26 +158,26 @@ class Bank:
     per_feature: bool
 
 
-def make_bank(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> Bank:
-    """See :func:`..reference.make_bank`."""
-    return Bank(_move(means), _move(np.swapaxes(bases, 1, 2)), bases.shape[2], per_feature)
+def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> PackedBases:
+    """See :func:`..reference.pack_bases`."""
+    return PackedBases(_move(means), _move(np.swapaxes(bases, 1, 2)), bases.shape[2], per_feature)
 
 
 def _members(groups: Groups) -> np.ndarray:
-    return np.repeat(groups.first + np.arange(len(groups.starts) - 1), np.diff(groups.starts))
+    return np.repeat(np.arange(len(groups.starts) - 1), np.diff(groups.starts))
 
 
 def _sums(
-    bank: Bank, z: cupy.ndarray, member: cupy.ndarray, groups: Groups, grams: bool
+    packed: PackedBases, z: cupy.ndarray, member: cupy.ndarray, groups: Groups, grams: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images, sums and squares (groups, q + 2, p) of residuals that lie in the order of the groups."""
-    (n, p), q, count = z.shape, bank.width, len(groups.starts) - 1
+    """Return scatter, sums and squares (groups, q + 2, p), and grams; residuals ``z`` are sorted by group."""
+    (n, p), q, count = z.shape, packed.width, len(groups.starts) - 1
     codes, shape = cupy.empty((n, q), dtype=np.float32), (np.int32(n), np.int32(p), np.int32(q))
-    _launch("lm_codes", (_blocks(max(n * q, 1)),), z, member, bank.bases, *shape, codes)
+    _launch("lm_codes", (_blocks(max(n * q, 1)),), z, member, packed.bases, *shape, codes)
     weights, starts = _move(groups.weights), _move(groups.starts, "i4")
     out = cupy.empty((count, q + 2, p), dtype=np.float64)
     grid, sizes = (_blocks((q + 2) * p), count), (np.int32(count), np.int32(p), np.int32(q))
-    _launch("lm_images", grid, z, codes, weights, starts, *sizes, out)
+    _launch("lm_scatter", grid, z, codes, weights, starts, *sizes, out)
     gram = cupy.zeros((count, q, q), dtype=np.float64)
     if grams:
         grid = (_blocks(max(q * q, 1)), count)
@@ -182,23 +185,22 @@ def _sums(
     return cupy.asnumpy(out), cupy.asnumpy(gram)
 
 
-def add_images(
-    bank: Bank, x: Array, groups: Groups, total: np.ndarray, square: np.ndarray, image: np.ndarray,
-    gram: np.ndarray,
+def add_scatter(
+    bases: PackedBases, x: Array, groups: Groups, total: np.ndarray, square: np.ndarray,
+    scatter: np.ndarray, gram: np.ndarray,
 ) -> None:  # fmt: skip
-    """See :func:`..reference.add_images`."""
-    n, p, q = len(groups.rows), x.shape[1], bank.width
+    """See :func:`..reference.add_scatter`."""
+    n, p, q = len(groups.rows), x.shape[1], bases.width
     if not n:
         return
     member = _move(_members(groups), "i4")
-    z = _centred(_rows(x), _move(groups.rows, "i4"), member, bank.means, n, p)
-    found, grams = _sums(bank, z, member, groups, bool(len(gram)))
-    part = slice(groups.first, groups.first + len(found))
-    image[part] += found[:, :q]
-    total[part] += found[:, q]
-    square[part] += found[:, q + 1] if bank.per_feature else found[:, q + 1].sum(axis=1)
+    z = _centred(_rows(x), _move(groups.rows, "i4"), member, bases.means, n, p)
+    found, grams = _sums(bases, z, member, groups, bool(len(gram)))
+    scatter += found[:, :q]
+    total += found[:, q]
+    square += found[:, q + 1] if bases.per_feature else found[:, q + 1].sum(axis=1)
     if len(gram):
-        gram[part] += grams
+        gram += grams
 
 
 def tangent_rows(x: Array, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
@@ -222,29 +224,29 @@ def _tangents(
     return out
 
 
-def add_tangents(
-    bank: Bank, x: Array, groups: Groups, frame: Frame, factors: np.ndarray, image: np.ndarray,
-    trace: np.ndarray,
+def add_tangent_scatter(
+    bases: PackedBases, x: Array, groups: Groups, spec: TangentSpec, factors: np.ndarray,
+    scatter: np.ndarray, trace: np.ndarray,
 ) -> None:  # fmt: skip
-    """See :func:`..reference.add_tangents`."""
-    kinds, p = len(frame.names), x.shape[1]
+    """See :func:`..reference.add_tangent_scatter`."""
+    kinds, p = len(spec.names), x.shape[1]
     if not len(groups.rows) or not kinds:
         return
-    made = _tangents(_rows(x)[_move(groups.rows, "i8")], frame.shape, frame.names, frame.smoothing)
+    made = _tangents(_rows(x)[_move(groups.rows, "i8")], spec.shape, spec.names, spec.smoothing)
     flat, members = made.reshape(-1, p), _members(groups)
     lengths = cupy.empty(len(flat), dtype=np.float32)
     _launch("lm_lengths", (_blocks(len(flat)),), flat, np.int32(len(flat)), np.int32(p), lengths)
     squares = groups.weights[:, None] * cupy.asnumpy(lengths).reshape(-1, kinds).astype(np.float64)
     np.add.at(trace, members, squares)
     weights = (groups.weights[:, None] * factors[members]).ravel()
-    spread = Groups(groups.first, groups.starts * kinds, np.arange(len(flat)), weights)
-    found, _ = _sums(bank, flat, _move(np.repeat(members, kinds), "i4"), spread, False)
-    image[groups.first : groups.first + len(found)] += found[:, : bank.width]
+    flat_groups = Groups(groups.starts * kinds, np.arange(len(flat)), weights)
+    found, _ = _sums(bases, flat, _move(np.repeat(members, kinds), "i4"), flat_groups, False)
+    scatter += found[:, : bases.width]
 
 
 @dataclass(frozen=True)
-class Planes:
-    """Scores for tangent distance: columns W, b (K, width, p) on the device."""
+class PackedTangentScores:
+    """Scores for tangent distance: columns W, b (K, width, p) on the device; ``own``: d is (K, p)."""
 
     columns: cupy.ndarray
     width: int
@@ -254,35 +256,35 @@ class Planes:
     centre: cupy.ndarray
 
 
-def make_planes(scores: Scores) -> Planes:
-    """See :func:`..reference.make_planes`."""
+def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
+    """See :func:`..reference.pack_tangent_scores`."""
     columns = np.concatenate([scores.w, scores.b[:, :, None]], axis=2)
     moved = (_move(a) for a in (scores.d, scores.c, scores.centre))
     d, c, centre = moved
-    return Planes(_move(np.swapaxes(columns, 1, 2)), columns.shape[2], d, scores.d.ndim == 2, c, centre)
+    return PackedTangentScores(
+        _move(np.swapaxes(columns, 1, 2)), columns.shape[2], d, scores.d.ndim == 2, c, centre
+    )
 
 
 def tangent_distance(
-    planes: Planes, x: Array, tangents: Array, candidates: np.ndarray, gamma: float = GAMMA
+    scores: PackedTangentScores, x: Array, tangents: Array, candidates: np.ndarray, gamma: float = GAMMA
 ) -> np.ndarray:
     """See :func:`..reference.tangent_distance`; float32."""
     if tangents.shape[1] > len(TANGENTS):
-        raise ValueError(
-            f"tangents has {tangents.shape[1]} tangents a row; at most {len(TANGENTS)} are possible"
-        )
+        raise ValueError(f"tangents has {tangents.shape[1]} tangents per row; give at most {len(TANGENTS)}")
     out, some = np.empty(candidates.shape, dtype=np.float32), candidates.shape[1]
     for a in range(0, len(out) if some else 0, max(PAIRS // max(some, 1), 1)):
         part = slice(a, a + max(PAIRS // some, 1))
         rows, moved, chosen = _rows(x[part]), _rows(tangents[part]), _move(candidates[part], "i4")
         (n, t, p), pairs = moved.shape, len(rows) * some
-        z, width = _centred(rows, _NOTHING, _NOTHING, planes.centre, n, p), planes.width
+        z, width = _centred(rows, _NOTHING, _NOTHING, scores.centre, n, p), scores.width
         each = (t + 1) * (width + t + 1)
         products, found = cupy.empty((pairs, each), dtype=np.float32), cupy.empty(pairs, dtype=np.float32)
-        sizes = tuple(np.int32(size) for size in (pairs, some, t, p, width, planes.own))
+        sizes = tuple(np.int32(size) for size in (pairs, some, t, p, width, scores.own))
         grid = (_blocks(each), pairs)
-        _launch("lm_products", grid, z, moved, chosen, planes.columns, planes.d, *sizes, products)
+        _launch("lm_products", grid, z, moved, chosen, scores.columns, scores.d, *sizes, products)
         few = np.int32(pairs), np.int32(t), np.int32(width)
         numbers = np.float64(gamma), np.float64(PIVOT)
-        _launch("lm_distances", (_blocks(pairs),), products, chosen, planes.c, *few, *numbers, found)
+        _launch("lm_distances", (_blocks(pairs),), products, chosen, scores.c, *few, *numbers, found)
         out[part] = cupy.asnumpy(found).reshape(n, some)
     return out

@@ -1,6 +1,6 @@
-"""The kernels in float64: what numba and CuPy are compared with.
+"""Kernels in float64 numpy, with which those of numba and CuPy are compared.
 
-Sub-class q has the score E_q(x) = (z∘z)·d_q + z·b_q + c_q - |W_q'z|² with z = x - centre: a squared
+Component q has the score E_q(x) = (z∘z)·d_q + z·b_q + c_q - |W_q'z|² with z = x - centre: a squared
 reconstruction error, or -2 log density.
 """
 
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.linalg import slogdet
 
 LOG_2PI = float(np.log(2 * np.pi))
-# Share of the tangents' lengths on the diagonal of a tangent distance, and the smallest pivot.
+# Tangent distance adds this share of the squared length of each tangent to the diagonal of its equations, and
+# skips pivots below this share of the largest.
 GAMMA, PIVOT = 1e-3, 1e-12
 TANGENTS = (
     "shift-x",
@@ -29,17 +30,17 @@ TANGENTS = (
 
 @dataclass(frozen=True)
 class Scores:
-    """Parameters of the score of K sub-classes."""
+    """Parameters of the scores of K components."""
 
     d: np.ndarray  # (K,), the same for all features, or (K, p)
     w: np.ndarray  # (K, p, h)
     b: np.ndarray  # (K, p)
-    c: np.ndarray  # (K,), infinite where a sub-class was dropped
-    centre: np.ndarray  # (p,), subtracted from rows, so that float32 has less to cancel
+    c: np.ndarray  # (K,), infinite for a dropped component
+    centre: np.ndarray  # (p,), subtracted from the rows, so that less cancels in float32
 
 
 def _scores(d: np.ndarray, w: np.ndarray, means: np.ndarray, extra: np.ndarray, centre: np.ndarray) -> Scores:
-    """The score (z - m)' (diag(d) - W W') (z - m) + extra with m = mean - centre."""
+    """Return the score (z - m)' (diag(d) - W W') (z - m) + extra with m = mean - centre."""
     m = means - centre
     wide = d if d.ndim == 2 else d[:, None]
     pm = wide * m - np.einsum("kph,kh->kp", w, np.einsum("kph,kp->kh", w, m))
@@ -47,20 +48,20 @@ def _scores(d: np.ndarray, w: np.ndarray, means: np.ndarray, extra: np.ndarray, 
 
 
 def error_scores(means: np.ndarray, bases: np.ndarray, centre: np.ndarray) -> Scores:
-    """Squared distance from each pancake; orthonormal bases (K, p, h)."""
+    """Return the squared distance from each plane; ``bases`` (K, p, h) have orthonormal columns."""
     k = len(means)
     return _scores(np.ones(k), bases, means, np.zeros(k), centre)
 
 
 def shrinkage(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """1 - sigma² / variance along each direction, at least 0: (K, h)."""
+    """Return 1 - sigma² / variance along each direction, at least 0: (K, h)."""
     return np.maximum(1.0 - noise[:, None] / np.maximum(values, np.finfo(float).tiny), 0.0)
 
 
 def code_cost_scores(
     means: np.ndarray, bases: np.ndarray, values: np.ndarray, noise: float, centre: np.ndarray
 ) -> Scores:
-    """Reconstruction error plus the cost of codes: variances (K, h) of codes, one noise for all."""
+    """Return the reconstruction error plus the cost of the code; one noise for all components."""
     k = len(means)
     root = np.sqrt(shrinkage(values, np.full(k, noise)))
     return _scores(np.ones(k), bases * root[:, None, :], means, np.zeros(k), centre)
@@ -74,8 +75,10 @@ def ppca_scores(
     weights: np.ndarray,
     centre: np.ndarray,
 ) -> Scores:
-    """-2 log (weight x density) of Gaussians with variances ``values`` (K, h) along orthonormal bases and
-    ``noise`` (K,) in all other directions.
+    """Return -2 log (weight x density) of Gaussians with low-rank covariances.
+
+    The variances are ``values`` (K, h) along orthonormal ``bases``, and ``noise`` (K,) in all other
+    directions.
     """
     p = bases.shape[1]
     w = bases * np.sqrt(shrinkage(values, noise) / noise[:, None])[:, None, :]
@@ -83,7 +86,7 @@ def ppca_scores(
 
 
 def ppca_constants(p: int, values: np.ndarray, noise: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """What no row changes in -2 log (weight x density): of p features, (K,)."""
+    """Return the terms (K,) of -2 log (weight x density) that do not depend on the row; p features."""
     kept = np.maximum(values, noise[:, None])
     left = (p - values.shape[1]) * np.log(noise)
     return p * LOG_2PI + left + np.log(kept).sum(axis=1) - 2.0 * np.log(weights)
@@ -92,7 +95,7 @@ def ppca_constants(p: int, values: np.ndarray, noise: np.ndarray, weights: np.nd
 def factor_scores(
     means: np.ndarray, loadings: np.ndarray, noise: np.ndarray, weights: np.ndarray, centre: np.ndarray
 ) -> Scores:
-    """-2 log (weight x density) of factor analysers: loadings (K, p, h), noise (K, p)."""
+    """Return -2 log (weight x density) of factor analysers: loadings (K, p, h), noise (K, p)."""
     p, h = loadings.shape[1:]
     scaled = loadings / noise[:, :, None]
     m = np.eye(h) + np.swapaxes(loadings, 1, 2) @ scaled
@@ -104,22 +107,20 @@ def factor_scores(
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores as the kernels here take them; sub-classes of run i, a class say, are
-    [starts[i], starts[i + 1]).
-    """
+    """Scores for the kernels of this module; components of class i are [starts[i], starts[i + 1])."""
 
     scores: Scores
     starts: np.ndarray
 
 
 def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
-    """What :func:`nearest` and :func:`all_scores` take."""
+    """Return what :func:`nearest`, :func:`nearest_own` and :func:`all_scores` take."""
     return Scorer(scores, starts)
 
 
-def all_scores(scorer: Scorer, x: np.ndarray, run: int, stop: int) -> np.ndarray:
-    """Scores of rows under the sub-classes of the runs [run, stop): (n, sub-classes)."""
-    s, part = scorer.scores, slice(scorer.starts[run], scorer.starts[stop])
+def all_scores(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> np.ndarray:
+    """Return the scores of rows under the components of the classes [first, stop): (n, components)."""
+    s, part = scorer.scores, slice(scorer.starts[first], scorer.starts[stop])
     z = np.asarray(x, dtype=np.float64) - s.centre
     d = s.d[part]
     square = (z * z) @ d.T if d.ndim == 2 else (z * z).sum(axis=1)[:, None] * d
@@ -129,41 +130,48 @@ def all_scores(scorer: Scorer, x: np.ndarray, run: int, stop: int) -> np.ndarray
     return out
 
 
-def nearest(scorer: Scorer, x: np.ndarray, run: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest score of each run and its sub-class, the first of equals: two arrays (n, runs)."""
-    best = np.full((len(x), stop - run), np.inf)
-    index = np.zeros((len(x), stop - run), dtype=np.int32)
-    for i in range(run, stop):
-        index[:, i - run] = scorer.starts[i]
+def nearest(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest score of each class in [first, stop) and its component: two arrays (n, classes).
+
+    Of components with equal scores the first is returned.
+    """
+    best = np.full((len(x), stop - first), np.inf)
+    index = np.zeros((len(x), stop - first), dtype=np.int32)
+    for i in range(first, stop):
+        index[:, i - first] = scorer.starts[i]
         if scorer.starts[i + 1] > scorer.starts[i] and len(x):
-            found = all_scores(scorer, x, i, i + 1)
-            index[:, i - run] += found.argmin(axis=1).astype(np.int32)
-            best[:, i - run] = found.min(axis=1)
+            scores = all_scores(scorer, x, i, i + 1)
+            index[:, i - first] += scores.argmin(axis=1).astype(np.int32)
+            best[:, i - first] = scores.min(axis=1)
     return best, index
 
 
 def nearest_own(
     scorer: Scorer, x: np.ndarray, rows: np.ndarray, edges: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest score of each row under the sub-classes of its own run, and its sub-class, two arrays (n,);
-    ``rows[edges[i]:edges[i + 1]]`` are those of run i.
+    """Return the smallest score of each row under its own class, and its component: two arrays (n,).
+
+    ``rows[edges[i]:edges[i + 1]]`` are the rows of class i.
     """
     best, index = np.full(len(x), np.inf), np.zeros(len(x), dtype=np.int32)
     for i, (first, stop) in enumerate(pairwise(edges)):
         own = rows[first:stop]
-        found, where = nearest(scorer, x[own], i, i + 1)
-        best[own], index[own] = found[:, 0], where[:, 0]
+        scores, components = nearest(scorer, x[own], i, i + 1)
+        best[own], index[own] = scores[:, 0], components[:, 0]
     return best, index
 
 
-def few_best(scores: np.ndarray, few: int) -> np.ndarray:
-    """Columns of the smallest scores of each row, int32 (n, few), in rising order; of equals the first."""
-    return np.argsort(scores, axis=1, kind="stable")[:, :few].astype(np.int32)
+def select_best(scores: np.ndarray, n_best: int) -> np.ndarray:
+    """Return the columns of the smallest scores of each row, ascending, int32 (n, n_best).
+
+    Of equal scores the first is returned.
+    """
+    return np.argsort(scores, axis=1, kind="stable")[:, :n_best].astype(np.int32)
 
 
 @dataclass(frozen=True)
-class Frame:
-    """How rows become tangents: ``names`` of them, the shape of an image, smoothing in pixels."""
+class TangentSpec:
+    """Kinds of tangents, the shape of an image, and the smoothing before derivatives in pixels."""
 
     names: tuple[str, ...]
     shape: tuple[int, int]
@@ -171,9 +179,10 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Bank:
-    """Means (K, p) and bases (K, p, q) under which statistics are taken; ``per_feature``: squares of R are
-    summed for each feature.
+class PackedBases:
+    """Means (K, p) and bases (K, p, q) for :func:`add_scatter`.
+
+    ``per_feature``: squares of residuals are summed for each feature.
     """
 
     means: np.ndarray
@@ -181,84 +190,89 @@ class Bank:
     per_feature: bool
 
 
-def make_bank(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> Bank:
-    """What :func:`add_images` takes."""
-    return Bank(means, bases, per_feature)
+def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> PackedBases:
+    """Return what :func:`add_scatter` and :func:`add_tangent_scatter` take."""
+    return PackedBases(means, bases, per_feature)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows of a block by sub-class: those of ``first + i`` are ``rows[starts[i]:starts[i + 1]]``, in the
-    order of rows, each with its responsibility.
+    """Rows of a block by component: those of component q are ``rows[starts[q]:starts[q + 1]]``.
+
+    The rows of a group are in their order in the block; ``weights`` are their responsibilities.
     """
 
-    first: int
     starts: np.ndarray
     rows: np.ndarray
     weights: np.ndarray
 
 
-def group_rows(index: np.ndarray, first: int, stop: int, weights: np.ndarray | None = None) -> Groups:
-    """Groups of rows that belong to one sub-class each."""
-    rows, starts = sorted_runs(index - first, stop - first)
-    return Groups(first, starts, rows, np.ones(len(rows)) if weights is None else weights[rows])
+def group_rows(index: np.ndarray, n: int, weights: np.ndarray | None = None) -> Groups:
+    """Return groups of rows; each row belongs to one of n components, ``index``, with its weight."""
+    rows, starts = sort_by_code(index, n)
+    return Groups(starts, rows, np.ones(len(rows)) if weights is None else weights[rows])
 
 
-def sorted_runs(codes: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in the order of their codes in [0, n), and where each code begins, with their number."""
-    # numpy sorts short integers by their digits, six times as fast.
+def sort_by_code(codes: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows in the order of their codes in [0, n), and the first position of each code (n + 1,)."""
+    # numpy sorts 16-bit integers by radix sort, six times as fast.
     rows = np.argsort(codes.astype(np.uint16) if n < 2**16 else codes, kind="stable")
     return rows, np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=n))])
 
 
-def add_images(
-    bank: Bank, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray, image: np.ndarray,
-    gram: np.ndarray,
+def add_scatter(
+    bases: PackedBases, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray,
+    scatter: np.ndarray, gram: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add sum r R, sum r |R|² (or r R∘R), the images sum r (B'R) R', (K, q, p), of R = x - mean, and unless
-    it is empty ``gram``, sum r (B'R) (B'R)', (K, q, q).
+    """Add the sums of residuals R = x - mean over each group, with responsibilities r.
+
+    total : r R, (K, p)
+    square : r |R|² (K,), or r R∘R (K, p)
+    scatter : r (B'R) R', (K, q, p)
+    gram : r (B'R) (B'R)', (K, q, q); not computed if it is empty
     """
-    for i in range(len(groups.starts) - 1):
-        part = slice(groups.starts[i], groups.starts[i + 1])
-        r, q = groups.weights[part], groups.first + i
-        residual = x[groups.rows[part]].astype(np.float64) - bank.means[q]
+    for q in range(len(groups.starts) - 1):
+        part = slice(groups.starts[q], groups.starts[q + 1])
+        r = groups.weights[part]
+        residual = x[groups.rows[part]].astype(np.float64) - bases.means[q]
         weighted = r[:, None] * residual
         total[q] += weighted.sum(axis=0)
         squares = (weighted * residual).sum(axis=0)
-        square[q] += squares if bank.per_feature else squares.sum()
-        codes = residual @ bank.bases[q]
-        image[q] += codes.T @ weighted
+        square[q] += squares if bases.per_feature else squares.sum()
+        codes = residual @ bases.bases[q]
+        scatter[q] += codes.T @ weighted
         if len(gram):
             gram[q] += (codes * r[:, None]).T @ codes
 
 
-def add_tangents(
-    bank: Bank, x: np.ndarray, groups: Groups, frame: Frame, factors: np.ndarray, image: np.ndarray,
-    trace: np.ndarray,
+def add_tangent_scatter(
+    bases: PackedBases, x: np.ndarray, groups: Groups, spec: TangentSpec, factors: np.ndarray,
+    scatter: np.ndarray, trace: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the images of tangents, each kind times its factor (K, tangents), and sum r |t|² (K, tangents);
-    the bank's means are 0.
+    """Add the scatter of tangents t of the rows, with responsibilities r; the means of ``bases`` are 0.
+
+    scatter : r f (B't) t' with the factor f of each kind, ``factors`` (K, tangents)
+    trace : r |t|², (K, tangents)
     """
-    tangents = tangent_rows(x, frame.shape, frame.names, frame.smoothing)
-    for i in range(len(groups.starts) - 1):
-        part = slice(groups.starts[i], groups.starts[i + 1])
-        q = groups.first + i
+    tangents = tangent_rows(x, spec.shape, spec.names, spec.smoothing)
+    for q in range(len(groups.starts) - 1):
+        part = slice(groups.starts[q], groups.starts[q + 1])
         t = tangents[groups.rows[part]]
         squares = (t * t).sum(axis=2)
         trace[q] += groups.weights[part] @ squares
         flat = t.reshape(-1, t.shape[2])
         weights = (groups.weights[part][:, None] * factors[q]).ravel()
-        image[q] += (flat @ bank.bases[q]).T @ (weights[:, None] * flat)
+        scatter[q] += (flat @ bases.bases[q]).T @ (weights[:, None] * flat)
 
 
 def _band(size: int, smoothing: float) -> np.ndarray:
-    """Gaussian smoothing along one axis as a matrix; beyond the border there is 0."""
+    """Return Gaussian smoothing along one axis as a matrix; pixels beyond the border are 0."""
     taps = smoothing_taps(smoothing)
     return sum(tap * np.eye(size, k=k - len(taps) // 2) for k, tap in enumerate(taps))
 
 
 def smoothing_taps(smoothing: float) -> np.ndarray:
-    """Weights of a Gaussian of this standard deviation in pixels, an odd number of them."""
+    """Return the weights of a Gaussian filter, an odd number; ``smoothing`` is its deviation in pixels."""
     radius = int(np.ceil(3.0 * smoothing))
     steps = np.arange(-radius, radius + 1)
     taps = np.exp(-0.5 * (steps / smoothing) ** 2) if smoothing > 0 else np.ones(1)
@@ -266,12 +280,12 @@ def smoothing_taps(smoothing: float) -> np.ndarray:
 
 
 def _difference(size: int) -> np.ndarray:
-    """Central differences as a matrix; beyond the border there is 0."""
+    """Return central differences as a matrix; pixels beyond the border are 0."""
     return 0.5 * (np.eye(size, k=1) - np.eye(size, k=-1))
 
 
 def gradients(shape: tuple[int, int], smoothing: float) -> tuple[np.ndarray, np.ndarray]:
-    """Matrices (p, p) that take an image to its smoothed derivatives along columns and along rows."""
+    """Return the matrices (p, p) of the smoothed derivatives of an image in x and in y."""
     rows, columns = (_band(size, smoothing) for size in shape)
     along_x = np.kron(rows, _difference(shape[1]) @ columns)
     along_y = np.kron(_difference(shape[0]) @ rows, columns)
@@ -279,9 +293,10 @@ def gradients(shape: tuple[int, int], smoothing: float) -> tuple[np.ndarray, np.
 
 
 def velocity(name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """What a linear tangent multiplies both derivatives with, pixel by pixel: its velocity field.
+    """Return the velocity field of a linear tangent: factors (p,), (p,) of both derivatives.
 
-    Pixels are counted from the middle, in halves of the longer side, so that tangents are of one size.
+    Coordinates start in the middle, in units of half the longer side, so that all tangents have similar
+    lengths.
     """
     height, width = shape
     half = max(height, width) / 2
@@ -303,7 +318,7 @@ def velocity(name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]
 
 
 def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
-    """Tangents of images: (n, tangents, p)."""
+    """Return the tangents (n, tangents, p) of images (n, p)."""
     along_x, along_y = (np.asarray(x, dtype=np.float64) @ g.T for g in gradients(shape, smoothing))
     out = np.empty((len(x), len(names), x.shape[1]))
     for i, name in enumerate(names):
@@ -316,7 +331,7 @@ def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], sm
 
 
 def solve_pivoted(g: np.ndarray, b: np.ndarray) -> float:
-    """b' G^-1 b by Cholesky; directions whose pivot is at rounding are left out."""
+    """Return b' G^-1 b by Cholesky; directions with a pivot at rounding are skipped."""
     n = len(g)
     low, y, total = np.zeros((n, n)), np.zeros(n), 0.0
     floor = PIVOT * max(g.diagonal().max(initial=0.0), np.finfo(float).tiny)
@@ -331,28 +346,28 @@ def solve_pivoted(g: np.ndarray, b: np.ndarray) -> float:
     return total
 
 
-def make_planes(scores: Scores) -> Scores:
-    """What :func:`tangent_distance` takes: the scores themselves."""
+def pack_tangent_scores(scores: Scores) -> Scores:
+    """Return what :func:`tangent_distance` takes: the scores themselves."""
     return scores
 
 
 def tangent_distance(
-    planes: Scores, x: np.ndarray, tangents: np.ndarray, candidates: np.ndarray, gamma: float = GAMMA
+    scores: Scores, x: np.ndarray, tangents: np.ndarray, candidates: np.ndarray, gamma: float = GAMMA
 ) -> np.ndarray:
-    """Scores of rows moved along their own tangents (n, t, p), for some sub-classes of each: (n, c).
+    """Return scores of rows that may move along their own tangents (n, t, p), for the candidates (n, c).
 
-    The least over a of the score of x + T'a, plus gamma (T T')_jj a_j² (in units of d).
+    The score is the least over a of the score of x + T'a, plus gamma (T T')_jj a_j² (in units of d).
     """
     out = np.empty(candidates.shape)
     for i in range(len(x)):
-        z, t = x[i].astype(np.float64) - planes.centre, tangents[i].astype(np.float64)
+        z, t = x[i].astype(np.float64) - scores.centre, tangents[i].astype(np.float64)
         for j, q in enumerate(candidates[i]):
-            w, d = planes.w[q], planes.d[q]
+            w, d = scores.w[q], scores.d[q]
             code, a = z @ w, t @ w
             weighted = t * d
             g = weighted @ t.T
             g += gamma * np.diag(g.diagonal()) - a @ a.T
-            b = weighted @ z + 0.5 * (t @ planes.b[q]) - a @ code
-            score = (d * z * z).sum() + z @ planes.b[q] + planes.c[q] - code @ code
+            b = weighted @ z + 0.5 * (t @ scores.b[q]) - a @ code
+            score = (d * z * z).sum() + z @ scores.b[q] + scores.c[q] - code @ code
             out[i, j] = score - solve_pivoted(g, b)
     return out

@@ -1,4 +1,4 @@
-"""Where EM begins: k-means++ centres of a sample of each class, and random bases."""
+"""First components of EM: k-means++ centres of a sample of each class, and random bases."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import numpy as np
 
 from scalelatent.kernels.streams import stream
 
-from .pancakes import Pancakes
-from .steps import orthonormal
+from .components import Components
+from .m_steps import orthonormalise
 
-# Rows that a sample has for each sub-class, and at least.
+# The sample has this many rows per component, and at least this many rows in total.
 SAMPLE_ROWS, LEAST_ROWS = 20, 2000
 
 
 def seed_centres(rows: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Greedy k-means++ (D. Arthur, S. Vassilvitskii, 2007): k of the rows; each is the best of a few draws.
+    """Choose k rows as centres by greedy k-means++: each is the best of a few draws.
+
+    D. Arthur, S. Vassilvitskii, "k-means++: the advantages of careful seeding" (2007).
 
     Raises
     ------
@@ -23,7 +25,7 @@ def seed_centres(rows: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarr
     """
     n = len(rows)
     if n < k:
-        raise ValueError(f"{k} sub-classes need as many rows; there are {n}")
+        raise ValueError(f"{k} components need at least {k} rows; there are {n}")
     x = rows.astype(np.float64)
     lengths = (x * x).sum(axis=1)
     chosen = [int(rng.integers(n))]
@@ -32,7 +34,7 @@ def seed_centres(rows: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarr
         total = np.cumsum(gaps)
         if total[-1] > 0:
             drawn = np.searchsorted(total, rng.random(2 + int(np.log(k))) * total[-1], side="right")
-        else:  # fewer different rows than centres
+        else:  # there are fewer distinct rows than centres
             drawn = rng.integers(n, size=1)
         drawn = np.minimum(drawn, n - 1)
         to = np.maximum(lengths[:, None] - 2.0 * (x @ x[drawn].T) + lengths[drawn], 0.0)
@@ -44,13 +46,13 @@ def seed_centres(rows: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarr
 
 
 def random_bases(k: int, p: int, q: int, seed: int) -> np.ndarray:
-    """Orthonormal columns (k, p, q), by seed."""
+    """Return random orthonormal columns, float64 (k, p, q)."""
     drawn = stream(seed, "bases").normal(size=(k, p, q))
-    return orthonormal(drawn, drawn)
+    return orthonormalise(drawn, drawn)
 
 
-def start_pancakes(centres: np.ndarray, q: int, seed: int) -> Pancakes:
-    """Centres with random directions, of which none is in use."""
+def start_components(centres: np.ndarray, q: int, seed: int) -> Components:
+    """Return components at the centres (K, p), with q random directions, all of them spare."""
     k, p = centres.shape
     ones = np.ones(k)
-    return Pancakes(centres, random_bases(k, p, q, seed), np.zeros((k, q)), ones, ones, 0)
+    return Components(centres, random_bases(k, p, q, seed), np.zeros((k, q)), ones, ones, 0)

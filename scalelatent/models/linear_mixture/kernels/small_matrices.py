@@ -1,6 +1,6 @@
-"""Small matrices of all sub-classes: eigenvectors, and what makes columns orthonormal; float64, one thread.
+"""Eigenvectors and orthonormal columns for stacks of small matrices; float64, one thread.
 
-LAPACK's calls for a few numbers cost more than the numbers.
+For matrices this small a call of LAPACK takes longer than the computation.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import empty
 
 _SWEEPS = 30
-# Off the diagonal so much of the largest on it is rounding.
+# Off-diagonal elements below this share of the largest diagonal element are rounding.
 _SMALL = 1e-14
-# Where a column keeps less than this of its length by Cholesky, columns are left to Gram and Schmidt.
+# If a column keeps less than this share of its length, Cholesky is too inexact and Gram-Schmidt is used.
 _LEAST = 1e-3
-# A column that keeps less than this of its length has others taken from it once more; and what is nothing.
+# Gram-Schmidt repeats the projection of a column that keeps less than KEPT of its length; below _NONE the
+# column depends on the ones before it.
 KEPT, _NONE = 0.5, 1e-10
 
 
 def eigenvectors(matrices: np.ndarray, small: float = _SMALL) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues (K, q), decreasing, and eigenvectors as columns (K, q, q) of symmetric matrices; those of
-    one that is diagonal already keep their signs. Off the diagonal stays at most so ``small`` a share of the
-    largest on it.
+    """Return eigenvalues (K, q), decreasing, and eigenvectors as columns (K, q, q) of symmetric matrices.
+
+    Off-diagonal elements below the share ``small`` of the largest diagonal element count as 0; eigenvectors
+    of a diagonal matrix are then unit vectors with positive signs.
     """
     k, q = matrices.shape[:2]
     values, turn = np.empty((k, q)), np.empty((k, q, q))
@@ -32,8 +34,9 @@ def eigenvectors(matrices: np.ndarray, small: float = _SMALL) -> tuple[np.ndarra
 
 
 def triangles(grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Upper triangles (K, q, q) by which columns with these products become orthonormal, in order, and the
-    least share of its length (K,) that one of them keeps; 0 where they are better left to `gram_schmidt`.
+    """Return upper triangles (K, q, q) that make columns with these Gram matrices orthonormal, in order.
+
+    Also return the least share of its length (K,) that a column keeps; 0 if `gram_schmidt` should be used.
     """
     inverse, least = np.empty_like(grams), np.empty(len(grams))
     _triangles(np.array(grams, order="C"), inverse, least)
@@ -41,8 +44,9 @@ def triangles(grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
-    """Columns (K, p, q) made orthonormal in place, in order; those with nothing of their own become the same
-    columns of ``otherwise``, or unit vectors.
+    """Make columns (K, p, q) orthonormal in place, in order.
+
+    A column that depends on earlier ones becomes the same column of ``otherwise``, or a unit vector.
     """
     _gram_schmidt(columns, np.ascontiguousarray(otherwise))
 
@@ -65,8 +69,9 @@ def _triangles(grams: np.ndarray, inverse: np.ndarray, least: np.ndarray) -> Non
 def _eigen(
     m: np.ndarray, small: float, rows: np.ndarray, values: np.ndarray, turn: np.ndarray, order: np.ndarray
 ) -> None:
-    """Eigenvalues, decreasing, and eigenvectors as columns of ``turn``, of a symmetric matrix, which is
-    lost: Jacobi's rotations in cycles. ``rows`` (q, q) holds the eigenvectors as rows meanwhile.
+    """Write eigenvalues, decreasing, and eigenvectors (columns of ``turn``) of a symmetric matrix m.
+
+    Cyclic Jacobi rotations overwrite m; ``rows`` (q, q) is scratch memory for the eigenvectors.
     """
     q, least = len(m), 0.0
     rows[:] = 0.0
@@ -101,7 +106,7 @@ def _eigen(
                 m[j, i] = 0.0
         if not turned:
             break
-    for i in range(q):  # insertion keeps the order of equals
+    for i in range(q):  # insertion sort keeps the order of equal values
         k = i
         while k > 0 and m[order[k - 1], order[k - 1]] < m[i, i]:
             order[k] = order[k - 1]
@@ -115,8 +120,9 @@ def _eigen(
 
 @part
 def _triangle(g: np.ndarray, inverse: np.ndarray) -> float:
-    """Upper triangle that makes columns with the products g orthonormal in order, and the least share of its
-    length that one of them keeps; 0 where it is not to be trusted.
+    """Write the upper triangle that makes columns with the Gram matrix g orthonormal, in order.
+
+    Return the least share of its length that a column keeps; 0 if the result is too inexact.
     """
     q, least = len(g), 1.0
     inverse[:] = 0.0
@@ -126,7 +132,7 @@ def _triangle(g: np.ndarray, inverse: np.ndarray) -> float:
         full = g[i, i]
         if not (full > 1e-200 and full < 1e200):
             return 0.0
-        # Row i of the lower triangle of Cholesky, in place, and the same steps on the unit matrix.
+        # Compute row i of the Cholesky factor in place, and apply the same steps to the unit matrix.
         for j in range(i):
             one = g[i, j]
             for k in range(j):
@@ -157,7 +163,7 @@ def _gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
         w = columns[k]
         for j in range(q):
             tried = -1
-            while not _take(w, j, dots):
+            while not _normalise(w, j, dots):
                 for f in range(p):
                     w[f, j] = otherwise[k, f, j] if tried < 0 else 0.0
                 if tried >= 0:
@@ -166,14 +172,14 @@ def _gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
 
 
 @part
-def _take(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
-    """Whether column j has something of its own, which is then of length 1."""
+def _normalise(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
+    """Remove earlier columns from column j and normalise it; return False if nothing remains."""
     scale = 0.0
     for f in range(len(w)):
         scale = max(scale, abs(w[f, j]))
     if not scale > 0.0:
         return False
-    for f in range(len(w)):  # no square of it is too small or too large
+    for f in range(len(w)):  # squares then neither underflow nor overflow
         w[f, j] /= scale
     before, after = _project(w, j, dots)
     first = before
@@ -188,7 +194,7 @@ def _take(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
 
 @part
 def _project(w: np.ndarray, j: int, dots: np.ndarray) -> tuple[float, float]:
-    """Take what column j has of the columns before it, which are orthonormal; its length before and after."""
+    """Project column j off the orthonormal columns before it; return its length before and after."""
     p, q = w.shape
     for i in range(q):
         dots[i] = 0.0

@@ -1,0 +1,175 @@
+"""The components of a mixture of linear models, and the scores of rows under them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scalelatent.models.linear_mixture.kernels.reference import (
+    Scores,
+    code_cost_scores,
+    error_scores,
+    factor_scores,
+    ppca_constants,
+    ppca_scores,
+    shrinkage,
+)
+
+LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
+# Likelihoods that are densities: each component is a Gaussian with its own noise.
+DENSITY_LIKELIHOODS = ("ppca", "factor-analysis")
+_ARRAYS = ("means", "bases", "values", "noise", "weights")
+
+
+@dataclass(frozen=True)
+class Components:
+    """K linear models; the components of one class are neighbours.
+
+    Attributes
+    ----------
+    means : ndarray, shape (K, p)
+    bases : ndarray, shape (K, p, q)
+        Orthonormal columns; in factor analysis the loadings. The first ``n_dims`` columns belong to the
+        model. The others are spare: with them, the first ones converge in fewer passes.
+    values : ndarray, shape (K, q)
+        Variances of the rows along the columns of ``bases``; factor analysis does not use them.
+    noise : ndarray, shape (K,) or (K, p)
+        Variance in each direction outside of the model; in factor analysis the variance of each feature.
+    weights : ndarray, shape (K,)
+        Share of the rows of the class; 0 for a component that was dropped.
+    n_dims : int
+    """
+
+    means: np.ndarray
+    bases: np.ndarray
+    values: np.ndarray
+    noise: np.ndarray
+    weights: np.ndarray
+    n_dims: int
+
+    def with_n_dims(self, n_dims: int) -> Components:
+        """Return the same arrays with another number of columns that belong to the model."""
+        return replace(self, n_dims=n_dims)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays by the names that saved models and run folders use."""
+        return {name: getattr(self, name) for name in _ARRAYS}
+
+    def copy(self) -> Components:
+        """Return the same components in new arrays."""
+        return Components(**{name: a.copy() for name, a in self.arrays().items()}, n_dims=self.n_dims)
+
+    def part(self, which: slice | np.ndarray) -> Components:
+        """Return some of the components."""
+        return Components(**{name: a[which] for name, a in self.arrays().items()}, n_dims=self.n_dims)
+
+    def set_part(self, which: np.ndarray, part: Components) -> None:
+        """Overwrite some of the components in place."""
+        for name, array in self.arrays().items():
+            array[which] = getattr(part, name)
+
+
+def count_missing_directions(counts: np.ndarray, n_dims: int) -> np.ndarray:
+    """Return how many of the ``n_dims`` directions the rows of each component do not span, int64 (K,).
+
+    n rows span n - 1 directions; ``counts`` (K,) are the rows of each component.
+    """
+    # Sums of weights may be a little below a whole number.
+    return np.clip(n_dims - np.maximum(np.floor(counts + 1e-6) - 1, 0), 0, n_dims).astype(np.int64)
+
+
+def remove_missing_directions(components: Components, counts: np.ndarray, likelihood: str) -> Components:
+    """Return components with zeros for directions that their rows do not span; keep loadings of factors."""
+    h = components.n_dims
+    missing = count_missing_directions(counts, h)
+    if likelihood == "factor-analysis" or not missing.any():
+        return components
+    bases, values = components.bases.copy(), components.values.copy()
+    for q in np.flatnonzero(missing):
+        last = slice(h - int(missing[q]), h)
+        bases[q, :, last] = 0.0
+        if likelihood == "ppca":
+            values[q, last] = components.noise[q]
+    return replace(components, bases=bases, values=values)
+
+
+def shared_noise(components: Components) -> float:
+    """Return the mean of the noise over all rows."""
+    weights = components.weights
+    return float((weights * components.noise).sum() / max(weights.sum(), np.finfo(float).tiny))
+
+
+def make_scores(components: Components, likelihood: str, priors: np.ndarray | None = None) -> Scores:
+    """Return the parameters of the score of each component; the score of a dropped component is infinite.
+
+    Parameters
+    ----------
+    components : Components
+    likelihood : str
+        One of `LIKELIHOODS`.
+    priors : ndarray, shape (K,), or None
+        Share of the rows of each component's class; None if scores are compared within one class only.
+    """
+    h, means, noise = components.n_dims, components.means, components.noise
+    bases, values = components.bases[:, :, :h], components.values[:, :h]
+    is_alive = components.weights > 0
+    centre = components.weights @ means / max(components.weights.sum(), np.finfo(float).tiny)
+    weights = np.where(is_alive, components.weights, 1.0)
+    if priors is not None:
+        weights = weights * priors
+    if likelihood == "error":
+        scores = error_scores(means, bases, centre)
+    elif likelihood == "code-cost":
+        scores = code_cost_scores(means, bases, values, shared_noise(components), centre)
+    elif likelihood == "ppca":
+        scores = ppca_scores(means, bases, values, noise, weights, centre)
+    else:
+        scores = factor_scores(means, bases, noise, weights, centre)
+    return replace(scores, c=np.where(is_alive, scores.c, np.inf))
+
+
+def score_few_rows(components: Components, likelihood: str, x: np.ndarray) -> np.ndarray:
+    """Return the scores (n, K) of a few rows (n, p), for all likelihoods but factor analysis.
+
+    The values are those of :func:`make_scores`, whose preparation would take longer than a few rows are
+    worth.
+    """
+    h, noise, values = components.n_dims, components.noise, components.values[:, : components.n_dims]
+    z = x[None, :, :] - components.means[:, None, :]
+    squares = (z @ components.bases[:, :, :h]) ** 2
+    lengths = np.einsum("knp,knp->nk", z, z)
+    if likelihood == "error":
+        return lengths - squares.sum(axis=2).T
+    if likelihood == "code-cost":
+        noise = np.full(len(values), shared_noise(components))
+    out = lengths - (squares * shrinkage(values, noise)[:, None, :]).sum(axis=2).T
+    if likelihood == "ppca":
+        out = out / noise + ppca_constants(x.shape[1], values, noise, components.weights)
+    return out
+
+
+def scatter_maps(components: Components, likelihood: str) -> np.ndarray:
+    """Return the matrices B (K, p, q) whose projected scatter S B an M-step needs.
+
+    They are the bases, or in factor analysis beta', the maps from rows to posterior means of the factors.
+    """
+    if likelihood != "factor-analysis":
+        return components.bases
+    loadings, noise = components.bases, components.noise
+    scaled = loadings / noise[:, :, None]
+    m = np.eye(loadings.shape[2]) + np.swapaxes(loadings, 1, 2) @ scaled
+    return divide_by(scaled, m)
+
+
+def divide_by(wide: np.ndarray, matrices: np.ndarray) -> np.ndarray:
+    """Return wide matrices (K, p, q) times the inverses of symmetric positive definite ones (K, q, q).
+
+    Two products with the inverse of the Cholesky factor are faster than LAPACK's solver for many columns, and
+    more exact than one product with the inverse.
+    """
+    try:
+        inverse = np.linalg.inv(np.linalg.cholesky(matrices))
+    except np.linalg.LinAlgError:  # by rounding, one matrix is not positive definite
+        return np.swapaxes(np.linalg.solve(matrices, np.swapaxes(wide, 1, 2)), 1, 2)
+    return (wide @ np.swapaxes(inverse, 1, 2)) @ inverse
