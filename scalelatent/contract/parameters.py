@@ -163,11 +163,32 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Removed:
+    """A parameter of earlier versions that this version no longer has."""
+
+    name: str
+    default: object  # the value with which earlier versions computed what this version computes
+    recorded: bool = True  # run folders of earlier versions record the value even if it is the default
+
+    def refusal(self, value: object) -> str:
+        """Return why a value of an earlier version cannot be used, or an empty string for the default."""
+        if _is_same(value, self.default):
+            return ""
+        return (
+            f"{self.name}={value!r}: this version has no parameter {self.name}, and computes as earlier "
+            f"versions did with {self.name}={self.default!r}: leave {self.name} out"
+        )
+
+
+@dataclass(frozen=True)
 class Parameters:
     """All parameters of a model, in the order of its constructor, and rules about combinations of them."""
 
     entries: tuple[Parameter, ...]
     rules: tuple[Callable[[Any], None], ...] = ()  # functions of a model that raise a ValueError
+    removed: tuple[
+        Removed, ...
+    ] = ()  # parameters that job files and saved models of earlier versions may name
 
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self.entries)
@@ -188,9 +209,14 @@ class Parameters:
         for rule in self.rules:
             rule(model)
 
+    def find_removed(self, name: str) -> Removed | None:
+        """Return the removed parameter of this name, or None."""
+        return next((entry for entry in self.removed if entry.name == name), None)
+
     def select_deciding(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the given values that change the result of a fit."""
-        return {
+        """Return those of the given values that change the result of a fit, as run folders record them."""
+        removed = {entry.name: entry.default for entry in self.removed if entry.recorded}
+        return removed | {
             entry.name: given[entry.name]
             for entry in self.entries
             if entry.decides and not (entry.later and _is_same(given[entry.name], entry.default))

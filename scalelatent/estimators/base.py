@@ -695,7 +695,12 @@ class StreamedEstimator(  # type: ignore[call-arg]
         place: Location | None = None,
         run: Location | None = None,
     ) -> Self:
-        model = cls(**restore_params(params))
+        params = restore_params(params)
+        for removed in cls._parameters.removed:
+            value = params.pop(removed.name, removed.default)
+            if why := removed.refusal(value):
+                warn_user(f"{place.url if place else 'the saved model'}: {why} when you fit it again")
+        model = cls(**params)
         model.n_iter_, model.n_features_in_ = values["n_iter"], values["n_features_in"]
         model.seed_, model.history_ = values["seed"], []
         model._restore_at((values, arrays), place, run)

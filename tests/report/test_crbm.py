@@ -71,7 +71,7 @@ def test_the_page_of_a_model_that_restores(tmp_path: Path, source: str) -> None:
 def test_a_sample_is_told_and_the_exact_score_goes_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scalelatent.models.crbm.report._rows_worth", lambda model: 50)
+    monkeypatch.setattr("scalelatent.models.crbm.report._choose_sample_rows", lambda model: 50)
     model, data = fitted("corruption"), Dataset.from_arrays(V)
     sampled = collect_rbm(model, data).errors
     run = RunFiles(locate(tmp_path), history=[])
