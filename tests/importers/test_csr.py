@@ -119,7 +119,7 @@ def test_labels_in_an_npz_file_of_their_own(
 
 def test_labels_in_an_npz_file_that_are_not_told_apart(tmp_path: Path) -> None:
     np.savez(tmp_path / "y.npz", a=np.arange(200), b=np.arange(200))
-    with pytest.raises(DataError, match=r"y\.npz of labels holds a, b: it has to hold one array"):
+    with pytest.raises(DataError, match=r"y\.npz of labels holds a, b: it must hold one array"):
         import_csr(_npz(tmp_path / "x.npz", _arrays()), tmp_path / "ds", y=str(tmp_path / "y.npz"))
 
 
