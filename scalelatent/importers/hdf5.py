@@ -54,7 +54,7 @@ def check_storage(
             f"{', '.join(map(repr, names[:_MAX_SHOWN]))}{more}. Look at these files, then import the array "
             "with `scalelatent data import hdf5 --allow-external` (allow_external=True)"
         )
-    bytes_left = array.nbytes
+    bytes_left = array.nbytes if external else 0
     for name, offset, size in external:
         path = os.path.join(os.environ.get("HDF5_EXTFILE_PREFIX", ""), name)
         needed = offset + min(size, bytes_left)

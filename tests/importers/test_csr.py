@@ -210,7 +210,7 @@ def _put(place: int, value: Any) -> Any:
         (_bad(shape=np.array([200, 0])), ["0 columns"]),
         (_bad(format=np.array(b"csc")), ["format 'csc'", "tocsr()"]),
         (_bad(y=np.zeros(7)), ["holds 200 rows, but", "7 labels"]),
-        (_bad(y=np.zeros((200, 2, 2))), ["y is labels (n,) or targets (n, v)"]),
+        (_bad(y=np.zeros((200, 2, 2))), ["labels must be one per row, shape (n,), or targets"]),
         ({"x": np.zeros((3, 3))}, ["has no arrays indptr and indices", "scalelatent data import npz"]),
         (_arrays("A_") | _arrays("B_"), ["several sets of CSR arrays", "'A', 'B'", "--csr-prefix"]),
         ({k: v for k, v in _arrays("X_", X_tf=X.data).items() if k != "X_data"}, ["--values name one of tf"]),

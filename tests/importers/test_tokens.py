@@ -137,7 +137,7 @@ def test_documents_without_any_stem_are_left_out_with_their_topics(
     kept = [number for number, words in docs.items() if set(words) & set(chosen)]
     assert set(docs) - set(kept) >= {100, 107, 124, 511, 512, 513}
     assert (len(ds), told["left_out"]) == (len(kept), len(docs) - len(kept))
-    assert f"left out {told['left_out']} documents without any of the 20 stems" in done.output
+    assert f"excluded {told['left_out']} documents without any of the 20 stems" in done.output
     expected = {
         (*(docs[number].count(stem) for stem in chosen), *(name in held[number] for name in told["topics"]))
         for number in kept
