@@ -124,14 +124,14 @@ class Stages(event.Listener):
 def _measured(model: str, seed: int, functions: int) -> dict[str, Any]:
     """A fit in this process."""
     import scalelatent as sl
-    from scalelatent.kernels.observers import observed
+    from scalelatent.kernels.compile_observers import observe_compilation
 
     for name in sl.__all__:
         getattr(sl, name)
     compiled: list[str] = []
     stages = Stages()
     with (
-        observed(lambda name, seconds: compiled.append(name) if seconds is None else None),
+        observe_compilation(lambda name, seconds: compiled.append(name) if seconds is None else None),
         event.install_listener("numba:run_pass", stages),
         event.install_listener("numba:llvm_lock", stages),
     ):

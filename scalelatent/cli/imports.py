@@ -116,6 +116,7 @@ with_table_flags = with_options("table_flags", TableFlags)
 with_image_flags = with_options("image_flags", ImageFlags)
 with_download_flags = with_options("download_flags", DownloadFlags)
 
+
 def _report(dataset: Dataset, json: bool) -> None:
     """Print the dataset, and how many images or documents the importer skipped, if any."""
     provenance = dataset.attrs["provenance"]
@@ -215,7 +216,8 @@ def import_hdf5(
     x: KeyOfRows = None,
     y: KeyOfLabels = None,
     allow_external: Annotated[
-        bool, typer.Option("--allow-external", help="Also read arrays that are in other files, whatever files.")
+        bool,
+        typer.Option("--allow-external", help="Also read arrays that are in other files, whatever files."),
     ] = False,
 ) -> Call:
     """Import arrays of an HDF5 file.
@@ -371,7 +373,8 @@ def import_rcv1(
         ),
     ] = None,
     topics: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --tokens: the topics, rcv1-v2.topics.qrels[.gz].")
+        Path | None,
+        typer.Option(metavar="FILE", help="With --tokens: the topics, rcv1-v2.topics.qrels[.gz]."),
     ] = None,
     stems: Annotated[
         int, typer.Option(min=1, help="With --tokens: number of columns, the most frequent stems.")

@@ -103,7 +103,9 @@ def _row_range(rows: str | None) -> tuple[int, int] | None:
         return None
     run = run_of(rows, "--base-rows")
     if run.stop is None or run.stop < 0 or (run.start or 0) < 0:
-        raise JobError(f'--base-rows {rows}: both ends must count from the first row; write for example "0:50000"')
+        raise JobError(
+            f'--base-rows {rows}: both ends must count from the first row; write for example "0:50000"'
+        )
     return run.start or 0, run.stop
 
 
@@ -154,9 +156,7 @@ def make_letters(
 ) -> Call:
     """Make images of letters at random places, 24x24 pixels by default."""
     options: dict[str, Any] = {"noise": noise, "count": count, "size": pixels_of(size, "--size")}
-    return functools.partial(
-        data.make_images, out, "letters", rows, seed=seed, alphabet=alphabet, **options
-    )
+    return functools.partial(data.make_images, out, "letters", rows, seed=seed, alphabet=alphabet, **options)
 
 
 @verb("text")
@@ -174,7 +174,9 @@ def make_traits(
     together: Annotated[
         bool, typer.Option("--together", help="Both traits in the same place: harder.")
     ] = False,
-    size: Annotated[int | None, typer.Option(min=5, help="Height and width of a trait, in pixels; 13.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=5, help="Height and width of a trait, in pixels; 13.")
+    ] = None,
     gap: Annotated[int | None, typer.Option(min=0, help="Pixels between the traits; 2.")] = None,
     blur: Annotated[
         int | None, typer.Option(min=0, help="Grey images, blurred N times over 3 x 3 pixels; 0.")

@@ -14,8 +14,7 @@ import numpy as np
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
-from scalelatent.storage.addresses import is_https
-from scalelatent.storage.disk import is_local
+from scalelatent.storage.disk import is_https, is_local
 
 from .files import PathOrUrl, choose_arrays, download, file_size, open_file
 from .stream import ArrayReader, BinaryReader, import_rows

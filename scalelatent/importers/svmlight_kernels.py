@@ -217,7 +217,7 @@ def _read_labels(
     undecided: np.ndarray,
     state: np.ndarray,
 ) -> tuple[int, int]:
-    """Read the labels in the first word, unless it is an entry; return the byte after them and their count."""
+    """Read the labels in the first word, unless it is an entry; return the byte after them and a count."""
     count, end = 0, _word_end(text, place, stop)
     for k in range(place, end):
         if text[k] == 58:

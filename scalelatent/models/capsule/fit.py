@@ -19,7 +19,7 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import ALLOWED_SHARE, Forecast
 from scalelatent.engine.rates import make_noise
 from scalelatent.errors import DataError, PlanError
-from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.inputs import warn_of_outlier
 from scalelatent.estimators.steps import (
     Begin,
@@ -45,10 +45,10 @@ from scalelatent.models.capsule.model.online import (
 from scalelatent.models.capsule.model.passive import CapsulePassiveAggressive
 from scalelatent.models.capsule.model.predict import CalibrationPass, CapsuleRows, RowFrame
 from scalelatent.models.capsule.model.start import random_start, schedule_arrays, subspace_start
+from scalelatent.reductions.confusion import CONFUSION_METRICS, ConfusionCounts
 from scalelatent.reductions.eigen import leading_eigenvectors
 from scalelatent.reductions.intercept import Intercept, recentred
 from scalelatent.reductions.moments import Project, SecondMoments, outlier
-from scalelatent.reductions.tally import CONFUSION_METRICS, ScoreTally
 from scalelatent.reductions.temperature import choose_temperature
 
 from .parameters import algorithm_of, max_passes
@@ -141,7 +141,7 @@ def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int, where
         found = f"{columns} columns" if columns <= fewest else f"{fewest} rows for a capsule"
         if columns <= fewest and model.fit_intercept:
             found = f"{columns - 1} columns and an intercept"
-        tell_cut("capsule_dim", dim, CAPSULE_DIM, f"{where} have {found}")
+        warn_reduced("capsule_dim", dim, CAPSULE_DIM, f"{where} have {found}")
     return dim
 
 
@@ -283,8 +283,8 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
     if held is not None and members.n_members > 1:
         # Each member's best is of another pass: a pass of its own measures what they decide together, over
         # the rows as they were given, as in `score`.
-        tally = ScoreTally(CapsuleRows(members, w, frame, "probabilities"), len(classes))
-        found = yield Collect(f"decision-{result.state.iteration}", tally, held, classes)
+        confusion = ConfusionCounts(CapsuleRows(members, w, frame, "probabilities"), len(classes))
+        found = yield Collect(f"decision-{result.state.iteration}", confusion, held, classes)
         decided = float(CONFUSION_METRICS["error"](found["confusion"]))
         if result.state.together_error < decided:
             w, decided = result.state.together, result.state.together_error

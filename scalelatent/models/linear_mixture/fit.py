@@ -22,7 +22,7 @@ from scalelatent.engine.passes import make_stage
 from scalelatent.engine.plan import Forecast
 from scalelatent.engine.rowsets import ChosenRows, SomeOfSet, StoredSets
 from scalelatent.errors import DataError
-from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.inputs import warn_of_outlier
 from scalelatent.estimators.steps import (
     Begin,
@@ -94,9 +94,10 @@ ALL_ROWS = "stepwise EM learns in an order of all rows: set algorithm='em', or l
 # Squares of smaller features are near the end of float32, 1e-38.
 LEAST_VARIANCE = 1e-30
 FEWER = "lower n_components or n_dims"
-# Defaults: a classifier takes a dimension for each 16 features, up to 10, and a sub-class for each 5 rows of
-# a class and dimension, up to 20; the mean counts as a dimension here (benchmarks/defaults.py).
-FEATURES_A_DIM, ROWS_A_DIM, MOST_DIMS, MOST_COMPONENTS = 16, 5, 10, 20
+# Defaults, chosen by test errors of classifiers and test likelihoods of densities (benchmarks/defaults.py).
+# A classifier has one dimension per 16 features, a density one per 2; both have at most 10. Each component
+# has at least 5 rows per dimension in a classifier, 10 in a density; its mean counts as a dimension.
+FEATURES_A_DIM, ROWS_A_DIM, DENSITY_ROWS_A_DIM, MOST_DIMS, MOST_COMPONENTS = 16, 5, 10, 10, 20
 
 
 # -- what a fit is told -----------------------------------------------------------------------------------
@@ -127,18 +128,20 @@ def settled(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, where
     elif model.n_dims is None:
         chosen["n_dims"] = dims = min(p // (FEATURES_A_DIM if labelled else 2), MOST_DIMS)
         if dims < MOST_DIMS:
-            tell_cut("n_dims", dims, MOST_DIMS, f"{where} have {p} features")
+            warn_reduced("n_dims", dims, MOST_DIMS, f"{where} have {p} features")
     if model.n_components is None and last is not None:
         before = np.bincount(last.classes, minlength=len(counts))
         chosen["n_components"] = before.tolist() if labelled else int(before[0])
     elif model.n_components is None:
         dims = chosen.get("n_dims", model.n_dims)
-        needed = ROWS_A_DIM * (1 + (model.max_dims if 0 < dims < 1 else int(dims)))
+        needed = (ROWS_A_DIM if labelled else DENSITY_ROWS_A_DIM) * (
+            1 + (model.max_dims if 0 < dims < 1 else int(dims))
+        )
         components = np.clip(counts // needed, 1, MOST_COMPONENTS)
         chosen["n_components"] = components.tolist() if labelled else int(components[0])
         what = "a class of" if labelled else "only"
         if (fewest := int(components.min())) < MOST_COMPONENTS:
-            tell_cut("n_components", fewest, MOST_COMPONENTS, f"{where} have {what} {counts.min()} rows")
+            warn_reduced("n_components", fewest, MOST_COMPONENTS, f"{where} have {what} {counts.min()} rows")
     return copy(model).set_params(**chosen)
 
 
@@ -437,7 +440,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     if n_classes > 1:
         temperature = yield from temperature_steps(model, recognising(model, fitted), rows, classes, end)
         fitted = replace(fitted, temperature=temperature)
-    tell_cut_directions(fitted)
+    warn_reduced_directions(fitted)
     if end.kept is not None:
         fitted = replace(fitted, kept=end.kept.part(end.now.weights > 0))
     given.seed_ = model.seed_
@@ -608,7 +611,7 @@ def recognising(model: AnyMixture, fitted: Fitted) -> Fitted:
     return replace(fitted, frame=fitted.frame if by_tangents else None, kept=None)
 
 
-def tell_cut_directions(fitted: Fitted) -> None:
+def warn_reduced_directions(fitted: Fitted) -> None:
     """Say once of a fit that some sub-classes have fewer directions than others."""
     h = fitted.pancakes.n_dims
     few = np.flatnonzero(directions_cut(fitted.counts, h))

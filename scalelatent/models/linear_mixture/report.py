@@ -10,23 +10,23 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.report.classes import (
-    calibration_text,
-    confusion_picture,
-    confusion_text,
-    mistakes_picture,
-    reliability_picture,
+    describe_confusion,
+    draw_confusion,
+    draw_mistakes,
+    draw_reliability,
+    explain_calibration,
 )
-from scalelatent.report.explained import how_to_use, why_errors_differ
+from scalelatent.report.interpretation import explain_error_gap, usage_snippet
 from scalelatent.report.page import Picture, Section, count, duration
 from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
-from .evidence import ClassEvidence, DensityEvidence, collect_classes, collect_density, phases_of
 from .kernels.reference import tangent_rows
 from .model.density import main_directions
 from .model.recognise import REJECTED, errors_at_rejects, reject_curve
 from .output import DENSE, density_of
+from .report_data import ClassEvidence, DensityEvidence, collect_classes, collect_density, phases_of
 from .report_figures import (
     plot_deviations,
     plot_means,
@@ -70,28 +70,28 @@ def section(
 ) -> Section:
     """The part of a classifier's report; see `scalelatent.contract.kinds.Kind.report`."""
     collect, shape = partial(collect_classes, model, progress=progress), _image_shape(model, data)
-    evidence = run.evidence(data, "the figures of rows and errors are left out", collect)
+    evidence = run.collect(data, "the figures of rows and errors are left out", collect)
     head, table = _class_numbers(evidence, rows)
     more_head, more = _numbers(run, model)
     names = [str(c) for c in model.classes_.tolist()]
     pictures = [_means(model, names, shape), *_deviations(model, names, shape)]
     explained = []
-    if differ := why_errors_differ(run, model.n_iter_):
+    if differ := explain_error_gap(run, model.n_iter_):
         explained.append(("Validation and test error", differ))
     if evidence is not None:
         pictures.append(_reconstructions(model, evidence, rows, shape))
         if evidence.confusion is not None and evidence.reliability is not None:
-            pictures.append(confusion_picture(evidence.confusion, names, rows))
+            pictures.append(draw_confusion(evidence.confusion, names, rows))
             pictures.append(_rejects(model, evidence, rows))
-            if (mistakes := mistakes_picture(evidence.mistakes, names, shape or (), rows)) is not None:
+            if (mistakes := draw_mistakes(evidence.mistakes, names, shape or (), rows)) is not None:
                 pictures.append(mistakes)
-            pictures.append(reliability_picture(evidence.reliability, rows))
-            explained.append(("Calibration error", calibration_text(evidence.reliability)))
+            pictures.append(draw_reliability(evidence.reliability, rows))
+            explained.append(("Calibration error", explain_calibration(evidence.reliability)))
         else:
             run.notes.append(f"The {rows} rows have no labels: there is no error to tell.")
     pictures += _of_model(run, model, names, shape)
     subtitle = f"Mixtures of linear models, {count(len(names), 'class', 'classes')}, {_sizes(model)}"
-    return Section(subtitle, head + more_head, table + more, pictures, explained, how_to_use(run, model))
+    return Section(subtitle, head + more_head, table + more, pictures, explained, usage_snippet(run, model))
 
 
 def density_section(
@@ -104,7 +104,7 @@ def density_section(
     """The part of a density's report; see `scalelatent.contract.kinds.Kind.report`."""
     shape = _image_shape(model, data)
     collect = partial(collect_density, model, shape=shape, progress=progress)
-    evidence = run.evidence(data, "the figures of rows are left out", collect)
+    evidence = run.collect(data, "the figures of rows are left out", collect)
     head, table = _numbers(run, model)
     if evidence is not None:
         told = f"{evidence.log_likelihood:,.2f}"
@@ -127,7 +127,7 @@ def density_section(
         pictures += _density_pictures(model, evidence, rows, shape)
     pictures += _of_model(run, model, names, shape)
     subtitle = f"Density: mixture of linear models, {_sizes(model)}"
-    snippet = how_to_use(run, model, verb="predict", gives="components")
+    snippet = usage_snippet(run, model, verb="predict", gives="components")
     return Section(subtitle, head, table, pictures, _density_words(model), snippet)
 
 
@@ -163,7 +163,7 @@ def _class_numbers(
     table = [(f"{rows} rows", f"{evidence.n_rows:,}")]
     if evidence.confusion is not None and evidence.reliability is not None:
         head.append((f"{rows} error", percent(evidence.confusion.error)))
-        table.append((f"{rows} error", confusion_text(evidence.confusion)))
+        table.append((f"{rows} error", describe_confusion(evidence.confusion)))
         found = errors_at_rejects(np.concatenate(evidence.certain), np.concatenate(evidence.wrong))
         told = ", ".join(f"{percent(error)} at {share}" for share, error in found.items() if share != "0%")
         table.append((f"{rows} error with rejects", told))

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from scipy import sparse
 from sklearn.base import clone
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.linear_model import SGDClassifier
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from scalelatent import Dataset, load_model
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, PlanError
-from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.base import warn_reduced
 from scalelatent.models.linear_mixture.estimator import LinearMixture, LinearMixtureClassifier
 from tests.models.linear_mixture.cases import made_rows
 from tests.models.linear_mixture.test_engine import usps
@@ -356,7 +358,7 @@ def test_sizes_follow_the_rows_unless_they_are_given(digits, caplog):
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], [200, 30])
     x = rng.normal(size=(230, 40)) + 2.0 * y[:, None]
-    tell_cut.cache_clear()
+    warn_reduced.cache_clear()
     m = LinearMixtureClassifier(random_state=0, n_jobs=1).fit(x, y)
     assert m.n_dims_ == 2
     assert np.bincount(m.component_classes_).tolist() == [13, 2]
@@ -368,7 +370,18 @@ def test_sizes_follow_the_rows_unless_they_are_given(digits, caplog):
     assert m.set_params(warm_start=True).fit(x[::2], y[::2]).n_dims_ == 2
     assert m.with_bases(1).n_dims_ == 1
     d = LinearMixture(random_state=0, n_jobs=1).fit(x[:, :3])
-    assert (d.n_dims_, len(d.weights_)) == (1, 20)
+    assert (d.n_dims_, len(d.weights_)) == (1, 11)
+
+
+def test_a_density_by_default_has_no_more_components_than_few_rows_can_estimate():
+    x = StandardScaler().fit_transform(load_breast_cancer().data)
+    train, test = train_test_split(x, test_size=0.3, random_state=0)
+
+    def held_out(n_components):
+        model = LinearMixture(n_components=n_components, likelihood="ppca", random_state=0, n_jobs=1)
+        return model.fit(train).score(test)
+
+    assert held_out(None) > held_out(7) + 1
 
 
 @pytest.mark.parametrize("make", [classifier, density])

@@ -18,9 +18,9 @@ from scalelatent.errors import DataError, JobError
 from scalelatent.evaluation.scoring import score_dataset, scorer_of
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runner import run_new_job
-from scalelatent.models.linear_mixture.evidence import collect_classes, collect_density, phases_of
 from scalelatent.models.linear_mixture.model.held_out import FittedRows
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes
+from scalelatent.models.linear_mixture.report_data import collect_classes, collect_density, phases_of
 from tests.helpers import InterruptAt, Log
 
 SMALL: dict[str, Any] = {"n_dims": 3, "max_iter": 3, "random_state": 0, "n_jobs": 1}

@@ -14,8 +14,8 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
-from scalelatent.report.classes import ClassesSeen, Confusion, Mistakes, Reliability
-from scalelatent.report.sampled import check_width
+from scalelatent.report.classes import ClassifiedBlock, Confusion, Mistakes, Reliability
+from scalelatent.report.runfiles import check_width
 
 from .model.recognise import probabilities
 from .output import MixtureRows
@@ -91,7 +91,7 @@ def collect_classes(
     for block in _blocks(model, data, model.classes_ if labelled else None):
         scores = np.array(rows.apply(prepared, block))
         shares = probabilities(scores, model.temperature_)
-        seen = ClassesSeen(
+        seen = ClassifiedBlock(
             block.start, block.x, block.y, scores.argmin(axis=1).astype(np.int32), shares, block.weight
         )
         certain = model._certainty(scores, "ratio").astype(np.float32)
@@ -114,7 +114,7 @@ def collect_classes(
 
 def _look_for_examples(
     first: dict[int, tuple[float, np.ndarray, np.ndarray]],
-    seen: ClassesSeen,
+    seen: ClassifiedBlock,
     scores: np.ndarray,
     certain: np.ndarray,
 ) -> None:
