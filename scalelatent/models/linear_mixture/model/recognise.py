@@ -16,7 +16,7 @@ from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import PackedPlanes, PackedScores
 from scalelatent.models.linear_mixture.kernels.reference import Frame, Scores
 from scalelatent.reductions.moments import NonFiniteError
-from scalelatent.reductions.temperature import losses_at
+from scalelatent.reductions.temperature import losses_at_temperatures
 
 from .held_out import FittedRows
 
@@ -187,5 +187,5 @@ class TemperaturePass:
                     rows, q, scores[own, c], all_own, int(self.rows.starts[c]), self.rows.frame is not None
                 )
         gaps = 0.5 * (scores - scores.min(axis=1, keepdims=True))
-        stats["loss"][...] += losses_at(gaps, y, weight, self.temperatures)
+        stats["loss"][...] += losses_at_temperatures(gaps, y, weight, self.temperatures)
         stats["rows"][...] += weight.sum()
