@@ -19,7 +19,7 @@ import numpy as np
 from common import infinite_digits, parser, write
 
 import scalelatent as sl
-from scalelatent.report.style import COLORS, INK, new_figure, quiet_axes
+from scalelatent.report.style import COLORS, INK, new_figure, style_axes
 
 NAMES = {
     "em": "batch EM",
@@ -89,7 +89,7 @@ def picture(fits: dict[str, Any], rows: int, path: Path) -> None:
     """Validation error against rows read."""
     figure = new_figure(6.4, 4.0)
     ax = figure.add_subplot()
-    quiet_axes(ax)
+    style_axes(ax)
     colours = (INK, COLORS[0], COLORS[1], COLORS[4])
     for (name, fit), colour in zip(fits.items(), colours, strict=True):
         seen, _, best = np.array(fit["curve"]).T

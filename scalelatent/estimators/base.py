@@ -695,7 +695,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
         place: Location | None = None,
         run: Location | None = None,
     ) -> Self:
-        model = cls(**restore_params(params))
+        try:
+            params = cls._parameters.drop_removed(restore_params(params))
+        except ValueError as error:
+            raise DataError(f"{place.url if place else 'this model'} was saved with {error}") from None
+        model = cls(**params)
         model.n_iter_, model.n_features_in_ = values["n_iter"], values["n_features_in"]
         model.seed_, model.history_ = values["seed"], []
         model._restore_at((values, arrays), place, run)
