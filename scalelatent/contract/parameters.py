@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
@@ -163,32 +163,13 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Removed:
-    """A parameter of earlier versions that this version no longer has."""
-
-    name: str
-    default: object  # the value with which earlier versions computed what this version computes
-    recorded: bool = True  # run folders of earlier versions record the value even if it is the default
-
-    def refusal(self, value: object) -> str:
-        """Return why a value of an earlier version cannot be used, or an empty string for the default."""
-        if _is_same(value, self.default):
-            return ""
-        return (
-            f"{self.name}={value!r}: this version has no parameter {self.name}, and computes as earlier "
-            f"versions did with {self.name}={self.default!r}: leave {self.name} out"
-        )
-
-
-@dataclass(frozen=True)
 class Parameters:
     """All parameters of a model, in the order of its constructor, and rules about combinations of them."""
 
     entries: tuple[Parameter, ...]
     rules: tuple[Callable[[Any], None], ...] = ()  # functions of a model that raise a ValueError
-    removed: tuple[
-        Removed, ...
-    ] = ()  # parameters that job files and saved models of earlier versions may name
+    # Names and defaults of former parameters: old jobs and saved models may still name the default.
+    removed: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self.entries)
@@ -202,6 +183,22 @@ class Parameters:
     def defaults(self) -> dict[str, Any]:
         return {entry.name: entry.default for entry in self.entries}
 
+    def drop_removed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the given values without former parameters.
+
+        Raises
+        ------
+        ValueError
+            If a former parameter has another value than its default.
+        """
+        for name, default in self.removed.items():
+            if name in given and not _is_same(given[name], default):
+                raise ValueError(
+                    f"{name}={given[name]!r}: this version has no parameter {name} and behaves as with "
+                    f"{name}={default!r}: remove {name} and fit again, or use the version that wrote it"
+                )
+        return {name: value for name, value in given.items() if name not in self.removed}
+
     def check(self, model: object) -> None:
         """Raise a ValueError that names the parameter if a value or combination of values is not allowed."""
         for entry in self.entries:
@@ -209,14 +206,9 @@ class Parameters:
         for rule in self.rules:
             rule(model)
 
-    def find_removed(self, name: str) -> Removed | None:
-        """Return the removed parameter of this name, or None."""
-        return next((entry for entry in self.removed if entry.name == name), None)
-
     def select_deciding(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the given values that change the result of a fit, as run folders record them."""
-        removed = {entry.name: entry.default for entry in self.removed if entry.recorded}
-        return removed | {
+        """Return those of the given values that change the result of a fit."""
+        return {
             entry.name: given[entry.name]
             for entry in self.entries
             if entry.decides and not (entry.later and _is_same(given[entry.name], entry.default))

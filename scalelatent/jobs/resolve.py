@@ -217,9 +217,11 @@ def _model(
     table = find_job_kind(kind).table()
     known = table.defaults()
     for key, (value, _, place) in values.items():
-        if removed := table.find_removed(key):
-            if why := removed.refusal(value):
-                raise JobError(f"{place}: [model] {why}")
+        if key in table.removed:
+            try:
+                table.drop_removed({key: value})
+            except ValueError as error:
+                raise JobError(f"{place}: [model] {error}") from None
         elif key not in known:
             raise JobError(f"{place}: unknown key {key!r} in [model] (kind {kind!r}); {nearest(key, known)}")
     params = {}

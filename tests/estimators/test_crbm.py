@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -430,20 +429,16 @@ def test_scikit_learn_manners(pair: Pair) -> None:
     assert fitted.set_output(transform="pandas").transform(pair[0]).shape == (300, 6)
 
 
-def test_damping_of_earlier_versions_is_accepted_with_a_warning_unless_it_is_1(
-    pair: Pair, tmp_path: Path
-) -> None:
+def test_damping_of_earlier_versions_is_accepted_at_1_only(pair: Pair, tmp_path: Path) -> None:
     model = make(n_epochs=1).fit(*pair)
-    for damping, warned in ((1.0, False), (0.5, True)):
-        params = model.get_params()
-        model.get_params = lambda deep=True, given=params | {"damping": damping}: given  # type: ignore[method-assign]
-        model.save(tmp_path / "m.zarr", overwrite=True)
-        del model.get_params
-        with warnings.catch_warnings(record=True) as messages:
-            warnings.simplefilter("always")
-            loaded = sl.load_model(tmp_path / "m.zarr")
-        same(loaded, model)
-        assert any("this version has no parameter damping" in str(one.message) for one in messages) == warned
+    params = model.get_params()
+    for damping in (1.0, 0.5):
+        model.get_params = lambda deep=True, damping=damping: params | {"damping": damping}  # type: ignore[method-assign]
+        model.save(tmp_path / f"{damping}.zarr")
+    del model.get_params
+    same(sl.load_model(tmp_path / "1.0.zarr"), model)
+    with pytest.raises(DataError, match=r"was saved with damping=0.5: this version has no parameter damping"):
+        sl.load_model(tmp_path / "0.5.zarr")
 
 
 # -- plain RBMs, parameters made elsewhere, tolerances -------------------------------------------------------

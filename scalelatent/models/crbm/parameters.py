@@ -15,7 +15,6 @@ from scalelatent.contract.parameters import (
     Number,
     Parameter,
     Parameters,
-    Removed,
     Satisfies,
     Whole,
     is_list,
@@ -234,5 +233,5 @@ PARAMETERS = Parameters(
         N_JOBS,
     ),
     rules=(_check_corruption, _check_used, _check_chains),
-    removed=(Removed("damping", 1.0, recorded=False),),
+    removed={"damping": 1.0},
 )
