@@ -21,6 +21,8 @@ from typing import Any
 
 from common import RESULTS
 
+import scalelatent as sl
+
 PAGE = RESULTS.parent / "README.md"
 _TABLE = re.compile(r"(<!-- table: (\w+)(?:: (.*))? -->\n)(?:\|.*\n)*")
 _SOURCE = re.compile(r"(<!-- source: (\w+)(?:/(.*))? -->\n)(?:`python .*\n)?")
@@ -1008,22 +1010,18 @@ def defaults_clusters() -> Iterable[Iterable[Any]]:
         yield line["set"], *(f"{model['nmi']:.1f} %" for model in line["models"].values())
 
 
-@shown("set|linear mixture|GaussianMixture|GaussianMixture, 10 diagonal|PCA")
-def defaults_densities() -> Iterable[Iterable[Any]]:
-    for line in read("defaults")["densities"]:
-        yield line["set"], *(f"{found:.1f}" for found in line["models"].values())
-
-
-@shown("set|conditional RBM|logistic regression|3 neighbours|the commoner value")
-def defaults_outputs() -> Iterable[Iterable[Any]]:
-    for line in read("defaults")["outputs"]:
-        yield line["set"], *(f"{model['error']:.1f} %" for model in line["models"].values())
-
-
-@shown("set|capsules|linear mixtures|logistic regression|3 neighbours")
-def defaults_documents() -> Iterable[Iterable[Any]]:
-    for line in read("defaults")["documents"]:
-        yield line["set"], *(f"{model['error']:.1f} %" for model in line["models"].values())
+@shown("task|scalelatent|rivals")
+def defaults_others() -> Iterable[Iterable[Any]]:
+    found = read("defaults")
+    for line in found["densities"]:
+        ours, *rivals = (f"{name} {value:.1f}" for name, value in line["models"].items())
+        yield f"likelihood, {line['set']}", ours, ", ".join(rivals)
+    for part in ("outputs", "documents"):
+        for line in found[part]:
+            shown_as = {name: f"{name} {model['error']:.1f} %" for name, model in line["models"].items()}
+            ours = [text for name, text in shown_as.items() if hasattr(sl, name)]
+            rivals = [text for name, text in shown_as.items() if not hasattr(sl, name)]
+            yield f"errors, {line['set']}", ", ".join(ours), ", ".join(rivals)
 
 
 def selected(name: str, starts: str | None) -> str:
