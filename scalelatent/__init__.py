@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from scalelatent._registry import register
 from scalelatent._lazy import attach
+from scalelatent._registry import register
 
 __version__ = "0.1.0"
 

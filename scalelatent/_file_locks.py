@@ -1,7 +1,7 @@
 """Locks of the operating system on open files; the system releases a lock when its process ends.
 
-The package filelock does not suffice, because these functions lock a file that is open already, support shared
-locks, and distinguish a file system without locks (None) from a lock of another process (False).
+The package filelock does not suffice: these functions lock a file that is open already, support shared locks,
+and distinguish a file system without locks (None) from a lock of another process (False).
 """
 
 from __future__ import annotations

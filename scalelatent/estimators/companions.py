@@ -144,8 +144,8 @@ def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: str | Path | None
         )
     elif records:
         rest = (
-            "history_ has the records of the completed passes, but no model was kept: fit(..., run_dir=FOLDER) keeps "
-            "checkpoints to resume from"
+            "history_ has the records of the completed passes, but no model was kept: "
+            "fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
         )
     else:
         rest = "nothing was kept: fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
