@@ -286,7 +286,8 @@ def make_digits(
     rows : int
         Number of images.
     base : str
-        'digits' (scikit-learn's) or the url of a dataset of uint8 images with labels.
+        'digits' (scikit-learn's, their values 0 to 16 stretched to 0 to 255) or the url of a dataset of
+        uint8 images with labels.
     base_rows : (int, int), optional
         Bases `A:B` to make images from; no written row derives from another.
     start : int, optional
