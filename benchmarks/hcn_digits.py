@@ -1,6 +1,6 @@
 """Two layers of parts under templates, on 40 digits of each class (section 4.4, Figures 9 and 12):
 
-    python benchmarks/hcn_digits.py [--parts hcn,explained,layers,rivals] [--seeds 3]
+    python benchmarks/hcn_digits.py [--parts hcn,layers,rivals] [--seeds 3]
 
 The first 40 training digits of each class of MNIST, through oriented filters. Features are learned with
 templates, online; then templates afresh, each from a digit, as `template_passes` does after a fit (0: they
@@ -12,11 +12,9 @@ each seed of the network:
 
 hcn     errors; edges of images that templates make without noise, over those of the training digits; CPU
         seconds of a fit, one thread
-explained  the same features; templates from digits, and digits told, by explanations, where each edge pays
-        once (`n_candidates`)
 objects  two test digits in one image of 28 x 64, told by the templates of one digit each under another class
         layer (`with_classes`, section 2.4): both, and where
-more    templates from more digits of a class under the same features, by forward passes and by explanations
+more    templates from more digits of a class under the same features
 trial   one setting, on --each digits of a class: the same on 400 held-out training digits, which all settings
         were chosen by; told by its command
 layers  errors on 400 held-out training digits of the same weights under even pools and without pools; of
@@ -29,7 +27,7 @@ rivals  each fitted to the same 400 digits, its setting chosen on 2,000 others: 
         pixels; a convolutional network of the same form (pools, features of 3 x 3, the best of a class's
         templates), and a standard one with ReLU
 
-Draws results/hcn_digits.png (features), _templates.png, _explained.png and _corrupted.png, and with the
+Draws results/hcn_digits.png (features), _templates.png and _corrupted.png, and with the
 rivals _form.png and _standard.png (first weights of the convolutional networks). Needs SCALELATENT_DATA.
 """
 
@@ -75,10 +73,9 @@ CORRUPTIONS: dict[str, dict[str, Any]] = {
 SHOWN = (2, 5)
 NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
-EXPLAINED = [(1e-3, 1e-9), (1e-9, 1e-15), (1e-9, 1e-9), (1e-6, 1e-6)]
 WIDE = 64
 THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
-PARTS = "hcn,explained,layers,objects,thin,pictures,rivals"  # and trial, more
+PARTS = "hcn,layers,objects,thin,pictures,rivals"  # and trial, more
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
@@ -302,8 +299,7 @@ def rivals(
 
 def read_best(model: Any) -> tuple[str, float, Predict]:
     """The noise by which a network reads held-out training digits best."""
-    noises = EXPLAINED if model.n_candidates else READINGS
-    return chosen([reading(model, *noise) for noise in noises], TRIED)
+    return chosen([reading(model, *noise) for noise in READINGS], TRIED)
 
 
 def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) -> tuple[str, float, Predict]:
@@ -332,7 +328,6 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
     low = replace(low, n_features=len(features), p01=p01, p10=p10)
     net = replace(
         network.net,
-        n_candidates=args.n_candidates,
         layers=(low, replace(top, image=(len(features), *top.image[1:]), p_weight=args.p_weight[1])),
     )
     first = net.first_beliefs()
@@ -348,16 +343,10 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
             block = Block(flat[a : a + 40], y[a : a + 40], None, a)
             said.accumulate(said.prepare(None, backend), block, stats)
         beliefs = said.learned(first, stats)
-    other = copy.copy(model).set_params(n_candidates=args.n_candidates)
+    other = copy.copy(model)
     other._network = replace(network, net=net)
     other._stream = replace(model._stream, beliefs=beliefs, first=first)
     return other
-
-
-def explaining(args: Any) -> Any:
-    """The setting of networks that explain images."""
-    own = {"n_candidates": args.candidates, "read_noise": args.explain_noise, "template_passes": 3}
-    return argparse.Namespace(**vars(args) | own)
 
 
 def fixed_features(filters: int) -> dict[str, np.ndarray]:
@@ -389,19 +378,17 @@ def template_edges(model: Any, templates: np.ndarray) -> np.ndarray:
     return (torch.nn.functional.conv_transpose2d(over[templates], features) > 0).numpy()
 
 
-def pictures(args: Any, model: Any, explained: Any) -> None:
-    """Features, templates of two classes by both ways, corrupted digits."""
+def pictures(args: Any, model: Any) -> None:
+    """Draw the features, the templates of two classes and corrupted digits."""
     features = model.weights_[0]
     used = features[features.reshape(len(features), -1).any(axis=1)]
     line = [(f"{len(used)} features of {len(features)}", tiles(1 - grey(used, args), 8))]
     draw(args.out.with_suffix(".png"), [line])
-    for name, one in (("templates", model), ("explained", explained)):
-        shown = []
-        for code in SHOWN:
-            of = np.flatnonzero(one.template_classes_ == code)
-            drawn = 1 - grey(template_edges(one, of), args)
-            shown.append((f"{len(of)} templates of {code}", tiles(drawn, 8)))
-        draw(args.out.with_name(f"{args.out.stem}_{name}.png"), [shown])
+    shown = []
+    for code in SHOWN:
+        of = np.flatnonzero(model.template_classes_ == code)
+        shown.append((f"{len(of)} templates of {code}", tiles(1 - grey(template_edges(model, of), args), 8)))
+    draw(args.out.with_name(f"{args.out.stem}_templates.png"), [shown])
     x, _ = digits(slice(0, 8), "test")
     row = [(name, tiles(corrupted(x, name, args.seed) / 255, 2)) for name in ("clean", *CORRUPTIONS)]
     draw(args.out.with_name(f"{args.out.stem}_corrupted.png"), [row[:4], row[4:]])
@@ -452,8 +439,6 @@ def main() -> None:
     arguments.add_argument("--inner-iterations", type=int, default=10)
     arguments.add_argument("--template-passes", type=int, default=5)
     arguments.add_argument("--read-noise", type=float, nargs=2, default=[0.2, 1e-4])
-    arguments.add_argument("--candidates", type=int, default=4, help="templates of a class that explain")
-    arguments.add_argument("--explain-noise", type=float, nargs=2, default=[1e-6, 1e-6])
     arguments.add_argument("--more", type=int, nargs="+", default=[40, 100, 300, 600])
     arguments.add_argument("--rivals", help="those alone whose names hold this")
     arguments.add_argument("--models", type=Path, help="folder to keep fitted networks in")
@@ -463,7 +448,6 @@ def main() -> None:
     arguments.add_argument("--decays", type=float, nargs="+", default=[1e-4, 1e-1], help="weight decay")
     arguments.add_argument("--cnn-epochs", type=int, default=30)
     args = arguments.parse_args()
-    args.n_candidates = 0
     parts, (x, y) = args.parts.split(","), first_of_each(args.each)
     told: dict[str, dict[str, Any]] = {part: {} for part in parts}
 
@@ -486,53 +470,49 @@ def main() -> None:
                 place = "standard" if predict.net.standard else "form"
                 draw(args.out.with_name(f"{args.out.stem}_{place}.png"), [[shown]])
     for seed in range(args.seed, args.seed + args.seeds):
-        if not {"hcn", "explained", "objects", "more", "layers", "thin", "pictures", "trial"} & set(parts):
+        if not {"hcn", "objects", "more", "layers", "thin", "pictures", "trial"} & set(parts):
             break
         joint, seconds = kept_or_fitted(args, seed, x, y)
-        kinds_of = {"hcn": args, "explained": explaining(args)}
 
         @functools.cache
-        def of_digits(part: str, joint: Any = joint, kinds_of: Any = kinds_of) -> Any:
-            how = kinds_of[part]
-            return over(joint, joint.weights_[0], x, y, how) if how.template_passes else joint
+        def of_digits(joint: Any = joint) -> Any:
+            return over(joint, joint.weights_[0], x, y, args) if args.template_passes else joint
 
         if "trial" in parts:
-            model = of_digits("hcn")
+            model = of_digits()
             found = {"errors": errors(model.predict, args, True), **shares(model, x, y, args), **seconds}
             print(found, flush=True)
             write_part(args.out, f"trial {told_by(args)}", args.seed, found)
-        for part in kinds_of:
-            if part in parts:
-                found = {**shares(of_digits(part), x, y, args), **seconds}
-                setting, held, predict = read_best(of_digits(part))
-                begin = time.process_time()
-                found |= {"setting": setting, "held_out_error": held, "errors": errors(predict, args)}
-                rows = args.test_rows + len(CORRUPTIONS) * args.corrupted_rows
-                found["cpu_milliseconds_an_image"] = round((time.process_time() - begin) / rows * 1e3, 2)
-                own = args.features, args.feature_size
-                of = "" if own == (32, 3) else f", {own[0]} features of {own[1]} x {own[1]}"
-                say(f"{part}{of}", str(seed), found)
+        if "hcn" in parts:
+            found = {**shares(of_digits(), x, y, args), **seconds}
+            setting, held, predict = read_best(of_digits())
+            begin = time.process_time()
+            found |= {"setting": setting, "held_out_error": held, "errors": errors(predict, args)}
+            rows = args.test_rows + len(CORRUPTIONS) * args.corrupted_rows
+            found["cpu_milliseconds_an_image"] = round((time.process_time() - begin) / rows * 1e3, 2)
+            own = args.features, args.feature_size
+            of = "" if own == (32, 3) else f", {own[0]} features of {own[1]} x {own[1]}"
+            say(f"hcn{of}", str(seed), found)
         if "objects" in parts:
-            say("objects", str(seed), told_side_by_side(of_digits("hcn"), args))
+            say("objects", str(seed), told_side_by_side(of_digits(), args))
         if "more" in parts:
             found = {}
             for each in args.more:
                 mx, my = first_of_each(each)
-                for name, how in (("forward", kinds_of["hcn"]), ("explained", kinds_of["explained"])):
-                    read = over(joint, joint.weights_[0], mx, my, how)
-                    setting, held, predict = read_best(read)
-                    tx, ty = digits(slice(0, args.test_rows), "test")
-                    found[f"{each} digits of a class, {name}"] = {
-                        "test_error": round(float((predict(tx) != ty).mean()), 4),
-                        "edges_drawn_over_those": edges_drawn(read, mx, args),
-                        "setting": setting,
-                        "held_out_error": held,
-                    }
-                    say("more", str(seed), found)
+                read = over(joint, joint.weights_[0], mx, my, args)
+                setting, held, predict = read_best(read)
+                tx, ty = digits(slice(0, args.test_rows), "test")
+                found[f"{each} digits of a class"] = {
+                    "test_error": round(float((predict(tx) != ty).mean()), 4),
+                    "edges_drawn_over_those": edges_drawn(read, mx, args),
+                    "setting": setting,
+                    "held_out_error": held,
+                }
+                say("more", str(seed), found)
         if "pictures" in parts and seed == args.seed:
-            pictures(args, of_digits("hcn"), of_digits("explained"))
+            pictures(args, of_digits())
         if "layers" in parts:
-            model = of_digits("hcn")
+            model = of_digits()
             even, none = with_pools(model, spread=0.0), with_pools(model, side=1)
             tx, ty = digits(TRIED)
             kinds = {"pools of the fit": model, "even pools": even, "no pools": none}

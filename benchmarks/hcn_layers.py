@@ -46,7 +46,7 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.cpu import pools, sweeps
 from scalelatent.models.hcn.kernels.exact import to_grid
 from scalelatent.models.hcn.kernels.order import shuffled
-from scalelatent.models.hcn.model.hierarchy import learn
+from scalelatent.models.hcn.model.hierarchy import INNER_ROUNDS, learn
 
 IMAGES, WARM, ROUNDS = 20, 10, 30
 # Side of the features, p_weight; digits of a class, passes.
@@ -91,7 +91,7 @@ def pieces(seed: int) -> dict[str, Any]:
 
     def down() -> None:
         for i in levels:
-            pools.lower_pools(belows[i], net.priors[i], mades[i], kept[i].down, net.inner_rounds)
+            pools.lower_pools(belows[i], net.priors[i], mades[i], kept[i].down, INNER_ROUNDS)
 
     def trees() -> None:
         for m, w, order in zip(kept, weights, orders, strict=True):
@@ -119,7 +119,7 @@ def pieces(seed: int) -> dict[str, Any]:
         "trees of places and weights": trees,
         "trees to what they make": tell,
         "a bare loop of that": lambda: bare(*flat, pairs // tree),
-        "a forward pass": lambda: net.reader(fixed, backend).scores(pixels),
+        "a forward pass": lambda: net.template_scores(fixed, pixels, backend),
         "its convolutions as products": lambda: [a @ b for a, b in zip(windows, flats, strict=True)],
     }
     for way in ways.values():

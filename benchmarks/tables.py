@@ -554,8 +554,6 @@ def corrupted_digits() -> Iterable[Iterable[Any]]:
 
 READ_BY = {
     "hcn": "forward passes",
-    "explained": "explanations",
-    "explained, 64 features of 3 x 3": "explanations, 64 features",
     "hcn, 64 features of 26 x 26": "forward passes, 64 features of 26 x 26",
 }
 
@@ -596,12 +594,11 @@ def digit_templates() -> Iterable[Iterable[Any]]:
             yield how, *sizes, errors, spread_of(times) if times else ""
 
 
-@shown("digits of a class|forward passes: error|edges over those of a digit|explanations: error|edges")
+@shown("digits of a class|error|edges over those of a digit")
 def more_digits() -> Iterable[Iterable[Any]]:
     for fit in read("hcn_digits_more")["more"].values():
-        for each in sorted({int(name.split()[0]) for name in fit if name.endswith("explained")}):
-            both = [fit[f"{each} digits of a class, {how}"] for how in ("forward", "explained")]
-            yield each, *(told for r in both for told in (percent(r["test_error"], 2), r[DENSITY]))
+        for name, r in fit.items():
+            yield name.split()[0], percent(r["test_error"], 2), r[DENSITY]
 
 
 @shown("two digits in an image, seeds|both right|digits right|within two pixels of their place")
@@ -783,9 +780,6 @@ def mixture_kernels() -> Iterable[Iterable[Any]]:
             f"{r['GF/s']:.0f} GF/s",
             f"{r['share']:.2f} of sgemm",
         )
-    for r in found["moments"]:
-        size = f"p = {r['p']}, {r['rows a group']} rows a group"
-        yield "grouped moments, as 2np²", size, f"{r['GF/s']:.0f} GF/s", f"{r['times sgemm']:.2f} x sgemm"
     for r in found["images"]:
         size = f"p = {r['p']}, {r['rows a group']} rows a group"
         for work in ("images", "six tangents"):

@@ -10,7 +10,7 @@ import typer
 
 from scalelatent import data
 from scalelatent.errors import DataError, JobError
-from scalelatent.storage.addresses import file_name
+from scalelatent.storage.disk import file_name
 
 from .data import KeyOfLabels, KeyOfRows, tell
 from .show import Json, Overwrite, Verbs, kernels_told, pixels_of, progress_bar, say, with_options

@@ -187,7 +187,7 @@ def say(message: str) -> None:
 def kernels_told() -> Iterator[None]:
     """Say once that this process compiles kernels, while it lasts; also a decorator of verbs."""
     from scalelatent.engine.callbacks import COMPILING
-    from scalelatent.kernels.observers import observed
+    from scalelatent.kernels.compile_observers import observe_compilation
 
     unsaid = [COMPILING]
 
@@ -195,7 +195,7 @@ def kernels_told() -> Iterator[None]:
         with suppress(IndexError):
             say(unsaid.pop())
 
-    with observed(tell):
+    with observe_compilation(tell):
         yield
 
 

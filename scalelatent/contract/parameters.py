@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
@@ -168,6 +168,8 @@ class Parameters:
 
     entries: tuple[Parameter, ...]
     rules: tuple[Callable[[Any], None], ...] = ()  # functions of a model that raise a ValueError
+    # Names and defaults of former parameters: old jobs and saved models may still name the default.
+    removed: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self.entries)
@@ -180,6 +182,22 @@ class Parameters:
 
     def defaults(self) -> dict[str, Any]:
         return {entry.name: entry.default for entry in self.entries}
+
+    def drop_removed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the given values without former parameters.
+
+        Raises
+        ------
+        ValueError
+            If a former parameter has another value than its default.
+        """
+        for name, default in self.removed.items():
+            if name in given and not _is_same(given[name], default):
+                raise ValueError(
+                    f"{name}={given[name]!r}: this version has no parameter {name} and behaves as with "
+                    f"{name}={default!r}: remove {name} and fit again, or use the version that wrote it"
+                )
+        return {name: value for name, value in given.items() if name not in self.removed}
 
     def check(self, model: object) -> None:
         """Raise a ValueError that names the parameter if a value or combination of values is not allowed."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from scalelatent.errors import warn_user
-from scalelatent.kernels.observers import observed
+from scalelatent.kernels.compile_observers import observe_compilation
 
 
 class Callback:
@@ -193,7 +193,7 @@ def kernel_event(kernel: str, seconds: float | None, **where: object) -> dict[st
 @contextmanager
 def report_compilations(callbacks: Callback) -> Iterator[None]:
     """Notify callbacks of the kernels that this process compiles inside, from the compiling thread."""
-    with observed(lambda kernel, seconds: callbacks.on_event(kernel_event(kernel, seconds))):
+    with observe_compilation(lambda kernel, seconds: callbacks.on_event(kernel_event(kernel, seconds))):
         yield
 
 

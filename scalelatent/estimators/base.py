@@ -116,8 +116,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Yield the steps of the fit (see :mod:`.steps`) over the rows ``"train"`` and ``"validation"``."""
         raise NotImplementedError
 
-    def _plan(self, told: Forecast) -> dict[str, Any]:
-        """Add the stages of a fit of ``told.train`` to the forecast ``told``, and return the whole plan."""
+    def _plan(self, forecast: Forecast, /) -> dict[str, Any]:
+        """Add the stages of a fit of ``forecast.train`` to the forecast, and return the whole plan."""
         raise NotImplementedError
 
     def _row_map(self, what: Any) -> RowMap:
@@ -695,7 +695,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
         place: Location | None = None,
         run: Location | None = None,
     ) -> Self:
-        model = cls(**restore_params(params))
+        try:
+            params = cls._parameters.drop_removed(restore_params(params))
+        except ValueError as error:
+            raise DataError(f"{place.url if place else 'this model'} was saved with {error}") from None
+        model = cls(**params)
         model.n_iter_, model.n_features_in_ = values["n_iter"], values["n_features_in"]
         model.seed_, model.history_ = values["seed"], []
         model._restore_at((values, arrays), place, run)
@@ -711,7 +715,7 @@ def _map_block(x: np.ndarray, row_map: RowMap, device: str, block_info: Any = No
 
 
 @lru_cache(maxsize=256)
-def tell_cut(name: str, value: int | str, default: int | str, why: str) -> None:
+def warn_reduced(name: str, value: int | str, default: int | str, why: str) -> None:
     """Warn once that a default value was reduced to the largest value that the rows allow."""
     logger.warning(
         "%s=None is %s here, not %s: %s; a number that you give is never cut", name, value, default, why

@@ -11,7 +11,7 @@ from scalelatent.contract.kinds import find_kind, import_object
 from scalelatent.data import Dataset
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError, nearest
-from scalelatent.reductions.tally import CONFUSION_METRICS
+from scalelatent.reductions.confusion import CONFUSION_METRICS
 
 from .clustering import Progress
 from .output_scores import METRICS, OF_CLUSTERS, check_clusters, score_clusters, score_output

@@ -14,7 +14,7 @@ from scalelatent.data.write.append import PREFIX, append_opened
 from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
-from scalelatent.storage.guard import scratch
+from scalelatent.storage.write_checks import scratch
 
 from .csr_archive import import_csr
 from .npy import import_npy, import_npz

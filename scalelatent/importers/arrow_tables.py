@@ -14,8 +14,7 @@ from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.frames import FrameColumns, arrow
 from scalelatent.data.schema import as_classes, n_features
 from scalelatent.errors import DataError
-from scalelatent.storage.addresses import is_https
-from scalelatent.storage.disk import is_local, locate
+from scalelatent.storage.disk import is_https, is_local, locate
 from scalelatent.storage.objects import ObjectLocation
 
 from .files import local_copy

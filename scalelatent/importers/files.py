@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from scalelatent.errors import DataError
-from scalelatent.storage.addresses import file_name, is_https
-from scalelatent.storage.disk import is_local, locate
+from scalelatent.storage.disk import file_name, is_https, is_local, locate
 from scalelatent.storage.object_file import open_object
 from scalelatent.storage.objects import ObjectLocation
 from scalelatent.storage.plain_files import open_plain

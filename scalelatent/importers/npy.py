@@ -14,8 +14,7 @@ import numpy as np
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
-from scalelatent.storage.addresses import is_https
-from scalelatent.storage.disk import is_local
+from scalelatent.storage.disk import is_https, is_local
 
 from .files import file_size, find_keys, local_copy, open_file
 from .stream import ArrayStream, Progress, RowStream, import_rows

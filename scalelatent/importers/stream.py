@@ -28,9 +28,8 @@ from scalelatent.data.write.create import check_room, check_rows_fit, removed_on
 from scalelatent.data.write.shuffle import shuffle_dataset
 from scalelatent.data.write.writer import DatasetWriter, create_dataset
 from scalelatent.errors import DataError
-from scalelatent.storage.addresses import file_name
-from scalelatent.storage.disk import Location, locate
-from scalelatent.storage.guard import scratch
+from scalelatent.storage.disk import Location, file_name, locate
+from scalelatent.storage.write_checks import scratch
 
 if TYPE_CHECKING:
     from typing import Unpack

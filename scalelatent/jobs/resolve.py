@@ -214,9 +214,15 @@ def _model(
     kind, origins["model.kind"], place = values.pop("kind")
     if not isinstance(kind, str):
         raise JobError(f'{place}: [model] kind must be a word such as "capsule", not {kind!r}')
-    known = find_job_kind(kind).table().defaults()
-    for key, (_, _, place) in values.items():
-        if key not in known:
+    table = find_job_kind(kind).table()
+    known = table.defaults()
+    for key, (value, _, place) in values.items():
+        if key in table.removed:
+            try:
+                table.drop_removed({key: value})
+            except ValueError as error:
+                raise JobError(f"{place}: [model] {error}") from None
+        elif key not in known:
             raise JobError(f"{place}: unknown key {key!r} in [model] (kind {kind!r}); {nearest(key, known)}")
     params = {}
     for key, default in known.items():

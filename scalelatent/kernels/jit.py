@@ -28,7 +28,7 @@ import numpy as np
 from scalelatent import _file_locks
 
 from .cache_folder import CACHE
-from .observers import told
+from .compile_observers import report_compilation
 from .parts import PartCompiler
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None
         def wait_and_load(sig: object, context: object) -> object:
             found = load(sig, context)
             if found is None:
-                stack.enter_context(told(name))
+                stack.enter_context(report_compilation(name))
                 key = hashlib.blake2b(repr((name, cache.cache_path, sig)).encode(), digest_size=5)
                 stack.enter_context(_alone(f"{key.hexdigest()}.lock", _compile_patience))
                 found = load(sig, context)

@@ -16,7 +16,7 @@ from scalelatent.errors import DataError
 from scalelatent.estimators.base import OUTPUT_SHARE
 from scalelatent.estimators.session import FitSession
 from scalelatent.evaluation.output_scores import METRICS, OF_CLUSTERS, score_clusters, score_output
-from scalelatent.reductions.tally import SCORERS, ScoreTally
+from scalelatent.reductions.confusion import SCORERS, ConfusionCounts
 
 if TYPE_CHECKING:
     from scalelatent.estimators.base import StreamedEstimator
@@ -122,8 +122,8 @@ def _tallied(name: str) -> Callable[[StreamedEstimator, Dataset], float]:
     def score(model: StreamedEstimator, rows: Dataset) -> float:
         with FitSession("search", device=model.device, n_jobs=model.n_jobs, in_process=True) as session:
             session.begin(0, {}, {})
-            tally = ScoreTally(model._row_map("probabilities"), len(model.classes_))
-            return SCORERS[name](session.collect("score", tally, rows, model.classes_))
+            counts = ConfusionCounts(model._row_map("probabilities"), len(model.classes_))
+            return SCORERS[name](session.collect("score", counts, rows, model.classes_))
 
     return score
 

@@ -14,7 +14,7 @@ from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
 from scalelatent.engine.rowsets import ChosenRows, SomeOfSet
 from scalelatent.estimators.session import FitSession
 from scalelatent.estimators.steps import Collect, Derive, Gather, Learn, LearnOnline, Map, Remember, Rows
-from scalelatent.reductions.tally import ScoreTally
+from scalelatent.reductions.confusion import ConfusionCounts
 from scalelatent.storage.record import same_array
 
 from .candidates import Candidate
@@ -201,8 +201,8 @@ class SharedFit:
         for one in candidates:
             classes = one.held.classes
             assert classes is not None
-            tally = ScoreTally(maps[one.key], len(classes))
-            wanted[f"{name}-{one.key}"] = Collect("score", tally, one.held, classes)
+            counts = ConfusionCounts(maps[one.key], len(classes))
+            wanted[f"{name}-{one.key}"] = Collect("score", counts, one.held, classes)
         found = self.collect(wanted)
         return {one.key: self.scorer(found[f"{name}-{one.key}"]) for one in candidates}
 

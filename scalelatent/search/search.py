@@ -27,7 +27,7 @@ from scalelatent.estimators.companions import FitCall, accompanied, restored_on_
 from scalelatent.estimators.session import FitSession, rows_as_begun
 from scalelatent.estimators.steps import Rows
 from scalelatent.kernels.streams import resolve_seed
-from scalelatent.reductions.tally import SCORERS
+from scalelatent.reductions.confusion import SCORERS
 from scalelatent.storage.disk import locate
 
 from .apart import fit_apart

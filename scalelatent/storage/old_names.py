@@ -13,13 +13,14 @@ MOVED = {
     "scalelatent.data.grid": "scalelatent.engine.grid",
     "scalelatent.engine.joint": "scalelatent.search.joint",
     "scalelatent.engine.loop": "scalelatent.engine.batch_loop",
-    "scalelatent.engine.tally": "scalelatent.reductions.tally",
+    "scalelatent.engine.tally": "scalelatent.reductions.confusion",
+    "scalelatent.reductions.tally": "scalelatent.reductions.confusion",
     "scalelatent.engine.online": "scalelatent.engine.online_loop",
     f"{_CAPSULE}.moments": "scalelatent.reductions.moments",
     f"{_CAPSULE}.model": f"{_CAPSULE}.model.em",
     **{
         f"{_CAPSULE}.{name}": f"{_CAPSULE}.model.{name}"
-        for name in ("incremental", "members", "online", "passive", "predict", "running", "start")
+        for name in ("members", "online", "passive", "predict", "running", "start")
     },
     f"{_CRBM}.inference": f"{_CRBM}.kernels.inference",
     f"{_CRBM}.learners": f"{_CRBM}.model.negative_phases",

@@ -38,8 +38,7 @@ WAYS |= {
         "n_chains": 3,
         "p_weight": (0.5, 0.1),
         "template_passes": 2,
-        "read_noise": (1e-6, 1e-6),
-        "n_candidates": 1,
+        "read_noise": (0.1, 1e-4),
     },
     "several kept": {**SEVERAL, "n_chains": 2, "n_epochs": 4},
 }

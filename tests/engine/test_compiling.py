@@ -12,7 +12,7 @@ from scalelatent.engine.callbacks import COMPILING, Callback, kernel_event
 from scalelatent.engine.dask import worker_side
 from scalelatent.engine.dask.scheduler_listener import KERNELS
 from scalelatent.estimators.session import FitSession
-from scalelatent.kernels import observers
+from scalelatent.kernels import compile_observers
 from scalelatent.monitor.progress import ProgressDisplay
 from tests.helpers import fresh_kernel
 
@@ -70,7 +70,7 @@ def test_a_worker_tells_every_driver(monkeypatch) -> None:
         address="tcp://w:1", log_event=lambda topic, message: told.append((topic, message))
     )
     monkeypatch.setattr(worker_side, "_worker", lambda: worker)
-    monkeypatch.setattr(observers, "_observers", [])
+    monkeypatch.setattr(compile_observers, "_observers", [])
     worker_side.tell_of_kernels()
     fresh_kernel()(1)
     assert [topic for topic, _ in told] == [KERNELS] * 2

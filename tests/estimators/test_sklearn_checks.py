@@ -22,7 +22,7 @@ from scalelatent import (
     load_model,
 )
 from scalelatent.errors import DataError
-from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.base import warn_reduced
 
 # Each with the reason why it cannot hold; nothing that a fix would cure stands here.
 _WEIGHTS = (
@@ -91,7 +91,6 @@ def _expected(estimator: Any) -> dict[str, str]:
         CapsuleRegression(max_iter=5, architecture="one_vs_all", nu_schedule=None),
         CapsuleRegression(max_iter=5, architecture="all_vs_all", init="random", random_state=0),
         Search(CapsuleRegression(max_iter=5), {"momentum": [0.5, 0.0]}, cv=2),
-        CapsuleRegression(algorithm="incremental"),
         CapsuleRegression(algorithm="passive_aggressive"),
     ],
     expected_failed_checks=_expected,
@@ -118,7 +117,7 @@ def test_checks_of_400_clusterings(estimator: Any, check: Any) -> None:
 def test_a_default_is_cut_to_the_rows_and_told_once(
     init: str, rows: int, expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell_cut.cache_clear()
+    warn_reduced.cache_clear()
     x, y = np.random.default_rng(0).normal(size=(2 * rows, 4)), np.arange(2 * rows) % 2
     for _ in range(2):
         model = CapsuleRegression(max_iter=2, init=init).fit(x, y)
@@ -133,7 +132,7 @@ def test_a_default_is_cut_to_the_rows_and_told_once(
 
 
 def test_a_default_batch_is_cut_to_the_rows_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    tell_cut.cache_clear()
+    warn_reduced.cache_clear()
     v = np.eye(4, dtype="u1").repeat(3, axis=0)
     for more, size in ({}, 12), ({"n_chains": 5}, 10), ({"local_steps": 2, "n_chains": 2}, 3):
         model = ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, **more)

@@ -100,7 +100,7 @@ def test_threads_without_workers_are_n_jobs():
     assert job.estimator_params()["n_jobs"] is None
 
 
-def test_resume_may_change_what_becomes_of_bad_shards():
+def test_resume_may_change_on_bad_shard():
     job = resolve(changed(engine={"block_rows": 64}), environ={})
     skipping = override(job, ["engine.on_bad_shard=skip"])
     assert (skipping.engine.on_bad_shard, skipping.engine.block_rows) == ("skip", 64)

@@ -191,7 +191,7 @@ from numba import int64
 
 import scalelatent.kernels.jit as kernels
 from scalelatent.kernels.jit import entry
-from scalelatent.kernels.observers import observed
+from scalelatent.kernels.compile_observers import observe_compilation
 
 
 @entry(int64)
@@ -215,7 +215,7 @@ if __name__ == "__main__":
 
     dispatcher._compiler.compile = slowly
     told = []
-    with observed(lambda name, seconds: told.append((name, seconds is None))):
+    with observe_compilation(lambda name, seconds: told.append((name, seconds is None))):
         print(plus(1), minus(1))
     print(sorted(set(name for name, _ in told)), len(told))
 """

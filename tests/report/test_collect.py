@@ -10,7 +10,7 @@ import pytest
 from scalelatent import CapsuleRegression, Dataset, open_dataset
 from scalelatent.data import create_dataset
 from scalelatent.errors import DataError
-from scalelatent.models.capsule.evidence import BLOCK_BYTES, block_rows, collect_evidence, wiring_of
+from scalelatent.models.capsule.report_data import BLOCK_BYTES, block_rows, collect_report_data, wiring_of
 
 SMALL_BLOCKS = 40_000  # bytes: a few dozen rows, so that blocks and their edges matter
 
@@ -21,100 +21,100 @@ def capsule_norms(h, dim):
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
-def test_confusion_is_that_of_predict(digits, architecture):
+def test_confusion_matches_predict(digits, architecture):
     found = digits(capsule_dim=2, architecture=architecture)
-    evidence = collect_evidence(found.model, found.data, block_bytes=SMALL_BLOCKS)
+    shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     expected = np.zeros((10, 10), int)
     np.add.at(expected, (found.y, found.model.predict(found.x)), 1)
-    assert np.array_equal(evidence.confusion.counts, expected)
-    assert evidence.confusion.error == pytest.approx(1 - found.model.score(found.x, found.y))
+    assert np.array_equal(shown.confusion.counts, expected)
+    assert shown.confusion.error == pytest.approx(1 - found.model.score(found.x, found.y))
 
 
 def test_multiclass_points_are_equation_3_1(digits):
     found = digits(capsule_dim=2)
-    evidence = collect_evidence(found.model, found.data, sample_rows=60, block_bytes=SMALL_BLOCKS)
-    rows = evidence.sample.rows
+    shown = collect_report_data(found.model, found.data, sample_rows=60, block_bytes=SMALL_BLOCKS)
+    rows = shown.sample.rows
     assert len(rows) == 60
     assert np.ptp(np.diff(rows)) <= 1  # evenly spaced
     h = found.model.transform(found.x[rows]).astype(float)
     psi = h / np.sqrt((h**2).sum(axis=1, keepdims=True))
-    for c, points in enumerate(evidence.sample.points):
+    for c, points in enumerate(shown.sample.points):
         assert points == pytest.approx(psi[:, 2 * c : 2 * c + 2], abs=1e-5)
         assert (np.linalg.norm(points, axis=1) <= 1 + 1e-6).all()
-    assert np.array_equal(evidence.sample.codes, found.y[rows])
+    assert np.array_equal(shown.sample.codes, found.y[rows])
 
 
 def test_one_vs_all_points_are_of_each_members_own_class(digits):
     found = digits(capsule_dim=3, architecture="one_vs_all")
-    evidence = collect_evidence(found.model, found.data)
+    shown = collect_report_data(found.model, found.data)
     h = found.model.transform(found.x).astype(float).reshape(-1, 10, 6)
     psi = h[:, :, :3] / np.sqrt((h**2).sum(axis=2, keepdims=True))
-    for c, points in enumerate(evidence.sample.points):
+    for c, points in enumerate(shown.sample.points):
         assert points == pytest.approx(psi[:, c], abs=1e-5)
 
 
 def test_prototypes_are_equation_3_2(digits):
     found = digits(capsule_dim=4)
-    evidence = collect_evidence(found.model, found.data, block_bytes=SMALL_BLOCKS)
+    shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     h = found.model.transform(found.x).astype(float)
     share = h**2 / (h**2).sum(axis=1, keepdims=True)
     for c in range(10):
         own = np.flatnonzero(found.y == c)
         best = own[share[own, 4 * c : 4 * c + 4].argmax(axis=0)]
-        assert np.array_equal(evidence.prototypes.rows[c], best)
-        assert np.array_equal(evidence.prototypes.x[c], found.x[best])
+        assert np.array_equal(shown.prototypes.rows[c], best)
+        assert np.array_equal(shown.prototypes.x[c], found.x[best])
 
 
 def test_prototypes_of_unequal_dimensions(digits):
     found = digits(capsule_dim=(1, 2, 3, 1, 2, 3, 1, 2, 3, 4))
-    evidence = collect_evidence(found.model, found.data)
+    shown = collect_report_data(found.model, found.data)
     assert wiring_of(found.model).dims == [1, 2, 3, 1, 2, 3, 1, 2, 3, 4]
-    assert (evidence.prototypes.rows >= 0).sum(axis=1).tolist() == [1, 2, 3, 1, 2, 3, 1, 2, 3, 4]
+    assert (shown.prototypes.rows >= 0).sum(axis=1).tolist() == [1, 2, 3, 1, 2, 3, 1, 2, 3, 4]
 
 
 def test_all_vs_all_prototypes_and_votes(digits):
     found = digits(capsule_dim=2, architecture="all_vs_all")
-    evidence = collect_evidence(found.model, found.data, block_bytes=SMALL_BLOCKS)
-    assert evidence.sample is None
-    assert evidence.reliability is None  # shares of votes are no probabilities
+    shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
+    assert shown.sample is None
+    assert shown.reliability is None  # shares of votes are no probabilities
     h = found.model.transform(found.x).astype(float).reshape(-1, 45, 4)
     length = (h**2).reshape(-1, 45, 2, 2).sum(axis=3)
     pairs = [(a, b) for a in range(10) for b in range(a + 1, 10)]
     winner = np.where(length[:, :, 0] >= length[:, :, 1], *np.array(pairs).T)
     votes = (winner[:, :, None] == np.arange(10)).sum(axis=1)
     share = np.stack([votes[found.y == c].mean(axis=0) / 9 for c in range(10)])
-    assert evidence.votes.shares == pytest.approx(share)
+    assert shown.votes.shares == pytest.approx(share)
     member = pairs.index((3, 7))
-    assert evidence.votes.pair_wins[3, 7] == pytest.approx((winner[found.y == 3, member] == 3).mean())
-    assert evidence.votes.pair_wins[7, 3] == pytest.approx((winner[found.y == 7, member] == 7).mean())
+    assert shown.votes.pair_wins[3, 7] == pytest.approx((winner[found.y == 3, member] == 3).mean())
+    assert shown.votes.pair_wins[7, 3] == pytest.approx((winner[found.y == 7, member] == 7).mean())
     squared = h**2 / (h**2).sum(axis=2, keepdims=True)
     own = np.flatnonzero(found.y == 0)
     mean = squared[own][:, [r for r, pair in enumerate(pairs) if pair[0] == 0], :2].mean(axis=1)
-    assert np.array_equal(evidence.prototypes.rows[0], own[mean.argmax(axis=0)])
+    assert np.array_equal(shown.prototypes.rows[0], own[mean.argmax(axis=0)])
 
 
 def test_confident_rows_mistakes_and_reliability(digits):
     found = digits(capsule_dim=2)
-    evidence = collect_evidence(found.model, found.data, block_bytes=SMALL_BLOCKS)
+    shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     p, y = found.model.predict_proba(found.x), found.y
     for c in range(10):
         own = np.flatnonzero(y == c)
-        assert evidence.confident.rows[c] == own[p[own, c].argmax()]
+        assert shown.confident.rows[c] == own[p[own, c].argmax()]
     guess, top = p.argmax(axis=1), p.max(axis=1)
     wrong = np.flatnonzero(guess != y)
     worst = wrong[np.argsort(-top[wrong], kind="stable")][:20]
-    assert [row[1] for row in evidence.mistakes.found] == worst.tolist()
-    assert [row[2:4] for row in evidence.mistakes.found] == [(y[i], guess[i]) for i in worst]
-    assert evidence.reliability.counts.sum() == len(y)
-    assert evidence.reliability.hits.sum() == (guess == y).sum()
-    assert evidence.reliability.confidence.sum() == pytest.approx(top.sum())
-    assert evidence.reliability.log_loss == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean())
+    assert [row[1] for row in shown.mistakes.found] == worst.tolist()
+    assert [row[2:4] for row in shown.mistakes.found] == [(y[i], guess[i]) for i in worst]
+    assert shown.reliability.counts.sum() == len(y)
+    assert shown.reliability.hits.sum() == (guess == y).sum()
+    assert shown.reliability.confidence.sum() == pytest.approx(top.sum())
+    assert shown.reliability.log_loss == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean())
 
 
 def test_block_size_changes_nothing(digits):
     found = digits(capsule_dim=2)
-    one = collect_evidence(found.model, found.data, block_bytes=BLOCK_BYTES)
-    many = collect_evidence(found.model, found.data, block_bytes=1)  # a row a block
+    one = collect_report_data(found.model, found.data, block_bytes=BLOCK_BYTES)
+    many = collect_report_data(found.model, found.data, block_bytes=1)  # a row a block
     assert np.array_equal(one.confusion.counts, many.confusion.counts)
     assert np.array_equal(one.sample.codes, many.sample.codes)
     assert np.array_equal(one.confident.rows, many.confident.rows)
@@ -124,18 +124,18 @@ def test_block_size_changes_nothing(digits):
 def test_weights_count_as_in_score(digits):
     found = digits(capsule_dim=2)
     weighted = found.data.with_weight(np.arange(1.0, len(found.y) + 1))
-    evidence = collect_evidence(found.model, weighted)
-    assert evidence.confusion.error == pytest.approx(1 - found.model.score(weighted))
+    shown = collect_report_data(found.model, weighted)
+    assert shown.confusion.error == pytest.approx(1 - found.model.score(weighted))
     # The reliability of weighted rows is that of repeated ones.
     repeated = np.repeat(np.arange(len(found.y)), np.arange(len(found.y)) % 3)
     twice = Dataset.from_arrays(found.x[repeated], found.y[repeated])
     weighted = found.data.with_weight(np.arange(len(found.y)) % 3)
-    a, b = (collect_evidence(found.model, rows).reliability for rows in (weighted, twice))
+    a, b = (collect_report_data(found.model, rows).reliability for rows in (weighted, twice))
     for name in ("counts", "confidence", "hits", "calibration_error", "log_loss"):
         assert getattr(a, name) == pytest.approx(getattr(b, name))
 
 
-def test_the_wiring_is_that_of_the_fit(digits):
+def test_wiring_matches_the_fit(digits):
     found = digits(capsule_dim=2, architecture="one_vs_all")
     expected = wiring_of(found.model)
     changed = CapsuleRegression().set_params(**found.model.get_params())
@@ -146,19 +146,19 @@ def test_the_wiring_is_that_of_the_fit(digits):
 
 def test_rows_without_labels_take_predicted_classes(digits):
     found = digits(capsule_dim=2)
-    evidence = collect_evidence(found.model, Dataset.from_arrays(found.x))
-    assert not evidence.labelled
-    assert evidence.confusion is None
-    assert np.array_equal(evidence.sample.codes, found.model.predict(found.x))
-    assert not evidence.mistakes.found
+    shown = collect_report_data(found.model, Dataset.from_arrays(found.x))
+    assert not shown.labelled
+    assert shown.confusion is None
+    assert np.array_equal(shown.sample.codes, found.model.predict(found.x))
+    assert not shown.mistakes.found
 
 
-def test_another_width_and_unknown_labels_are_told(digits):
+def test_rows_of_another_width_and_unknown_labels_are_refused(digits):
     found = digits(capsule_dim=2)
-    with pytest.raises(DataError, match=r"has 5 features a row, but the model was fitted to 64"):
-        collect_evidence(found.model, Dataset.from_arrays(np.ones((3, 5)), [0, 1, 2]))
+    with pytest.raises(DataError, match=r"has 5 features per row, but the model was fitted to rows of 64"):
+        collect_report_data(found.model, Dataset.from_arrays(np.ones((3, 5)), [0, 1, 2]))
     with pytest.raises(DataError, match=r"11"):
-        collect_evidence(found.model, Dataset.from_arrays(found.x[:3], [0, 11, 2]))
+        collect_report_data(found.model, Dataset.from_arrays(found.x[:3], [0, 11, 2]))
 
 
 def test_block_rows_keep_the_budget():
@@ -187,9 +187,9 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
     for n in (20_000, 20_000, 200_000):  # the first only warms caches
         ds = open_dataset(str(tmp_path / f"{n}.zarr")) if n in peaks else make_rows(tmp_path / f"{n}.zarr", n)
         tracemalloc.start()
-        evidence = collect_evidence(model, ds)
+        shown = collect_report_data(model, ds)
         peaks[n] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert evidence.confusion.counts.sum() == n
+        assert shown.confusion.counts.sum() == n
     assert peaks[200_000] < 1.3 * peaks[20_000]
     assert peaks[200_000] < 64 * 200_000  # less than the rows alone

@@ -40,8 +40,8 @@ from .worker_side import (
     keep_pages,
     leaving_lost_card,
     pace_news,
+    report_smaller_block,
     tell,
-    tell_cut,
     tell_of_kernels,
     work_news,
     worker_threads,
@@ -205,7 +205,7 @@ def task_span(
     seconds = time.perf_counter() - begin
     if is_worth_saving(seconds, vector.nbytes, checkpoint_seconds):
         open_store(ref).save_node(stage_name, iteration, span, vector)
-    _tell_cuts(fit, context.backend, limits)
+    _report_smaller_blocks(fit, context.backend, limits)
     pace_news.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
     rows, nbytes = int(vector[-2]), int(vector[-1])
     work_news.add(
@@ -321,7 +321,7 @@ def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
     limits, meter, begin = dict(backend.row_limits), Meter(), time.perf_counter()
     with stopping(fit):
         rows = int(task.write_shard(shard, backend, TaskStop(fit), meter))
-    _tell_cuts(fit, backend, limits)
+    _report_smaller_blocks(fit, backend, limits)
     # If the output has several tiles, a tile counts as its share of the rows.
     work_news.add(
         ref[0], task.name, "output", {"shard": shard}, backend.name, rows // task.writer.n_tiles,
@@ -330,9 +330,9 @@ def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
     return rows
 
 
-def _tell_cuts(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
+def _report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
     for what, limit in backend.row_limits.items() - before.items():
-        tell_cut(fit, what, limit, backend.device)
+        report_smaller_block(fit, what, limit, backend.device)
 
 
 def load_map(ref: Ref, name: str) -> tuple[OutputTask, Backend]:

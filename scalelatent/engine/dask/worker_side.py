@@ -21,7 +21,7 @@ from scalelatent.engine.halving import make_split_event
 from scalelatent.engine.plan import KEPT_BYTES
 from scalelatent.engine.reading import StopEvent
 from scalelatent.errors import DeviceLostError
-from scalelatent.kernels.observers import observe
+from scalelatent.kernels.compile_observers import add_observer
 
 from .hooks import call_later, task_wanted, worker_settings
 from .scheduler_listener import KERNELS, TOPIC
@@ -109,7 +109,7 @@ def tell(fit: Fit, message: dict[str, Any]) -> None:
         worker.log_event(fit[0], {"fit": fit[1], **message})
 
 
-def tell_cut(fit: Fit, what: str, rows: int, device: str) -> None:
+def report_smaller_block(fit: Fit, what: str, rows: int, device: str) -> None:
     """Report to the driver that this worker computes blocks in halves."""
     worker = _worker()
     if worker is not None:
@@ -146,7 +146,7 @@ def tell_of_kernels() -> None:
             worker.log_event(KERNELS, kernel_event(kernel, seconds, worker=worker.address))
 
     if first is not None:
-        observe(tell_all)
+        add_observer(tell_all)
 
 
 def run_of(folder: str) -> str:

@@ -12,20 +12,25 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.report.classes import (
-    calibration_text,
-    confusion_picture,
-    confusion_text,
-    mistakes_picture,
-    reliability_picture,
+    describe_confusion,
+    draw_confusion,
+    draw_mistakes,
+    draw_reliability,
+    explain_calibration,
 )
 from scalelatent.report.comparison import error_by_dimension
-from scalelatent.report.explained import error_text, how_to_use, validation_rows, why_errors_differ
-from scalelatent.report.page import Picture, Section, count, duration, listing
+from scalelatent.report.interpretation import (
+    count_validation_rows,
+    explain_error_gap,
+    format_error,
+    usage_snippet,
+)
+from scalelatent.report.page import Picture, Section, count, duration, join_words
 from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
-from .evidence import Evidence, collect_evidence
+from .report_data import ReportData, collect_report_data
 from .report_figures import (
     MAX_ELEMENTS,
     classes_across,
@@ -69,18 +74,18 @@ def section(
     if len(model.capsule_dims_) > 1:
         run.history = [_of_members(record) for record in run.history]
     left_out = "the figures of latent vectors, prototypes and errors are left out"
-    evidence = run.evidence(data, left_out, partial(collect_evidence, model, progress=progress))
-    head, table = _numbers(run, model, evidence, rows)
+    shown = run.collect(data, left_out, partial(collect_report_data, model, progress=progress))
+    head, table = _numbers(run, model, shown, rows)
     pictures = _history_pictures(run, model)
-    if evidence is not None:
-        pictures = _evidence_pictures(evidence, rows) + pictures
-        if not evidence.labelled:
+    if shown is not None:
+        pictures = _row_pictures(shown, rows) + pictures
+        if not shown.labelled:
             run.notes.append(
                 f"The {rows} rows have no labels: colours and prototypes follow the predicted classes, "
                 "and there is no error to tell."
             )
-    explained = _explained(run, model, evidence)
-    return Section(_subtitle(model), head, table, pictures, explained, how_to_use(run, model))
+    explained = _explained(run, model, shown)
+    return Section(_subtitle(model), head, table, pictures, explained, usage_snippet(run, model))
 
 
 def compared(runs: Sequence[Mapping[str, Any]]) -> list[Picture]:
@@ -111,18 +116,18 @@ def _as_point(run: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _explained(run: RunFiles, model: CapsuleRegression, evidence: Evidence | None) -> list[tuple[str, str]]:
+def _explained(run: RunFiles, model: CapsuleRegression, shown: ReportData | None) -> list[tuple[str, str]]:
     """What the numbers of a classifier mean."""
     found = []
-    if differ := why_errors_differ(run, model.n_iter_, len(model.capsule_dims_)):
+    if differ := explain_error_gap(run, model.n_iter_, len(model.capsule_dims_)):
         found.append(("Validation and test error", differ))
-    if evidence is not None and evidence.confusion is not None:
+    if shown is not None and shown.confusion is not None:
         found.append(("95 % interval", INTERVAL))
     if model.mean_member_validation_error_ is not None:
         found.append(("Mean member validation error", MEMBERS))
-    if evidence is not None and evidence.reliability is not None:
-        words = calibration_text(
-            evidence.reliability, ONE_VS_ALL if model.architecture == "one_vs_all" else ""
+    if shown is not None and shown.reliability is not None:
+        words = explain_calibration(
+            shown.reliability, ONE_VS_ALL if model.architecture == "one_vs_all" else ""
         )
         found.append(("Calibration error", words))
     return found
@@ -136,25 +141,25 @@ def _subtitle(model: CapsuleRegression) -> str:
 
 
 def _numbers(
-    run: RunFiles, model: CapsuleRegression, evidence: Evidence | None, rows: str
+    run: RunFiles, model: CapsuleRegression, shown: ReportData | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """(headline, table)."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
-    if evidence is not None:
-        table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
-        if evidence.confusion is not None:
-            head.append((f"{rows} error", percent(evidence.confusion.error)))
-            table.append((f"{rows} error", confusion_text(evidence.confusion)))
-        if evidence.reliability is not None:
-            table.append((f"{rows} log-loss", f"{evidence.reliability.log_loss:.4f} nats a row"))
-            table.append((f"{rows} calibration error", percent(evidence.reliability.calibration_error)))
+    if shown is not None:
+        table.append((f"{rows} rows", f"{shown.n_rows:,}"))
+        if shown.confusion is not None:
+            head.append((f"{rows} error", percent(shown.confusion.error)))
+            table.append((f"{rows} error", describe_confusion(shown.confusion)))
+        if shown.reliability is not None:
+            table.append((f"{rows} log-loss", f"{shown.reliability.log_loss:.4f} nats a row"))
+            table.append((f"{rows} calibration error", percent(shown.reliability.calibration_error)))
     best, of_members = model.best_validation_error_, model.mean_member_validation_error_
     # Members of an ensemble each solve a problem of their own: their mean error is not that of their vote.
     mean = "" if len(model.capsule_dims_) == 1 else ", mean of the members"
     if best is not None:
         head.append(("best validation error", percent(best)))
-        table.append(("best validation error", error_text(best, validation_rows(run))))
+        table.append(("best validation error", format_error(best, count_validation_rows(run))))
     if of_members is not None:
         table.append(("mean member validation error", percent(of_members)))
     head.append(("passes", f"{model.n_iter_:,}"))
@@ -256,7 +261,7 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
     ]
     alt = (
         f"Two curves against {count(_passes(run), 'pass', 'passes')}: log-loss, and "
-        f"{listing(errors or ['errors'])} in the first and last pass."
+        f"{join_words(errors or ['errors'])} in the first and last pass."
     )
     return [
         Picture(
@@ -269,32 +274,32 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
     ]
 
 
-def _evidence_pictures(evidence: Evidence, rows: str) -> list[Picture]:
+def _row_pictures(shown: ReportData, rows: str) -> list[Picture]:
     """All figures of the rows, in the order of the page."""
-    found = [_latents(evidence, rows) if evidence.sample is not None else _votes(evidence, rows)]
-    found.append(_prototypes(evidence, rows))
-    if evidence.confusion is not None:
-        found.append(confusion_picture(evidence.confusion, evidence.class_names, rows))
-    score = "share of votes" if evidence.wiring.architecture == "all_vs_all" else "probability"
-    mistakes = mistakes_picture(evidence.mistakes, evidence.class_names, evidence.feature_shape, rows, score)
+    found = [_latents(shown, rows) if shown.sample is not None else _votes(shown, rows)]
+    found.append(_prototypes(shown, rows))
+    if shown.confusion is not None:
+        found.append(draw_confusion(shown.confusion, shown.class_names, rows))
+    score = "share of votes" if shown.wiring.architecture == "all_vs_all" else "probability"
+    mistakes = draw_mistakes(shown.mistakes, shown.class_names, shown.feature_shape, rows, score)
     if mistakes is not None:
         found.append(mistakes)
-    if evidence.reliability is not None:
-        found.append(reliability_picture(evidence.reliability, rows))
+    if shown.reliability is not None:
+        found.append(draw_reliability(shown.reliability, rows))
     return found
 
 
-def _latents(evidence: Evidence, rows: str) -> Picture:
-    sample, wiring = evidence.sample, evidence.wiring
+def _latents(shown: ReportData, rows: str) -> Picture:
+    sample, wiring = shown.sample, shown.wiring
     assert sample is not None
-    shape = image_shape(evidence.feature_shape)
+    shape = image_shape(shown.feature_shape)
     figure = plot_latents(
-        sample.points, sample.codes, evidence.class_names,
-        images=evidence.confident.x, has_image=evidence.confident.rows >= 0, shape=shape,
+        sample.points, sample.codes, shown.class_names,
+        images=shown.confident.x, has_image=shown.confident.rows >= 0, shape=shape,
     )  # fmt: skip
     k, large = len(sample.rows), max(wiring.dims) > 2
-    which = "all" if k == evidence.n_rows else f"{k:,} evenly spaced of {evidence.n_rows:,}"
-    own = "class of a row" if evidence.labelled else "predicted class of a row"
+    which = "all" if k == shown.n_rows else f"{k:,} evenly spaced of {shown.n_rows:,}"
+    own = "class of a row" if shown.labelled else "predicted class of a row"
     words = [
         "Squashed latent vectors Ψ_i = h_i / √(Σ_j |h_j|²) of each class's capsule (equation 3.1), "
         f"{which} {rows} rows, coloured by the {own}; the panels' names are the legend. The nearer a "
@@ -329,8 +334,8 @@ def _latents(evidence: Evidence, rows: str) -> Picture:
     )
 
 
-def _votes(evidence: Evidence, rows: str) -> Picture:
-    votes, names = evidence.votes, evidence.class_names
+def _votes(shown: ReportData, rows: str) -> Picture:
+    votes, names = shown.votes, shown.class_names
     assert votes is not None
     wins = votes.pair_wins
     m = len(names)
@@ -352,24 +357,24 @@ def _votes(evidence: Evidence, rows: str) -> Picture:
     )
 
 
-def _prototypes(evidence: Evidence, rows: str) -> Picture:
-    kept, shape = evidence.prototypes, image_shape(evidence.feature_shape)
+def _prototypes(shown: ReportData, rows: str) -> Picture:
+    kept, shape = shown.prototypes, image_shape(shown.feature_shape)
     present = np.asarray(kept.rows >= 0)
-    own = "of the class" if evidence.labelled else "predicted as the class"
+    own = "of the class" if shown.labelled else "predicted as the class"
     words = [
         f"For class i and element α: the {rows} row {own} whose probability gets its largest contribution "
         "from element α of the class's latent vector, where |h_iα| / |h| is largest (equation 3.2)."
     ]
-    if evidence.wiring.architecture == "all_vs_all":
+    if shown.wiring.architecture == "all_vs_all":
         words.append(
-            f"The {evidence.wiring.n_classes - 1} members that know a class are taken together: the mean "
+            f"The {shown.wiring.n_classes - 1} members that know a class are taken together: the mean "
             "of (h_iα / |h|)² counts."
         )
     if shape is None:
         words.append("Rows are drawn as curves over their features.")
     if present.shape[1] > MAX_ELEMENTS:
         words.append(f"The first {MAX_ELEMENTS} of {present.shape[1]} elements.")
-    missing = [evidence.class_names[c] for c in np.flatnonzero(~present.any(axis=1))]
+    missing = [shown.class_names[c] for c in np.flatnonzero(~present.any(axis=1))]
     if missing:
         words.append(f"No row of class {', '.join(missing)}.")
     best = np.sqrt(kept.score[present])
@@ -379,6 +384,6 @@ def _prototypes(evidence: Evidence, rows: str) -> Picture:
     )
     if best.size:
         alt += f" The elements' shares |h_iα| / |h| range from {best.min():.2f} to {best.max():.2f}."
-    figure = plot_prototypes(kept.x, present, evidence.class_names, shape)
+    figure = plot_prototypes(kept.x, present, shown.class_names, shape)
     wide = classes_across(*present.shape) or present.shape[1] > 6
     return Picture("prototypes", "Prototypes of each class", " ".join(words), alt, figure, wide=wide)

@@ -20,7 +20,7 @@ from scalelatent.engine.order import RowOrder, held_rows
 from scalelatent.engine.passes import BLOCK_ROWS, FLOP_RATE
 from scalelatent.engine.plan import STEP_SECONDS, Forecast, Resources
 from scalelatent.errors import DataError, warn_user
-from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.steps import Begin, LearnOnline, Remember, Rows, Steps
 from scalelatent.kernels.corruption import check_corruption
 from scalelatent.kernels.streams import stream
@@ -306,7 +306,7 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     n = learned_rows(model, train)
     size, epochs = batch_size(model, n), n_epochs(model, n, held is not None)
     if size < batch_size(model):
-        tell_cut("batch_size", size, batch_size(model), f"{train.url or 'the data'} has {n} rows")
+        warn_reduced("batch_size", size, batch_size(model), f"{train.url or 'the data'} has {n} rows")
     if n < len(train):
         log_held_rows(len(train) - n, len(train), train.url or "X")
     info = {"max_iter": epochs, "batch_size": size}

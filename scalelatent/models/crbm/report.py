@@ -15,12 +15,11 @@ from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.evaluation.output_scores import joined
 from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.models.crbm.kernels.inference import CONVERGED
-from scalelatent.report.explained import how_to_use, validation_rows, why_errors_differ
 from scalelatent.report.figures import plot_learning
-from scalelatent.report.page import Picture, Section, count, listing
+from scalelatent.report.interpretation import count_validation_rows, explain_error_gap, usage_snippet
+from scalelatent.report.page import Picture, Section, count, join_words
 from scalelatent.report.pictures import image_shape
-from scalelatent.report.runfiles import RunFiles
-from scalelatent.report.sampled import check_width
+from scalelatent.report.runfiles import RunFiles, check_width
 from scalelatent.report.style import percent
 
 from .report_figures import plot_convergence, plot_occlusion, plot_restored
@@ -62,17 +61,17 @@ def section(
 ) -> Section:
     """The part of an RBM's report; see `scalelatent.contract.kinds.Kind.report`."""
     left_out = "restored images and their errors are left out"
-    evidence = run.evidence(data, left_out, partial(collect_rbm, model, progress=progress))
+    evidence = run.collect(data, left_out, partial(collect_rbm, model, progress=progress))
     if evidence is not None and evidence.shape is None:
         run.notes.append("Outputs are not images of the shape of the rows, so none are drawn.")
     head, table = rbm_numbers(run, model, evidence, rows)
     pictures, words = rbm_pictures(run, model, evidence, rows), rbm_words(run, model, evidence)
     if model._source == "plain":
-        snippet = how_to_use(
+        snippet = usage_snippet(
             run, model, "h = model.transform(v)  # v: array of zeros and ones; h: hidden units"
         )
     else:
-        snippet = how_to_use(run, model, gives="outputs, 0 or 1")
+        snippet = usage_snippet(run, model, gives="outputs, 0 or 1")
     return Section(rbm_subtitle(model), head, table, pictures, words, snippet)
 
 
@@ -189,7 +188,7 @@ def rbm_numbers(
                 (f"{rows} error{part}, outputs changed in x", percent(evidence.errors.changed_error))
             )
     if model.best_validation_error_ is not None:
-        held = validation_rows(run)
+        held = count_validation_rows(run)
         counted = f" (all outputs of {count(held, 'row')})" if held else ""
         table.append(("best validation error", f"{percent(model.best_validation_error_)}{counted}"))
         table.append(("epoch of these parameters", f"{model.best_epoch_:,}"))
@@ -232,7 +231,7 @@ def _baseline(evidence: RbmEvidence) -> tuple[str, float]:
 def rbm_words(run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None) -> list[tuple[str, str]]:
     """What the numbers mean."""
     found = []
-    if differ := why_errors_differ(run, model.n_iter_):
+    if differ := explain_error_gap(run, model.n_iter_):
         found.append(("Validation and test error", differ))
     if evidence is None or model._source == "plain":
         return found
@@ -297,7 +296,7 @@ def _occlusion(evidence: RbmEvidence, rows: str) -> Picture:
         "square; at the right end nothing is left to go by (Figure 3 of the paper). It is this one model at "
         "all sides, trained as its settings say."
     )
-    alt = f"Error of all pixels against the side of the square: {listing(told)}."
+    alt = f"Error of all pixels against the side of the square: {join_words(told)}."
     return Picture("occlusion", "Error by occlusion", words, alt, plot_occlusion(evidence.occlusion))
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from scalelatent.errors import DataError
-from scalelatent.report.figures import column, places_of, points_of
+from scalelatent.report.figures import column, marker_style, pass_positions
 from scalelatent.report.pictures import draw_image
-from scalelatent.report.style import ACCENT, INK, LINE, WARN, new_figure, quiet_axes
+from scalelatent.report.style import ACCENT, INK, LINE, WARN, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,11 +50,15 @@ def plot_convergence(records: Sequence[Mapping[str, Any]]) -> Figure:
     figure = new_figure(8, 3.2)
     axes = figure.subplots()
     axes.plot(
-        places_of(told), 100 * column(told, "converged"), color=ACCENT, linewidth=1.6, **points_of(told)
+        pass_positions(told),
+        100 * column(told, "converged"),
+        color=ACCENT,
+        linewidth=1.6,
+        **marker_style(told),
     )
     axes.set(xlabel="epoch", ylabel="rows that converged, %", ylim=(0, 103))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    quiet_axes(axes)
+    style_axes(axes)
     return figure
 
 
@@ -75,5 +79,5 @@ def plot_occlusion(errors: Mapping[int, OutputErrors], names: str = "pixels") ->
     axes.set_xticks(sides)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=9, frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK)
-    quiet_axes(axes)
+    style_axes(axes)
     return figure

@@ -104,9 +104,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         without a class layer.
     pool : int, default 3
         Side of the pools between layers, in pixels: odd.
-    pool_spread : float, default 0.9
-        How uneven pools are, in [0, 1): the shift by nothing weighs 1, others 1 - pool_spread u with u
-        uniform.
     p01, p10 : float, default 1e-3
         Chance that a pixel is 0 where a feature lies, and 1 where none does.
     p_weight : float, list of float, or None
@@ -127,8 +124,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     damping : float or None
         Weight of new messages, where they are kept, and of those between layers; 1 is no damping. None: 1,
         with templates .2.
-    inner_rounds : int, default 5
-        Rounds between a pool and what lies over it, on the way down.
     inner_iterations : int, default 15
         Passes up and down of a minibatch of several layers, online.
     template_passes : int, default 0
@@ -138,11 +133,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     read_noise : (float, float) or None
         With templates: p01 and p10 after learning, of images that templates are learned afresh from, that are
         read, and sampled. None: p01 and p10. May be given anew after a fit, for what is read then.
-    n_candidates : int, default 0
-        With templates: images are told by explanations, where each pixel of an image pays for one pixel of
-        a template. So many templates of each class are tried, the best by a forward pass (2 to 4 are
-        enough); of clusters all. Templates learned afresh are then about as dense as images. 0: by a forward
-        pass alone, which lets an edge pay for all that is near it. May be changed after a fit.
     n_restarts : int, default 1
         Fits from different beliefs, of which the best by compression is kept.
     n_chains, chain_batches : int or None
@@ -260,7 +250,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         *,
         templates: int | None = None,
         pool: int = 3,
-        pool_spread: float = 0.9,
         p01: float = 1e-3,
         p10: float = 1e-3,
         p_weight: float | Sequence[float] | None = None,
@@ -270,11 +259,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         batch_size: int | None = None,
         n_epochs: int | None = None,
         damping: float | None = None,
-        inner_rounds: int = 5,
         inner_iterations: int = 15,
         template_passes: int = 0,
         read_noise: tuple[float, float] | None = None,
-        n_candidates: int = 0,
         n_restarts: int = 1,
         n_chains: int | None = None,
         chain_batches: int | None = None,
@@ -293,7 +280,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self.layers = layers
         self.templates = templates
         self.pool = pool
-        self.pool_spread = pool_spread
         self.p01 = p01
         self.p10 = p10
         self.p_weight = p_weight
@@ -303,11 +289,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self.batch_size = batch_size
         self.n_epochs = n_epochs
         self.damping = damping
-        self.inner_rounds = inner_rounds
         self.inner_iterations = inner_iterations
         self.template_passes = template_passes
         self.read_noise = read_noise
-        self.n_candidates = n_candidates
         self.n_restarts = n_restarts
         self.n_chains = n_chains
         self.chain_batches = chain_batches
@@ -475,12 +459,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _reading(self) -> SeveralLayers:
         """The fitted network, as images are read now."""
         network = self._of_several("net")
-        for name in ("read_noise", "n_candidates"):
-            PARAMETERS[name].check(getattr(self, name))
+        PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers
-        layers = as_read(low, self), *above
-        net = replace(network.net, layers=layers, n_candidates=int(self.n_candidates))
-        return replace(network, net=net)
+        return replace(network, net=replace(network.net, layers=(as_read(low, self), *above)))
 
     def partial_fit(self, X: RowsLike, y: LabelsLike | None = None) -> Self:
         """Learn from some more images, at once: a step for each ``batch_size`` of them, in their order.
@@ -573,8 +554,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     ) -> Any:
         """Scores of the classes, each that of its best template; only with ``templates``.
 
-        By one forward pass, or with ``n_candidates`` log probabilities of explanations.
-
         Parameters
         ----------
         X, out, client, overwrite, callbacks
@@ -598,8 +577,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         callbacks: CallbackList = (),
     ) -> Any:
         """Classes of images by one forward pass, or numbers of clusters; only with ``templates``.
-
-        With ``n_candidates`` by explanations.
 
         With ``out``, a dataset whose ``x`` are the scores of the classes and whose ``y`` are these.
 
@@ -688,8 +665,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def to_cnn_weights(self) -> ConvolutionalForm:
         """The forward pass as that of a convolutional network (section 3.4); only with ``templates``.
 
-        ``n_candidates`` does not matter: explanations are no forward pass.
-
         Returns
         -------
         ConvolutionalForm
@@ -705,11 +680,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             raise DataError(
                 "to_onnx: a single layer finds parts by message passing, for which ONNX has no operators: "
                 "save the model, and predict with this package"
-            )
-        if self.n_candidates:
-            raise DataError(
-                f"to_onnx: n_candidates={self.n_candidates} explains images, and ONNX cannot: "
-                "set n_candidates=0 to write the forward pass, and check that it tells classes well enough"
             )
         network = self._reading
         form = convolutional_form(network.telling, self._stream.beliefs, network.template_classes)

@@ -19,7 +19,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.errors import DataError, warn_user
-from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Step, Steps
 from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
@@ -266,7 +266,7 @@ def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, i
     [(n, window)] = default_layers(image)
     if model.layers is None and window != WINDOW:
         why = f"images of {train.url or 'X'} are {image[1]} x {image[2]}"
-        tell_cut("layers", f"[({n}, {window})]", f"[({n}, {WINDOW})]", why)
+        warn_reduced("layers", f"[({n}, {window})]", f"[({n}, {WINDOW})]", why)
 
 
 def make_layers(
@@ -432,7 +432,7 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
     model.batch_size_, default = batch_size(model, n), batch_size(model)
     if model.batch_size_ < default:
         why = f"the number of images in {train.url or 'X'} is {n}"
-        tell_cut("batch_size", model.batch_size_, default, why)
+        warn_reduced("batch_size", model.batch_size_, default, why)
     yield from network.course(model, rows, counts)
 
 

@@ -162,7 +162,7 @@ class SeveralObjects:
                 x = ds.read_x(start, min(start + size, len(ds)))
                 check_finite(x, "X", start)
                 pixels = net.layers[0].evidence_in(Block(x, None, None, start))
-                scores = net.place_scores(self.told.weights, pixels, backend) / GRID
+                scores = net.forward(self.told.weights, pixels, backend)[-1][1] / GRID
                 of = self.told.of_template
                 best = [scores[:, of == code].max(axis=1) for code in range(len(self.classes_))]
                 yield len(x), np.stack(best, axis=3)

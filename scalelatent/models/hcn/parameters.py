@@ -207,8 +207,7 @@ def _check_used(model: HierarchicalCompositionalNetwork) -> None:
     given = [name for name in ("chain_batches", "warmup_rows") if getattr(model, name) is not None]
     if not online and given:
         raise ValueError(f"{given[0]} is set, but belongs to online=True: leave it out")
-    of_several = "pool", "pool_spread", "inner_rounds", "inner_iterations"
-    for name in (*of_several, "template_passes", "read_noise", "n_candidates"):
+    for name in ("pool", "inner_iterations", "template_passes", "read_noise"):
         if not several and getattr(model, name) != PARAMETERS[name].default:
             raise ValueError(
                 f"{name} is set, but one layer without a class layer has no pools and no templates: set "
@@ -262,10 +261,6 @@ PARAMETERS = Parameters(
             "pool", 3, Satisfies(is_pool, "give an odd number of at least 1: a pool has a middle"),
             "side of the pools between layers, in pixels", later=True,
         ),
-        Parameter(
-            "pool_spread", 0.9, Number("give a number in [0, 1)", least=0, below=1),
-            "how uneven pools are; 0 is even", later=True,
-        ),
         _chance("p01", 1e-3, "chance that a pixel is 0 where a feature lies", 0.5),
         _chance("p10", 1e-3, "chance that a pixel is 1 where none does", 0.5),
         Parameter(
@@ -312,9 +307,6 @@ PARAMETERS = Parameters(
             "weight of new messages of a batch fit, and of those between layers; None: 1, between layers .2",
         ),
         Parameter(
-            "inner_rounds", 5, Whole(), "rounds of a pool and what lies over it, on the way down", later=True
-        ),
-        Parameter(
             "inner_iterations", 15, Whole(), "passes up and down of a minibatch of several layers", later=True
         ),
         Parameter(
@@ -324,10 +316,6 @@ PARAMETERS = Parameters(
         Parameter(
             "read_noise", None, Satisfies(is_noise, "give (p01, p10), both in (0, 0.5), or None"),
             "p01 and p10 of images that are read after learning; None: those of learning", later=True,
-        ),
-        Parameter(
-            "n_candidates", 0, Whole(0),
-            "templates of a class by which an image is explained; 0: one forward pass tells", later=True,
         ),
         Parameter("n_restarts", 1, Whole(), "fits, of which the best by compression is kept"),
         _optional("n_chains", "chains of a step; None: 1, or 8 from 10,000 images on"),
@@ -361,4 +349,5 @@ PARAMETERS = Parameters(
         N_JOBS,
     ),
     rules=(_check_layers, _check_used),
+    removed={"pool_spread": 0.9, "inner_rounds": 5, "n_candidates": 0},
 )  # fmt: skip

@@ -72,10 +72,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, told: Foreca
         told.add_seconds("validation", restarts * epochs * n_held * each)
     told.add_seconds(name, 2 * restarts * (n_held or min(n, 2 * LOOKED_ROWS)) * each)
     if model.template_passes:
-        # Features put down one by one take as long as a pass once more.
-        told.add_seconds(
-            "templates-from-images", model.template_passes * n * each * (2 if model.n_candidates else 1)
-        )
+        told.add_seconds("templates-from-images", model.template_passes * n * each)
     told.out["pairs_per_second"] = network.pairs / row
     told.set_passes(one, fewest, epochs)
     told.out["bytes_per_image"] = network.online_bytes if online else network.kept_bytes

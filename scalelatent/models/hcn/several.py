@@ -106,10 +106,7 @@ def several_of(
         (*below, top),
         coded,
         int(model.pool),
-        float(model.pool_spread),
-        damping(model),
-        int(model.inner_rounds),
-        n_candidates=int(model.n_candidates),
+        damping=damping(model),
     )
     return SeveralLayers(net, classes, per_class)
 
@@ -194,7 +191,7 @@ class SeveralLayers:
 
     @property
     def decoding_sweeps(self) -> float:
-        return 1.0  # a forward pass, or an explanation
+        return 1.0  # a forward pass
 
     def look(self) -> tuple[str, TemplateCounts]:
         return "templates", TemplateCounts(self.net, 1 if self.classes is None else len(self.classes))
@@ -222,9 +219,9 @@ class SeveralLayers:
 
     def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> LayeredEvidence:
         low, *above = self.net.layers
-        # Learned by its own noise and by forward passes, however images are read.
+        # Learned by its own noise, however images are read.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
-        net = replace(self.net, layers=(low, *above), seed=seed, n_candidates=0)
+        net = replace(self.net, layers=(low, *above), seed=seed)
         n_classes = 0 if self.classes is None else len(self.classes)
         how: dict[str, Any] = {
             "forgetting": float(model.forgetting),

@@ -53,8 +53,7 @@ def test_torch_comes_to_the_same_scores(side: int, noise: tuple[float, float]) -
         values = functional.conv2d(torch.stack(shifted).amax(dim=0), torch.tensor(weights))
     found = values[:, :, 0, 0].numpy()
 
-    scores = net.reader([part > 0 for part in net.split(beliefs)], make_backend("cpu")).scores(
-        first.evidence(x.reshape(1000, -1))
-    )
+    fixed, pixels = [part > 0 for part in net.split(beliefs)], first.evidence(x.reshape(1000, -1))
+    scores = net.template_scores(fixed, pixels, make_backend("cpu"))
     assert len(np.unique(scores.argmax(axis=1))) > 1
     np.testing.assert_array_equal(found * 256, scores)

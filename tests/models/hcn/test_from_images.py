@@ -13,9 +13,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.hcn.kernels.exact import GRID
-from scalelatent.models.hcn.model.explained import Explainer, landed
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
-from scalelatent.models.hcn.model.layer import to_features
 from scalelatent.models.hcn.model.layered import LayeredMessages
 from scalelatent.models.hcn.model.templates import RowCodes, TemplateEvidence, first_images
 from tests.models.hcn.test_layered import block_of, error, true_weights, two_layers
@@ -49,11 +47,10 @@ def test_a_template_is_what_its_image_says() -> None:
     for template in range(4):
         row = next(number for number in numbers if y[number] == template)
         pixels = net.layers[0].evidence_in(block_of(images, row, row + 1))
-        reader = net.reader(weights, make_backend("cpu"))
-        made, scores = reader.votes(pixels, np.array([template])), reader.scores(pixels)
+        made, scores = net.forward(weights, pixels, make_backend("cpu"))[-1]
         speaks = made[0] + GRID * prior[:, ::-1, ::-1, template] > 0
         assert 0 < weights[-1][..., template].sum() == speaks.sum()
-        assert scores[0, template] == made[0][speaks].sum()
+        assert scores[0, template, 0, 0] == made[0][speaks].sum()
 
 
 def test_weights_that_lie_the_wrong_way_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,71 +74,6 @@ def test_templates_of_few_images_tell_classes() -> None:
     assert error(learner, found, images) < 0.05
 
 
-def test_explained_templates_draw_what_images_show() -> None:
-    """A template is one place of each trait, not all from which the traits would be found."""
-    net, images = two_layers(13, 2, classes=(0, 1, 2, 3), n_candidates=1)
-    (low, top), numbers = net.layers, list(range(40))
-    net = replace(net, layers=(low, replace(top, p_weight=1e-3)))
-    learner, found = LayeredMessages(net, n_classes=4), dict[int, np.ndarray]()
-    for candidates in (0, 1):
-        net = replace(net, n_candidates=candidates)
-        found[candidates] = from_images(net, images, numbers, 3)
-    state = learner.start()
-    assert error(learner, type(state)(found[1], state.first), images) < 0.1
-    forward, explained = ((net.split(found[n])[-1] > 0).sum(axis=(0, 1, 2)) for n in (0, 1))
-    assert explained.tolist() == [2, 2, 2, 3]  # of two traits
-    assert (forward > 5 * explained).all()
-
-
-def test_pixels_that_pay_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above: what the template draws already is not taken from what is left."""
-
-    def mutant(explainer: Explainer, pixels: np.ndarray, templates: np.ndarray) -> np.ndarray:
-        return explainer.net.raise_last(explainer.values(pixels)[-1], explainer.backend)
-
-    monkeypatch.setattr(Explainer, "votes", mutant)
-    with pytest.raises(AssertionError):
-        test_explained_templates_draw_what_images_show()
-
-
-def test_an_explanation_is_told_as_it_is_drawn() -> None:
-    """Its score is the log probability of what it draws, with each pixel once."""
-    net, images = two_layers(classes=(0, 1, 2, 3), n_candidates=1)
-    weights = [w > 0 for w in net.split(true_weights(net, images))]
-    pixels = net.layers[0].evidence_in(block_of(images, 0, 12))
-    explainer, templates = Explainer(net, weights, make_backend("cpu")), np.arange(12) % 4
-    values = explainer.values(pixels)
-    told = explainer._told(values, np.arange(12), templates)
-    for row, template in enumerate(templates.tolist()):
-        total, places = 0, {(template, 0, 0)}
-        drawings = explainer._down(values, np.array([row]), np.array([template]))
-        for level, (drawn, shift, _, _) in zip((1, 0), drawings, strict=True):
-            features, image = to_features(weights[level]), net.layers[level].image
-            made = {
-                (int(a), y + int(i), x + int(j)) for f, y, x in places for a, i, j in np.argwhere(features[f])
-            }
-            channel, y, x = np.unravel_index(drawn.pixels, image)
-            assert made == set(zip(channel.tolist(), y.tolist(), x.tolist(), strict=True))
-            total += int(net.priors[level][shift, y, x].sum())
-            lands = (at.tolist() for at in landed(drawn.pixels, shift, image, net.side))
-            places = set(zip(*lands, strict=True))
-        assert told[row] == total + sum(int(pixels[(row, *place)]) for place in places)
-
-
-def test_templates_without_weights_explain_nothing() -> None:
-    """An image that no template explains is not of the class that has an empty one."""
-    net, images = two_layers(classes=(0, 0, 1, 1), n_candidates=1)
-    weights = [w > 0 for w in net.split(true_weights(net, images))]
-    weights[-1][..., 0] = False
-    nothing = np.full((1, *net.layers[0].image), net.layers[0].evidence_of[0], np.int32)
-    scores = net.reader(weights, make_backend("cpu")).scores(nothing)[0]
-    assert scores[0] == -np.inf
-    assert scores[1] < 0
-    assert scores[2:].max() < 0
-    weights[-1][..., 1] = False
-    assert net.reader(weights, make_backend("cpu")).scores(nothing)[0, :2].max() == 0  # a class of nothing
-
-
 def test_rows_come_to_templates_of_their_class_that_have_weights() -> None:
     net, images = two_layers(classes=(0, 0, 1, 1))
     beliefs = true_weights(net, images)
@@ -152,11 +84,11 @@ def test_rows_come_to_templates_of_their_class_that_have_weights() -> None:
         said = TemplateEvidence(net, beliefs)
         block = Block(x.reshape(40, -1), codes.astype(np.int32), None, 0)
         weights = [part > 0 for part in net.split(beliefs)]
-        reader, pixels = net.reader(weights, make_backend("cpu")), net.layers[0].evidence_in(block)
-        made, scores = reader.votes(pixels, np.zeros(40, int)), reader.scores(pixels)
+        pixels = net.layers[0].evidence_in(block)
+        made, scores = net.forward(weights, pixels, make_backend("cpu"))[-1]
         allowed = (of_class == codes[:, None]) | (codes < 0)[:, None]
         allowed[:, 0] = False
-        best = np.where(allowed, scores, -np.inf).argmax(axis=1)
+        best = np.where(allowed, scores[..., 0, 0], -np.inf).argmax(axis=1)
         wanted = np.zeros((4, *made.shape[1:]))
         np.add.at(wanted, best, made / GRID)
         assert_array_equal(collected(said, block)["evidence"], wanted)

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 import scalelatent as sl
 from scalelatent.errors import DataError
-from scalelatent.estimators.base import tell_cut
+from scalelatent.estimators.base import warn_reduced
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
@@ -132,7 +132,7 @@ def test_nan_is_a_pixel_that_is_not_known(threshold: float | None, tmp_path: Any
 def test_default_features_are_cut_to_the_images_and_logged_once(
     image: tuple[int, ...], features: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell_cut.cache_clear()
+    warn_reduced.cache_clear()
     x = (np.random.default_rng(0).random((12, *image)) < 0.3).astype("u1")
     for _ in range(2):
         m = HierarchicalCompositionalNetwork(n_epochs=1, random_state=0).fit(x)
@@ -174,7 +174,7 @@ def test_long_flat_rows_need_a_shape() -> None:
 
 
 def test_a_single_image_is_fitted(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    tell_cut.cache_clear()
+    warn_reduced.cache_clear()
     image = (load_digits().images[:1] > 8).astype("u1")
     m = HierarchicalCompositionalNetwork(random_state=0).fit(image)
     assert "batch_size=None is 1 here, not 5: the number of images in X is 1" in caplog.text

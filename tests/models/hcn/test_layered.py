@@ -119,7 +119,8 @@ def test_hidden_parts_are_drawn_where_they_were() -> None:
     assert filled.sum() > 0.7 * (clean.astype(bool) & ~known).sum()
     assert (filled & near).sum() >= 0.95 * filled.sum()
     # The other category, where it is asked for.
-    found = np.array(CATEGORY)[net.reader(weights, make_backend("cpu")).scores(pixels).argmax(axis=1)]
+    scores = net.template_scores(weights, pixels, make_backend("cpu"))
+    found = np.array(CATEGORY)[scores.argmax(axis=1)]
     other = net.complete(weights, pixels, 1 - found, make_backend("cpu"))
     assert ((other > 0) != (beliefs > 0))[~known].any()
 
@@ -130,7 +131,8 @@ def test_draws_are_images_of_the_set() -> None:
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     labels = np.arange(300) % 2
     drawn = net.draw(weights, 300, labels, 5)
-    found = net.reader(weights, make_backend("cpu")).scores(net.layers[0].evidence(drawn.reshape(300, -1)))
+    pixels = net.layers[0].evidence(drawn.reshape(300, -1))
+    found = net.template_scores(weights, pixels, make_backend("cpu"))
     assert (np.array(CATEGORY)[found.argmax(axis=1)] == labels).mean() > 0.99
     np.testing.assert_allclose(np.bincount(found.argmax(axis=1)) / 300, 0.25, atol=0.08)
     np.testing.assert_array_equal(net.draw(weights, 2, None, 5)[1], net.draw(weights, 2, None, 5)[1])

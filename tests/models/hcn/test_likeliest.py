@@ -13,7 +13,13 @@ from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.exact import to_grid
-from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, channels_last, shifted
+from scalelatent.models.hcn.model.hierarchy import (
+    INNER_ROUNDS,
+    Hierarchy,
+    LayerMessages,
+    channels_last,
+    shifted,
+)
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
 from scalelatent.models.hcn.model.layered import LayeredMessages, messages_of, to_dense
 from tests.models.hcn.test_layered import block_of, learn_batch, two_layers
@@ -91,7 +97,7 @@ def check_above() -> None:
     weights = net.split(to_grid(state.beliefs) + to_dense(new["change"]))
     top, below = kept[1], kept[0].from_below
     made = reference.lower_trees(top.s, weights[1], top.to_s, top.to_w)
-    told = reference.lower_pools(below, net.priors[1], made, top.down.copy(), net.inner_rounds)
+    told = reference.lower_pools(below, net.priors[1], made, top.down.copy(), INNER_ROUNDS)
     before = kept[0].above
     net.go_down(kept, weights, net.layers[0].evidence_in(block), None, backend)
     assert (before != kept[0].above).any()

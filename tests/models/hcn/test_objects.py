@@ -174,7 +174,7 @@ def test_weights_stay_and_pools_go_on() -> None:
         assert_array_equal(own[:, 1:-1, 1:-1], more[:, 1 : own.shape[1] - 1, 1 : own.shape[2] - 1])
     pixels = wide.layers[0].evidence(np.zeros((1, wide.layers[0].n_pixels), np.uint8))
     weights = [part > 0 for part in net.split(m._stream.beliefs)]
-    assert wide.place_scores(weights, pixels, make_backend("cpu")).shape == (1, 4, 4, WIDTH + 1)
+    assert wide.forward(weights, pixels, make_backend("cpu"))[-1][1].shape == (1, 4, 4, WIDTH + 1)
 
 
 def test_what_is_refused() -> None:

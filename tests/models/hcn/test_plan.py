@@ -111,7 +111,7 @@ def test_threads_of_templates_from_images_take_blocks_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_warm")
-@pytest.mark.parametrize("way", ["online", "kept", "several", "explained"])
+@pytest.mark.parametrize("way", ["online", "kept", "several"])
 def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"n_epochs": 1, "n_chains": 4}
     engine: dict[str, Any] = {"report_steps": 1}
@@ -119,9 +119,7 @@ def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
     if way != "online":
         how |= {"online": False, "n_epochs": 2}
         engine["leaf_rows"], sizes = 16, (32, 128)
-    if way == "explained":
-        how |= {"n_candidates": 2, "p_weight": (0.25, 1e-3)}
-    if way in ("several", "explained"):
+    if way == "several":
         how |= {"layers": [(4, 13)], "templates": 2, "template_passes": 2}
     few, many = (measured(tmp_path, rows, how, engine) for rows in sizes)
     assert many["peak"] < many["plan"] < 3 * many["peak"]

@@ -30,7 +30,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 WAYS["from images"] = {**WAYS["online"], "p_weight": (0.5, 0.1), "template_passes": 3}
 WAYS["from images"]["read_noise"] = (0.1, 1e-4)
-WAYS["explained"] = {**WAYS["from images"], "read_noise": (1e-6, 1e-6), "n_candidates": 1}
 
 
 def network(**params: Any) -> HierarchicalCompositionalNetwork:
@@ -100,8 +99,6 @@ def test_images_are_read_by_a_noise_of_their_own(tmp_path: Any) -> None:
     assert_array_equal(m.set_params(read_noise=(0.1, 1e-4)).transform(X), given)
     with pytest.raises(ValueError, match=r"read_noise=0.2: give \(p01, p10\)"):
         m.set_params(read_noise=0.2).predict(X)
-    with pytest.raises(ValueError, match="n_candidates=-1: give"):
-        m.set_params(read_noise=None, n_candidates=-1).predict(X)
 
 
 def test_templates_from_images_are_what_validation_tells_of() -> None:
@@ -110,28 +107,6 @@ def test_templates_from_images_are_what_validation_tells_of() -> None:
     assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(X[32:], Y[32:]))
     with pytest.warns(UserWarning, match=r"templates have no weights.*of templates now 1e-20"):
         network(**how | {"p_weight": (0.5, 1e-20)}).fit(X, Y)
-
-
-def test_images_are_explained(tmp_path: Any) -> None:
-    """All that tells classes does; scores of templates stay those of a forward pass."""
-    m = network(**WAYS["explained"] | {"n_epochs": 1}).fit(X[:32], Y[:32], validation=(X[32:], Y[32:]))
-    assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(X[32:], Y[32:]))
-    of_classes, scores = m.decision_function(X), m.transform(X)
-    assert_array_equal(m.predict(X), of_classes.argmax(axis=1))
-    assert m.score(X, Y) == np.mean(m.predict(X) == Y)
-    forward = m.set_params(n_candidates=0).decision_function(X)
-    assert (forward != of_classes).any()
-    assert_array_equal(m.transform(X), scores)
-    assert_array_equal(forward, np.stack([scores[:, :2].max(1), scores[:, 2:].max(1)], axis=1))
-    # With more candidates no class is told worse.
-    assert (m.set_params(n_candidates=2).decision_function(X) >= of_classes).all()
-    m.save(tmp_path / "m")
-    assert_array_equal(sl.load_model(tmp_path / "m").predict(X), m.predict(X))
-    with pytest.raises(DataError, match="n_candidates=2.*set n_candidates=0"):
-        m.to_onnx(tmp_path / "m.onnx")
-    clusters = network(templates=3, n_epochs=2, n_candidates=1).fit(X)
-    assert clusters.score(X, Y) >= np.bincount(Y).max() / len(Y)
-    assert np.isfinite(clusters.decision_function(X)).all()
 
 
 def test_a_noise_of_reading_is_not_that_of_learning() -> None:
@@ -395,11 +370,8 @@ REFUSED = [
     ({"inner_iterations": 3}, "belongs to online=True"),
     ({"templates": None, "pool": 5}, "has no pools"),
     ({"templates": None, "template_passes": 1}, "no templates: set templates"),
-    ({"templates": None, "n_candidates": 1}, "no templates: set templates"),
-    ({"n_candidates": -1}, "n_candidates=-1: give"),
     ({"read_noise": (0.1, 0.6)}, r"read_noise=.*: give \(p01, p10\)"),
     ({"patience": 2}, "waits for better classes"),
-    ({"pool_spread": 1.0}, r"\[0, 1\)"),
 ]
 
 

@@ -13,9 +13,6 @@ _MODULES = {
     "lower_features": "pools",
     "cover": "placements",
     "improve": "placements",
-    "place_values": "explaining",
-    "explain": "explaining",
-    "put_down": "explaining",
 }
 KERNELS = {
     f"hcn_{name}": {

@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
@@ -23,8 +22,10 @@ from scalelatent.models.hcn.kernels.exact import ABSENT, CLASS_FLOOR, GRID, POOL
 from scalelatent.models.hcn.kernels.order import shuffled
 from scalelatent.models.hcn.kernels.windows import message_room, shifts
 
-from .explained import Explainer
 from .layer import FeatureLayer, convolve
+
+# Rounds of messages between the pools and the ORs of a layer in each backward pass.
+INNER_ROUNDS = 5
 
 
 def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, level: int = 0) -> np.ndarray:
@@ -101,13 +102,8 @@ class Hierarchy:
         How uneven pools are, see :func:`shift_priors`.
     damping : float
         Weight of a new message of a pool to what lies over it.
-    inner_rounds : int
-        Of pools and ORs of a layer on the way down.
     seed : int
         Of pools, first beliefs and orders.
-    n_candidates : int
-        Templates of a class that images are explained by (see :mod:`.explained`); 0: scores are those of a
-        forward pass.
     """
 
     layers: tuple[FeatureLayer, ...]
@@ -115,9 +111,7 @@ class Hierarchy:
     side: int = 3
     spread: float = 0.9
     damping: float = 0.2
-    inner_rounds: int = 5
     seed: int = 0
-    n_candidates: int = 0
 
     @cached_property
     def priors(self) -> tuple[np.ndarray, ...]:
@@ -280,7 +274,7 @@ class Hierarchy:
             groups = self._groups(level, m, weights[level], labels)
             made = np.concatenate([lower_trees(g.s, w, g.to_s, g.to_w) for _, g, w in groups])
             below = kept[level - 1].from_below if level else pixels
-            told = lower_pools(below, self.priors[level], made, m.down, self.inner_rounds)
+            told = lower_pools(below, self.priors[level], made, m.down, INNER_ROUNDS)
             if level:
                 kept[level - 1] = kept[level - 1].lower(channels_last(told))
 
@@ -307,19 +301,9 @@ class Hierarchy:
         others = np.where(scores == first, second, first)
         return np.where(allowed, -others, -CLASS_FLOOR).astype(np.int32)
 
-    def reader(self, weights: list[np.ndarray], backend: Backend) -> Reader:
-        """What tells images by fixed weights, bool (channels, h, w, F) of each layer."""
-        return (Explainer if self.n_candidates else ForwardPass)(self, weights, backend)
-
-    def place_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend) -> np.ndarray:
-        """Of the templates at each place of larger images, too: int32 (images, templates, rows, columns)."""
-        return self.forward(weights, pixels, backend)[-1][1]
-
-    def raise_last(self, below: np.ndarray, backend: Backend) -> np.ndarray:
-        """What comes up to the pixels of the templates, of what places below them say; of their shape."""
-        made = np.zeros_like(below)
-        backend.kernel("hcn_raise_pools")(below, self.priors[-1], self._silent(below), made, 1.0)
-        return made
+    def template_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend) -> np.ndarray:
+        """Return the scores of the templates by a forward pass, int32 (images, templates), in units."""
+        return self.forward(weights, pixels, backend)[-1][1].reshape(len(pixels), -1)
 
     def forward(
         self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend
@@ -359,7 +343,7 @@ class Hierarchy:
             made, places = found[level]
             above = lower_features(places + told, weights[level], made)
             below = found[level - 1][1] if level else pixels
-            told = lower_pools(below, self.priors[level], above, self._silent(below), self.inner_rounds)
+            told = lower_pools(below, self.priors[level], above, self._silent(below), INNER_ROUNDS)
         return told + pixels
 
     def draw(
@@ -428,44 +412,6 @@ def channels_first(places: np.ndarray) -> np.ndarray:
 def channels_last(made: np.ndarray) -> np.ndarray:
     """(images, channels, height, width) as (images, height, width, channels)."""
     return np.ascontiguousarray(np.moveaxis(made, 1, -1))
-
-
-class Reader(Protocol):
-    """A network under fixed weights that tells images."""
-
-    def scores(self, pixels: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
-        """Of the templates, in units: float64 (images, templates).
-
-        Parameters
-        ----------
-        pixels : ndarray of int32, shape (images, channels, height, width)
-        allowed : ndarray of bool, shape (images, templates), or None
-            Others than these have minus infinity; None: none has for that.
-        """
-
-    def votes(self, pixels: np.ndarray, templates: np.ndarray) -> np.ndarray:
-        """What each image says of the weights of its template: int32 (images, F, HS, WS), in units."""
-
-
-@dataclass(frozen=True, eq=False)
-class ForwardPass:
-    """A reader by one forward pass from the start, which is that of a convolutional network (section 3.4):
-    each pixel's largest shift, then a convolution with weights of 0 and 1.
-    """
-
-    net: Hierarchy
-    weights: list[np.ndarray]
-    backend: Backend
-
-    def scores(self, pixels: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
-        """See :meth:`Reader.scores`."""
-        scores = self.net.place_scores(self.weights, pixels, self.backend)
-        scores = scores.reshape(len(pixels), -1).astype(np.float64)
-        return scores if allowed is None else np.where(allowed, scores, -np.inf)
-
-    def votes(self, pixels: np.ndarray, templates: np.ndarray) -> np.ndarray:
-        """What comes up to the pixels of the templates, whichever it is."""
-        return self.net.forward(self.weights, pixels, self.backend)[-1][0]
 
 
 def learn(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
 from scalelatent.models.hcn.kernels.exact import GRID
 
-from .hierarchy import Hierarchy, Reader
+from .hierarchy import Hierarchy
 from .layer import rows_of
 
 # Of what a block's rows have on the way up that is held at once.
@@ -46,14 +46,9 @@ class Telling:
         rows = int(np.clip(PART_BYTES // self.net.rising_bytes, 1, 256))
         return Wants(block_rows=rows, scratch=(2**27, 3 * self.net.rising_bytes))
 
-    def reader(self, backend: Backend, *, forward: bool = False) -> Reader:
-        """What tells images, by one forward pass if that is wanted."""
-        net = replace(self.net, n_candidates=0) if forward else self.net
-        return net.reader(self.weights, backend)
-
-    def scores(self, reader: Reader, block: Block) -> np.ndarray:
-        """Of the templates in nats, float64 (rows, templates); minus infinity of those not explained."""
-        return reader.scores(self.net.layers[0].evidence_in(block)) / GRID
+    def scores(self, backend: Backend, block: Block) -> np.ndarray:
+        """Return the scores of the templates in nats, float64 (rows, templates)."""
+        return self.net.template_scores(self.weights, self.net.layers[0].evidence_in(block), backend) / GRID
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +66,11 @@ class ScoreMap:
         """(templates,), float64."""
         return (self.told.net.n_templates,), "float64"
 
-    def prepare(self, backend: Backend) -> Reader:
-        """What tells images."""
-        return self.told.reader(backend, forward=True)
+    def prepare(self, backend: Backend) -> Backend:
+        """The backend."""
+        return backend
 
-    def apply(self, prepared: Reader, block: Block) -> np.ndarray:
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """Scores of the block's rows."""
         return self.told.scores(prepared, block)
 
@@ -99,11 +94,11 @@ class ClassMap:
         """(classes,), float64."""
         return (int(self.told.of_template.max()) + 1,), "float64"
 
-    def prepare(self, backend: Backend) -> Reader:
-        """What tells images."""
-        return self.told.reader(backend)
+    def prepare(self, backend: Backend) -> Backend:
+        """The backend."""
+        return backend
 
-    def apply(self, prepared: Reader, block: Block) -> np.ndarray:
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """Scores of the block's rows."""
         scores = self.told.scores(prepared, block)
         codes = range(self.output()[0][0])

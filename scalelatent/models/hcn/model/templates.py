@@ -3,14 +3,13 @@
 Templates from images: where it is certain which template an image has, the message of its trees to a weight
 of that template is the evidence of the pixel under it. So each template begins as what one image of its class
 says on the way up, under features that stay as they are; then, pass by pass, images come to their best
-template, and a weight's belief is its prior and the evidence of the images that came. A network that reads
-by explanations takes from these what an image says of its template (:meth:`.explained.Explainer.votes`).
+template, and a weight's belief is its prior and the evidence of the images that came.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -20,8 +19,7 @@ from scalelatent.contract.wants import Wants
 from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID
 
 from .compression import PixelCounts
-from .explained import DRAWN_BYTES
-from .hierarchy import Hierarchy, Reader
+from .hierarchy import Hierarchy
 from .layer import rows_of
 
 if TYPE_CHECKING:
@@ -32,13 +30,18 @@ BLOCK_BYTES = 2**25
 # Rows whose label is -1 have no class.
 SOME_LABELS = Wants(unlabelled=True)
 
+# Below every score: templates that an image may not come to.
+NO_SCORE = np.int32(-(2**31))
+
+FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
+"""Weights of each layer, bool (channels, h, w, F), and the backend of the kernels."""
+
 
 def on_the_way(net: Hierarchy) -> Wants:
-    """Of reductions over what rows have on the way up, and down again where images are explained."""
+    """Return the requests of reductions that run forward passes."""
     row = net.rising_bytes
-    fixed, each = (DRAWN_BYTES, 6) if net.n_candidates else (0, 3)
     rows = int(np.clip(BLOCK_BYTES // row, 1, 64))
-    return Wants(block_rows=rows, scratch=(fixed, each * row), unlabelled=True)
+    return Wants(block_rows=rows, scratch=(0, 3 * row), unlabelled=True)
 
 
 def class_layer(n_classes: int, per_class: int) -> tuple[int, ...]:
@@ -105,15 +108,16 @@ class TemplateCounts:
     def flops_per_row(self) -> float:
         return 2.0 * sum(layer.pairs for layer in self.net.layers)
 
-    def prepare(self, state: LayeredState | None, backend: Backend) -> Reader:
-        """What tells images by the weights of the moment."""
+    def prepare(self, state: LayeredState | None, backend: Backend) -> FixedWeights:
+        """Return the weights of the state, or of the given beliefs, and the backend."""
         beliefs = self.beliefs if state is None else state.beliefs
         assert beliefs is not None
-        return self.net.reader([part > 0 for part in self.net.split(beliefs)], backend)
+        return [part > 0 for part in self.net.split(beliefs)], backend
 
-    def accumulate(self, prepared: Reader, block: Block, stats: Stats) -> None:
-        """Count in the block's rows."""
-        scores = prepared.scores(self.net.layers[0].evidence_in(block))
+    def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
+        """Count the block's rows by class and best template."""
+        weights, backend = prepared
+        scores = self.net.template_scores(weights, self.net.layers[0].evidence_in(block), backend)
         assert block.y is not None
         known = block.y >= 0
         np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
@@ -181,36 +185,36 @@ class TemplateEvidence:
     def flops_per_row(self) -> float:
         return 2.0 * sum(layer.pairs for layer in self.net.layers)
 
-    def prepare(self, state: object, backend: Backend) -> Reader:
-        """What tells images by the weights."""
-        return self.net.reader([part > 0 for part in self.net.split(self.beliefs)], backend)
+    def prepare(self, state: object, backend: Backend) -> FixedWeights:
+        """Return the weights and the backend."""
+        return [part > 0 for part in self.net.split(self.beliefs)], backend
 
-    def accumulate(self, prepared: Reader, block: Block, stats: Stats) -> None:
-        """Add the evidence of the block's rows."""
-        pixels = self.net.layers[0].evidence_in(block)
-        if self.numbers is None:
-            among, templates = self._best(prepared, block, pixels)
+    def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
+        """Add the evidence of the block's rows to that of their templates."""
+        pixels, (weights, backend) = self.net.layers[0].evidence_in(block), prepared
+        templates: np.ndarray | None = None
+        if self.numbers is None or self.templates is None:
+            among, allowed = self._allowed(block, len(pixels))
         else:
-            assert self.templates is not None
             where, among = found(self.numbers, rows_of(block))
             templates = self.templates[where]
         if not len(among):
             return
-        for said, template in zip(prepared.votes(pixels[among], templates), templates, strict=True):
+        made, scores = self.net.forward(weights, pixels[among], backend)[-1]
+        if templates is None:
+            templates = np.where(allowed, scores.reshape(len(among), -1), NO_SCORE).argmax(axis=1)
+        for said, template in zip(made, templates, strict=True):
             stats["evidence"][template] += said / GRID
 
-    def _best(self, reader: Reader, block: Block, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that may come to a template with weights, and the best for each."""
+    def _allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that may come to a template, and which templates each of them may come to."""
         used = np.any(self.net.split(self.beliefs)[-1] > 0, axis=(0, 1, 2))
-        allowed = np.broadcast_to(used, (len(pixels), self.net.n_templates))
+        allowed = np.broadcast_to(used, (n_rows, self.net.n_templates))
         if block.y is not None and self.net.classes is not None:
             of_class = np.array(self.net.classes) == block.y[:, None]
             allowed = allowed & (of_class | (block.y < 0)[:, None])
         among = np.flatnonzero(allowed.any(axis=1))
-        if not len(among):
-            return among, among
-        scores = reader.scores(pixels[among], allowed[among])
-        return among, scores.argmax(axis=1)
+        return among, allowed[among]
 
     def learned(self, first: np.ndarray, stats: Stats) -> np.ndarray:
         """Beliefs of all layers: those of the templates are their first ones and the evidence."""

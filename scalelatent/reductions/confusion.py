@@ -1,4 +1,4 @@
-"""Scores of a classifier from one pass: a confusion matrix and a sum, whatever the number of rows."""
+"""Confusion matrix and log-loss of a classifier from one pass over the rows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from scalelatent.contract.learners import Backend, Block, RowMap
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
-__all__ = ["CONFUSION_METRICS", "SCORERS", "ScoreTally"]
+__all__ = ["CONFUSION_METRICS", "SCORERS", "ConfusionCounts"]
 
 
-def _recall(confusion: np.ndarray) -> float:
+def _balanced_accuracy(confusion: np.ndarray) -> float:
     rows = confusion.sum(axis=1)
     seen = rows > 0
     return float(np.mean(np.diag(confusion)[seen] / rows[seen]))
@@ -34,38 +34,38 @@ def _accuracy(confusion: np.ndarray) -> float:
 CONFUSION_METRICS: dict[str, Callable[[np.ndarray], Any]] = {
     "accuracy": _accuracy,
     "error": lambda confusion: float((confusion.sum() - np.trace(confusion)) / confusion.sum()),
-    "balanced_accuracy": _recall,
+    "balanced_accuracy": _balanced_accuracy,
     "f1_macro": _f1_macro,
     "confusion": lambda confusion: confusion.tolist(),
 }
-"""Metrics of a confusion matrix, (true classes, predicted classes)."""
+"""Metrics of a confusion matrix, shape (true classes, predicted classes)."""
 
 SCORERS: dict[str, Callable[[Stats], float]] = {
     "accuracy": lambda stats: _accuracy(stats["confusion"]),
-    "balanced_accuracy": lambda stats: _recall(stats["confusion"]),
+    "balanced_accuracy": lambda stats: _balanced_accuracy(stats["confusion"]),
     "f1_macro": lambda stats: _f1_macro(stats["confusion"]),
     "neg_log_loss": lambda stats: -float(stats["log_loss"]) / float(stats["confusion"].sum()),
 }
-"""Scores of a :class:`ScoreTally`, by scikit-learn's names; greater is better."""
+"""Scores from the statistics of :class:`ConfusionCounts`, by scikit-learn's names; greater is better."""
 
 
 @dataclass(frozen=True)
-class ScoreTally:
-    """Confusion matrix and log-loss (nats) of a row map of class probabilities, weighted by row."""
+class ConfusionCounts:
+    """Reduction to the confusion matrix and the log-loss (nats) of class probabilities, weighted by row."""
 
-    row_map: RowMap
+    row_map: RowMap  # gives the probabilities of the classes, (rows, n_classes)
     n_classes: int
 
     @property
     def wants(self) -> Wants:
-        """Rows as the map wants them."""
+        """Requests of the row map, but never its predicted labels."""
         return replace(self.row_map.wants, labels=False)
 
     def layout(self) -> Layout:
         return Layout((("confusion", (self.n_classes, self.n_classes)), ("log_loss", ())))
 
     def flops_per_row(self) -> float:
-        """An order of magnitude: a map does not tell."""
+        """Return an order of magnitude, because a row map does not report its operations."""
         return 1e4
 
     def prepare(self, state: object, backend: Backend) -> object:

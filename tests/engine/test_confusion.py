@@ -16,7 +16,7 @@ from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
-from scalelatent.reductions.tally import SCORERS, ScoreTally
+from scalelatent.reductions.confusion import SCORERS, ConfusionCounts
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ def test_scores(n: int, seed: int, weighted: bool, classes: int) -> None:
     weight = rng.uniform(0.1, 2, n) if weighted else None
     dataset = Dataset.from_arrays(p, y, sample_weight=weight)
     stage = make_stage(
-        "score", {"train": ScoreTally(AsTheyAre(), classes)}, {"train": dataset}, "cpu", np.arange(classes),
-        block_rows=16, leaf_rows=32,
+        "score", {"train": ConfusionCounts(AsTheyAre(), classes)}, {"train": dataset}, "cpu",
+        np.arange(classes), block_rows=16, leaf_rows=32,
     )  # fmt: skip
     stats = InProcessExecutor(2).collect(stage, lambda done, total: None)["train"]
     guess = p.argmax(axis=1)

@@ -19,13 +19,13 @@ from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.capsule.model.members import Members
 from scalelatent.models.capsule.model.predict import CapsuleRows, Weights
-from scalelatent.report.classes import ClassesSeen, Confusion, Mistakes, Reliability
-from scalelatent.report.sampled import check_width
+from scalelatent.report.classes import ClassifiedBlock, Confusion, Mistakes, Reliability
+from scalelatent.report.runfiles import check_width
 
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
-__all__ = ["Evidence", "collect_evidence"]
+__all__ = ["ReportData", "collect_report_data"]
 
 BLOCK_BYTES = 32 * 2**20
 MAX_BLOCK_ROWS = 4096
@@ -34,7 +34,7 @@ SAMPLE_POINTS = 120_000
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ReportData:
     """What the figures of a run are drawn from."""
 
     n_rows: int
@@ -51,14 +51,14 @@ class Evidence:
     mistakes: Mistakes
 
 
-def collect_evidence(
+def collect_report_data(
     model: CapsuleRegression,
     data: Dataset,
     *,
     sample_rows: int | None = None,
     block_bytes: int = BLOCK_BYTES,
     progress: Callable[[int, int], None] | None = None,
-) -> Evidence:
+) -> ReportData:
     """Stream rows through a fitted capsule model."""
     check_width(data, model.n_features_in_)
     wiring, m = wiring_of(model), len(model.classes_)
@@ -80,7 +80,7 @@ def collect_evidence(
         if progress is not None:
             progress(seen.start + len(seen.x), data.n_rows)
     names = [str(c) for c in model.classes_.tolist()]
-    return Evidence(data.n_rows, names, data.has_y, data.feature_shape, wiring, *kept)
+    return ReportData(data.n_rows, names, data.has_y, data.feature_shape, wiring, *kept)
 
 
 def block_rows(n_features: int, itemsize: int, total_dim: int, n_classes: int, block_bytes: int) -> int:
@@ -163,7 +163,7 @@ def squashed(latents: np.ndarray, member: slice, capsule: slice) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class RowsSeen(ClassesSeen):
+class RowsSeen(ClassifiedBlock):
     """A block of rows with their latents."""
 
     h: np.ndarray  # float32 (n, total_dim)
