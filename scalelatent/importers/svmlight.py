@@ -231,7 +231,7 @@ def import_svmlight(
     shuffle: int | None = None,
     **layout: Unpack[LayoutOptions],
 ) -> Dataset:
-    """Import svmlight text, `LABEL COLUMN:VALUE COLUMN:VALUE ... # comment`; memory is bounded.
+    """Import svmlight text, lines of ``LABEL COLUMN:VALUE COLUMN:VALUE``; memory is bounded.
 
     Several labels of a row, `3,17 COLUMN:VALUE ...`, make CSR multi-labels; rows without any label make a
     dataset without labels. Columns in any order are sorted, entries of the same place added (the provenance
