@@ -43,7 +43,7 @@ for name, images in filled.items():
     print(f"{name:24} {wrong[near].mean():12.1%} {wrong[~known].mean():13.1%}")
 
 # %%
-# The network continues the letters that the border cuts. It cannot know letters that lie below the border
+# The network continues the letters that the border cuts. It cannot know letters that are hidden
 # entirely, and no rival can.
 
 lines = {"true": x, "given": np.where(known, x, 0.3), **filled}

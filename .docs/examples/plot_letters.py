@@ -14,6 +14,7 @@ nothing states where a part is.
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import to_rgb
 
 import scalelatent as sl
 from scalelatent.data import make_images
@@ -30,7 +31,8 @@ plt.show()
 # %%
 # Fit
 # ---
-# The network may use six features of 8 x 6 pixels, one more than there are letters.
+# The network may use six features of 8 x 6 pixels, one more than there are letters. A spare
+# feature stays unused or shares a letter with another one.
 
 model = sl.HierarchicalCompositionalNetwork([(6, (8, 6))], random_state=0).fit(train)
 print(f"{model.used_[0].sum()} of 6 features are used after {model.n_iter_} epochs")
@@ -51,7 +53,7 @@ plt.show()
 places = model.transform(images)
 print(f"{places.sum() / len(images):.1f} features per image; the truth is 5")
 
-colors = np.array([plt.get_cmap("tab10")(number)[:3] for number in range(6)])
+colors = [to_rgb(color) for color in plt.rcParams["axes.prop_cycle"].by_key()["color"]]
 figure, axes = plt.subplots(2, 8, figsize=(7.5, 2.2), subplot_kw={"xticks": [], "yticks": []})
 for column, image in enumerate(images):
     drawn = np.ones((24, 24, 3))

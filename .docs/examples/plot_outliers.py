@@ -47,14 +47,11 @@ scores = {"mixture": density.score_samples(rows), "isolation forest": forest.sco
 for name, score in scores.items():
     print(f"{name:18} AUC {roc_auc_score(is_outlier, -score):.3f}")
 
-figure, axes = plt.subplots(1, 2, figsize=(7.5, 2.8))
-for axis, (name, score) in zip(axes, scores.items(), strict=True):
-    low = np.percentile(score, 2)
-    bins = np.linspace(max(score.min(), low - 3 * abs(low)), score.max(), 40)
-    axis.hist(np.clip(score[~is_outlier], bins[0], None), bins, label="normal rows", alpha=0.8)
-    axis.hist(np.clip(score[is_outlier], bins[0], None), bins, label="outliers", alpha=0.8)
-    axis.set(title=name, xlabel="score (low: outlier)", ylabel="rows")
-axes[0].legend(loc="upper left")
+figure, axes = plt.subplots(figsize=(6, 3.2))
+for name, score in scores.items():
+    axes.plot(np.cumsum(is_outlier[np.argsort(score)]), label=name)
+axes.set(xlabel="rows inspected, the lowest score first", ylabel="outliers found, of 100")
+axes.legend(loc="lower right")
 plt.show()
 
 # %%

@@ -10,7 +10,7 @@ It resumes from its last checkpoint, and its weights are identical to those of a
 # A fit in a process of its own
 # -----------------------------
 # The script below fits a model to a dataset on disk. With the argument ``kill`` the process kills itself
-# with SIGKILL in pass 12, like an operating system that runs out of memory.
+# with SIGKILL in pass 4, like an operating system that runs out of memory.
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ import scalelatent as sl
 
 class Kill(sl.Callback):
     def on_pass_end(self, record):
-        if record["pass"] == 12:
+        if record["pass"] == 4:
             os.kill(os.getpid(), signal.SIGKILL)
 
 action, run_dir = sys.argv[1:]
@@ -77,8 +77,8 @@ print("identical weights:", bool((undisturbed.W_ == resumed.W_).all()))
 figure, axes = plt.subplots(figsize=(6, 3))
 errors = [100 * error for error in json.loads((folder / "errors.json").read_text())]
 axes.plot(range(1, len(errors) + 1), errors, marker=".")
-axes.axvline(12, color="#bd1f01", linestyle="--")
-axes.text(12.4, max(errors), "killed here", color="#bd1f01", va="top")
+axes.axvline(4, color="#bd1f01", linestyle="--")
+axes.text(4.3, max(errors), "killed here", color="#bd1f01", va="top")
 axes.set(xlabel="pass", ylabel="training error, %", ylim=(0, None))
 plt.show()
 

@@ -2,8 +2,8 @@
 The same on your own Dask cluster
 =================================
 
-This lesson is for readers who have a Dask cluster, or can start one. After it you can fit a model on the
-cluster from Python, and hand a job to the cluster so that your own machine may be switched off.
+This lesson is for readers who have a Dask cluster, or can start one. After it you can fit a model
+on the cluster from Python. You can also hand over a job and switch your own machine off.
 """
 
 # %%
@@ -43,8 +43,8 @@ workers = start("worker", "--scheduler-file", "scheduler.json", "--nworkers", "2
 # %%
 # Connect and fit
 # ---------------
-# Workers read the rows themselves. So the dataset and the run folder must be at a place that all machines
-# see under the same name: a shared file system or an object store. No rows travel through your process.
+# Workers read the rows themselves. All machines must see the dataset and the run folder under the
+# same name: on a shared file system or in an object store. No rows travel through your process.
 
 make_digits(folder / "train.zarr", 50_000, base_rows=(600, 1797))
 make_digits(folder / "test.zarr", 300, base_rows=(0, 300))
