@@ -22,7 +22,7 @@ def _find_pages(srcdir: Path) -> dict[Path, str]:
     pages = {}
     for page in srcdir.rglob("*.md"):
         if found := LINE.search(page.read_text(encoding="utf-8")):
-            pages[(ROOT / found[1]).resolve()] = page.relative_to(srcdir).as_posix()
+            pages[ROOT / found[1]] = page.relative_to(srcdir).as_posix()
     return pages
 
 
@@ -39,7 +39,7 @@ def _show(app, docname: str, content: list[str]) -> None:
         if re.match(r"https?:|mailto:", target):
             return match[0]
         path, _, anchor = target.partition("#")
-        linked = (file.parent / path).resolve() if path else file.resolve()
+        linked = Path(os.path.normpath(file.parent / path)) if path else file
         if is_image:
             return f"![{text}]({os.path.relpath(linked, folder)})"
         if linked in pages:
