@@ -49,7 +49,7 @@ for name, output in outputs.items():
 
 # %%
 # The table states which of the two is better here. On real news LSA with as many components as topics was
-# better than the network (`benchmarks <../how/benchmarks.html>`_). Try LSA first, as long as the counts fit
+# better than the network (:doc:`benchmarks </how/benchmarks>`). Try LSA first, as long as the counts fit
 # in memory.
 #
 # See

@@ -20,7 +20,7 @@ report. Each step shows what it printed when this page was built.
 # A dataset on disk
 # -----------------
 # ``make_digits`` writes distorted copies of the digits of scikit-learn. The training, validation and test
-# rows derive from different digits. For your own rows see `Bring your data <../../guide/data.html>`_.
+# rows derive from different digits. For your own rows see :doc:`/guide/data`.
 
 import subprocess
 import sys
@@ -152,6 +152,6 @@ print(done.stdout)
 #
 # Where to go next
 # ----------------
-# - `Which model? <../../models/index.html>`_ helps to choose.
-# - `Your own cluster <plot_2_own_cluster.html>`_ is the next lesson.
-# - `Bring your data <../../guide/data.html>`_ covers arrays, tables, images and object stores.
+# - :doc:`/models/index` helps to choose.
+# - :doc:`plot_2_own_cluster` is the next lesson.
+# - :doc:`/guide/data` covers arrays, tables, images and object stores.

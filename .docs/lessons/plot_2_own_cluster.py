@@ -125,7 +125,7 @@ scalelatent("submit", "wrong.toml", "--scheduler-file", "scheduler.json")
 # Stop
 # ----
 # Stop the processes that you started. Recipes for SSH, SLURM, Kubernetes, containers and TLS are in
-# `Run on Dask <../../guide/dask.html>`_.
+# :doc:`/guide/dask`.
 
 for process in (workers, scheduler):
     process.terminate()
