@@ -243,7 +243,7 @@ def test_failure_in_a_thread_is_raised(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"base_rows": (5, 5)}, "base rows 5:5 do not lie in 0:1797"),
+        ({"base_rows": (5, 5)}, "base rows 5:5 are not inside 0:1797"),
         ({"base_rows": (0, 1798)}, "--base-rows A:B"),
         ({"start": 5}, "begin at index 10000"),
         ({"rows": 0}, "0 rows"),

@@ -191,7 +191,7 @@ def _with(row: int, column: int, value: float) -> sp.csr_array:
         (-BASE.astype("i2"), {}, "which is no count"),
         (_with(0, 0, 2.0**60), {}, "at most"),
         (BASE.toarray(), {}, "has dense rows; documents are made from CSR"),
-        (BASE, {"base_rows": (3, 99)}, "base rows 3:99 do not lie in 0:37"),
+        (BASE, {"base_rows": (3, 99)}, "base rows 3:99 are not inside 0:37"),
         (BASE, {"seed": -1}, "seed is -1"),
         (BASE, {"start": -1}, "documents begin at index 0"),
         (BASE, {"rows": 0}, "at least 1 row"),

@@ -138,7 +138,7 @@ def _parameters(ds: Dataset) -> dict[str, Any]:
 
 @pytest.mark.parametrize("n_jobs", [0, -1])
 def test_threads_are_at_least_one(tmp_path: Path, n_jobs: int) -> None:
-    with pytest.raises(DataError, match=f"n_jobs is {n_jobs}, but it has to be at least 1"):
+    with pytest.raises(DataError, match=f"n_jobs is {n_jobs}, but it must be at least 1"):
         make_digits(tmp_path / "ds", 10, n_jobs=n_jobs)
     assert not (tmp_path / "ds").exists()
 
