@@ -172,7 +172,7 @@ def test_a_changed_base_is_noticed(tmp_path: Path) -> None:
     Dataset.from_arrays(BASE[::-1]).save(base, overwrite=True)
     from scalelatent.generators import make
 
-    make._generator.cache_clear()
+    make._make_generator.cache_clear()
     with pytest.raises(DataError, match=r"its base \.\./base\.zarr has changed since the first shard"):
         make_shard(tmp_path / "ds", 1)
 
