@@ -15,7 +15,7 @@ from scalelatent.errors import DataError, ShardError
 from scalelatent.storage.disk import Location, locate
 
 from .checksums import check_digests, read_digests, shard_digest
-from .read.stored import open_group, own_columns, read_attrs, segment_location, unfinished
+from .read.stored import open_group, own_columns, read_attrs, unfinished
 from .schema import DatasetAttrs
 from .write.batches import MAX_THREADS, in_order
 
@@ -54,7 +54,7 @@ class DatasetCheck:
     """Whether the dataset has a table of checksums, with which a fit detects a shard of another dataset."""
 
 
-class _Shard:
+class _CheckedPart:
     """Dataset, or one segment of a dataset, whose files are checked."""
 
     def __init__(self, location: Location, first: int) -> None:
@@ -166,7 +166,7 @@ def check_dataset(
     threads = n_jobs or min(cpu_count(), MAX_THREADS)
     shards = ((part, shard) for part in parts for shard in range(part.n_shards))
 
-    def check(_: int, at: tuple[_Shard, int]) -> tuple[_Shard, int, tuple[int, list[BadFile]]]:
+    def check(_: int, at: tuple[_CheckedPart, int]) -> tuple[_CheckedPart, int, tuple[int, list[BadFile]]]:
         return *at, at[0].check(at[1])
 
     with closing(in_order(shards, check, threads, "scalelatent-check", ahead=threads)) as checked:
@@ -188,14 +188,14 @@ def check_dataset(
     )
 
 
-def _parts(location: Location) -> tuple[list[_Shard], DatasetAttrs]:
+def _parts(location: Location) -> tuple[list[_CheckedPart], DatasetAttrs]:
     attrs = read_attrs(location)
     if not attrs.complete:
         raise unfinished(location, attrs)
-    parts = [_Shard(location, 0)]
+    parts = [_CheckedPart(location, 0)]
     for segment in (attrs.segments or [])[1:]:
-        place = segment_location(location, segment["path"])
-        parts.append(_Shard(place, parts[-1].first + parts[-1].n_rows))
+        place = location.at(segment["path"])
+        parts.append(_CheckedPart(place, parts[-1].first + parts[-1].n_rows))
         if (found := read_attrs(place).fingerprint) != segment["fingerprint"]:
             words = (
                 f"its fingerprint is {str(found)[:12]}, but {str(segment['fingerprint'])[:12]} was appended"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ class Columns:
         self.x, self.y, self.weight = x, y, weight
         self.place, self.attrs, self.shared = place, attrs, shared
         self.weight_is_own = False
-        self.y_left_out = False
+        self.y_is_dropped = False
 
     @property
     def url(self) -> str | None:
@@ -100,28 +101,26 @@ class Columns:
         """Fingerprint of stored columns; empty for columns in memory."""
         return "" if self.attrs is None or self.attrs.fingerprint is None else self.attrs.fingerprint
 
-    def _other(self, y: RowSource | None, weight: RowSource | None, shared: bool) -> Columns:
-        other = Columns(self.x, y, weight, place=self.place, attrs=self.attrs, shared=shared)
-        other.weight_is_own, other.y_left_out = self.weight_is_own, self.y_left_out
+    def _changed(self, **values: object) -> Columns:
+        """Return a copy with other attributes, without cached classes and codes."""
+        other = copy.copy(self)
+        other.__dict__.pop("classes", None)
+        other.__dict__.pop("_remembered", None)
+        other.__dict__.update(values)
         return other
 
     def reweighted(self, weight: RowSource) -> Columns:
         """Return the same columns with new weights in memory, which other processes cannot open."""
-        other = self._other(self.y, weight, False)
-        other.weight_is_own = True
-        if "classes" in self.__dict__:
-            other.__dict__["classes"] = self.__dict__["classes"]
-        return other
+        own_classes = {"classes": self.classes} if "classes" in self.__dict__ else {}
+        return self._changed(weight=weight, shared=False, weight_is_own=True, **own_classes)
 
     def with_target(self, target: PairedRows) -> Columns:
         """Return the same columns with the rows of another dataset as `y`."""
-        return self._other(target, self.weight, self.shared and target.dataset.is_stored)
+        return self._changed(y=target, shared=self.shared and target.dataset.is_stored)
 
     def without_y(self) -> Columns:
         """Return the same columns without `y`."""
-        other = self._other(None, self.weight, self.shared)
-        other.y_left_out = True
-        return other
+        return self._changed(y=None, y_is_dropped=True)
 
     def outputs(self, what: str) -> RowSource:
         """Return the row source of `y`, or raise a `DataError`; `what` names the dataset in messages."""

@@ -16,7 +16,7 @@ from scalelatent.storage.stores import find_location, recorded_location
 from . import schema
 from .columns import Columns, PairedRows, Shifted, as_binary, label_source
 from .csr import index_dtype, parts_of
-from .outlets import as_dask, as_xarray
+from .export import as_dask, as_xarray
 from .preview import as_html
 from .read.containers import anndata_parts, frame_parts
 from .read.segments import earlier_columns
@@ -542,7 +542,7 @@ class Dataset:
             return _hash_rows(self)
         if self._columns.weight_is_own:
             whole = hashlib.sha256(f"{whole}+{_hash_weight(self)}".encode()).hexdigest()
-        if self._columns.y_left_out:
+        if self._columns.y_is_dropped:
             whole = hashlib.sha256(f"{whole} without labels".encode()).hexdigest()
         if (self._start, self._stop) == (0, self._columns.x.shape[0]):
             return whole
@@ -565,7 +565,7 @@ class Dataset:
         }
         if self.place is not None and self.place.access is not None:
             spec["access"] = self.place.access.mark
-        if self._columns.y_left_out:
+        if self._columns.y_is_dropped:
             spec["without_labels"] = True
         paired = self._columns.paired
         return spec if paired is None else {**spec, "target": paired.part(self._start, self._stop).spec()}

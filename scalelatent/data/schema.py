@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
@@ -13,6 +13,8 @@ from scalelatent.errors import DataError
 from scalelatent.storage.location import REMOVED
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from scalelatent.typing import WeightsLike
 
 FORMAT = "scalelatent-dataset"
@@ -69,10 +71,20 @@ class LayoutOptions(TypedDict, total=False):
 class OutputOptions(TypedDict, total=False):
     """Arguments of `create_dataset` for the column of labels, targets or multi-labels."""
 
-    y_dtype: np.dtype | None
+    y_dtype: npt.DTypeLike | None
     y_kind: str
-    n_targets: int
-    classes: np.ndarray | None
+    n_targets: int | None
+    classes: npt.ArrayLike | None
+
+
+class CreateOptions(LayoutOptions, OutputOptions, total=False):
+    """Optional arguments of `create_dataset`; `create.begin_dataset` has their defaults."""
+
+    nnz: int | None
+    weighted: bool
+    provenance: dict[str, Any] | None
+    resume: bool
+    overwrite: bool
 
 
 @dataclass(frozen=True)
@@ -121,10 +133,6 @@ class DatasetAttrs:
             for name in ("x_kind", "y_kind", "n_targets"):
                 del values[name]
         return {**values, "format_version": self.format_version}
-
-    def finished(self, fingerprint: str, classes: list[Label] | None, crc: CrcTable | None) -> DatasetAttrs:
-        """Return the attributes of the finished dataset, marked as complete."""
-        return replace(self, fingerprint=fingerprint, classes=classes, crc=crc, complete=True)
 
     @property
     def own_classes(self) -> list[Label] | None:

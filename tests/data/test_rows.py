@@ -13,8 +13,8 @@ from scalelatent.data.columns import as_binary
 from scalelatent.data.csr import canonical
 from scalelatent.data.csr_store import shard_bytes
 from scalelatent.data.read.chunk_files import Damage, entry
+from scalelatent.data.read.selected import select_rows
 from scalelatent.data.read.sources import ArrayRows, RowSource, as_source
-from scalelatent.data.read.taken import take_rows
 from scalelatent.data.schema import check_label_values, refuse_masked
 from scalelatent.data.write.batches import RowBatch
 from scalelatent.errors import DataError
@@ -61,7 +61,7 @@ def test_a_chunk_that_was_never_written_is_damage() -> None:
 
 def test_taken_rows() -> None:
     ds = Dataset.from_arrays(np.arange(10.0)[:, None], list("abababaaaa"))
-    some = take_rows(ds, [7, 1, 2])
+    some = select_rows(ds, [7, 1, 2])
     assert some.read_x(0, 3).ravel().tolist() == [1.0, 2.0, 7.0]
     assert some.read_y(0, 3).tolist() == ["b", "a", "a"]
 

@@ -103,7 +103,7 @@ class StoredColumn(RowSource):
 
 
 class WrappedRows(RowSource):
-    """Rows of another source, which subclasses change at each read; pieces and shards stay the same."""
+    """Rows of another source, perhaps only the first ones; subclasses change values when they are read."""
 
     def __init__(
         self, source: RowSource, shape: tuple[int, ...] | None = None, dtype: np.dtype | None = None
@@ -113,6 +113,9 @@ class WrappedRows(RowSource):
         self.dtype = source.dtype if dtype is None else dtype
         self.sparse, self.knows_entries = source.sparse, source.knows_entries
         self.reads_at_once = source.reads_at_once
+
+    def read(self, start: int, stop: int) -> DenseOrCsr:
+        return self._source.read(start, stop)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         return self._source.pieces(start, stop)

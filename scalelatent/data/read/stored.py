@@ -162,17 +162,12 @@ def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str
     return StoredRows(location, array(group, name, location.url), hint)
 
 
-def segment_location(location: Location, path: str) -> Location:
-    """Return the location of a segment of the dataset at `location`."""
-    return location.at(path)
-
-
 def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]) -> dict[str, Any]:
     """Join the columns `base` of the first segment with the columns of all appended segments."""
     assert attrs.segments is not None
     opened = [base]
     for segment in attrs.segments[1:]:
-        place = segment_location(location, segment["path"])
+        place = location.at(segment["path"])
         try:
             columns = open_columns(place)
         except DataError as error:

@@ -15,7 +15,7 @@ import numpy as np
 from scalelatent.data import schema
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.data.read.segments import joined_fingerprint
-from scalelatent.data.read.stored import read_attrs, segment_location, write_attrs
+from scalelatent.data.read.stored import read_attrs, write_attrs
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.locks import hold_lock
@@ -62,7 +62,7 @@ def _append(
         kept = _kept(segments, rows.n_rows)
         first = sum(segment["rows"] for segment in kept)
         parts = [rows] if first == target.n_rows else [target[first:], rows]
-        place = segment_location(location, f"{PREFIX}{uuid.uuid4().hex[:8]}")
+        place = location.at(f"{PREFIX}{uuid.uuid4().hex[:8]}")
         try:
             segment = _write_segment(parts, target, classes, place, progress, layout)
             before = _state(attrs, classes, target.n_rows)
@@ -84,7 +84,7 @@ def _sweep(location: Location, attrs: DatasetAttrs) -> None:
     listed = {segment["path"] for segment in attrs.segments or []}
     for name in location.keys(""):
         if name.startswith(PREFIX) and name not in listed:
-            segment_location(location, name).clear()
+            location.at(name).clear()
 
 
 def _kind_of(ds: Dataset) -> dict[str, object]:

@@ -114,7 +114,7 @@ def begin_dataset(
             )
         sizes["tile_columns"] = tile_columns
     if y_kind == "targets" and y_type is not None and n_targets is not None:
-        sizes["beside"] = n_targets * y_type.itemsize
+        sizes["target_bytes"] = n_targets * y_type.itemsize
     if nnz is None:
         layout = choose_layout(n_rows, attrs.feature_shape, kind, **sizes)
     else:
@@ -216,7 +216,7 @@ def check_rows_fit(
     what = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
     if copies > 1:
         what = f"{copies} copies of {what}"
-    least = ChunkLayout(1, 1, compressor).least_bytes(numbers, dtype)
+    least = ChunkLayout(1, 1, compressor).min_bytes(numbers, dtype)
     check_space(location, what, copies * numbers * dtype.itemsize, copies * least)
 
 
