@@ -101,7 +101,7 @@ class CsrGroups(_Column):
         return self.group_rows, self.shape[1]
 
     def __setitem__(self, rows: slice, values: csr_array) -> None:
-        """Write one row group, whose rows are `rows`; the folder of the row group has to be empty."""
+        """Write one row group, whose rows are `rows`; the folder of the row group must be empty."""
         number = rows.start // self.group_rows
         place = self._path(number)
         crcs: list[int] = []

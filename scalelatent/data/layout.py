@@ -86,15 +86,15 @@ def choose_layout(
     if compressor == "auto":
         compressor = None if dtype.kind == "f" else "lz4"
     if compressor not in COMPRESSORS:
-        raise DataError(f"compressor is {compressor!r}, but it has to be 'auto', 'zstd', 'lz4' or None")
+        raise DataError(f"compressor is {compressor!r}, but it must be 'auto', 'zstd', 'lz4' or None")
     sizes = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "tile_columns": tile_columns}
     for name, size in sizes.items():
         if size is not None and size < 1:
-            raise DataError(f"{name} is {size}, but it has to be at least 1")
+            raise DataError(f"{name} is {size}, but it must be at least 1")
     if chunk_rows and shard_rows and shard_rows % chunk_rows:
         raise DataError(
-            f"shard_rows is {shard_rows}, but it has to be a multiple of chunk_rows ({chunk_rows}), because "
-            f"a chunk lies in one shard; give for example {-(-shard_rows // chunk_rows) * chunk_rows}"
+            f"shard_rows is {shard_rows}, but it must be a multiple of chunk_rows ({chunk_rows}), because "
+            f"a shard consists of whole chunks; give for example {-(-shard_rows // chunk_rows) * chunk_rows}"
         )
     row_bytes = max(1, n_features(feature_shape) * dtype.itemsize)
     if chunk_rows is None:
@@ -122,14 +122,14 @@ def choose_csr_layout(
 ) -> ChunkLayout:
     """Return the layout of CSR rows; the mean bytes of a row determine the rows per row group."""
     if compressor not in ("auto", *COMPRESSORS):
-        raise DataError(f"compressor is {compressor!r}, but it has to be 'auto', 'zstd', 'lz4' or None")
+        raise DataError(f"compressor is {compressor!r}, but it must be 'auto', 'zstd', 'lz4' or None")
     if chunk_rows is not None:
         raise DataError(
-            f"chunk_rows is {chunk_rows}, but CSR rows have row groups, not chunks; give shard_rows, the "
-            "rows of a row group"
+            f"chunk_rows is {chunk_rows}, but CSR rows have row groups instead of chunks; give "
+            "shard_rows, the number of rows of a row group"
         )
     if shard_rows is not None and shard_rows < 1:
-        raise DataError(f"shard_rows is {shard_rows}, but it has to be at least 1")
+        raise DataError(f"shard_rows is {shard_rows}, but it must be at least 1")
     if shard_rows is None:
         row_bytes = nnz / n_rows * (dtype.itemsize + 4) + 8 + target_bytes
         shard_rows = min(_power_of_two(int(GROUP_BYTES / row_bytes)), MAX_SHARD_ROWS)

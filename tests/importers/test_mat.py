@@ -146,8 +146,8 @@ def test_bad_variables(tmp_path: Path, version: str) -> None:
     refused(
         save(path, version, {"x": X, "y": cube}), r"'y' has shape \(31, 2, 2\); labels have to be one per"
     )
-    refused(save(path, version, {"x": X, "y": X + 1j}), "'y'.*have to be real numbers")
-    refused(save(path, version, {"x": X + 1j}), "rows have to be real numbers")
+    refused(save(path, version, {"x": X, "y": X + 1j}), "'y'.*must be real numbers")
+    refused(save(path, version, {"x": X + 1j}), "rows must be real numbers")
     refused(save(path, version, {"x": WORDS.tolist()}), "holds Python objects")
     bad = X.copy()
     bad[17, 3] = np.nan
