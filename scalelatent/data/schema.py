@@ -213,7 +213,7 @@ def check_rows_dtype(dtype: np.dtype, what: str) -> np.dtype:
     if dtype.kind not in "buif":
         kind = {"O": "Python objects", "c": "complex numbers"}.get(dtype.kind, f"values of type {dtype}")
         raise DataError(
-            f"{what} contains {kind} (dtype {dtype}); rows must be real numbers: bool, integers or floats. "
+            f"{what} holds {kind} (dtype {dtype}); rows must be real numbers: bool, integers or floats. "
             f"Convert them first, for example with x.astype('float32')"
         )
     return dtype.newbyteorder("=")

@@ -89,7 +89,7 @@ def test_targets(tmp_path: Path) -> None:
     ds = import_hdf5(make(tmp_path / "a.h5", x=X, y=targets), tmp_path / "ds", shard_rows=9)
     assert ds.y_kind == "targets"
     np.testing.assert_array_equal(ds.read_y(0, 53), targets)
-    refused(make(tmp_path / "b.h5", x=X, y=targets * 1j), "'y' contains complex numbers", tmp_path / "out")
+    refused(make(tmp_path / "b.h5", x=X, y=targets * 1j), "'y' holds complex numbers", tmp_path / "out")
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -122,11 +122,11 @@ def test_bad_arrays(tmp_path: Path) -> None:
     refused(make(path, x=3.0), "array 'x' holds no array, but a single value or nothing", out)
     refused(make(path, x=h5py.Empty("f4")), "array 'x' holds no array, but a single value or nothing", out)
     refused(make(path, x=X[:0]), r"array 'x' has shape \(0, 5, 4\), which is empty", out)
-    refused(make(path, x=X.astype("c8")), "array 'x' contains complex numbers", out)
+    refused(make(path, x=X.astype("c8")), "array 'x' holds complex numbers", out)
     refused(make(path, x=X.astype("S3")), "array 'x' holds values of type", out)
     compound = np.zeros((53, 2), [("a", "f4"), ("b", "i4")])
     refused(make(path, x=compound), "rows must be real numbers", out)
-    refused(make(path, x=X, y=X), r"array 'y' has shape \(53, 5, 4\); give one label per row", out)
+    refused(make(path, x=X, y=X), r"array 'y' has shape \(53, 5, 4\); labels must be one per row", out)
     refused(make(path, data=X), "has no array 'x'; it holds data .*: name one with --x KEY", out)
     refused(make(path), "has no array 'x'; it holds nothing", out)
     bad = X.astype("f4")
