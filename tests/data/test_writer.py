@@ -186,7 +186,7 @@ def test_bad_requests(tmp_path: Path) -> None:
         create_dataset(tmp_path / "a", 100, (4,), "f4", compressor="zip")
     with pytest.raises(DataError, match="complex"):
         create_dataset(tmp_path / "a", 100, (4,), complex)
-    with pytest.raises(DataError, match="need `classes`"):
+    with pytest.raises(DataError, match="are stored as codes of classes; pass `classes`"):
         create_dataset(tmp_path / "a", 100, (4,), "f4", y_dtype="U3")
     with pytest.raises(IndexError, match="shards 0 to 4"):
         _create(tmp_path / "b").shard_bounds(5)
