@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data.dataset import Dataset
-from scalelatent.data.read.containers import listed, missing_label
+from scalelatent.data.read.containers import missing_label
+from scalelatent.data.read.frames import listed
 from scalelatent.data.read.sources import BackedCsr
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_local, locate

@@ -209,7 +209,7 @@ def test_several_corruptions_share_the_clean_images(tmp_path: Path) -> None:
     _, same = make_corrupted(tmp_path / "o", "occluded-digits", clean=tmp_path / "c", patch=(2, 2))
     assert (tmp_path / "c/zarr.json").stat().st_mtime_ns == stamp
     assert same.fingerprint() == clean.fingerprint()
-    with pytest.raises(DataError, match=r"c was begun with other arguments .*threshold was 127, is 99"):
+    with pytest.raises(DataError, match=r"c was started with other arguments .*threshold was 127, now 99"):
         make_corrupted(tmp_path / "p", "noisy-digits", clean=tmp_path / "c", threshold=99)
     with pytest.raises(DataError, match="n exists"):
         make_corrupted(tmp_path / "n", "noisy-digits", clean=tmp_path / "c")

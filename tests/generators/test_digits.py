@@ -198,9 +198,9 @@ def test_resume_after_kill(tmp_path: Path) -> None:
     process.wait(timeout=30)
     with pytest.raises(DataError, match=r"incomplete.*`scalelatent data repair .*killed`"):
         open_dataset(target)
-    with pytest.raises(DataError, match=r"begun and not finished.*--resume"):
+    with pytest.raises(DataError, match=r"unfinished.*--resume"):
         make_digits(target, 6000)
-    for changed, name in (({"seed": 9}, "seed was 0, is 9"), ({"base_rows": (0, 9)}, "base_rows")):
+    for changed, name in (({"seed": 9}, "seed was 0, now 9"), ({"base_rows": (0, 9)}, "base_rows")):
         with pytest.raises(DataError, match=name):
             make_digits(target, 6000, resume=True, **changed)  # type: ignore[arg-type]
     before = {p.name: p.stat().st_mtime_ns for p in target.glob("_shards/*.json")}

@@ -155,7 +155,7 @@ def test_resume_after_kill(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"incomplete.*`scalelatent data repair "):
         open_dataset(target)
     options: dict[str, Any] = {"base": base, "shard_rows": 100}
-    with pytest.raises(DataError, match="seed was 2, is 3"):
+    with pytest.raises(DataError, match="seed was 2, now 3"):
         make_documents(target, 3000, seed=3, resume=True, **options)
     stamps = {p: p.stat().st_mtime_ns for p in target.glob("x/*/indptr/c/0")}
     found = make_documents(target, 3000, seed=2, resume=True, **options)
