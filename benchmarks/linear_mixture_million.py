@@ -166,7 +166,7 @@ def main() -> None:
     parts = args.parts.split(",")
     base = sl.open_dataset(args.folder / "train.zarr")[:50_000]
     for k in map(int, args.components.split(",") if "digits" in parts else ()):
-        params = {"n_components": k, "n_dims": args.dims}
+        params = {"n_components": k, "n_dims": args.dims, "tol": 1e-4}
         write_part(args.out, f"k = {k}", args.seed, measure(params, base, train, held, test, args))
     if "small" in parts:
         named = {"base": base, f"digits-{args.rows}": train, "held": held, "test": test}

@@ -120,8 +120,8 @@ def _with_null(column: str, row: int) -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "null": (lambda: _with_null("p2", 1234), {}, r"row 1234, column 'p2' is null"),
     "null label": (lambda: _with_null("y", 1700), {"label": "y"}, r"row 1700, column 'y' is null"),
-    "no column": (_table, {"label": "q"}, r"no column 'q'; it holds p0, p1, p2, p3, p4"),
-    "text": (lambda: _table(kind=KINDS), {}, r"column 'kind' holds string, but features are numbers"),
+    "no column": (_table, {"label": "q"}, r"no column 'q'; its columns are 'p0', 'p1', 'p2', 'p3', 'p4'"),
+    "text": (lambda: _table(kind=KINDS), {}, r"column 'kind' holds string, but features must be numbers"),
     "negative weight": (lambda: _table(w=-WEIGHTS), {"weight": "w"}, r"weight of row 0 is -0.5"),
     "nothing": (lambda: _table().slice(0, 0), {}, r"holds no rows; nothing to import"),
 }
@@ -139,7 +139,7 @@ def test_what_is_refused_leaves_nothing(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
 def test_files_that_are_not_there_or_damaged(kind: str, tmp_path: Path) -> None:
     for source in ("no", "no*"):
-        with pytest.raises(DataError, match=r"does not exist|no file is called like that"):
+        with pytest.raises(DataError, match=r"does not exist|no file matches"):
             _run(kind, tmp_path / source, tmp_path / "ds")
     content = _write(kind, _table(), tmp_path / "t").read_bytes()
     (tmp_path / "t").write_bytes(content[: len(content) // 2] + (b"x,y" if kind == "csv" else b""))

@@ -57,7 +57,9 @@ def test_a_few_epochs_come_near_batch_em(likelihood, assignment):
     learner = StepwiseMixture(em.settings, 8, n_epochs=3)
     start = initial_stepwise_state(em.settings, state.components, state.counts)
     found = run(learner, start, x, 250)
-    last = passes(em, replace(state, components=found.mixture.components), x, n=1, backend="numba")[0].objective
+    last = passes(em, replace(state, components=found.mixture.components), x, n=1, backend="numba")[
+        0
+    ].objective
     gained = batch[0].objective - batch[-1].objective
     assert last <= batch[-1].objective + 0.05 * gained + 1e-3 * abs(batch[-1].objective)
 

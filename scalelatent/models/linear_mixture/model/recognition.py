@@ -16,7 +16,7 @@ from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import AnyScorer, AnyTangentScores
 from scalelatent.models.linear_mixture.kernels.reference import Scores, TangentSpec
 from scalelatent.reductions.moments import NonFiniteError
-from scalelatent.reductions.temperature import losses_at
+from scalelatent.reductions.temperature import losses_at_temperatures
 
 from .leave_one_out import LeaveOneOut
 
@@ -187,7 +187,7 @@ class TemperaturePass:
         if self.leave_one_out is not None:
             self._leave_out(self.leave_one_out, prepared, x, y, np.asarray(index), scores)
         gaps = 0.5 * (scores - scores.min(axis=1, keepdims=True))
-        stats["loss"][...] += losses_at(gaps, y, weight, self.temperatures)
+        stats["loss"][...] += losses_at_temperatures(gaps, y, weight, self.temperatures)
         stats["rows"][...] += weight.sum()
 
     def _leave_out(
