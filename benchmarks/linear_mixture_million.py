@@ -91,6 +91,7 @@ SMALL = {
     "likelihood": "code-cost",
     "tangents": TANGENTS,
     "tangent_smoothing": 0.6,
+    "tol": 1e-4,
     "recognition_tangent_weight": 0.0,
 }
 

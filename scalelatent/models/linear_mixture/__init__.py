@@ -1,4 +1,4 @@
-"""Mixtures of linear models (Hinton, Revow, Dayan, 1995): pancakes fitted by streamed EM."""
+"""Mixtures of linear models (Hinton, Revow, Dayan, 1995), fitted by streamed EM."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from scalelatent.data import Dataset
 from scalelatent.evaluation.clustering import Progress, clustering_accuracy, labels_of, nmi
 from scalelatent.evaluation.scoring import ClassScorer, Scorer, Told
 
-from .model.recognise import errors_at_rejects, probabilities
+from .model.recognition import errors_at_rejects, probabilities
 
 if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier

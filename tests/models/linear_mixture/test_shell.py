@@ -296,7 +296,7 @@ def test_sub_classes_of_few_rows_have_fewer_directions(caplog):
         assert m.history_[-1]["cut"] == 2
         told = [record.message for record in caplog.records if "too few rows for n_dims=4" in record.message]
         assert len(told) == 1
-        assert "1 of 2 sub-classes" in told[0]
+        assert "1 of 2 components" in told[0]
         assert np.isfinite(m.predict_proba(x)).all()
         # Directions that no basis spans reconstruct nothing of other rows.
         span = x[60:] - x[60:].mean(axis=0)
