@@ -386,13 +386,8 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
             for body in (gpu, reference):
                 scorer = body.make_scorer(scores, starts)
                 total, square = np.zeros((k, p)), np.zeros((k, p) if own else k)
-                image, gram, moment = (
-                    np.zeros((k, q, p)),
-                    np.zeros((k, q, q)),
-                    np.zeros((k, p * (p + 1) // 2)),
-                )
+                image, gram = np.zeros((k, q, p)), np.zeros((k, q, q))
                 body.add_images(body.make_bank(means, bases, own), x, groups, total, square, image, gram)
-                body.add_moments(means, x, groups, np.zeros((k, p)), moment)
                 more, trace = np.zeros((k, q, p)), np.zeros((k, 7))
                 body.add_tangents(
                     body.make_bank(0 * means, bases, False), x, groups, frame, factors, more, trace
@@ -404,7 +399,7 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
                 if k < 2:  # an empty run has no best score
                     best = best[:, 1:]
                 scan = body.all_scores(scorer, x, 0, 2), best
-                results.append([*scan, total, square, image, gram, moment, more, trace, rows, far])
+                results.append([*scan, total, square, image, gram, more, trace, rows, far])
             name = f"{n} rows, K = {k}, {'noise by feature' if own else 'one noise'}"
             yield name, *results, 1e-4
 

@@ -1,8 +1,8 @@
 """Error against rows read on infinite digits, multiclass, d = 4: batch EM with the paper's schedule, stepwise
-and incremental EM, passive-aggressive: python benchmarks/online_capsule.py FOLDER
+EM, passive-aggressive learning: python benchmarks/online_capsule.py FOLDER
 
 The dataset is made in FOLDER from MNIST rows 0:50000 (validation 50000:60000 and the test set stay
-untouched). All four fits end by the validation error of their schedules or at their last pass; the curve is
+untouched). All three fits end by the validation error of their schedules or at their last pass; the curve is
 the validation error of the model of the moment, the number beside it the test error of the model that was
 kept. In parts: --only stepwise --partial FILE runs one fit and adds it to FILE; without --only the fits that
 FILE lacks are run, then JSON and PNG are written. Needs SCALELATENT_DATA.
@@ -24,7 +24,6 @@ from scalelatent.report.style import COLORS, INK, new_figure, style_axes
 NAMES = {
     "em": "batch EM",
     "stepwise": "stepwise EM",
-    "incremental": "incremental EM",
     "passive_aggressive": "passive-aggressive",
 }
 TARGET_POINTS, TARGET_SHARE = 0.3, 0.1

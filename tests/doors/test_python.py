@@ -62,7 +62,7 @@ def test_rows_are_refused(model: str, rows: Any, told: str) -> None:
 
 
 HUGE = value(5, 3, 1e38)
-ALGORITHMS = ("em", "stepwise", "incremental", "passive_aggressive")
+ALGORITHMS = ("em", "stepwise", "passive_aggressive")
 TOO_LARGE = "row 5, feature 3 is {:g}, too large for products in float32: scale the features below 1e+18"
 # Rows of a capsule model: name, what is given, options, words of the message.
 CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [

@@ -40,11 +40,11 @@ def whole() -> bytes:
 
 
 RECORDS: list[tuple[str, bytes, str]] = [
-    ("no bytes", b"", "torn or changed"),
-    ("half of it", whole()[:100], "torn or changed"),
-    ("a bit is flipped", whole()[:50] + bytes([whole()[50] ^ 1]) + whole()[51:], "torn or changed"),
+    ("no bytes", b"", "incomplete or changed"),
+    ("half of it", whole()[:100], "incomplete or changed"),
+    ("a bit is flipped", whole()[:50] + bytes([whole()[50] ^ 1]) + whole()[51:], "incomplete or changed"),
     ("text", sealed_bytes(b"text"), "holds no arrays"),
-    ("nothing", sealed_bytes(b""), "torn or changed"),
+    ("nothing", sealed_bytes(b""), "incomplete or changed"),
     ("no head", sealed_bytes(b"PK\5\6" + bytes(18)), "not a tree of values"),
     ("a head that is no JSON", sealed(b"{"), "not a tree of values"),
     ("a head that is no text", sealed(b"\xff"), "not a tree of values"),

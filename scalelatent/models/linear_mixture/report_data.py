@@ -41,7 +41,6 @@ class ClassEvidence:
     reliability: Reliability | None
     mistakes: Mistakes
     certain: list[np.ndarray] = field(default_factory=list)  # of each row how certain its class is
-    largest: list[np.ndarray] = field(default_factory=list)  # of each row minus its best score
     wrong: list[np.ndarray] = field(default_factory=list)
     # (n, features): one row of each class, of middling certainty
     examples: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
@@ -94,13 +93,12 @@ def collect_classes(
         seen = ClassifiedBlock(
             block.start, block.x, block.y, scores.argmin(axis=1).astype(np.int32), shares, block.weight
         )
-        certain = model._certainty(scores, "ratio").astype(np.float32)
+        certain = model._certainty(scores).astype(np.float32)
         if confusion is not None and reliability is not None:
             confusion.add(seen)
             reliability.add(seen)
             out.mistakes.add(seen)
             out.certain.append(certain)
-            out.largest.append(-scores.min(axis=1))
             out.wrong.append(seen.guess != seen.truth)
         _look_for_examples(first, seen, scores, certain)
         if progress is not None:

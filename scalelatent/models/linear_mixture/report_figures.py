@@ -178,16 +178,14 @@ def plot_under(rows: Sequence[tuple[str, np.ndarray]], shape: tuple[int, ...] | 
     return figure
 
 
-def plot_rejects(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], most: float = 0.3) -> Figure:
-    """Error of the rows that are left against the share rejected, by each way to reject."""
+def plot_rejects(rejected: np.ndarray, error: np.ndarray, most: float = 0.3) -> Figure:
+    """Plot the error of the remaining rows against the share of rejected rows, up to ``most``."""
     figure = new_figure(7, 4)
     axes = figure.subplots()
-    for (name, (rejected, error)), color in zip(curves.items(), (ACCENT, WARN), strict=False):
-        shown = rejected <= most
-        axes.plot(100 * rejected[shown], 100 * error[shown], color=color, linewidth=1.7, label=name)
+    shown = rejected <= most
+    axes.plot(100 * rejected[shown], 100 * error[shown], color=ACCENT, linewidth=1.7)
     axes.set(xlabel="rows rejected, %", ylabel="error of the others, %", xlim=(0, 100 * most))
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=9, frameon=False, labelcolor=INK)
     style_axes(axes)
     return figure
 
