@@ -108,6 +108,7 @@ def environment() -> dict[str, str]:
         "compiler": _compiler,
         "gpu": _gpu,
         "zarr config": _zarr,
+        "codecs": _codecs,
         "cluster": _cluster,
     }
     found = {}
@@ -202,6 +203,14 @@ def _zarr() -> Iterator[str]:
 
     for name in ("codec_pipeline.path", "async.concurrency", "threading.max_workers"):
         yield f"{name} {zarr.config.get(name)}"
+
+
+def _codecs() -> Iterator[str]:
+    import numcodecs.blosc
+    import zarr.codecs
+
+    yield from sorted(name.removesuffix("Codec") for name in zarr.codecs.__all__ if name.endswith("Codec"))
+    yield f"Blosc with {' '.join(numcodecs.blosc.list_compressors())}"
 
 
 def _cluster() -> Iterator[str]:
