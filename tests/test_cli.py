@@ -16,7 +16,7 @@ import pytest
 import scalelatent as sl
 from scalelatent import Dataset, __version__
 from scalelatent.cli import main
-from scalelatent.cli.show import DEBUG_VARIABLE, size, text_of
+from scalelatent.cli.show import DEBUG_VARIABLE, format_value, size
 from scalelatent.engine.callbacks import COMPILING
 from scalelatent.errors import DataError
 from tests.helpers import fresh_kernel
@@ -279,7 +279,7 @@ def test_status_without_runs(scalelatent):
     assert "no run folder below" in scalelatent("status").out
 
 
-# Verbs that compute, and what of theirs is done first: it compiles two kernels, and ends the verb.
+# VerbGroup that compute, and what of theirs is done first: it compiles two kernels, and ends the verb.
 COMPUTING = {
     "plan job.toml": "jobs.planning.plan_job",
     "fit job.toml": "jobs.planning.plan_job",
@@ -428,7 +428,7 @@ def test_traceback_overwrites_no_file(tmp_path, monkeypatch):
     private = tmp_path / "private"
     private.write_text("mine")
     (tmp_path / f"traceback-20260102T000000000000-{os.getpid()}.txt").symlink_to(private)
-    kept = exits._keep_traceback(ValueError("no"), None)
+    kept = exits._write_traceback(ValueError("no"), None)
     assert Path(kept).parent == tmp_path / "next"
     assert private.read_text() == "mine"
 
@@ -454,9 +454,9 @@ def test_ctrl_c_is_reported_as_json(scalelatent, monkeypatch):
 
 
 def test_texts():
-    assert text_of((12, "tasks")) == "12  (tasks)"
-    assert text_of(True) == "yes"
-    assert text_of([1, 2000]) == "1, 2,000"
+    assert format_value((12, "tasks")) == "12  (tasks)"
+    assert format_value(True) == "yes"
+    assert format_value([1, 2000]) == "1, 2,000"
     assert size(5 * 2**40) == "5.0 TiB"
     assert size(12) == "12 bytes"
 

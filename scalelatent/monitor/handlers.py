@@ -17,7 +17,7 @@ from scalelatent.errors import ScalelatentError
 from scalelatent.storage.disk import is_local, locate
 
 from .board import Board
-from .messages import natural
+from .messages import natural_sort_key
 from .times import time_text
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def snapshot(
                         for address, facts in workers.items())  # fmt: skip
         for row in rows:
             row.update(workers.get(row["worker"], {}))
-        rows.sort(key=lambda row: (row["lost"], natural(row["name"])))
+        rows.sort(key=lambda row: (row["lost"], natural_sort_key(row["name"])))
         out["job"]["worker_rows_hidden"] = _cut(rows)
     return out
 

@@ -173,7 +173,7 @@ def test_workers_with_other_versions(job: Any, tmp_path: Path) -> None:
             submit_job(job(), scheduler=cluster.scheduler_address)
         assert not (tmp_path / "run").exists()
         with open_client(cluster.scheduler_address) as client:
-            check_versions(client, allow_mismatch=True, tell=told.append)
+            check_versions(client, allow_mismatch=True, print_line=told.append)
     lines = str(error.value).splitlines()
     assert lines[1].split() == ["package", "here", "scheduler", "workers"]
     assert [line.split()[0] for line in lines[2:-1]] == ["numba"]

@@ -22,7 +22,7 @@ from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.errors import RunError
 from scalelatent.estimators import base
 from scalelatent.estimators.companions import FitCall
-from scalelatent.jobs.recorder import job_of, python_only, recorded
+from scalelatent.jobs.recorder import job_of, recorded, why_python_only
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import build_estimator
 from scalelatent.jobs.searching import make_search
@@ -187,7 +187,9 @@ def test_a_fit_that_fails_before_it_begins_leaves_the_folder_as_it_was(tmp_path,
     if existed:
         (tmp_path / "run").mkdir()
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr("scalelatent.estimators.session.FitSession.announce", Mock(side_effect=MemoryError))
+        patch.setattr(
+            "scalelatent.estimators.session.FitSession.publish_state", Mock(side_effect=MemoryError)
+        )
         model().fit(rows, run_dir=tmp_path / "run")
     assert (tmp_path / "run").exists() == existed
     assert model().fit(rows, run_dir=tmp_path / "run").n_iter_ == 4
@@ -227,12 +229,12 @@ def test_a_run_that_is_driven_elsewhere_is_left_alone(tmp_path, rows):
 
 
 def test_cancel_stops_a_fit_in_python(tmp_path, rows):
-    from scalelatent.jobs.interrupt import ask_cancel
+    from scalelatent.jobs.interrupt import request_cancel
 
     class Cancel(sl.Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:
             if record["pass"] == 1:
-                ask_cancel(RunFolder(tmp_path / "run"))
+                request_cancel(RunFolder(tmp_path / "run"))
 
     with pytest.raises(KeyboardInterrupt, match="scalelatent cancel"):
         model(max_iter=100_000).fit(rows, run_dir=tmp_path / "run", callbacks=Cancel())
@@ -283,7 +285,7 @@ IN_PYTHON = [
 def test_a_search_is_a_job_where_a_job_file_can_say_it(tmp_path, rows, how):
     search = sl.Search(model(), {"capsule_dim": [1, 2]}).set_params(**how)
     job = job_of(FitCall(search, {"train": rows}), str(tmp_path / "run"), 5, None)
-    assert (job.search is None) == bool(python_only(job)) == (how in IN_PYTHON)
+    assert (job.search is None) == bool(why_python_only(job)) == (how in IN_PYTHON)
     if job.search is not None:
         made = make_search(job, build_estimator(job))
         assert made.param_grid == [{"capsule_dim": 1}, {"capsule_dim": 2}]

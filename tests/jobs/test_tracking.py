@@ -121,7 +121,7 @@ def run(job: Job, **how: Any) -> tuple[RunFolder, list[str]]:
     lines: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        run_job(folder.read_job(), folder, tell=lines.append, **how)
+        run_job(folder.read_job(), folder, print_line=lines.append, **how)
     return folder, lines
 
 
@@ -237,7 +237,7 @@ def test_failed_run_names_the_server_in_one_line(
     folder = RunFolder.create(made.job.out, made)
     with pytest.raises(OSError, match="no more"), warnings.catch_warnings():
         warnings.simplefilter("always")
-        run_job(made, folder, tell=lines.append)
+        run_job(made, folder, print_line=lines.append)
     answer.set()
     assert len([line for line in lines if "MLflow" in line]) == 1
 
