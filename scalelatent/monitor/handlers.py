@@ -42,7 +42,7 @@ class _Handler(RequestHandler):
         plugin = self.scheduler.plugins.get("scalelatent")
         board = getattr(plugin, "board", None)
         if board is None:
-            raise HTTPError(404, reason="the scalelatent plugin is not on this scheduler any more")
+            raise HTTPError(404, reason="the scalelatent plugin is no longer on this scheduler")
         return board
 
 
@@ -83,7 +83,7 @@ class ReportHandler(_Handler):
             self.set_status(404)
             self.set_header("Content-Type", "text/plain; charset=utf-8")
             where = "" if job is None else job.report or f"{job.run}/report/index.html"
-            self.write(f"this machine does not see the report: {where}" if where else "no such job")
+            self.write(f"this machine cannot read the report: {where}" if where else "unknown job")
             return
         self.set_header("Content-Type", "text/html; charset=utf-8")
         self.set_header("Cache-Control", "no-store")

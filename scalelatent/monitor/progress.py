@@ -119,13 +119,13 @@ class ProgressDisplay(Callback):
         """Show the new stage; without a terminal, print only trials of values and stages after the fit."""
         self._now = {**info, "pass": 0}
         if self._live is None and (info.get("tries") or self._after_fit):
-            self._say(self._where() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))
+            self._print(self._where() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))
 
     def on_progress(self, info: dict[str, Any]) -> None:
         self._now = dict(info)
         if self._live is None and self._quiet_for(self.every_seconds * 2):
             done, total = info.get("rows_done", 0), info.get("rows_total", 0)
-            self._say(f"{self._where()}: {done:,} of {total:,} rows")
+            self._print(f"{self._where()}: {done:,} of {total:,} rows")
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self._record = dict(record)
@@ -143,14 +143,14 @@ class ProgressDisplay(Callback):
         if info.get("event") == "compiling_kernels":
             self._compiling.add(kernel)
             if self._live is None and not self._announced_kernels:
-                self._say(info["message"])
+                self._print(info["message"])
             self._announced_kernels = True
         elif info.get("event") == "kernel_compiled":
             self._compiling.discard(kernel)
         if info.get("event") == "layer_written" and self._live is None:
             where = ", ".join(filter(None, (info["stage"], part_of(info))))
             took = f"{info['rows']:,} rows in {format_duration(info['seconds'])}"
-            self._say(", ".join(filter(None, (f"{where}: {took}", self._so_far()))))
+            self._print(", ".join(filter(None, (f"{where}: {took}", self._so_far()))))
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """Show the last pass, and close the display unless it is used as a context manager."""
@@ -174,9 +174,9 @@ class ProgressDisplay(Callback):
 
     def _line(self, record: Mapping[str, Any]) -> None:
         self._shown_pass = record.get("pass")
-        self._say("  ".join(f"{name} {text}" for name, text in describe_record(record)))
+        self._print("  ".join(f"{name} {text}" for name, text in describe_record(record)))
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._shown_at = time.monotonic()
         self.console.print(text, highlight=False, soft_wrap=True)
 

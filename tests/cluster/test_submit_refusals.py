@@ -129,7 +129,7 @@ def test_folders_that_cannot_be_written(refused: Any, tmp_path: Path) -> None:
 
 
 def test_worker_refuses_an_invalid_job(refused: Any) -> None:
-    assert "reach beyond" in refused(data__train_rows="0:1000000")
+    assert "exceed" in refused(data__train_rows="0:1000000")
     assert "capsule_dim" in refused(model__capsule_dim=-3)
 
 

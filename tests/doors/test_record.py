@@ -123,14 +123,14 @@ def test_a_damaged_job_names_a_way_on(folder: RunFolder, content: str, tmp_path:
     restore_job(folder, file)
     job = folder.read_job()
     assert (job.job.out, job.job.seed, job.params["max_iter"]) == (folder.url, 3, 5)
-    with pytest.raises(JobError, match="has its job.json; leave --job out"):
+    with pytest.raises(JobError, match="has an intact job.json; remove --job"):
         restore_job(folder, file)
 
 
 @pytest.mark.parametrize("change", [{"model": 3}, {"job": {"zz": 1}}, {"engine": None}, {"origins": 3}])
 def test_a_job_without_its_sections_is_damaged(folder: RunFolder, change: dict[str, Any]) -> None:
     (folder.path / "job.json").write_text(json.dumps(JOB.to_dict() | change))
-    with pytest.raises(JobError, match=r"job.json is damaged; .* --job JOB.toml") as refused:
+    with pytest.raises(JobError, match=r"job.json is damaged, .* --job JOB.toml") as refused:
         folder.read_job()
     assert "\n" not in str(refused.value)
 

@@ -116,9 +116,9 @@ def test_what_only_python_has_is_resumed_in_python(tmp_path, rows, what):
     refused = run("resume", tmp_path / "run")
     assert refused.exit_code == 2
     message = refused.output.strip()
-    assert message.startswith(f"error: run {tmp_path / 'run'} cannot go on from the command line: ")
+    assert message.startswith(f"error: the command line cannot resume run {tmp_path / 'run'}: ")
     assert message.endswith(
-        f"go on in Python with the same fit(..., run_dir='{tmp_path / 'run'}', resume=True)"
+        f"resume in Python with the same fit(..., run_dir='{tmp_path / 'run'}', resume=True)"
     )
     assert "\n" not in message
     assert RunFolder(tmp_path / "run").read_state() == before
@@ -130,7 +130,7 @@ def test_report_says_that_rows_were_in_memory(tmp_path):
     model().fit(X, Y, run_dir=tmp_path / "run")
     told = run("report", tmp_path / "run")
     assert told.exit_code == 0
-    assert "lived in memory" in told.output
+    assert "were in memory" in told.output
     assert f".report('{tmp_path / 'run'}', data=(X, y))" in told.output
     sl.load_model(tmp_path / "run").report(tmp_path / "run", data=(X, Y))
     assert "given error" in (tmp_path / "run" / "report" / "index.html").read_text()
@@ -187,9 +187,7 @@ def test_a_fit_that_fails_before_it_begins_leaves_the_folder_as_it_was(tmp_path,
     if existed:
         (tmp_path / "run").mkdir()
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(
-            "scalelatent.estimators.session.FitSession.publish_state", Mock(side_effect=MemoryError)
-        )
+        patch.setattr("scalelatent.estimators.session.FitSession.announce", Mock(side_effect=MemoryError))
         model().fit(rows, run_dir=tmp_path / "run")
     assert (tmp_path / "run").exists() == existed
     assert model().fit(rows, run_dir=tmp_path / "run").n_iter_ == 4

@@ -58,7 +58,7 @@ def test_only_one_of_many_processes_creates_a_file(tmp_path, url):
 def test_a_folder_that_another_took_in_between_is_refused(workplace, folder, monkeypatch):
     other = RunFolder(folder.url)
     monkeypatch.setattr(type(other.place), "is_empty", lambda self: True)  # it was, when it was looked at
-    with pytest.raises(JobError, match=r"already holds a run \(state: queued\)"):
+    with pytest.raises(JobError, match=r"already contains a run \(state: queued\)"):
         RunFolder.create(folder.url, load_job(workplace.job))
 
 
@@ -67,7 +67,7 @@ def test_a_folder_that_another_took_in_between_is_refused(workplace, folder, mon
 STEPS = {
     "connect": "an answer of the scheduler tcp://10.0.0.1:8786",
     "check_versions": "the versions of the packages on the scheduler and on each worker",
-    "require_checks": "each worker to look for the data and the device",
+    "require_checks": "each worker to check the data and the device",
     "_check_plan": "a worker to open the data and to plan the fit",
     "check_folder": "each worker to write to the run folder",
     "_keep": "the scheduler tcp://10.0.0.1:8786 to accept the job",
@@ -131,7 +131,7 @@ def test_starts_are_counted_and_a_lost_driver_is_reported(folder):
     assert (state["state"], state["driver_lost"]) == ("failed", True)
     # Records of earlier versions hold seconds.
     assert state["submitted"] == "1970-01-01T00:00:01.500+00:00"
-    assert "the driver on tcp://10.0.0.7:1234 ended without a word" in state["error"]
+    assert "the driver on tcp://10.0.0.7:1234 ended without a message" in state["error"]
     folder.update_state(error="the scheduler tcp://10.0.0.1:8786 was lost")
     assert folder.read_state()["error"] == "the scheduler tcp://10.0.0.1:8786 was lost"
 
@@ -208,7 +208,7 @@ def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, fake):
     fake.before_pass = None
     run_job(job, folder, resume=True)
     assert len(folder.records("metrics.jsonl")) == 1000
-    with pytest.raises(JobError, match="is done: there is nothing to cancel"):
+    with pytest.raises(JobError, match="has already ended .state: done"):
         control.cancel_job(folder)
 
 
@@ -231,7 +231,7 @@ def test_a_request_for_an_earlier_start_is_passed_over(folder):
 
 def test_cancel_of_a_job_without_a_driver(folder):
     folder.begin("queued", submitted=1.0)
-    assert "before it began" in control.cancel_job(folder)["error"]
+    assert "before the start" in control.cancel_job(folder)["error"]
     folder.begin("running", driver="tcp://gone:1")
     assert "its driver was lost" in control.cancel_job(folder)["error"]
 
@@ -309,7 +309,7 @@ def test_follow_waits_a_while_for_a_lost_driver(folder, monkeypatch):
     begin = time.monotonic()
     assert control.follow(folder, print_line=told.append, poll=0.02)["driver_lost"]
     assert time.monotonic() - begin > 0.3
-    assert told == ["the driver is lost; waiting for the cluster to start it again"]
+    assert told == ["the driver is lost; waiting for the cluster to restart it"]
 
 
 def test_events_are_given_as_they_come(folder):
