@@ -19,7 +19,7 @@ from scalelatent.models.hcn.report_figures import (
     plot_samples,
     plot_templates,
 )
-from scalelatent.models.hcn.report_layers import fill_halves, find_edges
+from scalelatent.models.hcn.report_multi_layer import fill_halves, find_edges
 from scalelatent.report.style import COLORS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")

@@ -15,7 +15,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.grid import space_ranges
 from scalelatent.engine.threads import single_threaded
-from scalelatent.models.hcn.model.compression import DescriptionLength, bits, compression, lengths
+from scalelatent.models.hcn.model.compression import DescriptionLength, bits, compression, part_lengths
 from scalelatent.models.hcn.model.decode import reconstruct
 from scalelatent.report.explained import how_to_use
 from scalelatent.report.page import Picture, Section, count, listing
@@ -23,9 +23,9 @@ from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.sampled import check_width
 from scalelatent.report.style import percent
 
-from .parameters import is_online, is_several
+from .parameters import has_templates, is_online
 from .report_figures import plot_bits, plot_parts
-from .report_layers import layers_section
+from .report_multi_layer import layers_section
 from .report_shared import (
     FILLED,
     PLACES,
@@ -57,7 +57,7 @@ def section(
     progress: Callable[[int, int], None] | None,
 ) -> Section:
     """The part of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
-    if is_several(model):
+    if has_templates(model):
         return layers_section(model, data, run, rows)
     collect = partial(collect_parts, model, progress=progress)
     evidence = run.collect(data, "those that features are placed in are left out", collect, "images")
@@ -130,7 +130,7 @@ def collect_parts(
         len(data),
         stats,
         evidence > 0,
-        decoder.layers(places, backend) > 0,
+        decoder.cover_counts(places, backend) > 0,
         evidence == 0,
         places,
         FilledImages(whole > 0, given | (whole == 0), made > 0, hidden),
@@ -248,7 +248,7 @@ def _parts(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, row
 
 
 def _bits(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
-    places, features, errors = lengths(model._layer, model._decoder().weights, evidence.stats)
+    places, features, errors = part_lengths(model._layer, model._decoder().weights, evidence.stats)
     whole = float(bits(evidence.stats["ones"], evidence.stats["known"]))
     parts = {"places": places, "features, once": features, "pixels not explained": errors}
     words = (

@@ -24,8 +24,8 @@ KERNELS = {
     for name, module in _MODULES.items()
 } | {
     "hcn_shuffled": {
-        "reference": f"{_HERE}.order:shuffled",
-        "numba": f"{_HERE}.order:shuffled",
+        "reference": f"{_HERE}.pixel_order:shuffled",
+        "numba": f"{_HERE}.pixel_order:shuffled",
         "cupy": f"{_HERE}.gpu:shuffled",
     }
 }

@@ -11,7 +11,7 @@ import numpy as np
 from scalelatent.kernels.cuda import Kernels
 from scalelatent.kernels.random_words import stage_word
 
-from .exact import HARD
+from .units import HARD
 from .windows import MESSAGE_ROOM, starts
 
 _launch = Kernels(__package__, 256).launch
@@ -28,7 +28,7 @@ def _begins(image: tuple[int, ...], window: tuple[int, ...], n_features: int) ->
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> cupy.ndarray:
-    """See :func:`..order.shuffled`; on the device."""
+    """See :func:`..pixel_order.shuffled`; on the device."""
     out = cupy.empty((len(rows), n), dtype=np.int32)
     words = (np.uint64(x) for x in (seed, stage_word(purpose), epoch))
     numbers = cupy.asarray(np.ascontiguousarray(rows, np.int64))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .exact import ABSENT, POOL_FLOOR
+from .units import ABSENT, POOL_FLOOR
 from .windows import shifts, starts, window
 
 FLOOR = 1e3
@@ -82,7 +82,7 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
     Parameters
     ----------
     evidence : array of int32, shape (chains, images, channels, height, width)
-        Bottom-up message of each pixel, 0 where it is unknown; in units, see :mod:`.exact`.
+        Bottom-up message of each pixel, 0 where it is unknown; in units, see :mod:`.units`.
     order : ndarray of int32, shape (chains, pixels)
         Numbers of the pixels of a chain's images.
     s : array of int32, shape (chains, images, HS, WS, F)

@@ -46,7 +46,7 @@ def trees(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> 
     return out.reshape(height * width, 5)
 
 
-def pairs_of(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
+def count_pairs(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
     """Pairs of a place and a weight that both exist, of one channel of an image."""
     (height, width), (h, w) = image, feature
     return (height - h + 1) * h * (width - w + 1) * w * n_features
@@ -58,4 +58,4 @@ MESSAGE_ROOM = 32
 
 def message_room(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
     """Length of the messages of a channel."""
-    return pairs_of(image, feature, n_features) + MESSAGE_ROOM
+    return count_pairs(image, feature, n_features) + MESSAGE_ROOM

@@ -7,7 +7,7 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import zeros
-from scalelatent.models.hcn.kernels.exact import ABSENT, POOL_FLOOR
+from scalelatent.models.hcn.kernels.units import ABSENT, POOL_FLOOR
 from scalelatent.models.hcn.kernels.windows import trees
 
 from .trees import tree_of

@@ -9,8 +9,8 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import empty
-from scalelatent.models.hcn.kernels.exact import HARD
-from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, pairs_of, trees
+from scalelatent.models.hcn.kernels.units import HARD
+from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, count_pairs, trees
 
 from .trees import fetch, tree_of
 
@@ -133,7 +133,7 @@ def sweep_messages(
 ) -> np.ndarray:  # fmt: skip
     """All trees of some images once, in order, with their messages of the sweep before; trees that moved."""
     moved = np.zeros(len(order), np.int64)
-    size = pairs_of(evidence.shape[3:5], w.shape[2:4], w.shape[4])
+    size = count_pairs(evidence.shape[3:5], w.shape[2:4], w.shape[4])
     for messages in (to_s, to_w):
         if messages.shape[3] < size + MESSAGE_ROOM:
             raise ValueError(f"messages of {size} pairs need room for {size + MESSAGE_ROOM}")
@@ -185,7 +185,7 @@ def decode(
     """Beliefs of S under fixed weights; trees that moved in the last sweep of each row."""
     sizes = evidence.shape[2:4], w.shape[1:3], w.shape[3]
     moved = np.zeros(len(order), np.int64)
-    kept = np.empty((w.shape[0], pairs_of(*sizes) + MESSAGE_ROOM), np.int16)
+    kept = np.empty((w.shape[0], count_pairs(*sizes) + MESSAGE_ROOM), np.int16)
     hard = np.where(w, np.int32(HARD), np.int32(-HARD))
     _decode(evidence, order, s, hard, kept, n_sweeps, trees(*sizes), moved)
     return moved

@@ -54,7 +54,7 @@ def layers_section(
         except ScalelatentError as error:
             run.notes.append(f"The images could not be used, so their figure is left out: {error}")
     head, table = _numbers(run, model, filled)
-    subtitle = f"Hierarchical compositional network, {model._network.told()}"
+    subtitle = f"Hierarchical compositional network, {model._network.describe()}"
     snippet = how_to_use(run, model, gives="the class of each image, or its cluster")
     return Section(subtitle, head, table, _pictures(run, model, filled, edges, rows), _words(), snippet)
 
@@ -167,7 +167,7 @@ def _edges(model: HierarchicalCompositionalNetwork, edges: EdgeImages, rows: str
 
 def _lines(model: HierarchicalCompositionalNetwork) -> str:
     """What templates are, in a word."""
-    return "cluster" if model._of_several("net").labels is None else "class"
+    return "cluster" if model._multi_layer("net").labels is None else "class"
 
 
 def _templates(model: HierarchicalCompositionalNetwork) -> Picture:

@@ -24,11 +24,11 @@ ABSENT = -(2**29)
 """Log prior of a shift that leaves the image, in units."""
 
 
-def to_grid(nats: npt.ArrayLike) -> np.ndarray:
+def to_units(nats: npt.ArrayLike) -> np.ndarray:
     """Units, int32."""
     return np.rint(np.asarray(nats, np.float64) * GRID).astype(np.int32)
 
 
-def from_grid(units: npt.ArrayLike) -> np.ndarray:
+def from_units(units: npt.ArrayLike) -> np.ndarray:
     """Nats, float64."""
     return np.asarray(units, np.float64) / GRID
