@@ -304,7 +304,7 @@ def test_images_that_cannot_be_used() -> None:
         (lambda: m.transform(X.transpose(0, 2, 1)), "was fitted on"),
         (lambda: m.transform(X[:, 1:]), "was fitted on"),
         (lambda: m.transform(odd), "row 7"),
-        (lambda: m.inpaint(X), "which pixels are unknown"),
+        (lambda: m.inpaint(X), "no pixels are marked as unknown"),
         (lambda: m.inpaint(X, np.ones((60, 7), bool)), "give a bool for each pixel"),
     ):
         with pytest.raises(DataError, match=says):

@@ -111,12 +111,12 @@ def test_what_comes_from_above_is_not_damped() -> None:
 
 def test_messages_that_are_damped_from_above_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above."""
-    lower = LayerMessages.lower
+    lower = LayerMessages.with_above
 
     def mutant(kept: LayerMessages, above: np.ndarray) -> LayerMessages:
         return lower(kept, kept.above + np.rint(0.2 * (above - kept.above)).astype(np.int32))
 
-    monkeypatch.setattr(LayerMessages, "lower", mutant)
+    monkeypatch.setattr(LayerMessages, "with_above", mutant)
     with pytest.raises(AssertionError):
         check_above()
 

@@ -450,7 +450,7 @@ def test_filters_make_channels_of_grey_images(grey: Any, tmp_path: Any) -> None:
     m.save(tmp_path / "m")
     again = sl.load_model(tmp_path / "m")
     assert_array_equal(again.transform(images), m.transform(images))
-    with pytest.raises(DataError, match="filters leave edges of them alone"):
+    with pytest.raises(DataError, match="filters keep only edges"):
         m.inpaint(images, images > 0)
     with pytest.raises(DataError, match=r"images are \(8, 8\), but .* was fitted on"):
         m.predict(np.zeros((1, 8, 8), np.uint8))
@@ -470,11 +470,11 @@ def test_the_threshold_of_filters_is_that_of_their_steps(grey: Any) -> None:
     [
         ({"filters": 3}, "give an even number of directions"),
         ({"filters": 8, "filter_size": 2}, "give an odd number: a filter has a middle"),
-        ({"filter_size": 5}, "filter_size=5 is set, but there are no filters"),
-        ({"filters": 8, "threshold": 0}, r"threshold=0: filters are on .*: give a number in \(0, 255\]"),
+        ({"filter_size": 5}, "filter_size=5 is set, but filters is None"),
+        ({"filters": 8, "threshold": 0}, r"threshold=0: with filters it is .*: give a number in \(0, 255\]"),
         ({"filters": 8, "missing": 9.0}, "missing=9.0 is set, but filters need all grey values"),
         ({"filters": 8, "templates": None}, "filters need templates: set templates"),
-        ({"filters": 8}, "rows from 0 on are of 0 and 1: .* leave filters out"),
+        ({"filters": 8}, "rows from 0 on hold only 0 and 1, .* remove filters"),
         ({"filters": 8, "filter_size": 11}, "filters of 11 x 11 need larger grey images"),
     ],
 )

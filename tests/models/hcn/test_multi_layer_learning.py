@@ -374,7 +374,7 @@ def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() 
 
 def test_templates_of_another_class_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: the first templates, whatever the class."""
-    monkeypatch.setattr(Hierarchy, "of_class", lambda net, code: np.arange(net.per_class))
+    monkeypatch.setattr(Hierarchy, "templates_of", lambda net, code: np.arange(net.per_class))
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_say_nothing(monkeypatch)
 
