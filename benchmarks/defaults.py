@@ -1,6 +1,6 @@
-"""Test errors of the classifiers with default parameters, beside scikit-learn's and beside found parameters.
+"""Test errors of the models with default parameters, beside scikit-learn's and beside found parameters.
 
-    python benchmarks/defaults.py errors subsets calibration best
+    python benchmarks/defaults.py errors subsets calibration best clusters densities outputs parts documents
 
 Sets: breast cancer, wine, iris and digits of scikit-learn and, where the environment variable
 SCALELATENT_DATA names a folder with real data, New-Thyroid, Isolet1, UMIST, COIL20, USPS and 5,000 rows of
@@ -12,6 +12,15 @@ without a ridge). subsets: 20 random subsets of the features of the four sets of
 them. calibration: expected calibration error of capsules on test rows, 15 bins of as many rows each, with a
 temperature chosen on a tenth of the training rows or on the training rows themselves. best: `sl.Search` with
 three folds of the shuffled training rows over at most twenty candidates, one split of each set.
+
+clusters: NMI of bootstrap networks, of k-means and of spectral clustering, mean over three seeds.
+densities: mean log-likelihood of test rows, in nats, of LinearMixture(likelihood="ppca"), of
+GaussianMixture and of PCA, mean over the splits. All rows are standardised; digits get uniform noise of
+their own width first. outputs: wrong labels in percent of conditional RBMs, of one logistic regression per
+label, and of three neighbours, for the lower half of binary digits given the upper half, and for the topics
+of documents. parts: test errors of compositional networks with 20 templates on binary digits; without
+templates they do not classify. documents: test errors of the classifiers on documents of one topic, CSR
+counts scaled to length 1.
 """
 
 from __future__ import annotations
@@ -24,15 +33,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from common import data_folder, mnist, parser, usps, write_part
+from common import data_folder, mnist, parser, rcv1_subset, usps, write_part
+from sklearn.cluster import KMeans, SpectralClustering
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
+from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
+from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import train_test_split
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import StandardScaler, normalize
 from sklearn.svm import SVC
 
 import scalelatent as sl
+from scalelatent.evaluation.clustering import nmi
 
 SPLITS = 5
 PAPER: dict[str, Any] = {"algorithm": "em", "fit_intercept": False, "ridge": 0, "temperature": 1.0}
@@ -216,7 +230,144 @@ def best(seed: int) -> list[dict[str, Any]]:
     return lines
 
 
-PARTS = {"errors": errors, "subsets": subsets, "calibration": calibration, "best": best}
+def clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
+    """All rows of each set, standardised where `errors` standardises them; the number of classes is given."""
+    lines = []
+    for name, x, y, standardise in small_sets():
+        rows = StandardScaler().fit_transform(x) if standardise else np.asarray(x, np.float32)
+        codes = np.unique(y, return_inverse=True)[1]
+        k = int(codes.max()) + 1
+        line: dict[str, Any] = {"set": name, "models": {}}
+
+        def labels(model: str, number: int, rows: np.ndarray = rows, k: int = k) -> np.ndarray:
+            if model == "spectral clustering":
+                near = SpectralClustering(k, affinity="nearest_neighbors", random_state=number)
+                return near.fit_predict(rows)
+            if model == "MultilayerBootstrapNetwork":
+                network = sl.MultilayerBootstrapNetwork(n_classes=k, random_state=number)
+                rows = network.fit_transform(rows)
+            return KMeans(k, n_init=10, random_state=number).fit_predict(rows)
+
+        for model in ("MultilayerBootstrapNetwork", "k-means", "spectral clustering"):
+            begin = time.perf_counter()
+            found = [100 * nmi(labels(model, seed + number), codes) for number in range(seeds)]
+            line["models"][model] = {
+                "nmi": round(float(np.mean(found)), 1),
+                "seconds": round((time.perf_counter() - begin) / seeds, 2),
+            }
+        print(line, flush=True)
+        lines.append(line)
+    return lines
+
+
+def densities(seed: int) -> list[dict[str, Any]]:
+    """The sets of measurements, and digits."""
+    rng = np.random.default_rng(seed)
+    pixels, codes = load_digits(return_X_y=True)
+    sets = [(name, x, y) for name, x, y, standardise in small_sets() if standardise]
+    sets.append(("digits", pixels + rng.random(pixels.shape), codes))
+    models: dict[str, Any] = {
+        "LinearMixture": sl.LinearMixture(likelihood="ppca", random_state=seed),
+        "GaussianMixture": GaussianMixture(random_state=seed),
+        "GaussianMixture, 10 diagonal": GaussianMixture(10, covariance_type="diag", random_state=seed),
+        "PCA": PCA(0.9, svd_solver="full"),
+    }
+    lines = []
+    for name, x, y in sets:
+        found: dict[str, list[float]] = {model: [] for model in models}
+        for train, _, test, _ in splits(x, y, True, seed):
+            for model, made in models.items():
+                found[model].append(float(made.fit(train).score(test)))
+        lines.append({"set": name, "models": {m: round(float(np.mean(s)), 2) for m, s in found.items()}})
+        print(lines[-1], flush=True)
+    return lines
+
+
+def single_topics(counts: Any, topics: Any) -> tuple[Any, np.ndarray]:
+    """Documents with one topic, of topics with at least 100 of them."""
+    rows = np.flatnonzero(np.diff(topics.indptr) == 1)
+    y = topics[rows].indices
+    common = np.isin(y, np.flatnonzero(np.bincount(y) >= 100))
+    return normalize(counts[rows[common]].astype(np.float32)), y[common]
+
+
+def outputs(seed: int) -> list[dict[str, Any]]:
+    """Binary digits of scikit-learn and, with the real data, 5,000 documents with their commonest topics."""
+    digits = (load_digits().data > 7).astype(np.uint8)
+    sets = {"lower halves of digits": (digits[:, :32], digits[:, 32:])}
+    if os.environ.get("SCALELATENT_DATA"):
+        counts, topics, _ = rcv1_subset(500)
+        rows = np.sort(np.random.default_rng(seed).permutation(counts.shape[0])[:5000])
+        held = topics[rows].toarray()
+        common = np.argsort(-held.sum(axis=0), kind="stable")[:20]
+        sets["20 topics of documents"] = ((counts[rows].toarray() > 0).astype(np.uint8), held[:, common])
+    models: dict[str, Callable[[], Any]] = {
+        "ConditionalRBM": lambda: sl.ConditionalRBM(random_state=seed),
+        "logistic regression": lambda: MultiOutputClassifier(LogisticRegression(max_iter=2000)),
+        "3 nearest neighbours": lambda: KNeighborsClassifier(3),
+    }
+    lines = []
+    for name, (x, v) in sets.items():
+        train, test, outs, other = train_test_split(x, v, test_size=0.3, random_state=seed)
+        outs[:2] = [[0], [1]]  # LogisticRegression refuses a label that has one value in all training rows
+        line: dict[str, Any] = {"set": name, "shape": [*train.shape, v.shape[1]], "models": {}}
+        for model, make in models.items():
+            begin = time.perf_counter()
+            fitted = make().fit(train, outs)
+            seconds = time.perf_counter() - begin
+            wrong = 100 * float((fitted.predict(test) != other).mean())
+            line["models"][model] = {"error": round(wrong, 2), "seconds": round(seconds, 2)}
+        line["models"]["the commoner value"] = {
+            "error": round(100 * float((other != (outs.mean(0) > 0.5)).mean()), 2)
+        }
+        print(line, flush=True)
+        lines.append(line)
+    return lines
+
+
+def classified(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Test error in percent and seconds of a fit, by model."""
+    train, codes, test, other = rows
+    line: dict[str, Any] = {"set": name, "shape": list(train.shape), "models": {}}
+    for model, made in models:
+        begin = time.perf_counter()
+        made.fit(train, codes)
+        seconds = time.perf_counter() - begin
+        wrong = 100 * float((made.predict(test) != other).mean())
+        line["models"][model] = {"error": round(wrong, 2), "seconds": round(seconds, 2)}
+    print(line, flush=True)
+    return line
+
+
+def parts(seed: int) -> list[dict[str, Any]]:
+    """Digits of scikit-learn."""
+    x, y = load_digits(return_X_y=True)
+    split = next(splits((x > 7).astype(np.uint8), y, False, seed))
+    network = sl.HierarchicalCompositionalNetwork(templates=20, image_shape=(8, 8), random_state=seed)
+    rivals = ("logistic regression", "3 nearest neighbours")
+    models = [("HierarchicalCompositionalNetwork", network), *((m, MODELS[m](seed)) for m in rivals)]
+    return [classified("digits", split, models)]
+
+
+def documents(seed: int) -> list[dict[str, Any]]:
+    """Documents of the RCV1 subset; needs the real data."""
+    x, y = single_topics(*rcv1_subset()[:2])
+    train, test, codes, other = train_test_split(x, y, test_size=0.3, stratify=y, random_state=seed)
+    models = [(m, MODELS[m](seed)) for m in MODELS if m not in ("CapsuleRegression, the paper's", "RBF SVM")]
+    return [classified("RCV1, one topic", (train, codes, test, other), models)]
+
+
+PARTS = {
+    "errors": errors,
+    "subsets": subsets,
+    "calibration": calibration,
+    "best": best,
+    "clusters": clusters,
+    "densities": densities,
+    "outputs": outputs,
+    "parts": parts,
+    "documents": documents,
+}
 
 
 def main() -> None:

@@ -171,7 +171,7 @@ def launch_cluster(args: argparse.Namespace) -> bool:
     w, bv, bh = draw_graph(v, h, 2, 0.1)
     found = gpu.sum_product(gpu.make_coupling(w), gpu.cupy.asarray(bv), gpu.cupy.asarray(bh), 4)
     want = reference.sum_product(reference.make_coupling(w), bv, bh, 4)
-    kernel = gpu._way("sum_product", v, h)[0]
+    kernel = gpu._choose_kernel("sum_product", v, h)[0]
     worst = float(np.abs(reference.sigmoid(found.lv.get()) - reference.sigmoid(want.lv)).max())
     return record(args, f"one launch of {kernel}", worst <= 1e-5, difference=worst)
 
@@ -386,13 +386,8 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
             for body in (gpu, reference):
                 scorer = body.make_scorer(scores, starts)
                 total, square = np.zeros((k, p)), np.zeros((k, p) if own else k)
-                image, gram, moment = (
-                    np.zeros((k, q, p)),
-                    np.zeros((k, q, q)),
-                    np.zeros((k, p * (p + 1) // 2)),
-                )
+                image, gram = np.zeros((k, q, p)), np.zeros((k, q, q))
                 body.add_images(body.make_bank(means, bases, own), x, groups, total, square, image, gram)
-                body.add_moments(means, x, groups, np.zeros((k, p)), moment)
                 more, trace = np.zeros((k, q, p)), np.zeros((k, 7))
                 body.add_tangents(
                     body.make_bank(0 * means, bases, False), x, groups, frame, factors, more, trace
@@ -404,7 +399,7 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
                 if k < 2:  # an empty run has no best score
                     best = best[:, 1:]
                 scan = body.all_scores(scorer, x, 0, 2), best
-                results.append([*scan, total, square, image, gram, moment, more, trace, rows, far])
+                results.append([*scan, total, square, image, gram, more, trace, rows, far])
             name = f"{n} rows, K = {k}, {'noise by feature' if own else 'one noise'}"
             yield name, *results, 1e-4
 

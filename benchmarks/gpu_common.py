@@ -30,7 +30,7 @@ from scalelatent.engine.backend import find_kernel as find_body
 from scalelatent.errors import RunError
 from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
 from scalelatent.models.capsule.model.members import Members
-from scalelatent.models.capsule.model.start import schedule_arrays, subspace_start
+from scalelatent.models.capsule.model.start import parse_schedule, subspace_start
 from scalelatent.reductions.moments import SecondMoments
 
 CLASSES = 10
@@ -353,7 +353,7 @@ def start(members: Members, data: dict[str, np.ndarray], passes: int, backend: A
     """The state after a subspace start and a few passes of plain EM."""
     x, y = data["float32"], data["y"]
     moments = run_pass(SecondMoments(x.shape[1], CLASSES), None, backend, split(x, y, 4096))
-    nu, patience, scheduled = schedule_arrays(None)
+    nu, patience, scheduled = parse_schedule(None)
     em = CapsuleEM(members, moments["moment"], nu, patience, scheduled, 0.0, 0.0, 0.0, passes + 1, None, 0)
     state = initial_state(subspace_start(members, moments["moment"], moments["weight"]), members.n_members)
     for _ in range(passes):

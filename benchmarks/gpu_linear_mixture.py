@@ -111,17 +111,16 @@ def check_kernels(
     for body in (kernel, lambda name: getattr(reference, name)):
         total, square, image = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p))
         gram, tangent = np.zeros((k, q, q)), np.zeros((k, q, p))
-        trace, moment = np.zeros((k, len(TANGENTS))), np.zeros((k, p * (p + 1) // 2))
+        trace = np.zeros((k, len(TANGENTS)))
         bank = body("make_bank")(means, wide, False)
         body("add_images")(bank, x, groups, total, square, image, gram)
         still = body("make_bank")(np.zeros((k, p)), wide, False)
         body("add_tangents")(still, x, groups, frame, factors, tangent, trace)
-        body("add_moments")(means, x, groups, np.zeros((k, p)), moment)
         planes, tangents = body("make_planes")(scores), body("tangent_rows")(x, shape, TANGENTS[:6], 0.6)
         candidates = np.tile(np.arange(min(k, 3), dtype=np.int32), (n, 1))
         far = body("tangent_distance")(planes, x, tangents, candidates)
-        sums.append([total, square, image, gram, tangent, trace, moment, tangents, far])
-    names = "sums, squares, images, grams, images of tangents, their squares, moments, tangents"
+        sums.append([total, square, image, gram, tangent, trace, tangents, far])
+    names = "sums, squares, images, grams, images of tangents, their squares, tangents"
     for what, found, want in zip([*names.split(", "), "tangent distances"], *sums, strict=True):
         yield line(f"{what}, {name}", apart(found, want), 1e-4)
 
@@ -132,7 +131,7 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
     y = np.arange(n) % 2
     x = (rng.normal(size=(n, 4)) @ rng.normal(size=(4, p)) + 3.0 * y[:, None]).astype(np.float32)
     x /= np.abs(x).max()
-    options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "max_iter": 3, "statistics": "images"}
+    options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "max_iter": 3}
     told = [
         sl.LinearMixtureClassifier(device=device, n_jobs=1, random_state=0, **options).fit(x, y).history_
         for device in ("cpu", card_device())

@@ -142,13 +142,13 @@ def curves(args: Any) -> dict[str, Any]:
 
 
 def plot(found: dict[str, Any], path: Any) -> None:
-    from scalelatent.report.style import COLORS, new_figure, quiet_axes, write_png
+    from scalelatent.report.style import COLORS, new_figure, style_axes, write_png
 
     figure = new_figure(9, 3.4)
     halves = [name for name in found if "chains" not in name], ["forgetting 0.98"]
     halves[1].extend(name for name in found if "chains" in name)
     for axes, names in zip(figure.subplots(1, 2, sharey=True), halves, strict=True):
-        quiet_axes(axes)
+        style_axes(axes)
         for name, color in zip(names, COLORS, strict=False):
             label = "one chain" if axes.get_subplotspec().colspan.start and "chains" not in name else name
             axes.plot(found[name]["images"], found[name]["found"], color=color, label=label)

@@ -2,8 +2,6 @@
 
 scan      best of all sub-classes on rows in memory, fold included, for K (h + 1) columns: against sgemm of
           the same rows and columns (the faster of both orders of its operand)
-moments   grouped symmetric moments, gather and float64 sums included, K = 100, 64 rows a group and more:
-          against sgemm of R'R on as many rows, counted as 2 n p² though half of it is done
 images    images of bases of 16 directions with their sums: against their two products in sgemm, group by
           group
 tangents  six tangents of each row in the images: against their products alone in sgemm
@@ -70,23 +68,6 @@ def scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[
     }
 
 
-def moments(p: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Rates of grouped moments and of R'R."""
-    k = 100
-    n = k * each
-    x, means = rng.random((n, p), dtype=np.float32), rng.random((k, p))
-    groups = group_rows(rng.permutation(np.repeat(np.arange(k), each)), 0, k)
-    total, moment = np.zeros((k, p)), np.zeros((k, p * (p + 1) // 2))
-    other, out = x.copy(), np.empty((p, p), dtype=np.float32)
-    few = slice(0, min(n, 6400))
-    ways = {"ours": lambda: cpu.add_moments(means, x, groups, total, moment)}
-    ours = rates(ways, 2.0 * n * p * p, rounds)["ours"]
-    # Other rows: of equal operands numpy makes a symmetric product.
-    blas = {"whole": lambda: np.matmul(x[few].T, other[few], out=out)}
-    sgemm = rates(blas, 2.0 * len(x[few]) * p * p, rounds)["whole"]
-    return {"p": p, "rows a group": each, "GF/s": ours, "sgemm GF/s": sgemm, "times sgemm": ours / sgemm}
-
-
 def images(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
     """Rates of images and of their products."""
     n, q = k * each, 16
@@ -149,10 +130,10 @@ def main() -> None:
     """Measure, print, write."""
     arguments = parser(__doc__, "linear_mixture_kernels")
     arguments.add_argument("--rounds", type=int, default=7)
-    arguments.add_argument("--part", choices=("scan", "moments", "images", "distance"), help="one alone")
+    arguments.add_argument("--part", choices=("scan", "images", "distance"), help="one alone")
     args = arguments.parse_args()
     rng, results = np.random.default_rng(args.seed), {}
-    for part in ("scan", "moments", "images", "distance"):
+    for part in ("scan", "images", "distance"):
         if args.part not in (None, part):
             continue
         found = []
@@ -161,8 +142,6 @@ def main() -> None:
                 continue
             if part == "scan":
                 found += [scan(p, k, h, rng, args.rounds) for _, k, h in (SCANS if p <= 784 else WIDE)]
-            elif part == "moments":
-                found += [moments(p, each, rng, args.rounds) for each in (64, 300)]
             elif part == "images":
                 found += [images(p, 100, each, rng, args.rounds) for each in (20, 300)]
             else:

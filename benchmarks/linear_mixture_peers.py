@@ -84,7 +84,7 @@ def pass_seconds(model: Any) -> float:
 
 def density(x: np.ndarray, seed: int, **params: Any) -> Any:
     """One of ours."""
-    common: dict[str, Any] = {"n_jobs": THREADS, "random_state": seed, "tol": 0.0, "statistics": "images"}
+    common: dict[str, Any] = {"n_jobs": THREADS, "random_state": seed, "tol": 0.0}
     return sl.LinearMixture(**common, **params).fit(x)
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 from scalelatent.errors import DataError
 from scalelatent.models.mbn.report_figures import scatter
-from scalelatent.report.style import ACCENT, COLORS, INK, MUTED, WARN, new_figure, quiet_axes
+from scalelatent.report.style import ACCENT, COLORS, INK, MUTED, WARN, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], name: str, *, logarithmic: bool = False
             axes.set_xticks(list(sweep.values), [f"{value:g}" for value in sweep.values])
             axes.minorticks_off()
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        quiet_axes(axes)
+        style_axes(axes)
     for axes in panels[len(sweeps) :]:
         axes.remove()
     handles, labels = panels[0].get_legend_handles_labels()

@@ -1,8 +1,8 @@
 """Error against rows read on infinite digits, multiclass, d = 4: batch EM with the paper's schedule, stepwise
-and incremental EM, passive-aggressive: python benchmarks/online_capsule.py FOLDER
+EM, passive-aggressive learning: python benchmarks/online_capsule.py FOLDER
 
 The dataset is made in FOLDER from MNIST rows 0:50000 (validation 50000:60000 and the test set stay
-untouched). All four fits end by the validation error of their schedules or at their last pass; the curve is
+untouched). All three fits end by the validation error of their schedules or at their last pass; the curve is
 the validation error of the model of the moment, the number beside it the test error of the model that was
 kept. In parts: --only stepwise --partial FILE runs one fit and adds it to FILE; without --only the fits that
 FILE lacks are run, then JSON and PNG are written. Needs SCALELATENT_DATA.
@@ -19,12 +19,11 @@ import numpy as np
 from common import infinite_digits, parser, write
 
 import scalelatent as sl
-from scalelatent.report.style import COLORS, INK, new_figure, quiet_axes
+from scalelatent.report.style import COLORS, INK, new_figure, style_axes
 
 NAMES = {
     "em": "batch EM",
     "stepwise": "stepwise EM",
-    "incremental": "incremental EM",
     "passive_aggressive": "passive-aggressive",
 }
 TARGET_POINTS, TARGET_SHARE = 0.3, 0.1
@@ -90,7 +89,7 @@ def picture(fits: dict[str, Any], rows: int, path: Path) -> None:
     """Validation error against rows read."""
     figure = new_figure(6.4, 4.0)
     ax = figure.add_subplot()
-    quiet_axes(ax)
+    style_axes(ax)
     colours = (INK, COLORS[0], COLORS[1], COLORS[4])
     for (name, fit), colour in zip(fits.items(), colours, strict=True):
         seen, _, best = np.array(fit["curve"]).T

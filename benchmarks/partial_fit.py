@@ -13,7 +13,7 @@ import numpy as np
 from common import parser, write
 
 import scalelatent as sl
-from scalelatent.models.capsule.partial_fit import cpu_backend, stream_options
+from scalelatent.models.capsule.partial_fit import get_cpu_backend, stream_options
 
 
 def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> d
         whole.append(middle - begin)
         codes, dense = y[part].astype(np.int32), x[part].astype(np.float32)
         begin = time.perf_counter()
-        twin._stream.running.learn(dense, codes, None, options, cpu_backend())
+        twin._stream.learn(dense, codes, None, options, get_cpu_backend())
         inner.append(time.perf_counter() - begin)
     call, math = (1e6 * float(np.median(times)) for times in (whole, inner))
     record = {

@@ -44,11 +44,6 @@ JOBS: dict[str, tuple[int, str, str]] = {
         "digits",
         "kind = 'capsule'\ncapsule_dim = 8\nalgorithm = 'stepwise'\nn_epochs = 10",
     ),
-    "capsule incremental": (
-        60_000,
-        "digits",
-        "kind = 'capsule'\ncapsule_dim = 4\nalgorithm = 'incremental'\nn_epochs = 10",
-    ),
     "capsule passive_aggressive": (
         60_000,
         "digits",

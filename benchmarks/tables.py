@@ -780,9 +780,6 @@ def mixture_kernels() -> Iterable[Iterable[Any]]:
             f"{r['GF/s']:.0f} GF/s",
             f"{r['share']:.2f} of sgemm",
         )
-    for r in found["moments"]:
-        size = f"p = {r['p']}, {r['rows a group']} rows a group"
-        yield "grouped moments, as 2np²", size, f"{r['GF/s']:.0f} GF/s", f"{r['times sgemm']:.2f} x sgemm"
     for r in found["images"]:
         size = f"p = {r['p']}, {r['rows a group']} rows a group"
         for work in ("images", "six tangents"):

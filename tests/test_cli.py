@@ -186,7 +186,7 @@ def test_shuffle(scalelatent, digits):
         (("join", "tcp://127.0.0.1:0"), "its port 0 is none of 1 to 65535"),
     ],
 )
-def test_ports_that_cannot_be(scalelatent, arguments, told):
+def test_invalid_ports_are_refused(scalelatent, arguments, told):
     said = scalelatent("cluster", *arguments, code=2).err
     assert told in said
     assert len(said.splitlines()) == 1
@@ -300,9 +300,7 @@ COMPUTING = {
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 @pytest.mark.parametrize("line", COMPUTING)
-def test_every_verb_that_computes_says_once_that_kernels_are_compiled(
-    scalelatent, monkeypatch, line, as_json
-):
+def test_computing_verbs_announce_compilation_once(scalelatent, monkeypatch, line, as_json):
     def compute(*args, **kwargs):
         assert fresh_kernel()(1) == fresh_kernel()(1) == 2
         raise DataError("enough")
@@ -386,7 +384,7 @@ def unforeseen(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_what_nobody_foresaw_is_one_line_with_the_place_of_its_traceback(scalelatent, unforeseen, tmp_path):
+def test_unexpected_error_is_one_line_with_the_path_of_its_traceback(scalelatent, unforeseen, tmp_path):
     said = scalelatent("data", "info", "x.zarr", code=70).err
     assert said.count("\n") == 1
     assert said.startswith("error: KeyError: 'a line")
@@ -402,7 +400,7 @@ def test_what_nobody_foresaw_is_one_line_with_the_place_of_its_traceback(scalela
         main(["data", "info", "x.zarr", "--debug"])
 
 
-def test_the_traceback_of_a_run_lies_in_its_folder(scalelatent, monkeypatch, tmp_path):
+def test_traceback_of_a_run_is_written_to_its_folder(scalelatent, monkeypatch, tmp_path):
     from scalelatent.jobs import runfolder
 
     run = tmp_path / "run"
@@ -416,7 +414,7 @@ def test_the_traceback_of_a_run_lies_in_its_folder(scalelatent, monkeypatch, tmp
     assert "ZeroDivisionError" in file.read_text()
 
 
-def test_a_traceback_takes_the_place_of_no_file(tmp_path, monkeypatch):
+def test_traceback_overwrites_no_file(tmp_path, monkeypatch):
     from scalelatent.cli import exits
 
     class Clock:
@@ -443,7 +441,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_ctrl_c_is_told_as_json_too(scalelatent, monkeypatch):
+def test_ctrl_c_is_reported_as_json(scalelatent, monkeypatch):
     from scalelatent import data
 
     def stop(url):
@@ -472,7 +470,7 @@ def test_entry_point_runs():
     assert done.stdout == ""
 
 
-def test_scores_and_outputs_of_a_saved_dataset_refuse_themselves(tmp_path):
+def test_output_over_the_input_dataset_is_refused(tmp_path):
     from scalelatent.errors import JobError
     from scalelatent.jobs.runs import write_rows
 

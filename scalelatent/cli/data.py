@@ -116,9 +116,9 @@ def append(
     """Append rows to a dataset."""
     from scalelatent.data import append_rows
     from scalelatent.storage.disk import locate
-    from scalelatent.storage.guard import clears_too
+    from scalelatent.storage.write_checks import contains
 
-    if clears_too(locate(url), locate(source)):
+    if contains(locate(url), locate(source)):
         raise JobError(
             f"{source} is appended to itself, {url}: name the rows to append; to have each row twice, append "
             f"a copy: scalelatent data convert {url} COPY"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.errors import DataError
-from scalelatent.storage.stores import known_place, place_of
+from scalelatent.storage.stores import find_location, recorded_location
 
 from . import schema
 from .columns import Columns, PairedRows, Shifted, as_binary, label_source
@@ -212,7 +212,7 @@ class Dataset:
     def from_spec(cls, spec: schema.DatasetSpec) -> Dataset:
         """Open the rows that `spec` describes, in any process; raise DataError if the rows have changed."""
         url, mark = spec["url"], spec.get("access")
-        stamp = known_place(url, mark).stamp("zarr.json")
+        stamp = recorded_location(url, mark).stamp("zarr.json")
         if stamp is None:
             raise DataError(
                 f"dataset {url} is not there, or not seen from {socket.gethostname()} by what opened it "
@@ -795,7 +795,7 @@ def open_dataset(
     >>> open_dataset(fsspec.filesystem("memory").get_mapper("/doc-open")).read_y(0, 4).tolist()
     [0, 1, 0, 1]
     """
-    return Dataset(Columns(**open_columns(place_of(url, storage_options))))
+    return Dataset(Columns(**open_columns(find_location(url, storage_options))))
 
 
 def _reopened(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:
@@ -810,7 +810,7 @@ def _reopened(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset
 @functools.lru_cache(maxsize=16)
 def _open_cached(url: str, mark: str | None, stamp: Hashable) -> Dataset:
     """Open a dataset once per process and per state of its metadata file (`stamp`)."""
-    return open_dataset(known_place(url, mark))
+    return open_dataset(recorded_location(url, mark))
 
 
 def _hash_rows(ds: Dataset) -> str:

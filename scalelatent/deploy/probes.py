@@ -215,7 +215,10 @@ def look_at_cluster(
 ) -> ClusterView:
     """Ask the workers by probes, or for ``skew`` and ``scheduler``; all must answer if no time is given."""
     probes = sorted(PROBES.keys() & set(asked))
-    with _marked(wanted if "folder_trouble" in asked else replace(wanted, folder=None)) as (marked, trouble):
+    with _marked(wanted if "folder_trouble" in asked else replace(wanted, folder=None)) as (
+        marked,
+        trouble,
+    ):
         if seconds is None:
             answers = ask_every_worker(client, look, probes, marked)
         else:

@@ -17,10 +17,6 @@ from .callbacks import Callback
 from .checkpoints import KEEP_STATES, EngineStore
 from .order import RowOrder
 
-# Number of steps of an epoch, if there are enough rows; more steps gain little, because the data of a leaf is
-# always one epoch old.
-STEPS = 32
-LEAF_ROWS, MIN_LEAF_ROWS = 65536, 256  # bounds on the rows of a leaf, which is one block in memory
 _LEAF = re.compile(r"leaf-(?P<stage>.+)-(?P<epoch>\d{6,})-(?P<row>\d+)\.rec")
 
 
@@ -111,16 +107,6 @@ class DropLeaves(Callback):
                 continue
             if before is None or int(found["epoch"]) < before:
                 place.delete(name)
-
-
-def make_leaf_order(
-    n_rows: int, n_chains: int, batch_rows: int | None = None, min_leaf_rows: int = MIN_LEAF_ROWS
-) -> RowOrder:
-    """Return an order whose chains are leaves: rows in the order of the dataset, the same in each epoch."""
-    if batch_rows is None:
-        rows = max(-(-n_rows // (STEPS * n_chains)), min(max(min_leaf_rows, MIN_LEAF_ROWS), LEAF_ROWS))
-        batch_rows = n_chains * min(rows, LEAF_ROWS, -(-n_rows // n_chains))
-    return RowOrder(n_rows, 0, batch_rows, n_chains=n_chains, shuffle=False)
 
 
 def count_leaves(order: RowOrder) -> int:

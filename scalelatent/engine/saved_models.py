@@ -15,7 +15,7 @@ import numpy as np
 from scalelatent.contract.kinds import find_kind, known_kinds
 from scalelatent.errors import DataError, JobError, ScalelatentError
 from scalelatent.storage.disk import REMOVED, Location, locate
-from scalelatent.storage.guard import format_of
+from scalelatent.storage.write_checks import format_of
 
 if TYPE_CHECKING:
     import zarr

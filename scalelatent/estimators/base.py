@@ -116,8 +116,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Yield the steps of the fit (see :mod:`.steps`) over the rows ``"train"`` and ``"validation"``."""
         raise NotImplementedError
 
-    def _plan(self, told: Forecast) -> dict[str, Any]:
-        """Add the stages of a fit of ``told.train`` to the forecast ``told``, and return the whole plan."""
+    def _plan(self, forecast: Forecast, /) -> dict[str, Any]:
+        """Add the stages of a fit of ``forecast.train`` to the forecast, and return the whole plan."""
         raise NotImplementedError
 
     def _row_map(self, what: Any) -> RowMap:

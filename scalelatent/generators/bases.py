@@ -11,7 +11,7 @@ import numpy as np
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
-from scalelatent.storage.guard import refuse_onto
+from scalelatent.storage.write_checks import check_not_own_input
 
 
 @functools.lru_cache(maxsize=1)
@@ -56,7 +56,7 @@ def open_stored_base(name: str, url: str) -> Dataset:
     """The dataset that `base_name` named."""
 
     place = name if "://" in name else absolute(name, url)
-    refuse_onto(url, place)
+    check_not_own_input(url, place)
     return open_dataset(place)
 
 

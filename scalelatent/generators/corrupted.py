@@ -23,7 +23,7 @@ from scalelatent.kernels import corruption_compiled as compiled
 from scalelatent.kernels.corruption import check_corruption, draws_of
 from scalelatent.kernels.random_words import check_seed
 from scalelatent.storage.disk import locate
-from scalelatent.storage.guard import clears_too
+from scalelatent.storage.write_checks import contains
 
 from .bases import base_name, check_base_rows, open_base
 from .make import Progress, make_rows
@@ -218,7 +218,7 @@ def make_corrupted(
     where = locate(url)
     place, pure = where.url, locate(clean_url(where.url) if clean is None else clean)
     target = pure.url
-    if clears_too(where, pure) or clears_too(pure, where):
+    if contains(where, pure) or contains(pure, where):
         raise DataError(f"{place} cannot hold both the corrupted and the clean images; give another --clean")
     ds = open_base(base_name(base, place), place)
     open_base(base_name(base, target), target)  # the base is none of the two outputs

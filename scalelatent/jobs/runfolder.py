@@ -43,7 +43,7 @@ from scalelatent.errors import JobError, RunError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import locate
 from scalelatent.storage.linelog import LineLog
-from scalelatent.storage.locks import Lock, lock_of
+from scalelatent.storage.locks import Lock, find_lock
 
 from .spec import FORMAT, Job
 
@@ -221,7 +221,7 @@ class RunFolder:
             if isinstance(state.get(key), int | float):  # format of earlier versions
                 state[key] = time_text(state[key])
         if state.get("state") == "running":
-            holder = lock_of(self.place, "lock").holder()
+            holder = find_lock(self.place, "lock").holder()
             if holder is None:
                 place = f" on {state['driver']}" if state.get("driver") else ""
                 state |= {"state": "failed", "driver_lost": True}
@@ -287,7 +287,7 @@ class RunFolder:
     @contextmanager
     def lock(self, patience: float = 0.0, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
         """Lock the run folder, because two drivers of one folder would overwrite each other's files."""
-        guard = lock_of(self.place, "lock", thread=threading.current_thread().name)
+        guard = find_lock(self.place, "lock", thread=threading.current_thread().name)
         deadline = time.monotonic() + patience
         while True:
             try:

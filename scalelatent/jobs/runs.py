@@ -122,7 +122,7 @@ def write_report(
 ) -> str:
     """Build the report of a finished run from `data`, or from the rows of its job."""
     from scalelatent.report import build_report
-    from scalelatent.report.sampled import check_width
+    from scalelatent.report.runfiles import check_width
 
     estimator, folder = load_run(run)
     if folder is None:

@@ -1,19 +1,20 @@
-"""Eigenvectors that several models need, with signs that are the same on every machine."""
+"""Eigenvectors and inverses of second moments; the signs are the same on every machine."""
 
 from __future__ import annotations
 
 import numpy as np
 
 
-def signs(vectors: np.ndarray) -> np.ndarray:
-    """-1 for each column (of a stack) whose entry of largest magnitude is negative, else 1."""
+def column_signs(vectors: np.ndarray) -> np.ndarray:
+    """Return -1 for each column (…, n, columns) whose entry of largest magnitude is negative, else 1."""
     rows = np.abs(vectors).argmax(axis=-2)[..., None, :]
     return np.where(np.take_along_axis(vectors, rows, axis=-2)[..., 0, :] < 0, -1.0, 1.0)
 
 
 def leading_eigenvectors(moment: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The n largest eigenvalues of symmetric matrices (…, p, p), decreasing, and their vectors (…, p, n); the
-    entry of largest magnitude of each is positive.
+    """Return the n largest eigenvalues, decreasing, and eigenvectors (…, p, n) of symmetric (…, p, p).
+
+    The entry of largest magnitude of each eigenvector is positive.
     """
     from scipy.linalg import eigh
 
@@ -26,31 +27,51 @@ def leading_eigenvectors(moment: np.ndarray, n: int) -> tuple[np.ndarray, np.nda
         return np.zeros(0), np.zeros((p, 0))
     values, vectors = eigh(moment, subset_by_index=[p - n, p - 1])
     values, vectors = values[::-1], vectors[:, ::-1]
-    return values.copy(), vectors * signs(vectors)
+    return values.copy(), vectors * column_signs(vectors)
 
 
-def ritz(bases: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ritz values (…, q), decreasing, and rotations (…, q, q) of orthonormal bases B, by their images S B."""
+def ritz_pairs(bases: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return Ritz values (…, q), decreasing, and rotations (…, q, q) of orthonormal bases B from S B."""
     product = np.swapaxes(bases, -1, -2) @ images
     values, turn = np.linalg.eigh(0.5 * (product + np.swapaxes(product, -1, -2)))
     return values[..., ::-1], turn[..., ::-1]
 
 
 def unit_scale(moment: np.ndarray) -> np.ndarray:
-    """Return the factors (p,) that bring features to unit mean square; 1 for a feature without values."""
+    """Return the factors (p,) that scale features to unit mean square; 1 for a feature of zeros."""
     squares = np.diagonal(moment)
     return 1 / np.sqrt(np.where(squares > 0, squares, 1.0))
 
 
-def inverse_on_rows(
+def invert_on_rows(
     moment: np.ndarray, least: float, ridge: np.ndarray | float = 0.0, relative_jitter: float = 0.0
 ) -> np.ndarray:
-    """Return (S + ridge)^-1 of second moments, (p, p), the ridge being a number or one for each column.
+    """Return (S + ridge)^-1 of second moments S (p, p), on the directions that the rows have.
 
-    Without a ridge a small share of S is added instead.
+    Parameters
+    ----------
+    moment : ndarray of float64, shape (p, p)
+    least : float
+        Directions whose eigenvalue is at most this share of the largest are excluded, because rounding errors
+        would turn into weights there.
+    ridge : float or ndarray of float64, shape (p,)
+        Added to the diagonal.
+    relative_jitter : float
+        Share of the mean eigenvalue that is added to all eigenvalues if there is no ridge.
 
-    Features have unit mean square meanwhile, so that their units do not decide. Directions that no row has
-    (eigenvalues at ``least`` of the largest) are left out: there rounding would turn into weights.
+    Returns
+    -------
+    ndarray of float64, shape (p, p)
+
+    Notes
+    -----
+    Features are scaled to unit mean square first, so that the result does not depend on their units.
+
+    Examples
+    --------
+    >>> invert_on_rows(np.diag([4.0, 0.0]), 1e-10)
+    array([[0.25, 0.  ],
+           [0.  , 0.  ]])
     """
     moment = moment + np.eye(len(moment)) * ridge
     unit = unit_scale(moment)
@@ -59,7 +80,7 @@ def inverse_on_rows(
     kept = values > least * max(values[-1], np.finfo(float).tiny)
     scaled = vectors[:, kept] * unit[:, None]
     inverse = (scaled / (values[kept] + added)) @ scaled.T
-    if not kept.all():  # back into the directions of the rows, which the scales have tilted
+    if not kept.all():  # back to the directions of the rows, which the scaling has changed
         span = np.linalg.qr(vectors[:, kept] / unit[:, None])[0]
         inverse = span @ (span.T @ inverse @ span) @ span.T
     return np.asarray(inverse)

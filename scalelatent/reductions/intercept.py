@@ -1,8 +1,8 @@
-"""Rows about their mean, with a constant column: what gives a linear map of rows an intercept.
+"""Intercept of a linear map: rows minus their mean, with a constant column.
 
-A map W of the rows [x - mean, constant] is W_x (x - mean) + constant w, so that learners, kernels and
-projections see a column more and need no code of their own. The mean is subtracted before rows are cast to
-float32, which keeps the digits of rows far from the origin.
+The product of W with a row [x - mean, constant] is W_x (x - mean) + constant w. Learners, kernels and
+projections therefore only see one more column. The mean is subtracted before rows are cast to float32, which
+keeps the digits of rows far from the origin.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-# Mean squares of a feature that rounding makes: of its mean in float32, and of sums about another point.
+# Mean squares of a feature that are rounding errors: relative to its squared mean, which is float32, and to
+# the squared shift between the first and the final mean.
 MEAN_NOISE, SUM_NOISE = 4e-15, 1e-13
 
 
 @dataclass(frozen=True)
 class Intercept:
-    """The map x -> [x - mean, constant] of rows."""
+    """Map of rows x -> [x - mean, constant]."""
 
-    # float32 (p,), so that float32 rows and sums in float64 are of the same rows
+    # float32 (p,), so that float32 rows and float64 sums use the same mean.
     mean: np.ndarray
     constant: float
 
-    def rows(self, backend: Backend, x: Array, dtype: npt.DTypeLike, name: str) -> Array:
+    def map_rows(self, backend: Backend, x: Array, dtype: npt.DTypeLike, name: str) -> Array:
         """Return the mapped rows, (rows, p + 1), in a named buffer of the backend."""
         check_same_width(x.shape[1], len(self.mean))
         dtype = np.dtype(np.float64 if backend.name == "reference" else dtype)
-        # Rows of float64 or of large integers keep their digits until the mean is subtracted.
+        # Rows of float64 or large integers keep their digits until the mean is subtracted.
         given = backend.asarray(x, np.result_type(x.dtype, dtype), f"{name}.given")
         out = backend.buffer(name, (len(x), len(self.mean) + 1), dtype)
         backend.xp.subtract(given, backend.table(self).mean, out=out[:, :-1])
@@ -43,18 +44,21 @@ class Intercept:
         return out
 
 
-def mapped_rows(
+def map_rows(
     intercept: Intercept | None, backend: Backend, x: Array, dtype: npt.DTypeLike, name: str
 ) -> Array:
-    """Return rows with their intercept where there is one, else as they are; contiguous, of ``dtype``."""
-    return backend.asarray(x, dtype, name) if intercept is None else intercept.rows(backend, x, dtype, name)
+    """Return contiguous rows of ``dtype``, mapped by the intercept if there is one."""
+    if intercept is None:
+        return backend.asarray(x, dtype, name)
+    return intercept.map_rows(backend, x, dtype, name)
 
 
-def recentred(moment: np.ndarray, first: Intercept) -> tuple[np.ndarray, Intercept]:
-    """Return second moments (m, p + 1, p + 1) about the mean of all rows, and the intercept they are of.
+def recenter(moment: np.ndarray, first: Intercept) -> tuple[np.ndarray, Intercept]:
+    """Return the second moments (m, p + 1, p + 1) about the mean of all rows, and their intercept.
 
-    ``moment`` are those about ``first``. The constant is the root mean squared length of the rows about their
-    mean: the intercept then takes part in leading directions in any units.
+    ``moment`` are the second moments about ``first``. The constant of the new intercept is the root mean
+    squared length of the rows about their mean, so that the constant column matters in any units of the
+    features.
     """
     total = moment.sum(axis=0)
     n = max(total[-1, -1], np.finfo(float).tiny)
@@ -62,7 +66,7 @@ def recentred(moment: np.ndarray, first: Intercept) -> tuple[np.ndarray, Interce
     shift = np.eye(len(total))
     shift[:-1, -1] = first.mean.astype(np.float64) - mean
     moment = shift @ moment @ shift.T
-    # What rounding leaves of features that do not vary would pass for directions of the rows.
+    # Rounding errors of features that do not vary would look like directions of the rows.
     flat = np.diagonal(moment.sum(axis=0))[:-1] <= n * (
         MEAN_NOISE * mean**2 + SUM_NOISE * shift[:-1, -1] ** 2
     )

@@ -1,6 +1,6 @@
-"""Figures of the papers and one self-contained HTML page from a run folder.
+"""Reports of runs: one self-contained HTML page with figures, and comparisons of several runs.
 
-Names are loaded when first used: matplotlib and jinja2 cost nothing where no report is asked for.
+Names are imported on first use, so that matplotlib and jinja2 are only loaded for a report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a run folder, a model and rows to the report."""
+"""Build the report of a run from its run folder, its model and some rows."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from scalelatent.contract.kinds import find_kind, import_object
 from scalelatent.data import Dataset
 from scalelatent.errors import DataError
 
-from .explained import how_to_use
 from .figures import plot_learning
+from .interpretation import usage_snippet
 from .page import Page, Picture, Section, Table, count, duration, write_page
 from .runfiles import RunFiles, read_run
-from .style import COLORS, new_figure, quiet_axes
+from .style import COLORS, new_figure, style_axes
 
 if TYPE_CHECKING:
     from scalelatent.estimators.base import StreamedEstimator
 
-DRAWN = 30  # candidates that a figure of a search shows: the best ones
+MAX_DRAWN = 30  # upper bound on the candidates in the figure of a search, the best ones first
 
 
 def build_report(
@@ -35,23 +35,23 @@ def build_report(
 ) -> str:
     """Write ``report/index.html`` and its figures into a run folder.
 
-    The page is one file without outside resources; the figures lie beside it as PNG files too. What is
-    missing (history, rows, labels, validation) is left out and named on the page.
+    The page is one file that loads no other resource; the figures are also written next to it as PNG files.
+    If history, rows, labels or validation are missing, the page says so and omits their figures.
 
     Parameters
     ----------
     run_dir : path or str
-        A run folder; read are ``job.json``, ``metrics.jsonl``, ``events.jsonl``, and ``model.zarr`` where no
-        model is given.
+        A run folder. The function reads ``job.json``, ``metrics.jsonl``, ``events.jsonl``, and, without
+        ``model``, ``model.zarr``.
     model : estimator, optional
         The fitted model.
     data : Dataset, optional
-        Rows with labels (or outputs) for figures and errors: test rows, or validation or training rows. They
-        are streamed; one pass, in bounded memory.
+        Rows with labels (or outputs) for figures and errors: test, validation or training rows. They are
+        read in one pass, in bounded memory.
     role : {"test", "validation", "training"}, optional
-        What ``data`` are; by default what the job tells: the first of these three that it names.
+        Name of ``data`` on the page; by default the first of these three that the job names.
     progress : callable, optional
-        Called with rows done and rows in all.
+        Called with the number of finished rows and the number of all rows.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def build_report(
     Raises
     ------
     DataError
-        No such folder, or neither a model given nor one in the folder.
+        The folder does not exist, or there is no model, neither given nor in the folder.
 
     Examples
     --------
@@ -83,74 +83,67 @@ def build_report(
         run.history = [dict(record) for record in model.history_]
         run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
     place = find_kind(model._kind).report
-    section: Section = (import_object(place) if place else plain_section)(
+    section: Section = (import_object(place) if place else default_section)(
         model, data, run, _rows_name(run, role), progress
     )
-    page = Page(
-        _title(run),
-        section.subtitle,
-        headline=section.headline,
-        numbers=section.numbers,
-        explained=section.explained,
-        pictures=section.pictures,
-        notes=run.notes,
-        settings=run.settings(),
-        links=run.links(),
-    )
+    title = str(run.job.get("job", {}).get("name") or run.place.url.rstrip("/").rsplit("/", 1)[-1])
+    page = Page(title, section, notes=run.notes, settings=run.settings(), links=run.links())
     if run.search:
-        page.tables.append(candidates_table(run.search))
-        page.pictures.append(candidates_picture(run.search))
-    if run.place.has("model.zarr/zarr.json"):
-        page.snippet = section.snippet
+        page.tables.append(make_candidates_table(run.search))
+        section.pictures.append(draw_candidates(run.search))
+    if not run.place.has("model.zarr/zarr.json"):
+        section.snippet = ""
     return write_page(page, run.place.at("report"))
 
 
-def plain_section(
+def default_section(
     model: StreamedEstimator,
     data: Dataset | None,
     run: RunFiles,
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """The part of a report of any kind that has none of its own: how the model learned."""
+    """Return the report section of a kind without its own section: numbers and curves of the training."""
     name = type(model).__name__
     passes = len({record["pass"] for record in run.history})
     table = [("passes", f"{passes:,}")]
     seconds = sum(record.get("seconds") or 0.0 for record in run.history)
     if seconds > 0:
         trained = sum(record.get("rows") or 0 for record in run.history)
-        table += [("time in passes", duration(seconds)), ("rows a second", f"{trained / seconds:,.0f}")]
+        table += [("time in passes", duration(seconds)), ("rows per second", f"{trained / seconds:,.0f}")]
     if run.event("fit_started").get("rows"):
         table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
-    table.append(("features of a row", f"{model.n_features_in_:,}"))
+    table.append(("features per row", f"{model.n_features_in_:,}"))
     pictures = []
     if run.history:
-        told = [record["objective"] for record in run.history if record.get("objective") is not None]
+        objectives = [record["objective"] for record in run.history if record.get("objective") is not None]
         alt = f"Curves over {count(passes, 'pass', 'passes')}"
-        alt += f": from {told[0]:.4g} to {told[-1]:.4g}." if told else "."
-        words = "The objective of each pass above, errors below where there are some."
+        alt += f": from {objectives[0]:.4g} to {objectives[-1]:.4g}." if objectives else "."
+        words = "The objective after each pass (above) and, if the model has errors, the errors (below)."
         pictures.append(
             Picture("learning", "Objective against passes", words, alt, plot_learning(run.history))
         )
-    verb, gives = ("predict", "predictions") if hasattr(model, "predict") else ("transform", "its output")
-    return Section(name, table[:3], table, pictures, snippet=how_to_use(run, model, verb=verb, gives=gives))
+    verb, gives = ("predict", "predictions") if hasattr(model, "predict") else ("transform", "the output")
+    return Section(
+        name, table[:3], table, pictures, snippet=usage_snippet(run, model, verb=verb, gives=gives)
+    )
 
 
 def _history_of_best(run: RunFiles, model: StreamedEstimator) -> list[dict[str, Any]]:
-    """The passes of the model, among those of all candidates."""
+    """Return the pass records of the best model from the records of all candidates of a search."""
     if own := getattr(model, "history_", None):
         return [dict(record) for record in own]
-    if run.search.get("folds", 1) > 1:  # the last fit was that of the best
+    if run.search.get("folds", 1) > 1:  # the last fit refitted the best candidate
         starts = [i for i, (a, b) in enumerate(pairwise(run.history)) if b["pass"] <= a["pass"]]
         return run.history[starts[-1] + 1 :] if starts else run.history
-    run.notes.append("metrics.jsonl has the passes of all candidates: the curves of the best are left out.")
+    run.notes.append("metrics.jsonl mixes the passes of all candidates: the page has no curves of the best.")
     return []
 
 
 def _saved_model(run: RunFiles) -> StreamedEstimator:
     if not run.place.has("model.zarr/zarr.json"):
         raise DataError(
-            f"run folder {run.place.url} has no model.zarr, so there is nothing to report on yet: finish it "
+            f"run folder {run.place.url} has no model.zarr, so a report has no model to show; finish the run "
             f"with `scalelatent resume {run.place.url}`, or pass the fitted model"
         )
     from scalelatent.engine.saved_models import load_model
@@ -167,12 +160,8 @@ def _rows_name(run: RunFiles, role: str | None) -> str:
     return role
 
 
-def _title(run: RunFiles) -> str:
-    return str(run.job.get("job", {}).get("name") or run.place.url.rstrip("/").rsplit("/", 1)[-1])
-
-
-def candidates_table(search: Mapping[str, Any]) -> Table:
-    """All candidates, the best first."""
+def make_candidates_table(search: Mapping[str, Any]) -> Table:
+    """Return a table of all candidates of a search, the best first."""
     rows = [
         [
             str(one["rank"]),
@@ -184,13 +173,13 @@ def candidates_table(search: Mapping[str, Any]) -> Table:
         ]
         for one in _sorted(search)
     ]
-    head = ["rank", "parameters", str(search["scoring"]), "deviation over folds", "passes", "seconds a fit"]
-    return Table("candidates", f"The search: {count(len(rows), 'candidate')}", head, rows)
+    head = ["rank", "parameters", str(search["scoring"]), "deviation over folds", "passes", "seconds per fit"]
+    return Table("candidates", f"Search over {count(len(rows), 'candidate')}", head, rows)
 
 
-def candidates_picture(search: Mapping[str, Any]) -> Picture:
-    """Scores of the best candidates, with those of their folds."""
-    shown = [one for one in _sorted(search) if one["score"] is not None][:DRAWN]
+def draw_candidates(search: Mapping[str, Any]) -> Picture:
+    """Return a picture of the scores of the best candidates: each fold, and the mean."""
+    shown = [one for one in _sorted(search) if one["score"] is not None][:MAX_DRAWN]
     figure = new_figure(7.2, 1.2 + 0.28 * len(shown))
     axes = figure.subplots()
     at = np.arange(len(shown))
@@ -201,10 +190,10 @@ def candidates_picture(search: Mapping[str, Any]) -> Picture:
     axes.set_yticks(at, [_words(one["params"])[:60] for one in shown], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(str(search["scoring"]))
-    quiet_axes(axes)
+    style_axes(axes)
     of_all = "" if len(shown) == len(search["candidates"]) else f" of {len(search['candidates'])}"
     by = "validation rows" if search["folds"] == 1 else f"{search['folds']} folds"
-    caption = f"{count(len(shown), 'candidate')}{of_all}, the best on top: scores on {by}, and their mean."
+    caption = f"Scores of {count(len(shown), 'candidate')}{of_all} on {by}, and their mean; the best on top."
     alt = f"Best: {_words(shown[0]['params'])} with {shown[0]['score']:.4f}." if shown else "No scores."
     return Picture("candidates", "Candidates of the search", caption, alt, figure)
 
@@ -214,5 +203,5 @@ def _sorted(search: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _words(params: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{name} = {'none' if v is None else v}" for name, v in params.items())
-    return told or "as the model"
+    text = ", ".join(f"{name} = {'none' if v is None else v}" for name, v in params.items())
+    return text or "parameters of the model"

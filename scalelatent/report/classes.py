@@ -1,4 +1,4 @@
-"""What a page shows of any classifier: confusion, reliability, mistakes, tallied block by block."""
+"""Report parts of all classifiers, counted block by block: confusion, reliability, mistakes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .explained import error_text
 from .figures import plot_confusion, plot_reliability
+from .interpretation import format_error
 from .page import Picture, count
 from .pictures import image_shape, plot_mistakes
 from .style import percent
@@ -19,10 +19,10 @@ _TINY = np.finfo(np.float64).tiny
 
 
 @dataclass(frozen=True)
-class ClassesSeen:
-    """A block of rows and what the model makes of them."""
+class ClassifiedBlock:
+    """Block of rows with their true and predicted classes."""
 
-    start: int  # row number of the first
+    start: int  # number of the first row
     x: np.ndarray  # (n, features)
     truth: np.ndarray | None  # int32 (n,)
     guess: np.ndarray  # int32 (n,)
@@ -31,23 +31,23 @@ class ClassesSeen:
 
     @property
     def codes(self) -> np.ndarray:
-        """True classes where they are known, else predicted ones."""
+        """True classes if they are known, otherwise predicted classes."""
         return self.guess if self.truth is None else self.truth
 
 
 @dataclass
 class Confusion:
-    """True against predicted classes."""
+    """Counts of true against predicted classes."""
 
     counts: np.ndarray  # int64 (true classes, predicted classes)
-    weight: float = 0.0  # sum of row weights, 1 where there are none
-    missed: float = 0.0  # of rows predicted wrong
+    weight: float = 0.0  # sum of the row weights; a row without a weight counts 1
+    missed: float = 0.0  # sum of the weights of misclassified rows
 
     @classmethod
     def empty(cls, n_classes: int) -> Confusion:
         return cls(np.zeros((n_classes, n_classes), dtype=np.int64))
 
-    def add(self, seen: ClassesSeen) -> None:
+    def add(self, seen: ClassifiedBlock) -> None:
         m = len(self.counts)
         self.counts += np.bincount(seen.codes * m + seen.guess, minlength=m * m).reshape(m, m)
         weight = np.ones(len(seen.guess)) if seen.weight is None else seen.weight
@@ -56,24 +56,25 @@ class Confusion:
 
     @property
     def error(self) -> float:
-        """Share of rows (by weight) predicted wrong, as the estimator's ``score`` counts them."""
+        """Weighted share of misclassified rows, like the ``score`` of the estimator."""
         return self.missed / self.weight if self.weight else float("nan")
 
 
 @dataclass
 class Reliability:
-    """How often the predicted class is right, by the probability it was given; and the log-loss."""
+    """Share of correct predictions by predicted probability, and the log-loss."""
 
-    counts: np.ndarray  # by row weight, in 10 bins of equal width in probability, as the next two
-    confidence: np.ndarray  # summed probability
-    hits: np.ndarray
-    loss: float = 0.0  # summed -log P(true class), nats, by row weight
+    # The three arrays are weighted sums over the rows in each of 10 bins of equal width in probability.
+    counts: np.ndarray  # row weights
+    confidence: np.ndarray  # probabilities of the predicted classes
+    hits: np.ndarray  # correct predictions
+    loss: float = 0.0  # weighted sum of -log P(true class), in nats
 
     @classmethod
     def empty(cls) -> Reliability:
         return cls(*np.zeros((3, RELIABILITY_BINS)))
 
-    def add(self, seen: ClassesSeen) -> None:
+    def add(self, seen: ClassifiedBlock) -> None:
         rows, bins = np.arange(len(seen.guess)), len(self.counts)
         weight = np.ones(len(rows)) if seen.weight is None else seen.weight
         top = seen.score[rows, seen.guess]
@@ -85,24 +86,24 @@ class Reliability:
 
     @property
     def calibration_error(self) -> float:
-        """Mean distance between probability and share right, over rows (expected calibration error)."""
+        """Expected calibration error: mean distance between probability and share of correct rows."""
         return float(np.abs(self.hits - self.confidence).sum() / max(self.counts.sum(), _TINY))
 
     @property
     def log_loss(self) -> float:
-        """Mean -log P(true class), nats."""
+        """Mean of -log P(true class), in nats."""
         return self.loss / max(float(self.counts.sum()), _TINY)
 
 
 @dataclass
 class Mistakes:
-    """The rows that were predicted wrong with the highest score."""
+    """Misclassified rows with the highest scores of the predicted class."""
 
-    # (score, row, true code, predicted code, x), at most 20
+    # Tuples (score, row number, true code, predicted code, x), at most MISTAKES_KEPT of them.
     found: list[tuple[float, int, int, int, np.ndarray]] = field(default_factory=list)
 
-    def add(self, seen: ClassesSeen) -> None:
-        """Keep the worst."""
+    def add(self, seen: ClassifiedBlock) -> None:
+        """Add the misclassified rows of a block, and keep those with the highest scores."""
         if seen.truth is None:
             return
         wrong = np.flatnonzero(seen.truth != seen.guess)
@@ -120,45 +121,48 @@ class Mistakes:
         self.found = sorted(self.found, key=lambda row: (-row[0], row[1]))[:MISTAKES_KEPT]
 
 
-def confusion_text(confusion: Confusion) -> str:
-    """The error with its rows and interval."""
+def describe_confusion(confusion: Confusion) -> str:
+    """Return the error as text, with its number of rows and its 95 % interval."""
     rows = int(confusion.counts.sum())
     wrong = rows - int(confusion.counts.trace())
     if abs(confusion.weight - rows) > 1e-9 * rows:
         return f"{percent(confusion.error)} by weight ({wrong:,} of {count(rows, 'row')})"
-    return error_text(confusion.error, rows, wrong=wrong)
+    return format_error(confusion.error, rows, wrong=wrong)
 
 
-def calibration_text(kept: Reliability, more: str = "") -> str:
-    """The calibration error in words."""
-    total = max(float(kept.counts.sum()), 1e-300)
-    promised, right = float(kept.confidence.sum()) / total, float(kept.hits.sum()) / total
+def explain_calibration(reliability: Reliability, more: str = "") -> str:
+    """Return an explanation of the calibration error; ``more`` is added before the last sentence."""
+    total = max(float(reliability.counts.sum()), 1e-300)
+    promised, right = float(reliability.confidence.sum()) / total, float(reliability.hits.sum()) / total
     words = [
-        "The mean distance, in percentage points, between the probability that the predicted class is given "
-        "and the share of rows in which it is right, over ten bins of probability, weighted by their rows. "
-        "At 0 % a probability of 90 % is right nine times in ten.",
-        f"Here the predicted class is given {percent(promised)} on average and is right in {percent(right)} "
-        f"of the rows: the model is {'underconfident' if right >= promised else 'overconfident'}.",
+        "The mean distance, in percentage points, between the probability of the predicted class and the "
+        "share of rows in which that class is right, over ten bins of probability weighted by their rows. "
+        "At 0 %, predictions with a probability of 90 % are right nine times in ten.",
+        f"Here the mean probability of the predicted class is {percent(promised)}, and that class is right "
+        f"in {percent(right)} of the rows: the model is "
+        f"{'underconfident' if right >= promised else 'overconfident'}.",
     ]
     if more:
         words.append(more)
     words.append(
-        "It says nothing of which class wins. Before probabilities are used as such: "
-        "sklearn.calibration.CalibratedClassifierCV."
+        "The calibration error does not measure which class is predicted. To use the probabilities "
+        "themselves, calibrate them first with sklearn.calibration.CalibratedClassifierCV."
     )
     return " ".join(words)
 
 
-def confusion_picture(confusion: Confusion, names: Sequence[str], rows: str) -> Picture:
+def draw_confusion(confusion: Confusion, names: Sequence[str], rows: str) -> Picture:
     off = confusion.counts - np.diag(np.diag(confusion.counts))
     caption = (
-        f"Rows of each true class by predicted class, {rows} rows; the bars are each class's error. "
-        "Mistakes have a colour scale of their own."
+        f"Number of {rows} rows by true and predicted class; the bars show the error of each class. "
+        "Mistakes have a separate colour scale."
     )
     alt = f"Confusion matrix of {count(len(names), 'class', 'classes')}: {percent(confusion.error)} wrong."
     if off.any():
         i, j = np.unravel_index(off.argmax(), off.shape)
-        often = f"Most often, {names[i]} is taken for {names[j]} ({count(int(off[i, j]), 'row')})."
+        often = (
+            f"The most frequent mistake predicts {names[j]} for {names[i]} ({count(int(off[i, j]), 'row')})."
+        )
         caption, alt = f"{caption} {often}", f"{alt} {often}"
     return Picture(
         "confusion",
@@ -170,14 +174,14 @@ def confusion_picture(confusion: Confusion, names: Sequence[str], rows: str) -> 
     )
 
 
-def mistakes_picture(
+def draw_mistakes(
     mistakes: Mistakes,
     names: Sequence[str],
     feature_shape: Sequence[int],
     rows: str,
     score: str = "probability",
 ) -> Picture | None:
-    """The surest mistakes as images; None where there is none, or rows are no images."""
+    """Return a picture of the mistakes as images, or None without mistakes or if rows are not images."""
     found, shape = mistakes.found, image_shape(feature_shape)
     if shape is None or not found:
         return None
@@ -187,32 +191,33 @@ def mistakes_picture(
     )
     numbers = ", ".join(str(row[1]) for row in found)
     caption = (
-        f"The {rows} rows that are wrong with the highest {score}: true → predicted class. Row numbers: "
+        f"Misclassified {rows} rows with the highest {score}, as true → predicted class. Row numbers: "
         f"{numbers}."
     )
     alt = (
-        "Images predicted wrong: "
-        + ", ".join(f"{t} taken for {g}" for t, g in zip(truth, guess, strict=True))
+        "Misclassified images: "
+        + ", ".join(f"{g} predicted for {t}" for t, g in zip(truth, guess, strict=True))
         + "."
     )
-    return Picture("mistakes", "Surest mistakes", caption, alt, figure, wide=len(found) > 5)
+    return Picture("mistakes", "Most confident mistakes", caption, alt, figure, wide=len(found) > 5)
 
 
-def reliability_picture(kept: Reliability, rows: str) -> Picture:
-    """How often the predicted class is right, by its probability."""
+def draw_reliability(reliability: Reliability, rows: str) -> Picture:
+    """Return a picture of the share of correct predictions against the predicted probability."""
     caption = (
-        f"How often the predicted class is right, by the probability it was given, {rows} rows. On the "
-        "dashed line a probability says what it promises; the mean distance is "
-        f"{percent(kept.calibration_error)}. Above the line the model is underconfident, below overconfident."
+        f"Share of {rows} rows whose predicted class is right, by the probability of that class. On the "
+        "dashed line, both are equal; the mean distance from the line is "
+        f"{percent(reliability.calibration_error)}. Above the line the model is underconfident, below it "
+        "overconfident."
     )
     alt = (
-        f"Reliability curve; calibration error {percent(kept.calibration_error)}, log-loss "
-        f"{kept.log_loss:.3f} nats."
+        f"Reliability curve; calibration error {percent(reliability.calibration_error)}, log-loss "
+        f"{reliability.log_loss:.3f} nats."
     )
     return Picture(
         "reliability",
         "Reliability of the probabilities",
         caption,
         alt,
-        plot_reliability(kept.counts, kept.confidence, kept.hits),
+        plot_reliability(reliability.counts, reliability.confidence, reliability.hits),
     )

@@ -1,4 +1,4 @@
-"""Several runs side by side: a page, and test error against capsule dimension (the paper's Figure 5)."""
+"""Comparison of several runs: tables, a page, and test error against capsule dimension."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from scalelatent.contract.kinds import import_object, known_kinds
 from scalelatent.errors import DataError
 
-from .explained import wilson
-from .page import Page, Picture, Table, count, write_page
-from .style import ACCENT, COLORS, INK, WARN, new_figure, percent, quiet_axes, short_name, write_png
+from .interpretation import wilson_interval
+from .page import Page, Picture, Section, Table, count, write_page
+from .style import ACCENT, COLORS, INK, WARN, new_figure, percent, short_name, style_axes, write_png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,14 +29,14 @@ ARCHITECTURES = {
 
 
 def error_by_dimension(records: Iterable[Mapping[str, Any]]) -> Figure:
-    """Test error against capsule dimension, a curve for each architecture (the paper's Figure 5).
+    """Draw test error against capsule dimension, one curve per architecture (Figure 5 of the capsule paper).
 
     Parameters
     ----------
     records : iterable of mapping
-        Each with ``architecture``, ``capsule_dim`` (int) and ``test_error`` (a share, 0 to 1); optionally
-        ``series``, a name that sets runs of one architecture apart (such as those on more rows). Of several
-        records of one point the mean is drawn.
+        One record per run, with ``architecture``, ``capsule_dim`` (int) and ``test_error`` (0 to 1). An
+        optional ``series`` separates runs of one architecture, for example by the number of training rows.
+        The curve connects the means of the records with the same dimension.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def error_by_dimension(records: Iterable[Mapping[str, Any]]) -> Figure:
     Raises
     ------
     DataError
-        No record, or one without a key, or with a value that cannot be drawn; the message numbers it.
+        There is no record, a record lacks a key, or a value cannot be drawn; the message numbers the record.
 
     Examples
     --------
@@ -55,12 +55,12 @@ def error_by_dimension(records: Iterable[Mapping[str, Any]]) -> Figure:
     """
     series: dict[tuple[str, str], dict[int, list[float]]] = {}
     for number, record in enumerate(records):
-        architecture, dimension, error = _point(record, number)
+        architecture, dimension, error = _check_record(record, number)
         name = str(record.get("series") or ARCHITECTURES.get(architecture, (architecture,))[0])
         series.setdefault((architecture, name), {}).setdefault(dimension, []).append(100 * error)
     if not series:
         raise DataError(
-            "there are no records to draw: give one for each run, with architecture, capsule_dim and "
+            "there are no records to draw; give one record per run, with architecture, capsule_dim and "
             "test_error"
         )
     figure = new_figure(6.4, 4.6)
@@ -87,30 +87,33 @@ def error_by_dimension(records: Iterable[Mapping[str, Any]]) -> Figure:
     axes.set(xlabel="capsule dimension d", ylabel="test error, %")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=9, frameon=False, labelcolor=INK)
-    quiet_axes(axes)
+    style_axes(axes)
     return figure
 
 
-def _point(record: Mapping[str, Any], number: int) -> tuple[str, int, float]:
+def _check_record(record: Mapping[str, Any], number: int) -> tuple[str, int, float]:
+    """Return architecture, dimension and error of a record."""
     missing = [key for key in ("architecture", "capsule_dim", "test_error") if record.get(key) is None]
     if missing:
         raise DataError(
-            f"record {number} has no {' and no '.join(missing)}: every run needs architecture, "
+            f"record {number} has no {' and no '.join(missing)}; every record needs architecture, "
             "capsule_dim and test_error"
         )
     dimension, error = record["capsule_dim"], record["test_error"]
     if isinstance(dimension, bool) or not isinstance(dimension, int | np.integer) or dimension < 1:
         raise DataError(
-            f"record {number}: capsule_dim={dimension!r} is not a single dimension; runs with one dimension "
-            "for all classes can be compared"
+            f"record {number}: capsule_dim={dimension!r} is not a positive whole number; only runs with one "
+            "dimension for all classes can be compared"
         )
     if not 0 <= float(error) <= 1:
-        raise DataError(f"record {number}: test_error={error!r} is not a share; give 0.0621 for 6.21 %")
+        raise DataError(
+            f"record {number}: test_error={error!r} is not between 0 and 1; give 0.0621 for 6.21 %"
+        )
     return str(record["architecture"]), int(dimension), float(error)
 
 
 def plot_error_by_dimension(records: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """Write `error_by_dimension` of the records as a PNG file."""
+    """Write the figure of `error_by_dimension` as a PNG file; return the path."""
     write_png(error_by_dimension(records), Path(path))
     return Path(path)
 
@@ -126,13 +129,13 @@ SHARES = {
 
 
 def comparison_tables(compared: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """What ``compare_runs`` found: (caption, names of columns, rows) for each group of runs."""
+    """Return a table (caption, column names, rows of text) for each group of a comparison of runs."""
     tables = []
     for number, group in enumerate(compared["groups"]):
         runs = [run for run in compared["runs"] if run["group"] == number]
         names = group["differing"]
         shares = [name for name in SHARES if any(run.get(name) is not None for run in runs)]
-        if "test_error" in shares:  # its accuracy says the same
+        if "test_error" in shares:  # the accuracy is 1 minus the error
             shares = [name for name in shares if name != "test_accuracy"]
         columns = [
             "run",
@@ -165,7 +168,7 @@ def _caption(group: Mapping[str, Any]) -> str:
 
 
 def _short(name: str, names: Sequence[str]) -> str:
-    """A parameter without its section, where that names one alone."""
+    """Return the name of a parameter, without its section if the name is still unique."""
     key = name.split(".", 1)[1]
     return key if sum(other.split(".", 1)[1] == key for other in names) == 1 else name
 
@@ -182,15 +185,13 @@ def _whole(value: Any) -> str:
 
 
 def write_comparison(compared: Mapping[str, Any], folder: str | os.PathLike[str]) -> str:
-    """Write a page that shows runs side by side, with a figure of their errors; its address."""
-    runs = compared["runs"]
-    page = Page(
-        f"{count(len(runs), 'run')} side by side", "What their jobs have differently, and what came of it"
+    """Write a page with tables and figures that compare runs; return its path or address."""
+    results = Section(
+        "Parameters that differ between the jobs, and the results", pictures=_pictures(compared)
     )
-    page.notes = [f"{note[0].upper()}{note[1:]}." for note in compared["notes"]]
-    tables = comparison_tables(compared)
-    page.tables = [Table(f"group-{n}", *table) for n, table in enumerate(tables, 1)]
-    page.pictures = _pictures(compared)
+    tables = [Table(f"group-{n}", *table) for n, table in enumerate(comparison_tables(compared), 1)]
+    notes = [f"{note[0].upper()}{note[1:]}." for note in compared["notes"]]
+    page = Page(f"Comparison of {count(len(compared['runs']), 'run')}", results, notes, tables=tables)
     return write_page(page, folder)
 
 
@@ -201,24 +202,24 @@ def _pictures(compared: Mapping[str, Any]) -> list[Picture]:
         measured = [run for run in runs if _errors(run)]
         if not measured:
             continue
-        told = [
+        errors = [
             f"{run['id']} {', '.join(f'{n} {percent(e)}' for n, e in _errors(run).items())}"
             for run in measured
         ]
-        # The outputs of a row go wrong together: their errors have no interval by the number of rows alone.
+        # Errors of several outputs of one row are correlated, so the number of rows gives no interval.
         kind = known_kinds().get(group["kind"])
         by_rows = kind is not None and not kind.takes_targets
         intervals = by_rows and any(run.get("test_rows") for run in measured)
         words = f"{_caption(group)}."
         if intervals:
-            words += " Lines are 95 % intervals of the test errors: where they overlap, runs may be equal."
+            words += " Lines are 95 % intervals of the test errors. Runs with overlapping lines may be equal."
         after = f"-{number + 1}" if len(compared["groups"]) > 1 else ""
         found.append(
             Picture(
                 f"errors{after}",
                 f"Errors of the {group['kind']} runs",
                 words,
-                "; ".join(told) + ".",
+                "; ".join(errors) + ".",
                 _plot_errors(measured, intervals),
             )
         )
@@ -235,15 +236,15 @@ def _errors(run: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _plot_errors(runs: Sequence[Mapping[str, Any]], intervals: bool) -> Figure:
-    """A line for each run: its validation and its test error."""
+    """Draw one line per run with its validation error and its test error."""
     figure = new_figure(7.2, 1.1 + 0.34 * len(runs))
     axes = figure.subplots()
-    looks = {"validation": (WARN, "o"), "test": (ACCENT, "D")}
+    styles = {"validation": (WARN, "o"), "test": (ACCENT, "D")}
     for place, run in enumerate(runs):
         for name, error in _errors(run).items():
-            color, marker = looks[name]
+            color, marker = styles[name]
             if name == "test" and intervals and run.get("test_rows"):
-                low, high = wilson(error, run["test_rows"])
+                low, high = wilson_interval(error, run["test_rows"])
                 axes.plot([100 * low, 100 * high], [place, place], color=color, linewidth=1.4, alpha=0.6)
             label = name if name not in axes.get_legend_handles_labels()[1] else None
             axes.plot(100 * error, place, marker, color=color, markersize=6, label=label, linestyle="none")
@@ -252,5 +253,5 @@ def _plot_errors(runs: Sequence[Mapping[str, Any]], intervals: bool) -> Figure:
     axes.set_xlim(0, 1.08 * axes.get_xlim()[1])
     axes.set_xlabel("error, %")
     axes.legend(fontsize=9, frameon=False, labelcolor=INK)
-    quiet_axes(axes)
+    style_axes(axes)
     return figure

@@ -1,4 +1,4 @@
-"""Curves and matrices: arrays in, a matplotlib figure out. No reading, no model, no global state."""
+"""Figures of curves and matrices, drawn from arrays, without access to files, models or global state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from scalelatent.errors import DataError
 
-from .style import ACCENT, INK, LINE, MUTED, WARN, class_ticks, new_figure, quiet_axes
+from .style import ACCENT, INK, LINE, MUTED, WARN, class_ticks, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,41 +21,41 @@ ANNOTATED_CLASSES = 20
 
 
 def column(records: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """One value of all records, NaN where there is none."""
+    """Return one value of each record as an array, with NaN for missing values."""
     values = [record.get(key) for record in records]
     return np.array([np.nan if value is None else float(value) for value in values])
 
 
-def places_of(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Passes done at each record; in mid-pass by the rows seen."""
+def pass_positions(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Return the number of finished passes at each record, with fractions for records within a pass."""
     passes, seen = column(records, "pass"), column(records, "rows_seen")
     if len(np.unique(passes)) == len(passes) or np.isnan(seen).any() or not (seen > 0).all():
         return passes
-    # At the end of a pass these are all its rows; in its middle fewer.
+    # ``rows_seen / pass`` is largest at the end of a pass, where it equals the rows of one pass.
     return seen / (seen / passes).max()
 
 
 def plot_learning(
     records: Sequence[Mapping[str, Any]], unit: str = "objective", time: str = "pass"
 ) -> Figure:
-    """Objective (above) and errors in percent (below) against passes."""
+    """Draw the objective (above) and errors in percent (below) against passes."""
     if not records:
-        raise DataError("there are no epochs to draw: the history is empty")
-    figure, passes = new_figure(8, 5.6), places_of(records)
+        raise DataError("there are no epochs to draw, because the history is empty; fit the model first")
+    figure, passes = new_figure(8, 5.6), pass_positions(records)
     upper, lower = figure.subplots(2, 1, sharex=True)
-    point = points_of(records)
+    point = marker_style(records)
     upper.plot(passes, column(records, "objective"), color=INK, linewidth=1.6, **point)
     upper.set_ylabel(unit)
     draw_errors(lower, passes, records, point)
     lower.set_xlabel(time)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (upper, lower):
-        quiet_axes(axes)
+        style_axes(axes)
     return figure
 
 
-def points_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    # A line needs two points: short histories are drawn as points too.
+def marker_style(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return marker options for short histories, because a line needs at least two points."""
     return {"marker": "o", "markersize": 3.5} if len(records) <= 40 else {}
 
 
@@ -99,7 +99,7 @@ def draw_errors(
 
 
 def plot_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
-    """Confusion matrix and, row by row beside it, the error of each class."""
+    """Draw a confusion matrix and, next to each row, the error of the class."""
     m = len(counts)
     total = counts.sum(axis=1)
     share = counts / np.maximum(total, 1)[:, None]
@@ -111,7 +111,7 @@ def plot_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
         _annotate(matrix, counts, share)
     class_ticks(matrix, names)
     matrix.set(xlabel="predicted class", ylabel="true class")
-    quiet_axes(matrix, grid=False)
+    style_axes(matrix, grid=False)
     error = np.where(total > 0, 100 * (1 - np.diag(share)), 0.0)
     bars.barh(np.arange(m), error, color=WARN, height=0.62)
     if m <= ANNOTATED_CLASSES:
@@ -120,13 +120,13 @@ def plot_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
             bars.text(error[i], i, f" {text}", va="center", fontsize=8.5, color=INK)
     bars.set_xlim(0, max(error.max() * 1.35, 1.0))
     bars.set_xlabel("error, %")
-    quiet_axes(bars, grid=False)
+    style_axes(bars, grid=False)
     bars.tick_params(axis="y", length=0, labelleft=False)
     return figure
 
 
 def _confusion_colors(share: np.ndarray) -> np.ndarray:
-    """Errors are far rarer than hits, so each has its own colour scale."""
+    """Return the colours of a confusion matrix. Mistakes, which are rare, have a separate colour scale."""
     diagonal = np.eye(len(share), dtype=bool)
     worst = share[~diagonal].max() if len(share) > 1 else 0.0
     maps = matplotlib.colormaps
@@ -146,7 +146,7 @@ def _annotate(axes: Axes, counts: np.ndarray, share: np.ndarray) -> None:
 
 
 def plot_reliability(counts: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> Figure:
-    """Share of right predictions against the probability they were given, in bins."""
+    """Draw the share of correct predictions against the predicted probability, in bins."""
     figure = new_figure(5, 5)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     upper.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
@@ -159,12 +159,12 @@ def plot_reliability(counts: np.ndarray, confidence: np.ndarray, hits: np.ndarra
         linewidth=1.4,
         markersize=6,
     )
-    upper.set(ylabel="share of rows that are right", ylim=(-0.02, 1.04), xlim=(0, 1.01))
+    upper.set(ylabel="share of correct rows", ylim=(-0.02, 1.04), xlim=(0, 1.01))
     bins = len(counts)
     lower.bar((np.arange(bins) + 0.5) / bins, counts, width=0.92 / bins, color=LINE)
     whole = bool((np.asarray(counts) % 1 == 0).all())
     lower.set(xlabel="probability of the predicted class", ylabel="rows" if whole else "weight")
     lower.yaxis.set_major_locator(MaxNLocator(3, integer=whole))
-    quiet_axes(upper)
-    quiet_axes(lower)
+    style_axes(upper)
+    style_axes(lower)
     return figure

@@ -1,4 +1,4 @@
-"""The HTML page: one file with its pictures inside, and the same pictures beside it."""
+"""The HTML page: one file with embedded pictures, and the same pictures as PNG files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its words."""
+    """Figure with title, caption and alternative text."""
 
-    name: str  # of the PNG file, without ``.png``
+    name: str  # name of the PNG file, without ``.png``
     title: str
     caption: str
-    alt: str  # what it shows, for those who do not see it
+    alt: str  # content of the figure as text, for readers who cannot see it
     figure: Figure
-    wide: bool = False  # many small panels: on a narrow screen it is scrolled, not shrunk
+    wide: bool = False  # a narrow screen scrolls a wide figure, which has many small panels
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with a heading: all cells are text."""
+    """Table of text cells with column names."""
 
     name: str
     title: str
@@ -43,49 +43,41 @@ class Table:
 
 @dataclass
 class Section:
-    """A model's part of a report: what its kind's `report` makes of model, rows and run files."""
+    """Results on a page, which the ``report`` function of a kind of model returns."""
 
     subtitle: str
-    headline: list[tuple[str, str]] = field(default_factory=list)
-    numbers: list[tuple[str, str]] = field(default_factory=list)
+    headline: list[tuple[str, str]] = field(default_factory=list)  # the most important numbers
+    numbers: list[tuple[str, str]] = field(default_factory=list)  # (name, value)
     pictures: list[Picture] = field(default_factory=list)
-    # what the numbers mean: (of what, in words)
-    explained: list[tuple[str, str]] = field(default_factory=list)
-    snippet: str = ""  # Python that applies the saved model, see :func:`.explained.how_to_use`
+    interpretation: list[tuple[str, str]] = field(default_factory=list)  # (number, its meaning)
+    snippet: str = ""  # Python code that applies the saved model, see `usage_snippet`
 
 
 @dataclass
 class Page:
-    """The content of a page."""
+    """Content of a page."""
 
     title: str
-    subtitle: str
-    notes: list[str] = field(default_factory=list)  # what is absent, and why
-    # the few numbers a reader looks for: (name, value)
-    headline: list[tuple[str, str]] = field(default_factory=list)
-    numbers: list[tuple[str, str]] = field(default_factory=list)
-    # what the numbers mean: (of what, in words)
-    explained: list[tuple[str, str]] = field(default_factory=list)
-    snippet: str = ""  # Python that loads and applies the model; empty for none
-    pictures: list[Picture] = field(default_factory=list)
-    # (section, [(key, value, origin)])
+    results: Section
+    notes: list[str] = field(default_factory=list)  # missing parts, and the reason
+    # (section, [(key, value, origin)]) of the job
     settings: list[tuple[str, list[tuple[str, str, str]]]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)  # (path, text)
     tables: list[Table] = field(default_factory=list)
 
 
 def write_page(page: Page, folder: str | os.PathLike[str] | Location) -> str:
-    """Write ``index.html`` and the pictures into a folder, each in one step."""
+    """Write ``index.html`` and the pictures into a folder, each atomically; return the path of the page."""
     target = locate(folder)
     target.make()
     pictures: list[dict[str, Any]] = []
-    for picture in page.pictures:
+    for picture in page.results.pictures:
         png = png_bytes(picture.figure)
         target.write(f"{picture.name}.png", png)
         width, height = (int(v) for v in picture.figure.get_size_inches() * picture.figure.dpi)
         uri = "data:image/png;base64," + base64.b64encode(png).decode()
         pictures.append({"words": picture, "uri": uri, "width": width, "height": height})
-    kept = {f"{picture.name}.png" for picture in page.pictures}
+    kept = {f"{picture.name}.png" for picture in page.results.pictures}
     for name in target.keys(""):
         if name.endswith(".png") and name not in kept:
             target.delete(name)
@@ -106,17 +98,17 @@ def _template() -> Template:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """A number with its noun."""
+    """Return a number with its noun in the right form."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def listing(words: Sequence[str]) -> str:
-    """Words as a sentence lists them."""
+def join_words(words: Sequence[str]) -> str:
+    """Return words as an enumeration: "a, b and c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def duration(seconds: float) -> str:
-    """A time as people read it."""
+    """Return a number of seconds as text."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2g} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""Rows as pictures: which rows are images, how they are toned, and mosaics of many at once."""
+"""Rows drawn as images: image shapes, colour maps, single images and mosaics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANNELS = (3, 4)
 
 
 def image_shape(feature_shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Shape in which a row is drawn as an image, None where it is none."""
+    """Return the image shape of a row, or None if the row is not an image."""
     shape = tuple(int(n) for n in feature_shape)
     if len(shape) == 3 and shape[2] == 1:
         shape = shape[:2]
@@ -31,8 +31,8 @@ def image_shape(feature_shape: Sequence[int]) -> tuple[int, ...] | None:
     return None
 
 
-def tone_of(rows: np.ndarray) -> tuple[str, float, float]:
-    """(colour map, lowest, highest value) that all given images are drawn with."""
+def choose_tone(rows: np.ndarray) -> tuple[str, float, float]:
+    """Return colour map, lowest and highest value with which all these images are drawn."""
     low, high = (float(rows.min()), float(rows.max())) if rows.size else (0.0, 1.0)
     if high <= low:
         high = low + 1.0
@@ -41,7 +41,7 @@ def tone_of(rows: np.ndarray) -> tuple[str, float, float]:
 
 
 def draw_image(axes: Axes, row: np.ndarray, shape: tuple[int, ...], tone: tuple[str, float, float]) -> None:
-    """One row as an image, without ticks."""
+    """Draw one row as an image, without ticks."""
     colors, low, high = tone
     image = row.reshape(shape)
     if len(shape) == 3:
@@ -60,11 +60,10 @@ def draw_mosaic(
     below: float = 0.0,
     beside: Sequence[int] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Many rows (down, across, features) as one picture, NaN for an empty place; centres of columns, edges of
-    rows.
+    """Draw rows (down, across, features), with NaN for empty places, as one picture.
 
-    ``below`` is room under each for words, as a share of its height; ``beside`` names columns with a wider
-    gap before them.
+    Return the centres of the columns and the lower edges of the rows, in pixels. ``below`` is the space for
+    text under each image, as a share of its height; ``beside`` are the columns with a wider gap before them.
     """
     colors, low, high = tone
     down, across = tiles.shape[:2]
@@ -86,13 +85,13 @@ def draw_mosaic(
 def plot_mistakes(
     x: np.ndarray, truth: Sequence[str], guess: Sequence[str], score: Sequence[float], shape: tuple[int, ...]
 ) -> Figure:
-    """The rows predicted wrong with the highest score, as images."""
+    """Draw misclassified rows as images, with true class, predicted class and score."""
     n = len(x)
     columns = min(n, 10)
     rows = -(-n // columns)
     wide = max(len(t) + len(g) for t, g in zip(truth, guess, strict=True)) > 8
     figure = new_figure(max(columns, 3) * 0.95, rows * (1.5 if wide else 1.34))
-    tone = tone_of(x)
+    tone = choose_tone(x)
     for k, axes in enumerate(np.ravel(figure.subplots(rows, columns, squeeze=False))):
         if k >= n:
             axes.set_axis_off()

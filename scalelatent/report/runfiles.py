@@ -1,4 +1,4 @@
-"""What a report reads from a run folder: JSON files that may be missing or cut short, told as notes."""
+"""Files of a run folder that a report reads. Missing and damaged files become notes on the page."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 _LINKS = (
-    ("job.json", "the job with every value settled"),
-    ("state.json", "how the run stands"),
+    ("job.json", "the job with all values"),
+    ("state.json", "state of the run"),
     ("search.json", "scores of all candidates"),
-    ("metrics.jsonl", "one record a pass"),
-    ("events.jsonl", "what happened and when"),
+    ("metrics.jsonl", "one record per pass"),
+    ("events.jsonl", "events with their times"),
     ("model.zarr", "the fitted model"),
 )
 
 
 @dataclass
 class RunFiles:
-    """Content of a run folder's files, empty where one is missing."""
+    """Content of the files of a run folder; empty for missing files."""
 
     place: Location
     job: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)  # one record a pass
+    history: list[dict[str, Any]] = field(default_factory=list)  # one record per pass
     events: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # one sentence for each file that is missing or damaged
-    search: dict[str, Any] = field(default_factory=dict)  # what came of a search; empty of other runs
+    notes: list[str] = field(default_factory=list)  # one sentence per missing or damaged file
+    search: dict[str, Any] = field(default_factory=dict)  # results of a search; empty for other runs
 
     def event(self, name: str) -> dict[str, Any]:
-        """The last event of this name, or an empty dict."""
+        """Return the last event with this name, or an empty dict."""
         return next((e for e in reversed(self.events) if e.get("event") == name), {})
 
     def collect(
@@ -48,22 +48,22 @@ class RunFiles:
     ) -> Found | None:
         """Return what ``collect`` makes of the rows; without usable rows add a note and return None."""
         if data is None:
-            self.notes.append(f"No {what} were at hand: {left_out}.")
+            self.notes.append(f"The report was made without {what}: {left_out}.")
             return None
         try:
             return collect(data)
         except ScalelatentError as error:
-            # The history is worth a page even where the rows have been damaged or moved.
-            self.notes.append(f"The {what} could not be used, so their figures are left out: {error}")
+            # The page still shows the history if the rows are damaged or moved.
+            self.notes.append(f"The {what} could not be read, so the page has no figures of them: {error}")
             return None
 
     def links(self) -> list[tuple[str, str]]:
-        """(path from the report's folder, what it is) of the files that are there."""
+        """Return (path relative to the report folder, description) of the existing files."""
         there = self.place.keys("")
         return [(f"../{name}", text) for name, text in _LINKS if name in there]
 
     def settings(self) -> list[tuple[str, list[tuple[str, str, str]]]]:
-        """(section, [(key, value, where the value comes from)]) of the job, in its order."""
+        """Return (section, [(key, value, origin)]) of the job, in the order of the job."""
         origins = self.job.get("origins", {})
         found = []
         for section, values in self.job.items():
@@ -81,15 +81,15 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     local = run.place.local_path("")
     if run.place.is_empty() if local is None else not os.path.isdir(local):
         raise DataError(
-            f"run folder {run.place.url} does not exist: give the folder that [job] out of a job names"
+            f"run folder {run.place.url} does not exist; give the folder that [job] out of the job names"
         )
-    run.job = _read_json(run, "job.json", "the settings of the job are not known")
+    run.job = _read_json(run, "job.json", "the settings of the job are unknown")
     run.state = _read_json(run, "state.json", None)
     run.search = _read_json(run, "search.json", None)
-    run.history = _read_lines(run, "metrics.jsonl", "the curves of the passes are not known")
+    run.history = _read_lines(run, "metrics.jsonl", "there are no curves of the passes")
     run.history = [record for record in run.history if record.get("pass") is not None]
     if not run.history and run.place.has("metrics.jsonl"):
-        run.notes.append("metrics.jsonl holds no pass: the curves of the passes are not known.")
+        run.notes.append("metrics.jsonl contains no pass: there are no curves of the passes.")
     run.events = _read_lines(run, "events.jsonl", None)
     return run
 
@@ -117,12 +117,21 @@ def _read_lines(run: RunFiles, name: str, loss: str | None) -> list[dict[str, An
             if line.strip():
                 found.append(dict(json.loads(line)))
         except (ValueError, TypeError):
-            run.notes.append(f"{name}: line {number} is damaged and was left out.")
+            run.notes.append(f"{name}: line {number} is damaged and was skipped.")
     return found
 
 
 def _text(value: object) -> str:
-    """A value of a job as a reader writes it."""
+    """Return a value of a job as text."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def check_width(data: Dataset, n_features: int) -> None:
+    """Raise a `DataError` if the rows do not have the number of features that the model was fitted to."""
+    if data.n_features != n_features:
+        raise DataError(
+            f"{data.url or 'the data'} has {data.n_features} features per row, but the model was fitted to "
+            f"rows of {n_features} features; give rows with {n_features} features"
+        )

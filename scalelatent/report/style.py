@@ -1,4 +1,4 @@
-"""The style of all figures: colours, text, class names. matplotlib's global state is left alone."""
+"""Style of all figures: colours, text, class names. It does not change the global state of matplotlib."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-# M. A. Petroff, "Accessible color sequences for data visualization" (2021): told apart with any kind of
-# colour vision.
+# Colours from M. A. Petroff, "Accessible color sequences for data visualization" (2021). Readers with any
+# kind of colour vision can distinguish these colours.
 COLORS = (
     "#3f90da",
     "#ffa90e",
@@ -35,29 +35,29 @@ DPI = 144
 
 
 def class_style(code: int) -> tuple[str, str]:
-    """(colour, marker) of a class: ten colours, then the same with another marker."""
+    """Return colour and marker of a class: ten colours, then the same colours with the next marker."""
     return COLORS[code % len(COLORS)], MARKERS[code // len(COLORS) % len(MARKERS)]
 
 
 def short_name(name: str, length: int = 14) -> str:
-    """A class name that fits beside a panel."""
+    """Return a class name, shortened to at most ``length`` characters."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
-def long_names(names: Sequence[str]) -> bool:
-    """Whether names have to be turned to fit under columns."""
+def need_rotation(names: Sequence[str]) -> bool:
+    """Return whether class names must be rotated to fit under columns."""
     return len(names) > 20 or max((len(short_name(name)) for name in names), default=0) > 3
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure with a canvas of its own, unknown to pyplot: it is freed with its last reference."""
+    """Return a figure of this size in inches, which pyplot does not keep in memory."""
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def quiet_axes(axes: Axes, *, grid: bool = True) -> None:
-    """No box, small ink-coloured text, a light grid."""
+def style_axes(axes: Axes, *, grid: bool = True) -> None:
+    """Remove the box of the axes, and use small dark text and a light grid."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -72,24 +72,24 @@ def quiet_axes(axes: Axes, *, grid: bool = True) -> None:
 
 
 def class_ticks(axes: Axes, names: Sequence[str], *, x: bool = True, y: bool = True) -> None:
-    """Class names at 0, 1, 2, … of one or both axes."""
+    """Write class names at 0, 1, 2, … of one or both axes."""
     labels, where = [short_name(name) for name in names], range(len(names))
     size = 9 if len(names) <= 20 else 7
     if x:
-        axes.set_xticks(where, labels, fontsize=size, rotation=90 if long_names(names) else 0)
+        axes.set_xticks(where, labels, fontsize=size, rotation=90 if need_rotation(names) else 0)
     if y:
         axes.set_yticks(where, labels, fontsize=size)
 
 
 def percent(value: float) -> str:
-    """A share as people read it."""
-    return "not known" if value != value else f"{100 * value:.2f} %"
+    """Return a share as text in percent."""
+    return "unknown" if value != value else f"{100 * value:.2f} %"
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as PNG, without a date or a program's name: the same numbers give the same file."""
+    """Return the figure as PNG without a date or program name, so that equal figures give equal files."""
     buffer = io.BytesIO()
-    # Not savefig, which draws twice.
+    # ``savefig`` would draw the figure twice.
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 

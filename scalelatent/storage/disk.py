@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from zarr.abc.store import Store
 
-__all__ = ["REMOVED", "LocalLocation", "Location", "check_address", "is_local", "locate"]
+__all__ = [
+    "REMOVED",
+    "LocalLocation",
+    "Location",
+    "check_address",
+    "file_name",
+    "is_https",
+    "is_local",
+    "locate",
+]
 
 
 class LocalLocation(Location):
@@ -182,7 +191,7 @@ class LocalLocation(Location):
 
 
 _STEPS = {
-    errno.ENAMETOOLONG: "shorten the name, or nest it less deep",
+    errno.ENAMETOOLONG: "shorten the name, or move it to a shorter path",
     errno.ELOOP: "this link leads back to itself: remove it",
 }
 
@@ -242,6 +251,16 @@ def is_local(url: str | os.PathLike[str]) -> bool:
     return "://" not in text or text.lower().startswith("file://")
 
 
+def is_https(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is on a web server."""
+    return os.fspath(path).lower().startswith(("https://", "http://"))
+
+
+def file_name(path: str | os.PathLike[str]) -> str:
+    """Return the last part of a path or address."""
+    return Path(os.fspath(path).partition("#")[0] if is_https(path) else path).name
+
+
 # Azure addresses have the form `container@account`; a colon before the `@` means user and password.
 _SECRETS = re.compile(r"key|secret|token|passw|credential|sig\b|signature|sas\b", re.IGNORECASE)
 _AZURE = ("abfs", "abfss", "az", "adl", "wasb", "wasbs")
@@ -258,9 +277,9 @@ def check_address(url: str) -> None:
     clean, query, options = f"{bucket if at and not azure else host}{slash}{path}".partition("?")
     shown = f"{scheme}://{'…@' if at and not azure else ''}{clean}{'?…' if query else ''}"
     if (at and not azure) or (query and _SECRETS.search(options)):
-        raise StoreError(f"the address {shown!r} carries credentials: take them out; {FROM_ENVIRONMENT}")
+        raise StoreError(f"the address {shown!r} contains credentials: remove them; {FROM_ENVIRONMENT}")
     if query:
-        raise StoreError(f"the address {shown!r} has a query ('?…'), which means nothing here: leave it out")
+        raise StoreError(f"the address {shown!r} has a query ('?…'), which is not supported: remove it")
 
 
 def locate(url: str | os.PathLike[str] | Location) -> Location:
@@ -269,7 +288,7 @@ def locate(url: str | os.PathLike[str] | Location) -> Location:
         return url
     text = os.fspath(url)
     if not isinstance(text, str) or not text:
-        raise DataError(f"{url!r} is not an address: give a path or a url such as 's3://bucket/name'")
+        raise DataError(f"{url!r} is not an address: give a path or an address such as 's3://bucket/name'")
     if is_local(text):
         return LocalLocation(text)
     check_address(text)

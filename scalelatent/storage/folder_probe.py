@@ -25,7 +25,7 @@ def folder_trouble(url: str, mark: str | None = None) -> str:
         if mark is not None and not place.has(mark):
             if is_local(url) and not os.path.exists(place.url):
                 return f"it does not exist on host {host}"
-            return "does not show what the asking machine writes there: another folder of the same name"
+            return "the file that the asking machine wrote is missing: it is another folder of the same name"
         if is_local(url):
             folder = _existing(place.url)
             if not os.path.isdir(folder):
@@ -40,7 +40,7 @@ def folder_trouble(url: str, mark: str | None = None) -> str:
         return error.strerror or str(error)
     except ScalelatentError as error:
         return str(error)
-    return "" if works else "what is written is not read"
+    return "" if works else "a file that was written there cannot be read back"
 
 
 def _existing(folder: str) -> str:

@@ -29,7 +29,7 @@ import psutil
 if TYPE_CHECKING:
     from .objects import ObjectLocation
 
-__all__ = ["HEARTBEAT_SECONDS", "STALE_SECONDS", "ObjectLock", "seen_gone", "this_process"]
+__all__ = ["HEARTBEAT_SECONDS", "STALE_SECONDS", "ObjectLock", "has_ended", "this_process"]
 
 HEARTBEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0
@@ -40,7 +40,7 @@ class ObjectLock:
     """The lease `key` of a location."""
 
     def __init__(self, place: ObjectLocation, key: str = "lock", **doing: object) -> None:
-        self._numbers, self._doing = _Numbers(place, key), doing
+        self._place, self._key, self._doing = place, key, doing
         self._hold: _Hold | None = None
 
     @property
@@ -48,15 +48,17 @@ class ObjectLock:
         return self._hold is not None and self._hold.lost
 
     def acquire(self) -> None:
-        newest = self._numbers.newest()
+        newest = self.newest_number()
         if self._holder_of(newest) is not None:
-            raise BlockingIOError(f"{self._numbers.name} is held")
+            raise BlockingIOError(f"{self._place.name_of(self._key)} is locked by another process")
         number, me = newest + 1, this_process() | self._doing
-        if not self._numbers.create(number, me):
-            raise BlockingIOError(f"{self._numbers.name} was taken just now")
-        self._hold = _Hold(self._numbers, number, me)
+        if not self._place.create(self._object(number), json.dumps(me).encode()):
+            raise BlockingIOError(f"{self._place.name_of(self._key)} was locked by another process just now")
+        self._hold = _Hold(self, number, me)
         with suppress(OSError):  # Older numbers have no effect, so they may stay.
-            self._numbers.delete_before(number)
+            for old in self._all_numbers():
+                if old < number:
+                    self._place.delete(self._object(old))
 
     def release(self) -> None:
         hold, self._hold = self._hold, None
@@ -65,68 +67,45 @@ class ObjectLock:
 
     def holder(self) -> dict[str, Any] | None:
         """Return `{"pid", "host", "seconds_left", …}` of the process that holds the lease, or None."""
-        return self._holder_of(self._numbers.newest())
+        return self._holder_of(self.newest_number())
 
     def _holder_of(self, number: int) -> dict[str, Any] | None:
-        written = self._numbers.read(number) if number else {}
-        if not written or written.get("released") or seen_gone(written):
+        record = self._read(number) if number else {}
+        if not record or record.get("released") or has_ended(record):
             return None
-        age = self._numbers.age(number)
+        age = self._place.age(self._object(number))
         if age is None or age > STALE_SECONDS:
             return None
-        return {**written, "seconds_left": round(STALE_SECONDS - max(age, 0.0))}
+        return {**record, "seconds_left": round(STALE_SECONDS - max(age, 0.0))}
 
+    def newest_number(self) -> int:
+        return max(self._all_numbers(), default=0)
 
-class _Numbers:
-    """Numbered objects of one lease."""
+    def rewrite(self, number: int, record: dict[str, Any]) -> None:
+        """Write the record of a number again, unless the location has been removed."""
+        if self._place.has(self._object(number)):
+            self._place.write(self._object(number), json.dumps(record).encode())
 
-    def __init__(self, place: ObjectLocation, key: str) -> None:
-        self._place, self._key = place, key
-        self.name = place.name_of(key)
-
-    def all(self) -> list[int]:
+    def _all_numbers(self) -> list[int]:
         names = (name.removesuffix(".json") for name in self._place.keys(self._key))
-        return sorted(int(name) for name in names if name.isdigit())
+        return [int(name) for name in names if name.isdigit()]
 
-    def newest(self) -> int:
-        return max(self.all(), default=0)
-
-    def create(self, number: int, record: dict[str, Any]) -> bool:
-        return self._place.create(self._object(number), json.dumps(record).encode())
-
-    def read(self, number: int) -> dict[str, Any]:
+    def _read(self, number: int) -> dict[str, Any]:
         try:
-            return dict(json.loads(self._read(number) or b"{}"))
+            return dict(json.loads(self._place.read(self._object(number)) or b"{}"))
         except (ValueError, TypeError):
             return {}
-
-    def write(self, number: int, record: dict[str, Any]) -> None:
-        self._place.write(self._object(number), json.dumps(record).encode())
-
-    def has(self, number: int) -> bool:
-        return self._place.has(self._object(number))
-
-    def age(self, number: int) -> float | None:
-        return self._place.age(self._object(number))
-
-    def delete_before(self, number: int) -> None:
-        for old in self.all():
-            if old < number:
-                self._place.delete(self._object(old))
-
-    def _read(self, number: int) -> bytes | None:
-        return self._place.read(self._object(number))
 
     def _object(self, number: int) -> str:
         return f"{self._key}/{number:06d}.json"
 
 
 class _Hold:
-    """One number of a lease while it is held; one thread does all writes of its object, in order."""
+    """One number of a lease while a process holds it; one thread does all writes of its object, in order."""
 
-    def __init__(self, numbers: _Numbers, number: int, me: dict[str, Any]) -> None:
+    def __init__(self, lock: ObjectLock, number: int, me: dict[str, Any]) -> None:
         self.lost = False
-        self._numbers, self._number, self._me = numbers, number, me
+        self._lock, self._number, self._me = lock, number, me
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lock-heartbeat", daemon=True)
         self._thread.start()
@@ -141,14 +120,12 @@ class _Hold:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             beats += 1
             with suppress(OSError):  # The store is unreachable now; if this lasts, the lease expires.
-                if self._numbers.newest() > self._number:
+                if self._lock.newest_number() > self._number:
                     self.lost = True
                     return
-                self._numbers.write(self._number, {**self._me, "beats": beats})
+                self._lock.rewrite(self._number, {**self._me, "beats": beats})
         with suppress(OSError):
-            # Write only if the object exists, so that a removed location is not created again.
-            if self._numbers.has(self._number):
-                self._numbers.write(self._number, {**self._me, "released": True})
+            self._lock.rewrite(self._number, {**self._me, "released": True})
 
 
 def this_process() -> dict[str, Any]:
@@ -171,7 +148,7 @@ def _process_space() -> str:
         return uuid.uuid4().hex
 
 
-def seen_gone(written: dict[str, Any]) -> bool:
+def has_ended(written: dict[str, Any]) -> bool:
     """Return whether a holder's process belongs to this machine and has ended."""
     if written.get("space") != _process_space():
         return False

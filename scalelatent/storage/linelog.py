@@ -35,9 +35,9 @@ class LineLog:
             _append_to_file(path, line)
             return
         if self._tail is None:
-            number = self._segments() - 1
-            held = self._place.read(self._segment(number)) if number >= 0 else None
-            self._tail = (max(number, 0), held or b"")
+            number = self._count_segments() - 1
+            last = self._place.read(self._segment(number)) if number >= 0 else None
+            self._tail = (max(number, 0), last or b"")
         number, content = self._tail
         if content and len(content) + len(line) > SEGMENT_BYTES:
             number, content = number + 1, b""
@@ -49,7 +49,7 @@ class LineLog:
         if self._place.local_path(self._key) is not None:
             content = self._place.read(self._key) or b""
         else:
-            parts = [self._segment(number) for number in range(self._segments())]
+            parts = [self._segment(number) for number in range(self._count_segments())]
             content = b"".join(self._place.read_ranges(parts))
         return [line for line in content.split(b"\n")[:-1] if line]
 
@@ -58,13 +58,13 @@ class LineLog:
         return self._place.has(self._key)
 
     def rewrite(self, lines: Sequence[bytes]) -> None:
-        """Replace all lines; the purpose is to drop the last lines."""
+        """Replace all lines, for example to drop the last lines."""
         content = b"".join(line + b"\n" for line in lines)
         if self._place.local_path(self._key) is not None:
             self._place.write(self._key, content, durable=True)
             return
         parts = _cut(lines)
-        for number in reversed(range(len(parts), self._segments())):
+        for number in reversed(range(len(parts), self._count_segments())):
             self._place.delete(self._segment(number))
         for number, part in reversed(list(enumerate(parts))):
             if self._place.read(self._segment(number)) != part:
@@ -74,7 +74,7 @@ class LineLog:
     def _segment(self, number: int) -> str:
         return self._key if number == 0 else f"{self._key}.{number:06d}"
 
-    def _segments(self) -> int:
+    def _count_segments(self) -> int:
         """Return the number of segments before the first gap in their numbers."""
         names = set(self._place.keys(self._folder))
         numbers = {0} if self._name in names else set()

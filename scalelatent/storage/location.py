@@ -63,11 +63,11 @@ class Location(ABC):
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """Return `length` bytes from `start` (negative: from the end), fewer if the file is shorter."""
 
-    def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
         """Return several ranges `(key, start, length)` or whole files `key` in one call; see `read_range`."""
-        return [self._one(item) for item in wanted]
+        return [self._read_item(item) for item in ranges]
 
-    def _one(self, item: tuple[str, int, int] | str) -> bytes:
+    def _read_item(self, item: tuple[str, int, int] | str) -> bytes:
         if not isinstance(item, str):
             return self.read_range(*item)
         data = self.read(item)

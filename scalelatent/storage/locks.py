@@ -21,12 +21,12 @@ from typing import Any, Protocol
 from scalelatent import _file_locks
 from scalelatent.errors import DataError, StoreError
 
-from .lease import HEARTBEAT_SECONDS, STALE_SECONDS, ObjectLock, seen_gone, this_process
+from .lease import HEARTBEAT_SECONDS, STALE_SECONDS, ObjectLock, has_ended, this_process
 from .location import Location
 from .objects import ObjectLocation
 from .plain_files import open_plain, refuse_special
 
-__all__ = ["FileLock", "Lock", "alone", "lock_of"]
+__all__ = ["FileLock", "Lock", "find_lock", "hold_lock"]
 
 _TRIES = 20
 _PROBE_SECONDS = 0.25  # Maximum wait, because `holder` locks the file for a moment.
@@ -49,7 +49,7 @@ class Lock(Protocol):
         """Return `{"pid", "host", …}` of the process that holds the lock, or None."""
 
 
-def lock_of(place: Location, key: str, **doing: object) -> Lock:
+def find_lock(place: Location, key: str, **doing: object) -> Lock:
     """Return the lock `key` of a location, not yet taken; `doing` describes the holder to other processes."""
     if isinstance(place, ObjectLocation):
         return ObjectLock(place, key, **doing)
@@ -73,25 +73,25 @@ class FileLock:
         for _ in range(_TRIES):
             descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                if self._taken(descriptor, json.dumps(me).encode()):
+                if self._lock_file(descriptor, json.dumps(me).encode()):
                     break
             except BaseException:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
         else:
-            raise BlockingIOError(f"{self.file} is taken by others again and again")
+            raise BlockingIOError(f"{self.file} was locked by other processes at each attempt")
         self._descriptor, self.lost = descriptor, False
         self._stop.clear()
         self._beat = threading.Thread(target=self._keep_fresh, name="lock-heartbeat", daemon=True)
         self._beat.start()
 
-    def _taken(self, descriptor: int, record: bytes) -> bool:
+    def _lock_file(self, descriptor: int, record: bytes) -> bool:
         """Lock an open file; return False if its last holder has removed the file in the meantime."""
         refuse_special(os.fstat(descriptor).st_mode, self.file)
         locked = _file_locks.take(descriptor, _PROBE_SECONDS)
         if locked is False or self._held_by_record(locked):
-            raise BlockingIOError(f"{self.file} is held")
+            raise BlockingIOError(f"{self.file} is locked by another process")
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(self.file)):
                 os.ftruncate(descriptor, 0)
@@ -119,33 +119,33 @@ class FileLock:
         except FileNotFoundError:
             return None
         except OSError:  # The file is read-only for this user, so only its content and age are known.
-            return self._written() if self._fresh() else None
+            return self._read_record() if self._is_fresh() else None
         try:
             locked = _file_locks.take(descriptor, shared=True)
             if locked is False:
-                return self._written() or {}
-            return self._written() if self._held_by_record(locked) else None
+                return self._read_record() or {}
+            return self._read_record() if self._held_by_record(locked) else None
         finally:
             os.close(descriptor)
 
     def _held_by_record(self, locked: bool | None) -> bool:
         """Return whether the file names a living holder that the system's lock cannot show."""
-        written = self._written()
-        if not written or not self._fresh():
+        written = self._read_record()
+        if not written or not self._is_fresh():
             return False
-        return written.get("host") != socket.gethostname() or (locked is None and not seen_gone(written))
+        return written.get("host") != socket.gethostname() or (locked is None and not has_ended(written))
 
-    def _fresh(self) -> bool:
+    def _is_fresh(self) -> bool:
         try:
             return time.time() - self.file.stat().st_mtime < STALE_SECONDS
         except FileNotFoundError:
             return False
 
     def _is_mine(self) -> bool:
-        written = self._written()
+        written = self._read_record()
         return written is not None and written.get("token") == self._token
 
-    def _written(self) -> dict[str, Any] | None:
+    def _read_record(self) -> dict[str, Any] | None:
         try:
             with open(open_plain(self.file)) as file:
                 written = json.load(file)
@@ -156,7 +156,7 @@ class FileLock:
     def _keep_fresh(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             try:
-                if self._written() is not None and not self._is_mine():
+                if self._read_record() is not None and not self._is_mine():
                     self.lost = True
                     return
                 os.utime(self.file)
@@ -165,24 +165,24 @@ class FileLock:
 
 
 @contextmanager
-def alone(location: Location, key: str, doing: str) -> Iterator[None]:
+def hold_lock(location: Location, key: str, doing: str) -> Iterator[None]:
     """Hold the lock `key` of a stored dataset while it changes.
 
     If locks do not reach other hosts, two processes may hold the lock. Each change of a dataset therefore
     checks, before its last write, that the dataset is still in the state in which the change started.
     """
-    lock = lock_of(location, key, doing=doing, since=time.time())
+    lock = find_lock(location, key, doing=doing, since=time.time())
     try:
         lock.acquire()
     except BlockingIOError as error:
-        told = _told(lock.holder() or {})
-        raise DataError(f"{location.url} is {told}, then try again") from error
+        holder = _describe_holder(lock.holder() or {})
+        raise DataError(f"{location.url} is {holder}, then try again") from error
     except StoreError:
         raise
     except OSError as error:
         raise DataError(
-            f"{location.url} cannot be changed: {location.name_of(key)}: {error.strerror or error}; put that "
-            "right, then try again"
+            f"{location.url} cannot be changed: {location.name_of(key)}: {error.strerror or error}; "
+            "correct this problem, then try again"
         ) from error
     try:
         yield
@@ -190,13 +190,13 @@ def alone(location: Location, key: str, doing: str) -> Iterator[None]:
         lock.release()
 
 
-def _told(holder: dict[str, Any]) -> str:
+def _describe_holder(holder: dict[str, Any]) -> str:
     """Return text for an error message: who holds a lock, and how long to wait."""
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
         who = f"{holder['doing']} by process {holder['pid']} on {holder['host']} since {since}"
     except (KeyError, TypeError):  # The lock was taken or released just now.
         who = "being changed by another process"
-    left = holder.get("seconds_left")
-    lease = "" if left is None else f" (if that process is gone, its lease ends in {left} s)"
-    return f"{who}; wait until that is done{lease}"
+    seconds = holder.get("seconds_left")
+    lease = "" if seconds is None else f" (if that process has ended, its lease ends in {seconds} s)"
+    return f"{who}; wait until that process has finished{lease}"

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["ObjectLocation"]
 
 RETRY_SECONDS = 60.0
+"""Maximum total time of the attempts of one request."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between two attempts: the first pause, and the maximum to which the pauses grow."""
 READS_AT_ONCE = 8
+"""Number of parallel reads of one reader."""
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure")
@@ -114,7 +117,7 @@ class ObjectLocation(Location):
 
     def read(self, key: str) -> bytes | None:
         try:
-            return bytes(self._patient(key, lambda path: self._fs.cat_file(path)))
+            return bytes(self._request(key, lambda path: self._fs.cat_file(path)))
         except FileNotFoundError:
             return None
 
@@ -127,28 +130,28 @@ class ObjectLocation(Location):
                 begin = max(0, int(self._fs.info(path)["size"]) + start)
             return bytes(self._fs.cat_file(path, start=begin, end=stop))
 
-        got = self._patient(key, get)
+        got = self._request(key, get)
         # Stores without ranges from the end send the whole object.
         return got[:length] if start >= 0 else got[start:][:length]
 
-    def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
-        if len(wanted) < 2 or self.reads_at_once == 1:
-            return super().read_ranges(wanted)
-        return list(_threads(os.getpid()).map(self._one, wanted))
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
+        if len(ranges) < 2 or self.reads_at_once == 1:
+            return super().read_ranges(ranges)
+        return list(_threads(os.getpid()).map(self._read_item, ranges))
 
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        self._patient(key, lambda path: self._fs.pipe_file(path, data))
+        self._request(key, lambda path: self._fs.pipe_file(path, data))
 
     def create(self, key: str, data: bytes) -> bool:
         try:
-            self._patient(key, lambda path: self._fs.pipe_file(path, data, mode="create"))
+            self._request(key, lambda path: self._fs.pipe_file(path, data, mode="create"))
         except FileExistsError:  # It may be our own object, if the answer to a first request was lost.
             return self.read(key) == data
         return True
 
     def delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._patient(key, self._fs.rm_file)
+            self._request(key, self._fs.rm_file)
 
     def delete_tree(self, prefix: str) -> None:
 
@@ -157,11 +160,11 @@ class ObjectLocation(Location):
                 self._fs.rm(found)
 
         with contextlib.suppress(FileNotFoundError):
-            self._patient(prefix, remove)
+            self._request(prefix, remove)
 
     def keys(self, prefix: str) -> list[str]:
         try:
-            paths = self._patient(prefix, lambda path: self._fs.ls(path, detail=False))
+            paths = self._request(prefix, lambda path: self._fs.ls(path, detail=False))
         except FileNotFoundError:
             return []
         own = self._path(prefix).strip("/")
@@ -169,14 +172,14 @@ class ObjectLocation(Location):
 
     def all_keys(self) -> list[str]:
         """Return the keys of all objects below this location, at any depth."""
-        paths = self._patient("", lambda path: self._fs.find(path))
+        paths = self._request("", lambda path: self._fs.find(path))
         head = len(self._root.strip("/")) + 1
         return [p.strip("/")[head:] for p in paths]
 
     def has(self, key: str) -> bool:
         try:
             # Reading one byte is one request; asking for metadata adds a listing if there is no object.
-            self._patient(key, lambda path: self._fs.cat_file(path, start=0, end=1))
+            self._request(key, lambda path: self._fs.cat_file(path, start=0, end=1))
         except FileNotFoundError:
             return False
         except _OutOfRange:
@@ -188,7 +191,7 @@ class ObjectLocation(Location):
 
     def stamp(self, key: str) -> tuple[str, int] | None:
         try:
-            info = self._patient(key, lambda path: self._fs.info(path))
+            info = self._request(key, lambda path: self._fs.info(path))
         except FileNotFoundError:
             return None
         mark = info.get("ETag") or info.get("etag") or info.get("created") or info.get("mtime")
@@ -197,7 +200,7 @@ class ObjectLocation(Location):
     def age(self, key: str) -> float | None:
         """Return the seconds since an object was written, by this machine's clock; None without an object."""
         try:
-            put = self._patient(key, lambda path: self._fs.modified(path))
+            put = self._request(key, lambda path: self._fs.modified(path))
         except FileNotFoundError:
             return None
         return time.time() - float(put.timestamp())
@@ -215,7 +218,7 @@ class ObjectLocation(Location):
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root
 
-    def _patient(self, key: str, request: Callable[[str], _T]) -> _T:
+    def _request(self, key: str, request: Callable[[str], _T]) -> _T:
         """Send a request; retry transient errors with growing pauses, and translate all other errors."""
         path, begin, tries = self._path(key), time.monotonic(), 0
         while True:
@@ -229,10 +232,10 @@ class ObjectLocation(Location):
                 if _is_transient(error) and spent + pause < RETRY_SECONDS:
                     time.sleep(pause)
                     continue
-                told = _told(error, self.name_of(key) if key else self.url, self, tries, spent)
-                if told is error:
+                clear = _translate(error, self.name_of(key) if key else self.url, self, tries, spent)
+                if clear is error:
                     raise
-                raise told from error
+                raise clear from error
 
 
 @functools.lru_cache(maxsize=32)
@@ -272,21 +275,21 @@ def _filesystem(protocol: str, pid: int, access: Access | None = None) -> Abstra
         inspect.signature(kind.__init__).bind(None, **options)
     except TypeError as error:  # The protocol needs a host or a user, such as ftp, sftp, webhdfs.
         raise StoreError(
-            f"addresses with '{protocol}://' are not known here ({error}); copy what lies there to a disk, "
-            "or to s3://, gs:// or az://"
+            f"addresses with '{protocol}://' are not known here ({error}); copy the data to a disk, or "
+            "to s3://, gs:// or az://"
         ) from error
     try:
         made = kind(**options)
     except ValueError as error:
-        said = _said(error, access)
-        raise StoreError(f"'{protocol}://' cannot be opened ({said}); {FROM_ENVIRONMENT}") from error
+        text = _text_of(error, access)
+        raise StoreError(f"'{protocol}://' cannot be opened ({text}); {FROM_ENVIRONMENT}") from error
     if extra == "s3":
         made.retries = 1
     return made
 
 
 def _s3_settings() -> dict[str, Any]:
-    # The client tries once, because `_patient` retries and limits the time.
+    # The client tries once, because `_request` retries and limits the time.
     settings: dict[str, Any] = {
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "connect_timeout": _CONNECT_SECONDS,
@@ -348,18 +351,18 @@ def _is_transient(error: BaseException) -> bool:
     )
 
 
-def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent: float) -> Exception:
+def _translate(error: Exception, what: str, place: ObjectLocation, tries: int, spent: float) -> Exception:
     """Return the error with a clear message; `FileNotFoundError` and `FileExistsError` keep their type."""
     status, code = _answer(error)
     names = {type(e).__name__ for e in _chain(error)}
     root = place.url.split("/")[2]
-    said = _said(error, place.access)
+    text = _text_of(error, place.access)
     if isinstance(error, StoreError):
         return error
     if code in ("NoSuchBucket", "InvalidBucketName") or "bucket does not exist" in str(error):
         return StoreError(
-            f"{what}: there is no bucket {root!r} at this store; create it, or put right the address (or the "
-            "endpoint: AWS_ENDPOINT_URL)"
+            f"{what}: there is no bucket {root!r} at this store; create it, or correct the address (or the "
+            "endpoint, AWS_ENDPOINT_URL)"
         )
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(what)
@@ -373,20 +376,21 @@ def _told(error: Exception, what: str, place: ObjectLocation, tries: int, spent:
             "public bucket: FSSPEC_S3_ANON=true"
         )
     if _is_transient(error):
-        said = f"{status} {code}".strip() if status else said
+        text = f"{status} {code}".strip() if status else text
         return StoreError(
-            f"{what}: the store did not answer as it should in {tries} attempts over {spent:.0f} s (the "
-            f"last: {said}); look whether it is up and reachable from here, then go on"
+            f"{what}: the store did not answer correctly in {tries} attempts over {spent:.0f} s (the "
+            f"last: {text}); check that the store is up and reachable from here, then resume"
         )
     if isinstance(error, PermissionError) or status in (401, 403):
         return StoreError(
-            f"{what}: permission denied ({code or status or said}): the credentials in use may "
-            f"not do this in {root!r}; let them read, write, list and delete there, or use others"
+            f"{what}: permission denied ({code or status or text}): the credentials in use "
+            f"do not allow this request in {root!r}; let them read, write, list and delete "
+            "there, or use others"
         )
-    return StoreError(f"{what}: {type(error).__name__}: {said}")
+    return StoreError(f"{what}: {type(error).__name__}: {text}")
 
 
-def _said(error: BaseException, access: Access | None) -> str:
+def _text_of(error: BaseException, access: Access | None) -> str:
     """Return the text of an error without secrets of the environment and of the access."""
     return scrub(error) if access is None else access.hide(scrub(error))
 
@@ -402,5 +406,5 @@ def scrub(error: BaseException | str) -> str:
 
 
 def forget_connections() -> None:
-    """Drop all file systems, so that the next request reads environment and credentials again."""
+    """Discard all connections, so that the next request reads environment and credentials again."""
     _filesystem.cache_clear()

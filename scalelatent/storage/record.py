@@ -48,7 +48,7 @@ def loads(data: bytes) -> Any:
     """Return the tree from the bytes of :func:`dumps`; raise `RunError` if the checksum differs."""
     body, digest = data[:-_DIGEST], data[-_DIGEST:]
     if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
-        raise RunError("the record is torn or changed: its checksum does not fit")
+        raise RunError("the record is incomplete or changed: its checksum is wrong")
     with _reading, _open(body) as arrays:
         # Each access to an npz file reads again, so an array that is used twice would become two arrays.
         try:
@@ -67,8 +67,8 @@ def write_record(place: str | Path | Location, name: str, tree: object, *, durab
         place.write(name, data, durable=durable)
     except OSError as error:
         raise RunError(
-            f"cannot write {place.name_of(name)} ({len(data)} bytes): {error}. Free space or put the place "
-            "right, then resume the run; earlier checkpoints are kept"
+            f"cannot write {place.name_of(name)} ({len(data)} bytes): {error}. Free some space or correct "
+            "the problem, then resume the run; earlier checkpoints are kept"
         ) from error
     return len(data)
 

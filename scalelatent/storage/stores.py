@@ -22,55 +22,57 @@ if TYPE_CHECKING:
 
     from zarr.abc.store import ByteRequest, Store
 
-__all__ = ["StoreLocation", "known_place", "place_of"]
+__all__ = ["StoreLocation", "find_location", "recorded_location"]
 
 _T = TypeVar("_T")
 # Id of the process that used obstore first. In a fork of this process obstore would wait forever.
 _obstore_users: list[int] = []
 
 
-def place_of(thing: Any, storage_options: Mapping[str, Any] | None = None) -> Location:
+def find_location(thing: Any, storage_options: Mapping[str, Any] | None = None) -> Location:
     """Return the location of an address, with fsspec options, or of a store of zarr, obstore or fsspec."""
     if isinstance(thing, (str, os.PathLike, Location)) and storage_options is None:
         return locate(thing)
     if isinstance(thing, (str, os.PathLike)):
         return _with_options(os.fspath(thing), storage_options or {})
     if storage_options is not None:
-        raise DataError(f"storage_options belong to an address, and a {type(thing).__name__} has its own")
+        raise DataError(
+            f"storage_options apply to addresses only, but a {type(thing).__name__} was given: leave them out"
+        )
     from zarr.storage import LocalStore, StorePath
 
-    store, path = (thing.store, thing.path) if isinstance(thing, StorePath) else (_store_of(thing), "")
+    store, path = (thing.store, thing.path) if isinstance(thing, StorePath) else (_as_zarr_store(thing), "")
     if isinstance(store, LocalStore):
         return LocalLocation(os.path.join(store.root, path))
     return StoreLocation(Access.of({}, store), path)
 
 
-def known_place(url: str, mark: str | None) -> Location:
+def recorded_location(url: str, mark: str | None) -> Location:
     """Return the location of an address and the mark of its access, both as stored in records."""
     if mark is None:
         return locate(url)
     access = known_access(mark)
     if access is None:
         raise DataError(
-            f"{url} was opened with storage options or a store object, which are not written down: open it "
-            "again with open_dataset, and give that"
+            f"{url} was opened with storage options or a store object, which "
+            "run folders do not record: open it again with open_dataset, and pass the result"
         )
     if access.store is None:
         return ObjectLocation(url, access)
-    return StoreLocation(access, url.removeprefix(_name_of(access.store)).strip("/"))
+    return StoreLocation(access, url.removeprefix(_store_name(access.store)).strip("/"))
 
 
 def _with_options(url: str, options: Mapping[str, Any]) -> Location:
     if is_local(url):
         raise DataError(
-            f"{url} lies on a disk, which takes no storage_options: leave them out (they are fsspec's, "
-            "for addresses such as 's3://bucket/name')"
+            f"{url} is on a disk, which has no storage_options: leave them out (they configure "
+            "fsspec for addresses such as 's3://bucket/name')"
         )
     check_address(url)
     return ObjectLocation(url, Access.of(options))
 
 
-def _store_of(thing: Any) -> Store:
+def _as_zarr_store(thing: Any) -> Store:
     from zarr.abc.store import Store
 
     if isinstance(thing, Store):
@@ -85,7 +87,8 @@ def _store_of(thing: Any) -> Store:
 
         return ObjectStore(thing, read_only=True)
     raise DataError(
-        f"a {kind} is no place: give a path, an address such as 's3://bucket/name', or a store of zarr, "
+        f"a {kind} is not a location: give a path, an address such "
+        "as 's3://bucket/name', or a store of zarr, "
         "obstore or fsspec (fs.get_mapper(path))"
     )
 
@@ -103,13 +106,13 @@ class StoreLocation(Location):
 
         from .zarrstore import FolderStore
 
-        name = _name_of(access.store)
+        name = _store_name(access.store)
         super().__init__(f"{name}/{path}" if path else name)
         self.access, self._path = access, path
         self.shared = not _in_memory(access.store)
-        self._of_obstore = isinstance(_innermost(access.store), ObjectStore)
+        self._uses_obstore = isinstance(_unwrap(access.store), ObjectStore)
         self.reads_at_once = READS_AT_ONCE if self.shared else 1
-        if self._of_obstore and not _obstore_users:
+        if self._uses_obstore and not _obstore_users:
             _obstore_users.append(os.getpid())
         self._store = FolderStore(access.store, path)
         self._wait("", StorePath.open(access.store, path="", mode=None))  # Some stores must be opened first.
@@ -129,11 +132,11 @@ class StoreLocation(Location):
     def read_range(self, key: str, start: int, length: int) -> bytes:
         return self._wait(key, self._part((key, start, length)))
 
-    def read_ranges(self, wanted: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
         async def parts() -> list[bytes]:
-            return await asyncio.gather(*map(self._part, wanted))
+            return await asyncio.gather(*map(self._part, ranges))
 
-        return self._wait("", parts()) if wanted else []
+        return self._wait("", parts()) if ranges else []
 
     def keys(self, prefix: str) -> list[str]:
         async def names() -> list[str]:
@@ -178,23 +181,23 @@ class StoreLocation(Location):
 
     def _refuse(self) -> NoReturn:
         raise StoreError(
-            f"{self.url} is a store object, which is read and not written: write to a path or an address"
+            f"{self.url} is a store object, which can only be read: write to a path or an address"
         )
 
-    async def _get(self, key: str, wanted: ByteRequest | None = None) -> bytes | None:
+    async def _get(self, key: str, part: ByteRequest | None = None) -> bytes | None:
         from zarr.core.buffer import default_buffer_prototype
 
-        found = await self._store.get(key, default_buffer_prototype(), wanted)
+        found = await self._store.get(key, default_buffer_prototype(), part)
         return None if found is None else found.to_bytes()
 
     async def _part(self, item: tuple[str, int, int] | str) -> bytes:
         from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 
         key, start, length = (item, 0, None) if isinstance(item, str) else item
-        wanted: ByteRequest | None = None
+        part: ByteRequest | None = None
         if length is not None:
-            wanted = RangeByteRequest(start, start + length) if start >= 0 else SuffixByteRequest(-start)
-        found = await self._get(key, wanted)
+            part = RangeByteRequest(start, start + length) if start >= 0 else SuffixByteRequest(-start)
+        found = await self._get(key, part)
         if found is None:
             raise FileNotFoundError(self.name_of(key))
         return found[:length]
@@ -203,12 +206,12 @@ class StoreLocation(Location):
         """Wait for the answer of the store and return it; translate errors of its library."""
         from zarr.core.sync import sync
 
-        if self._of_obstore and _obstore_users[0] != os.getpid():
+        if self._uses_obstore and _obstore_users[0] != os.getpid():
             answer.close()
             raise StoreError(
-                f"{self.url}: obstore does not answer in a process forked from one that has used it; start "
-                "processes by 'spawn' or 'forkserver' (of a torch DataLoader: multiprocessing_context=…), or "
-                "give open_dataset the address in place of the store"
+                f"{self.url}: obstore does not work in a process that was forked from a user of obstore. "
+                "Start processes with 'spawn' or 'forkserver' (option multiprocessing_context of a torch "
+                "DataLoader), or pass open_dataset the address instead of the store"
             )
         try:
             return sync(answer)
@@ -219,7 +222,7 @@ class StoreLocation(Location):
             raise StoreError(f"{name}: {type(error).__name__}: {scrub(error)}") from error
 
 
-def _name_of(store: Store) -> str:
+def _store_name(store: Store) -> str:
     """Return the name of a store in messages: its type and description, without credentials."""
     kind = type(store).__name__
     words = scrub(re.sub(r"^\w+://|[<>]", "", str(store)))
@@ -227,7 +230,7 @@ def _name_of(store: Store) -> str:
     return f"store://{words if words.startswith(kind) else f'{kind}({words})'}"
 
 
-def _innermost(store: Any) -> Any:
+def _unwrap(store: Any) -> Any:
     """Return the store inside all wrapper stores."""
     from zarr.storage import WrapperStore
 
@@ -240,7 +243,7 @@ def _in_memory(store: Store) -> bool:
     """Return whether the content of a store is in the memory of this process."""
     from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
-    store = _innermost(store)
+    store = _unwrap(store)
     if isinstance(store, FsspecStore):
         protocol = store.fs.protocol
         return "memory" in ((protocol,) if isinstance(protocol, str) else protocol)

@@ -135,16 +135,16 @@ class LocationStore(Store):
         data = await asyncio.to_thread(self._get, key, byte_range)
         return None if data is None else prototype.buffer.from_bytes(data)
 
-    def _get(self, key: str, wanted: ByteRequest | None) -> bytes | None:
+    def _get(self, key: str, part: ByteRequest | None) -> bytes | None:
         try:
-            if isinstance(wanted, RangeByteRequest):
-                return self._place.read_range(key, wanted.start, wanted.end - wanted.start)
-            if isinstance(wanted, SuffixByteRequest):
-                return self._place.read_range(key, -wanted.suffix, wanted.suffix)
+            if isinstance(part, RangeByteRequest):
+                return self._place.read_range(key, part.start, part.end - part.start)
+            if isinstance(part, SuffixByteRequest):
+                return self._place.read_range(key, -part.suffix, part.suffix)
         except FileNotFoundError:
             return None
         data = self._place.read(key)
-        offset = wanted.offset if isinstance(wanted, OffsetByteRequest) else 0
+        offset = part.offset if isinstance(part, OffsetByteRequest) else 0
         return None if data is None else data[offset:]
 
     async def get_partial_values(

@@ -95,7 +95,7 @@ def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: Page, base: 
     assert all(url.startswith((base, "data:", "about:")) for url in page.requests if "scalelatent" in url)
 
 
-def test_words_of_a_message_are_words(client: Any, page: Page, base: str) -> None:
+def test_text_of_a_message_is_not_html(client: Any, page: Page, base: str) -> None:
     """A name or an error that is HTML neither runs nor breaks the page."""
     evil = "<img src=x onerror=\"document.title='run'\">"
     send = {"run": evil, "name": evil, "model": evil, "job": "evil", "state": "failed", "error": evil}

@@ -78,7 +78,7 @@ def test_the_same_bits_and_outputs(client: Any, some: Dataset, alone: Any, tmp_p
 @pytest.mark.parametrize(
     "options",
     [
-        {"likelihood": "ppca", "assignment": "soft", "projection": 20, "statistics": "images"},
+        {"likelihood": "ppca", "assignment": "soft"},
         {"algorithm": "stepwise", "n_epochs": 1, "batch_rows": 600},
     ],
 )

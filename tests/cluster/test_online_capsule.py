@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("algorithm", ["stepwise", "incremental", "passive_aggressive"])
+@pytest.mark.parametrize("algorithm", ["stepwise", "passive_aggressive"])
 def test_same_bits_on_a_cluster(
     client: Any, fit: Any, alone: Any, same: Any, algorithm: str, tmp_path: Path
 ) -> None:

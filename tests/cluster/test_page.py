@@ -70,7 +70,7 @@ def test_a_fit_without_a_run_folder_is_a_job_that_ends(client: Any, fit: Any, jo
 
 
 @pytest.mark.parametrize("one", [True, False])
-def test_workers_tell_the_rows_of_steps(
+def test_workers_report_the_rows_of_steps(
     client: Any, job: Any, one: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(DaskSteps, "_use_one", lambda steps, groups: one)
@@ -89,7 +89,7 @@ def test_workers_tell_the_rows_of_steps(
 
 
 @pytest.mark.filterwarnings("ignore:n_clusterings=10")
-def test_workers_tell_the_shards_of_outputs(client: Any, job: Any, tmp_path: Path) -> None:
+def test_workers_report_the_shards_of_outputs(client: Any, job: Any, tmp_path: Path) -> None:
     m = MultilayerBootstrapNetwork(n_clusterings=10, k1=20, n_components=2, decay=0.5, random_state=0)
     m.fit(X)
     assert monitor.install(client) == ""

@@ -80,7 +80,7 @@ def command(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
 # -- a job from beginning to end -----------------------------------------------------------------------------
 
 
-def test_a_submitted_job_has_the_bits_of_one_driven_here(
+def test_submitted_job_gives_the_same_bits_as_a_local_job(
     cluster: Any, make: Any, leaves_nothing: Any, undisturbed: dict[str, bytes]
 ) -> None:
     submitted = submit_job(make(), client=cluster)
@@ -170,7 +170,7 @@ def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> N
     assert (folder.path / "events.jsonl").read_bytes() == before
 
 
-def test_a_failed_job_says_why(cluster: Any, make: Any) -> None:
+def test_failed_job_reports_the_reason(cluster: Any, make: Any) -> None:
     folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
     until(lambda: passes(folder) > 2)
     driver = folder.read_state()["driver"]
@@ -192,7 +192,7 @@ def test_a_failed_job_says_why(cluster: Any, make: Any) -> None:
 # -- many at once --------------------------------------------------------------------------------------------
 
 
-def test_of_two_submits_to_one_output_one_is_refused(cluster: Any, make: Any) -> None:
+def test_second_submit_to_the_same_folder_is_refused(cluster: Any, make: Any) -> None:
     outcomes: list[Any] = []
     together = threading.Barrier(2)
 
@@ -247,7 +247,7 @@ def test_twenty_jobs_at_once(cluster: Any, make: Any, leaves_nothing: Any) -> No
 
 
 @pytest.mark.slow
-def test_the_client_is_killed_as_soon_as_it_has_said_the_id(
+def test_job_survives_a_client_killed_after_printing_the_id(
     cluster: Any, place: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
     out = tmp_path / "run"

@@ -122,7 +122,7 @@ def test_folders_that_cannot_be_written(refused: Any, tmp_path: Path) -> None:
     assert f"{tmp_path}/file on host {socket.gethostname()} is a file" in said
 
 
-def test_a_job_that_is_wrong_is_told_by_a_worker(refused: Any) -> None:
+def test_worker_refuses_an_invalid_job(refused: Any) -> None:
     assert "reach beyond" in refused(data__train_rows="0:1000000")
     assert "capsule_dim" in refused(model__capsule_dim=-3)
 

@@ -148,7 +148,7 @@ def test_bad_requests(stored: Dataset, tmp_path: Path) -> None:
     (tmp_path / "text" / "readme").write_text("")
     with pytest.raises(DataError, match="neither a dataset nor anything else that zarr can open"):
         convert_dataset(tmp_path / "text", tmp_path / "out")
-    with pytest.raises(DataError, match="onto itself"):
+    with pytest.raises(DataError, match="cannot replace itself"):
         convert_dataset(stored, str(stored.url), overwrite=True)
     with pytest.raises(DataError, match=r"rows 90:96 do not lie in 0:95"):
         convert_dataset(stored, tmp_path / "out", rows=(90, 96))

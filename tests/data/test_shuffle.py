@@ -172,7 +172,7 @@ def test_bad_requests(rows: Dataset, tmp_path: Path) -> None:
         shuffle_dataset(rows, out, seed=-1)
     with pytest.raises(DataError, match=r"memory is 3 bytes, but shuffling 95 rows .* needs at least \d+"):
         shuffle_dataset(rows, out, seed=0, memory=3)
-    with pytest.raises(DataError, match="onto itself"):
+    with pytest.raises(DataError, match="cannot replace itself"):
         shuffle_dataset(rows, str(rows.url), seed=0, overwrite=True)
     with pytest.raises(DataError, match="nowhere does not exist"):
         shuffle_dataset(tmp_path / "nowhere", out, seed=0)

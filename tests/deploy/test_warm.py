@@ -110,7 +110,7 @@ class _Client:
         return dict.fromkeys(workers, self.answer)
 
 
-def test_one_worker_of_each_host_compiles() -> None:
+def test_one_worker_per_host_compiles() -> None:
     client = _Client({"kernels": 3, "compiled": []})
     assert sorted(warming.warm_cluster(client, ["mbn"])) == ["a", "b"]
     assert client.asked == ["tcp://a:1", "tcp://b:2"]  # the one that compiles for its card too

@@ -47,7 +47,7 @@ VALUES: list[tuple[str, str, str, str]] = [
     ("kind that is a number", "model.kind", "3", "[model] kind must be a word such as \"capsule\", not 3"),
     ("a table for a value", "job.name", "{a = 1}", "[job] name = {'a': 1}: input should be a valid string"),
     ("a secret", "job.aws_secret_access_key", '"x"', "looks like a credential: take it out"),
-    ("a password", "data.train", '"s3://me:word@bucket/x"', "carries credentials: take them out"),
+    ("a password", "data.train", '"s3://me:word@bucket/x"', "contains credentials: remove them"),
     ("bad shards", "engine.on_bad_shard", '"skpi"', "'stop' or 'skip', not 'skpi': did you mean 'skip'?"),
     ("seconds below 0", "engine.checkpoint_seconds", "-1", "checkpoint_seconds = -1: input should be greate"),
     ("mismatch of words", "cluster.allow_mismatch", '"perhaps"', "allow_mismatch = 'perhaps': input should"),

@@ -40,11 +40,11 @@ def whole() -> bytes:
 
 
 RECORDS: list[tuple[str, bytes, str]] = [
-    ("no bytes", b"", "torn or changed"),
-    ("half of it", whole()[:100], "torn or changed"),
-    ("a bit is flipped", whole()[:50] + bytes([whole()[50] ^ 1]) + whole()[51:], "torn or changed"),
+    ("no bytes", b"", "incomplete or changed"),
+    ("half of it", whole()[:100], "incomplete or changed"),
+    ("a bit is flipped", whole()[:50] + bytes([whole()[50] ^ 1]) + whole()[51:], "incomplete or changed"),
     ("text", sealed_bytes(b"text"), "holds no arrays"),
-    ("nothing", sealed_bytes(b""), "torn or changed"),
+    ("nothing", sealed_bytes(b""), "incomplete or changed"),
     ("no head", sealed_bytes(b"PK\5\6" + bytes(18)), "not a tree of values"),
     ("a head that is no JSON", sealed(b"{"), "not a tree of values"),
     ("a head that is no text", sealed(b"\xff"), "not a tree of values"),
@@ -97,7 +97,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize("content", DAMAGED)
-def test_a_damaged_state_is_made_anew_from_the_logs(folder: RunFolder, content: str) -> None:
+def test_damaged_state_is_rebuilt_from_the_logs(folder: RunFolder, content: str) -> None:
     (folder.path / "state.json").write_text(content) if content else (folder.path / "state.json").unlink()
     assert is_run_folder(folder.url)
     state = folder.read_state()
@@ -136,7 +136,7 @@ def test_a_job_without_its_sections_is_damaged(folder: RunFolder, change: dict[s
 
 
 @pytest.mark.parametrize("line", ["", "null", "{", "[1]", "3", "\x00" * 10])
-def test_damaged_lines_of_logs_are_left_out(folder: RunFolder, line: str) -> None:
+def test_damaged_log_lines_are_skipped(folder: RunFolder, line: str) -> None:
     file = folder.path / "metrics.jsonl"
     file.write_text(line + "\n" + file.read_text())
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2]

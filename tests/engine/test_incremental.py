@@ -17,9 +17,10 @@ from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.incremental import DropLeaves, KeptLeaves, count_leaves, make_leaf_order
+from scalelatent.engine.incremental import DropLeaves, KeptLeaves, count_leaves
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.online_loop import fit_online
+from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
 from scalelatent.errors import RunError
 from tests.helpers import InterruptAt
@@ -71,7 +72,7 @@ X = np.random.Generator(np.random.Philox(3)).normal(size=(103, 2)).astype("f4")
 
 
 def fit(folder: Path, jobs: int = 1, epochs: int = 3, callback: Any = (), **options: Any) -> Any:
-    order = make_leaf_order(len(X), 2, 16)
+    order = RowOrder(len(X), 0, 16, n_chains=2, shuffle=False)
     learner = KeptLeaves(Means(), str(folder), "toy")
     stage = make_stage("toy_leaves", learner, {"train": Dataset.from_arrays(X)}, "cpu")
     store = EngineStore(folder)
@@ -90,7 +91,7 @@ def fit(folder: Path, jobs: int = 1, epochs: int = 3, callback: Any = (), **opti
 
 
 def by_hand(epochs: int = 3) -> np.ndarray:
-    order = make_leaf_order(len(X), 2, 16)
+    order = RowOrder(len(X), 0, 16, n_chains=2, shuffle=False)
     kept: dict[int, Any] = {}
     total = np.zeros(2)
     for epoch in range(epochs):
@@ -116,21 +117,13 @@ def test_old_contributions_give_way_to_new_ones(tmp_path: Path) -> None:
 
 
 def test_leaves_cover_all_rows_and_are_the_same_each_epoch() -> None:
-    for n_rows, chains, batch in [(103, 2, 16), (103, 4, 16), (97, 3, 9), (5, 4, 8), (1000, 4, None)]:
-        order = make_leaf_order(n_rows, chains, batch)
+    for n_rows, chains, batch in [(103, 2, 16), (103, 4, 16), (97, 3, 9), (5, 4, 8), (1000, 4, 128)]:
+        order = RowOrder(n_rows, 0, batch, n_chains=chains, shuffle=False)
         epochs = [[order.rows(e, s, c) for s in range(order.n_steps) for c in range(chains)] for e in (0, 1)]
         assert sorted(np.concatenate(epochs[0]).tolist()) == list(range(n_rows))
         assert all(np.array_equal(a, b) for a, b in zip(*epochs, strict=True))
         assert all((np.diff(rows) == 1).all() for rows in epochs[0])
         assert sum(len(rows) > 0 for rows in epochs[0]) == count_leaves(order)
-
-
-def test_the_size_of_leaves() -> None:
-    assert make_leaf_order(1_000_000, 4).chain_rows == 7813
-    assert make_leaf_order(10**9, 4).chain_rows == 65536  # one block in memory
-    assert make_leaf_order(2000, 4).chain_rows == 256
-    assert make_leaf_order(20_000, 4, min_leaf_rows=1440).chain_rows == 1440
-    assert make_leaf_order(100, 4).n_steps == 1
 
 
 @pytest.mark.parametrize("at", [1, 3, 4, 6, 9])
@@ -152,7 +145,7 @@ def _every_step(progress: Any, done: int, total: int) -> None:
 
 
 def test_files_do_not_grow_with_epochs(tmp_path: Path) -> None:
-    order = make_leaf_order(len(X), 2, 16)
+    order = RowOrder(len(X), 0, 16, n_chains=2, shuffle=False)
     _, cleaner = fit(tmp_path, epochs=12, checkpoint_steps=order.n_steps)
     files = list(tmp_path.glob("leaf-*.rec"))
     assert 0 < len(files) <= 5 * count_leaves(order)

@@ -256,7 +256,7 @@ def test_bad_weights(digits: Arrays, weight: np.ndarray, message: str, form: str
 
 def test_a_class_of_weight_zero_is_named(digits: Arrays) -> None:
     weight = (digits[1] != 4).astype(float)
-    with pytest.raises(DataError, match=r"class .*4.* has no weight.*above 0"):
+    with pytest.raises(DataError, match=r"class.*4.* have no weight.*above 0"):
         _fit(*digits, sample_weight=weight, callbacks=[NoPasses()])
     with pytest.raises(ValueError, match=r"class_weight=\{4: 0.0\}.*above 0"):
         _fit(*digits, class_weight={4: 0.0}, callbacks=[NoPasses()])

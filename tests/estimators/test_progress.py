@@ -204,7 +204,7 @@ def test_report_of_a_model(name, tmp_path):
     model = fresh(name).fit(*MODELS[name][1])
     page = model.report(tmp_path / "new", data=MODELS[name][1] if name != "mbn" else X)
     assert page == str(tmp_path / "new" / "report" / "index.html")
-    assert "No rows were at hand" not in (tmp_path / "new" / "report" / "index.html").read_text()
+    assert "made without rows" not in (tmp_path / "new" / "report" / "index.html").read_text()
 
 
 def test_a_report_shows_the_stored_rows_of_the_fit(tmp_path):
@@ -213,7 +213,7 @@ def test_a_report_shows_the_stored_rows_of_the_fit(tmp_path):
     with open(model.report(tmp_path)) as page:
         text = page.read()
     assert "validation rows" in text
-    assert "No rows were at hand" not in text
+    assert "made without rows" not in text
 
 
 def test_a_report_needs_a_fit(tmp_path):

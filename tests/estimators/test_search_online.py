@@ -17,7 +17,7 @@ SMALL = {"block_rows": 32, "leaf_rows": 64, "checkpoint_seconds": 0}
 BASE = CapsuleRegression(
     capsule_dim=1, n_epochs=2, batch_rows=64, n_chains=2, max_iter=3, projection=12, random_state=0, n_jobs=1
 )
-ALGORITHMS = ("em", "stepwise", "incremental", "passive_aggressive")
+ALGORITHMS = ("em", "stepwise", "passive_aggressive")
 GRID = {"algorithm": list(ALGORITHMS)}
 
 

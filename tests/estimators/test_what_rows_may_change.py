@@ -155,12 +155,6 @@ MODELS = {
         spread=FIVE_PERCENT,
         **CAPSULES,
     ),
-    "leaves": Model(
-        sl.CapsuleRegression,
-        {"capsule_dim": 2, "algorithm": "incremental", "n_epochs": 6},
-        spread=FIVE_PERCENT,
-        **CAPSULES,
-    ),
     "passive": Model(
         sl.CapsuleRegression,
         {"capsule_dim": 2, "algorithm": "passive_aggressive", "n_epochs": 6, "batch_rows": 64},

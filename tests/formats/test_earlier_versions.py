@@ -11,6 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import scalelatent as sl
+from scalelatent.errors import RunError
 from scalelatent.storage.old_names import MOVED
 
 from .write import fits, learned, pairs, rows
@@ -37,7 +38,7 @@ def test_datasets_open(left: Path) -> None:
     assert_array_equal(ds.read_y(0, len(ds)), y)
 
 
-@pytest.mark.parametrize("name", list(fits()))
+@pytest.mark.parametrize("name", [*fits(), "incremental"])
 def test_models_load(left: Path, name: str) -> None:
     assert_allclose(learned(sl.load_model(left / f"{name}.model")), np.load(left / f"{name}.npy"), rtol=1e-6)
 
@@ -59,6 +60,17 @@ def test_interrupted_fits_go_on(left: Path, name: str) -> None:
     model.fit(*(pairs() if paired else rows()), run_dir=left / f"{name}.run", resume=True, callbacks=[Told()])
     assert told[0] == 3  # what was done is not done again
     assert_allclose(learned(model), np.load(left / f"{name}.npy"), rtol=1e-5, atol=1e-6)
+
+
+def test_interrupted_incremental_fits_are_refused(left: Path) -> None:
+    """Version 0.1.0 had ``algorithm="incremental"``, whose runs cannot resume as stepwise EM."""
+    model = sl.CapsuleRegression(
+        algorithm="incremental", capsule_dim=2, random_state=0, projection=None, fit_intercept=False, ridge=0,
+        n_epochs=3,
+    )  # fmt: skip
+    with pytest.warns(FutureWarning, match="algorithm='incremental'"), pytest.raises(RunError) as error:
+        model.fit(*rows(), run_dir=left / "incremental.run", resume=True)
+    assert "algorithm" in str(error.value)
 
 
 def test_old_names_lead_somewhere() -> None:

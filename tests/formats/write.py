@@ -36,7 +36,6 @@ def fits() -> dict[str, tuple[object, bool]]:
     }  # fmt: skip
     return {
         "batch": (sl.CapsuleRegression(max_iter=6, **capsule), False),
-        "incremental": (sl.CapsuleRegression(algorithm="incremental", n_epochs=3, **capsule), False),
         "stepwise": (sl.CapsuleRegression(algorithm="stepwise", n_epochs=3, **capsule), False),
         "crbm": (sl.ConditionalRBM(n_hidden=4, n_epochs=4, learning_rate=0.05, random_state=0), True),
     }

@@ -248,8 +248,8 @@ def test_a_lock_that_was_left_in_an_object_store_is_told(monkeypatch: pytest.Mon
     held = {"doing": "being appended to", "pid": 7, "host": "far", "since": 0}
     locate("memory://left").write(f"{module._LOCK}/000001.json", json.dumps(held).encode())
     expected = (
-        r"by process 7 on far since 1970-01-01 00:00:00 UTC; wait until that is done \(if that process is "
-        r"gone, its lease ends in \d+ s\), then"
+        r"by process 7 on far since 1970-01-01 00:00:00 UTC; wait until that process has finished "
+        r"\(if that process has ended, its lease ends in \d+ s\), then"
     )
     with pytest.raises(DataError, match=expected):
         append_rows("memory://left", _part("numbers", 60, N))
@@ -263,7 +263,7 @@ def test_a_change_that_no_lock_kept_out_is_noticed(tmp_path: Path, monkeypatch: 
 
     def second() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(module, "alone", lambda *_: contextlib.nullcontext())
+            patch.setattr(module, "hold_lock", lambda *_: contextlib.nullcontext())
             patch.setattr(module, "_sweep", lambda *_: None)
             append_rows(tmp_path / "ds", _part("numbers", 60, 70))
 

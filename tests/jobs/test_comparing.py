@@ -34,7 +34,7 @@ def make(
     return str(place / name)
 
 
-def test_what_differs_is_told_and_what_came_of_it(tmp_path: Path) -> None:
+def test_comparison_lists_differences_and_results(tmp_path: Path) -> None:
     runs = [
         make(tmp_path, "a", capsule_dim=4, architecture="multiclass"),
         make(tmp_path, "b", capsule_dim=8, architecture="multiclass", data={"train_rows": "0:9"}),
@@ -69,7 +69,7 @@ def test_what_differs_is_told_and_what_came_of_it(tmp_path: Path) -> None:
     )
 
 
-def test_other_kinds_and_other_rows_are_groups_of_their_own(tmp_path: Path) -> None:
+def test_kinds_and_test_rows_form_separate_groups(tmp_path: Path) -> None:
     runs = [
         make(tmp_path, "a", capsule_dim=4),
         make(tmp_path, "b", capsule_dim=4, data={"test": "other.zarr"}),
@@ -120,7 +120,7 @@ def test_on_the_command_line_and_as_a_page(tmp_path: Path) -> None:
     page = (tmp_path / "page" / "index.html").read_text()
     names = {file.name for file in (tmp_path / "page").iterdir()}
     assert names == {"index.html", "errors.png", "dimensions.png"}
-    for text in ("2 runs side by side", "best validation error", "6.21 %", "95 % intervals", "Figure 5"):
+    for text in ("Comparison of 2 runs", "best validation error", "6.21 %", "95 % intervals", "Figure 5"):
         assert text in page
     told = json.loads(CliRunner().invoke(app, ["compare", *runs, "--json"]).output)
     assert told == compare_runs(runs)

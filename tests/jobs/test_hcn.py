@@ -97,13 +97,13 @@ def test_from_data_to_report(folder: Path) -> None:
         ("engine.leaf_rows=-1", "leaf_rows"),
     ],
 )
-def test_mistakes_are_told_before_work_begins(folder: Path, setting: str, says: str) -> None:
+def test_mistakes_are_refused_before_work_starts(folder: Path, setting: str, says: str) -> None:
     said = scalelatent("fit", "job.toml", "--out", "bad", "--set", setting, cwd=folder, code=2)
     assert says in said.err
     assert not (folder / "bad").exists()
 
 
-def test_what_no_model_of_this_kind_does(folder: Path) -> None:
+def test_unsupported_methods_are_refused(folder: Path) -> None:
     scalelatent("fit", "job.toml", "--out", "other", "--set", "model.n_epochs=1", cwd=folder)
     said = scalelatent("predict", "other", "letters.zarr", "--out", "p.zarr", cwd=folder, code=2)
     assert "has no predict: `scalelatent transform" in said.err

@@ -33,7 +33,7 @@ def test_memory_limits_are_read_as_dask_reads_them(limit, expected):
     assert worker_bytes(cluster) == (int(MEMORY_LIMIT / CPU_COUNT) if expected is None else expected)
 
 
-def test_what_the_estimator_is_told(workplace, fake, monkeypatch):
+def test_estimator_receives_the_job_values(workplace, fake, monkeypatch):
     told = {}
 
     def plan(self, train, **options):
@@ -69,7 +69,7 @@ def test_refusals_pass_and_bare_errors_become_job_errors():
     ("device", "words"),
     [("auto", "cpu 1 worker, gpu 2 workers"), ("gpu", "gpu 2 workers"), ("cpu", "cpu 3 workers")],
 )
-def test_plan_tells_which_devices_compute(workplace, fake, monkeypatch, device, words):
+def test_plan_shows_which_devices_compute(workplace, fake, monkeypatch, device, words):
     """And that a mixed pool's result depends on who computed what."""
     from contextlib import nullcontext
     from types import SimpleNamespace
@@ -113,7 +113,7 @@ def test_a_job_is_planned_from_start_to_report(small_job):
     assert workers["seconds"]["starting workers"] > 0
 
 
-def test_plan_ends_in_one_line_and_fit_says_the_same(small_job):
+def test_plan_and_fit_print_the_same_summary_line(small_job):
     runner = CliRunner()
     planned = runner.invoke(app, ["plan", str(small_job)])
     assert planned.exit_code == 0, planned.output
@@ -137,7 +137,7 @@ def test_fit_refuses_what_plan_refuses_and_leaves_no_folder(small_job):
 @pytest.mark.parametrize(
     ("reading", "cache", "said"), [(0.5, None, True), (0.5, 0.2, False), (0.01, None, False)]
 )
-def test_what_keeping_rows_would_save_is_told(tmp_path, monkeypatch, reading, cache, said):
+def test_plan_shows_what_a_row_cache_would_save(tmp_path, monkeypatch, reading, cache, said):
     """Where reading takes a share of computing, all rows fit, and nothing was asked for."""
     for module in (engine_rates, engine_plan):
         monkeypatch.setattr(module, "SMALL_BYTES", 2**10)
@@ -151,7 +151,7 @@ def test_what_keeping_rows_would_save_is_told(tmp_path, monkeypatch, reading, ca
         assert told["keeping_rows"].startswith("a thread reads for 50 % of the time that it computes")
 
 
-def test_what_is_said_of_a_long_fit():
+def test_plan_warns_about_a_long_fit():
     needs = {"summary": "about 3 h", "expected_seconds": 3 * 3600.0, "shorter": "lower k1"}
     assert plan_lines(needs) == [
         "plan: about 3 h",

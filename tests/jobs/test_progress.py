@@ -35,7 +35,7 @@ def test_lines_where_there_is_no_terminal():
     assert "4,000" in lines[0]
 
 
-def test_long_passes_show_a_sign_of_life():
+def test_long_passes_print_progress():
     show = ProgressDisplay(console(), every_seconds=0)
     show.on_fit_start({})
     show.on_progress({"stage": "moments", "pass": 1, "rows_done": 10, "rows_total": 2000})
@@ -128,7 +128,7 @@ def test_what_follows_on_the_fit_has_its_own_time_left():
     assert "at most" not in halfway
 
 
-def test_what_follows_on_the_fit_is_told_in_lines():
+def test_stages_after_the_fit_are_printed():
     with ProgressDisplay(console()) as show:
         show.on_fit_start({})
         show.on_pass_end(record(1))

@@ -69,7 +69,7 @@ def test_a_fit_with_a_run_dir_is_a_run(tmp_path, rows):
     assert run("report", tmp_path / "run").exit_code == 0
     page = (tmp_path / "run" / "report" / "index.html").read_text()
     assert "validation error" in page
-    assert "No rows were at hand" not in page
+    assert "made without rows" not in page
 
 
 @pytest.mark.parametrize("seed", [3, None])
@@ -126,7 +126,7 @@ def test_what_only_python_has_is_resumed_in_python(tmp_path, rows, what):
     assert RunFolder(tmp_path / "run").read_state()["state"] == "done"
 
 
-def test_the_report_of_rows_in_memory_says_so(tmp_path):
+def test_report_says_that_rows_were_in_memory(tmp_path):
     model().fit(X, Y, run_dir=tmp_path / "run")
     told = run("report", tmp_path / "run")
     assert told.exit_code == 0
@@ -162,9 +162,7 @@ def test_a_fit_into_a_folder_that_a_thread_is_fitting_into_is_refused(tmp_path, 
     assert folder.read_state()["state"] == "done"
 
 
-def test_of_two_threads_that_begin_in_one_folder_at_once_one_fits_and_one_is_refused(
-    tmp_path, rows, monkeypatch
-):
+def test_of_two_threads_in_one_folder_one_fits_and_one_is_refused(tmp_path, rows, monkeypatch):
     both, identity = threading.Barrier(2), EngineStore.identity
 
     def slow(store: EngineStore) -> Any:
@@ -195,7 +193,7 @@ def test_a_fit_that_fails_before_it_begins_leaves_the_folder_as_it_was(tmp_path,
     assert model().fit(rows, run_dir=tmp_path / "run").n_iter_ == 4
 
 
-def test_a_failed_fit_is_told(tmp_path, rows):
+def test_failed_fit_is_recorded(tmp_path, rows):
     with pytest.raises(OSError, match="no more"):
         model().fit(rows, run_dir=tmp_path / "run", callbacks=StopAfter(2, OSError("no more")))
     state = RunFolder(tmp_path / "run").read_state()
@@ -208,7 +206,7 @@ def test_a_fit_that_is_refused_leaves_no_run(tmp_path, rows):
     assert not (tmp_path / "run" / "job.json").exists()
 
 
-def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path, rows):
+def test_folder_of_an_earlier_version_is_resumed(tmp_path, rows):
     with pytest.raises(KeyboardInterrupt):
         model(random_state=0).fit(rows, run_dir=tmp_path / "run", callbacks=StopAfter(2))
     for path in (tmp_path / "run").iterdir():
@@ -332,7 +330,7 @@ def client(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["done", "failed", "cancelled"])
-def test_a_fit_on_a_cluster_is_told_to_its_dashboard(tmp_path, rows, client, how):
+def test_fit_on_a_cluster_appears_on_the_dashboard(tmp_path, rows, client, how):
     one = model(random_state=3).fit(rows)
     error = {"done": None, "failed": OSError("no more"), "cancelled": KeyboardInterrupt()}[how]
     call = FitCall(one, {"train": rows}, tmp_path / "run", client=client)
@@ -347,7 +345,7 @@ def test_a_fit_on_a_cluster_is_told_to_its_dashboard(tmp_path, rows, client, how
     assert client.heard[0]["job"] == RunFolder(tmp_path / "run").id
 
 
-def test_who_tells_the_dashboard_already_is_alone_with_it(tmp_path, rows, client):
+def test_no_second_reporter_if_a_callback_already_reports_to_the_dashboard(tmp_path, rows, client):
     log = sl.monitor.ClusterLog(client, "mine")
     call = FitCall(model().fit(rows), {"train": rows}, tmp_path / "run", callbacks=[log], client=client)
     with recorded(call) as record:
@@ -357,9 +355,7 @@ def test_who_tells_the_dashboard_already_is_alone_with_it(tmp_path, rows, client
 
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("search", [True, False])
-def test_the_client_of_a_fit_is_the_given_one_or_that_of_the_enclosing_cluster(
-    monkeypatch, rows, search, given
-):
+def test_fit_uses_the_given_client_or_the_enclosing_cluster(monkeypatch, rows, search, given):
     seen = []
 
     def stop(call: FitCall) -> Any:

@@ -74,6 +74,6 @@ def test_rows_of_another_kind_are_refused(given: Any, tmp_path: Path) -> None:
     given("capsule")
     sl.Dataset.from_arrays(CLUSTERED[:, :9]).save(tmp_path / "other.zarr")
     said = scalelatent("report", "run", "other.zarr", cwd=tmp_path, code=2).err
-    assert "other.zarr has 9 features a row, but the model was fitted to 64" in said
+    assert "other.zarr has 9 features per row, but the model was fitted to rows of 64" in said
     said = scalelatent("report", "run", "--rows", "0:10", cwd=tmp_path, code=2).err
     assert "--rows and --target are of DATA" in said

@@ -97,7 +97,7 @@ def test_damaged_files_are_named(folder):
         ("lock", lambda folder: folder.lock().__enter__()),
     ],
 )
-def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(folder, name, use):
+def test_fifo_in_place_of_a_file_does_not_block(folder, name, use):
     (folder.path / name).unlink(missing_ok=True)
     os.mkfifo(folder.path / name)
     with pytest.raises(ScalelatentError, match=rf"{name}.* a FIFO .*not a regular file"):

@@ -53,7 +53,7 @@ def test_a_run_leaves_everything_in_its_folder(prepared):
     assert not list(folder.path.glob(".*"))
 
 
-def test_rows_that_were_left_out_are_told(prepared):
+def test_skipped_rows_are_reported(prepared):
     job, folder = prepared("engine.on_bad_shard=skip")
     told = {"event": "shard_quarantined", "shard": "small.zarr/x/c/3/0", "rows": 1200, "deaths": 3}
 
@@ -117,7 +117,7 @@ def test_a_resumed_fit_of_a_search_keeps_the_records_of_the_fits_before_it(prepa
 
 
 @pytest.mark.parametrize("last", ["first", "second"])
-def test_jobs_in_threads_of_one_process_are_told_their_own_warnings(prepared, tmp_path, last):
+def test_jobs_in_threads_receive_only_their_warnings(prepared, tmp_path, last):
     job, one = prepared()
     other = RunFolder.create(tmp_path / "other", job)
     before, said = warnings.showwarning, {"first": [], "second": []}
@@ -144,7 +144,7 @@ def test_jobs_in_threads_of_one_process_are_told_their_own_warnings(prepared, tm
     assert warnings.showwarning is before
 
 
-def test_a_bug_is_told_with_its_type(prepared, fake):
+def test_unexpected_error_is_recorded_with_its_type(prepared, fake):
     job, folder = prepared()
     fake.fail = ZeroDivisionError("oops")
     with pytest.raises(ZeroDivisionError):
@@ -152,7 +152,7 @@ def test_a_bug_is_told_with_its_type(prepared, fake):
     assert folder.read_state()["error"] == "ZeroDivisionError: oops"
 
 
-def test_full_disk_is_said_in_words(prepared, fake):
+def test_full_disk_gives_a_readable_error(prepared, fake):
     job, folder = prepared()
     fake.fail = OSError(errno.ENOSPC, "No space left on device", "/x/checkpoint")
     with pytest.raises(RunError, match=r"no space left while writing /x/checkpoint.*scalelatent resume"):
@@ -308,7 +308,7 @@ def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
     never.set()
 
 
-def test_warnings_of_a_fit_are_lines_and_events(tmp_path, monkeypatch):
+def test_warnings_of_a_fit_become_lines_and_events(tmp_path, monkeypatch):
     """Not a place in somebody's library, and found again by `scalelatent logs`."""
     monkeypatch.setattr(runner, "_report", lambda *_: None)
     x = np.random.default_rng(0).integers(0, 256, (60, 12), dtype=np.uint8)

@@ -35,7 +35,7 @@ def with_key(section: str, key: str, value: Any) -> dict[str, Any]:
     return job
 
 
-def test_the_page_is_that_of_the_code() -> None:
+def test_page_matches_the_code() -> None:
     page = ROOT / "scalelatent" / "jobs" / "JOB.md"
     assert page.read_text(encoding="utf-8") == job_page(), "run `python -m scalelatent.jobs.job_schema`"
 

@@ -64,7 +64,7 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_best_of_a_search_is_the_run_s_model(place: Path, kind: str) -> None:
+def test_best_candidate_becomes_the_model_of_the_run(place: Path, kind: str) -> None:
     job = _job(kind)
     result = _fit(job)
     state, told = result.folder.read_state(), json.loads((place / "run/search.json").read_text())
@@ -98,7 +98,7 @@ def test_an_interrupted_search_goes_on(kind: str, tmp_path: Path) -> None:
     assert [one["score"] for one in first["candidates"]] == search.cv_results_["mean_test_score"].tolist()
 
 
-def test_a_search_is_planned_fitted_told_and_reported_by_the_command_line(place: Path) -> None:
+def test_command_line_plans_fits_and_reports_a_search(place: Path) -> None:
     (place / "job.toml").write_text(
         '[job]\nout = "run"\nseed = 1\n[data]\ntrain = "rows.zarr"\ntrain_rows = ":160"\n'
         'validation = "rows.zarr"\nvalidation_rows = "160:"\n[model]\nkind = "capsule"\nmax_iter = 4\n'
@@ -120,7 +120,7 @@ def test_a_search_is_planned_fitted_told_and_reported_by_the_command_line(place:
     assert load_model(place / "run").capsule_dim == found["best_params"]["capsule_dim"]
 
 
-def test_a_plan_counts_the_memory_of_all_that_share_a_pass(place: Path) -> None:
+def test_plan_counts_the_memory_of_all_fits_in_a_shared_pass(place: Path) -> None:
     def peak(values: int, cv: int, **cluster: str) -> int:
         grid = {"momentum": [n / values for n in range(values)]}
         raw = {"job": {"out": "run"}, "data": {"train": "rows.zarr"}, "cluster": cluster}
@@ -170,7 +170,7 @@ def test_what_the_search_refuses_leaves_no_run_folder() -> None:
         assert not Path("run").exists()
 
 
-def test_some_of_a_grid_are_drawn_by_the_seed() -> None:
+def test_seed_draws_candidates_from_the_grid() -> None:
     grid = {"capsule_dim": list(range(1, 20)), "momentum": [0.0, 0.5]}
     drawn = [candidates_of(_job("capsule", {"grid": grid, "n_iter": n})) for n in (3, 3, 1000)]
     assert drawn[0] == drawn[1]

@@ -100,7 +100,7 @@ def test_threads_without_workers_are_n_jobs():
     assert job.estimator_params()["n_jobs"] is None
 
 
-def test_resume_may_change_what_becomes_of_bad_shards():
+def test_resume_may_change_on_bad_shard():
     job = resolve(changed(engine={"block_rows": 64}), environ={})
     skipping = override(job, ["engine.on_bad_shard=skip"])
     assert (skipping.engine.on_bad_shard, skipping.engine.block_rows) == ("skip", 64)
@@ -191,3 +191,9 @@ def test_rows_other_forms():
 
 def test_nearest_lists_all_where_none_is_near():
     assert nearest("q", ["b", "a"]) == "known are: a, b"
+
+
+def test_a_removed_parameter_is_accepted_at_the_value_of_this_version_only():
+    crbm = changed(model={"kind": "crbm", "damping": 1})
+    assert "damping" not in resolve(crbm, environ={}).params
+    refuse(changed(model={"kind": "crbm", "damping": 0.5}), "damping=0.5", "remove damping")

@@ -81,7 +81,7 @@ def test_scoring_can_be_cancelled_and_done_again(workplace: SimpleNamespace) -> 
     assert RunFolder(workplace.run).has_report
 
 
-def test_kernels_of_scoring_are_told(fake: Any, workplace: SimpleNamespace) -> None:
+def test_compilation_for_scoring_is_reported(fake: Any, workplace: SimpleNamespace) -> None:
     def score(self: Any, rows: Any, **kwargs: Any) -> float:
         return float(fresh_kernel()(0))
 

@@ -36,7 +36,7 @@ def folder(workplace):
 
 
 @pytest.mark.parametrize("url", ["disk", "memory://creates-once"])
-def test_of_many_that_create_a_file_one_does(tmp_path, url):
+def test_only_one_of_many_processes_creates_a_file(tmp_path, url):
     place = locate(tmp_path / url if url == "disk" else url)
     together, made = threading.Barrier(8), []
 
@@ -75,7 +75,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("slow", STEPS)
-def test_submit_tells_what_it_waits_for_while_it_waits(workplace, monkeypatch, slow):
+def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow):
     told = threading.Event()
 
     def step(name):
@@ -107,7 +107,7 @@ def test_submit_tells_what_it_waits_for_while_it_waits(workplace, monkeypatch, s
         submit.submit_job(load_job(workplace.job), scheduler="tcp://10.0.0.1:8786", tell=tell)
 
 
-def test_submit_tells_nothing_of_steps_that_are_quick():
+def test_submit_prints_nothing_for_quick_steps():
     told = []
     with submit._report_waiting("nothing", told.append):
         pass
@@ -117,7 +117,7 @@ def test_submit_tells_nothing_of_steps_that_are_quick():
 # -- states --------------------------------------------------------------------------------------------------
 
 
-def test_starts_are_counted_and_a_lost_driver_is_told(folder):
+def test_starts_are_counted_and_a_lost_driver_is_reported(folder):
     assert folder.begin("queued", submitted=1.5) == 1
     assert folder.begin("running", driver="tcp://10.0.0.7:1234") == 2
     state = folder.read_state()
@@ -154,7 +154,7 @@ def test_a_driver_waits_for_the_one_before_it(folder):
     assert f"waiting up to 20 s for process {os.getpid()} on host" in told[0]
 
 
-def test_progress_is_told_at_most_once_a_second(folder):
+def test_progress_is_written_at_most_once_per_second(folder):
     callback = news.ProgressFile(folder)
     assert folder.read_progress() == {}
     for done in (1, 2, 3):
@@ -222,7 +222,7 @@ def test_a_request_for_an_earlier_start_is_passed_over(folder):
         Callbacks([Callback(), request]).on_wait()
 
 
-def test_cancel_of_a_job_that_nobody_drives(folder):
+def test_cancel_of_a_job_without_a_driver(folder):
     folder.begin("queued", submitted=1.0)
     assert "before it began" in control.cancel_job(folder)["error"]
     folder.begin("running", driver="tcp://gone:1")
@@ -246,7 +246,7 @@ def test_a_job_is_found_by_its_folder_or_below_it(workplace, folder, monkeypatch
         control.find_job("nobody")
 
 
-def test_follow_tells_passes_once_and_again_after_a_restart(folder):
+def test_follow_reports_passes_once_and_again_after_a_restart(folder):
     seen, progress, told = [], [], []
 
     class Watch(Callback):

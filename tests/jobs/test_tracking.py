@@ -125,7 +125,7 @@ def run(job: Job, **how: Any) -> tuple[RunFolder, list[str]]:
     return folder, lines
 
 
-def test_a_run_is_told(server: FakeServer, job: Any) -> None:
+def test_run_is_tracked(server: FakeServer, job: Any) -> None:
     folder, lines = run(job())
     (told,) = server.runs.values()
     assert told["status"] == "FINISHED"
@@ -225,7 +225,7 @@ def test_a_call_that_is_refused_leaves_the_others(server: FakeServer, job: Any, 
     assert "x …; the fit goes on" in line
 
 
-def test_a_run_that_fails_tells_of_a_server_in_a_line(
+def test_failed_run_names_the_server_in_one_line(
     server: FakeServer, job: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = threading.Event()
@@ -277,12 +277,12 @@ class Broken(Callback):
         ('uri = "x"', r"\[\[callbacks\]\] kind is missing"),
     ],
 )
-def test_mistakes_are_told_when_the_job_is_read(job: Any, text: str, says: str) -> None:
+def test_mistakes_are_refused_when_the_job_is_read(job: Any, text: str, says: str) -> None:
     with pytest.raises(JobError, match=says):
         job(text)
 
 
-def test_a_table_in_the_place_of_a_list(workplace: Any) -> None:
+def test_table_in_place_of_a_list_is_refused(workplace: Any) -> None:
     with workplace.job.open("a") as file:
         file.write('\n[callbacks]\nkind = "mlflow"\n')
     with pytest.raises(JobError, match=r"write \[\[callbacks\]\], with two brackets"):

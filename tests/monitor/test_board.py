@@ -36,7 +36,7 @@ def span(run: str, worker: str, **more: Any) -> dict[str, Any]:
     return {"kind": "span", "run": run, **which, "seconds": 1.0, "wait_seconds": 0.25, **who, **more}
 
 
-def test_a_job_is_told_with_rates_and_time_left() -> None:
+def test_board_shows_rates_and_remaining_time() -> None:
     board = Board()
     now = feed_fit(board, "runs/mnist1", 10)
     so_far = {"pass": 11, "rows_done": 250, "rows_total": 1000, "rows_per_s": 500}
@@ -55,7 +55,7 @@ def test_a_job_is_told_with_rates_and_time_left() -> None:
     assert curve["validation_error"][1] == 0.25
 
 
-def test_what_follows_on_the_fit_is_a_stage_of_its_own() -> None:
+def test_steps_after_the_fit_are_separate_stages() -> None:
     board = Board()
     now = feed_fit(board, "runs/a", 10)
     board.feed({"kind": "event", "run": "runs/a", "name": "fit_ended", "passes": 10}, now)
@@ -92,7 +92,7 @@ def test_how_far_a_network_is() -> None:
         assert board.summary(1.0)[0]["overall"] == overall
 
 
-def test_rounds_of_nu_and_the_report_are_told() -> None:
+def test_board_shows_rounds_of_nu_and_the_report() -> None:
     board = Board()
     now = feed_fit(board, "runs/a", 0)
     for number in (1, 2, 3):
@@ -107,7 +107,7 @@ def test_rounds_of_nu_and_the_report_are_told() -> None:
     assert told["overall"] == 1.0
 
 
-def test_a_layer_is_told_with_its_number() -> None:
+def test_board_shows_the_layer_number() -> None:
     board, layer = Board(), {"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 1250}
     board.feed({"kind": "event", "run": "r", "name": "stage", "rows": 500, **layer}, 10.0)
     (job,) = board.summary(10.0)
@@ -121,7 +121,7 @@ def test_a_layer_is_told_with_its_number() -> None:
     assert board.summary(12.0)[0]["part"] is None
 
 
-def test_rows_of_passes_that_were_not_told_one_by_one_are_counted_once() -> None:
+def test_rows_of_unreported_passes_are_counted_once() -> None:
     board = Board()
     for run_rows in (1000, 5000, 5000, 9000, 2000):  # the last from a driver that started again
         board.feed({"kind": "pass", "run": "r", "pass": 1, "rows": 1000, "run_rows": run_rows})
@@ -148,7 +148,7 @@ def test_a_state_that_is_only_repeated_does_not_wake_an_ended_job() -> None:
     assert (job["id"], job["state"], job["error"]) == ("r-1", "failed", "disk full")
 
 
-def test_a_driver_that_is_not_heard_of_is_told_as_silent() -> None:
+def test_driver_without_messages_is_silent() -> None:
     board = Board()
     now = feed_fit(board, "r", 3)
     assert board.summary(now + 30)[0]["silent_seconds"] is None
@@ -186,7 +186,7 @@ def test_workers_pools_and_losses() -> None:
     assert not any(w["lost"] for w in job.detail(now + 9)["worker_rows"])
 
 
-def test_spans_that_are_told_together_are_counted_each() -> None:
+def test_spans_in_one_message_are_counted_individually() -> None:
     board = Board()
     feed_fit(board, "r", 1)
     board.feed(span("r", "tcp://h:w1", device="cupy", spans=4, rows=4000, seconds=4.0), 1000.0)
@@ -194,7 +194,7 @@ def test_spans_that_are_told_together_are_counted_each() -> None:
     assert (worker["spans"], worker["rows"], worker["span_seconds"], worker["pool"]) == (4, 4000, 1.0, "gpu")
 
 
-def test_spans_make_no_job_and_those_of_a_fit_within_a_run_are_its_own() -> None:
+def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
     board = Board()
     board.feed(span("/tmp/records", "tcp://h:w1"), 1000.0)
     assert not board.jobs  # no driver tells when that would end
@@ -205,7 +205,7 @@ def test_spans_make_no_job_and_those_of_a_fit_within_a_run_are_its_own() -> None
     assert board.jobs["/runs/search"].detail(1001.0)["worker_rows"][0]["spans"] == 2
 
 
-def test_a_worker_that_was_told_to_go_is_no_loss_nor_is_one_of_another_job() -> None:
+def test_retired_workers_and_workers_of_other_jobs_are_not_lost() -> None:
     board = Board()
     feed_fit(board, "r", 1)
     board.feed(span("r", "tcp://h:w1"))

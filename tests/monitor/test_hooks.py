@@ -73,7 +73,7 @@ def test_pages_and_their_frame(watched: SimpleNamespace, said: Any) -> None:
     assert said() == []
 
 
-def test_events_of_before(watched: SimpleNamespace) -> None:
+def test_past_events_are_returned(watched: SimpleNamespace) -> None:
     watched.client.log_event("scalelatent-test", {"a": 1})
     ((when, message),) = hooks.past_events(watched.scheduler, "scalelatent-test")
     assert message == {"a": 1}
@@ -107,7 +107,7 @@ def test_suspicion_is_forgiven(watched: SimpleNamespace) -> None:
     assert hooks.forgive(watched.scheduler, "no such task") is False
 
 
-def test_a_span_has_a_last_chance(watched: SimpleNamespace, said: Any) -> None:
+def test_span_gets_a_last_retry(watched: SimpleNamespace, said: Any) -> None:
     import dask
 
     (worker,) = hooks.loads(watched.scheduler)
@@ -156,7 +156,7 @@ def test_a_kept_task_outlives_its_client(watched: SimpleNamespace) -> None:
     on_scheduler(watched, lambda s: s.client_releases_keys([key], "fire-and-forget"))
 
 
-def test_tasks_of_a_name_are_left_by_stealing(watched: SimpleNamespace) -> None:
+def test_tasks_with_a_name_are_not_stolen(watched: SimpleNamespace) -> None:
     from distributed import stealing
 
     def ratio(scheduler: Any) -> Any:
@@ -212,7 +212,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_missing_hook_is_said_once_and_gone_without(name: str, said: Any) -> None:
+def test_missing_hook_warns_once_and_is_skipped(name: str, said: Any) -> None:
     call, instead = CHANGED[name]
     assert call() == instead
     (line,) = said()
@@ -223,7 +223,7 @@ def test_a_missing_hook_is_said_once_and_gone_without(name: str, said: Any) -> N
     assert said() == [line]
 
 
-def test_what_classes_of_dask_lack_is_seen_before_the_first_use(
+def test_missing_attributes_of_dask_classes_are_found_before_first_use(
     monkeypatch: pytest.MonkeyPatch, said: Any
 ) -> None:
     from distributed.scheduler import TaskState
@@ -237,7 +237,7 @@ def test_what_classes_of_dask_lack_is_seen_before_the_first_use(
     assert "lacks what forgive needs (AttributeError" in line
 
 
-def test_a_fault_of_ours_is_raised_not_taken_for_a_changed_dask(said: Any) -> None:
+def test_own_errors_are_raised_and_not_mistaken_for_a_changed_dask(said: Any) -> None:
     broken = SimpleNamespace(running=[SimpleNamespace(address="a", processing=None, nthreads=1)])
     with pytest.raises(TypeError):
         hooks.loads(broken)
@@ -246,7 +246,7 @@ def test_a_fault_of_ours_is_raised_not_taken_for_a_changed_dask(said: Any) -> No
     assert said() == []
 
 
-def test_tasks_that_were_released_in_the_meantime_are_passed_over(said: Any) -> None:
+def test_released_tasks_are_skipped(said: Any) -> None:
     scheduler = SimpleNamespace(tasks={}, allowed_failures=3)
     assert hooks.bind(scheduler, ["gone"], "tcp://b:1") == []
     hooks.last_chance(scheduler, ["gone"])
@@ -258,7 +258,7 @@ def test_all_hooks_are_tested_here() -> None:
     assert guarded <= set(CHANGED)
 
 
-def test_a_plugin_goes_on_without_any_of_them(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
+def test_plugin_works_without_any_hook(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
     import asyncio
 
     from scalelatent.monitor.plugin import ScalelatentPlugin

@@ -51,7 +51,7 @@ def test_install_again_changes_nothing(watched: SimpleNamespace, get: Any) -> No
     assert get(f"{watched.base}/status")[1].count('href="scalelatent"') == 1
 
 
-def test_a_run_is_told_from_its_start_to_its_end(watched: SimpleNamespace, jobs: Any, get: Any) -> None:
+def test_run_is_published_from_start_to_end(watched: SimpleNamespace, jobs: Any, get: Any) -> None:
     run = "/runs/told"
     with ClusterLog(watched.client, run, job="told-01", model="capsule", name="told", submitted=5.0) as log:
         log.on_fit_start({"rows": 100, "max_iter": 4, "W": object()})
@@ -87,7 +87,7 @@ def test_a_run_is_told_from_its_start_to_its_end(watched: SimpleNamespace, jobs:
 @pytest.mark.parametrize(
     ("error", "state"), [(KeyboardInterrupt(), "cancelled"), (ValueError("the third row is bad"), "failed")]
 )
-def test_a_run_that_breaks_off_is_told_with_its_reason(
+def test_interrupted_run_is_published_with_its_reason(
     watched: SimpleNamespace, jobs: Any, error: BaseException, state: str
 ) -> None:
     with (
@@ -137,7 +137,7 @@ def test_an_unknown_job_is_404_and_so_is_everything_after_the_plugin_has_gone(ge
         assert get(f"{base}/status")[1].count('href="scalelatent"') == 1
 
 
-def test_a_plugin_that_comes_late_knows_what_was_told_before(jobs: Any) -> None:
+def test_late_plugin_reads_earlier_messages(jobs: Any) -> None:
     from distributed import Client
 
     with start() as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
@@ -161,7 +161,7 @@ def linger(path: str) -> str:
     return "given up"
 
 
-def test_lost_workers_are_told_and_drivers_outlive_them(tmp_path: Path) -> None:
+def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
     """With not one failure allowed, a driver's worker is lost three times; another task dies of the first."""
     from distributed import Client, KilledWorker
 
@@ -219,9 +219,7 @@ def test_a_worker_that_is_retired_is_not_lost() -> None:
         assert cluster.scheduler.plugins[PLUGIN].board.lost_total == 0
 
 
-def test_a_thousand_passes_take_little_of_the_driver_and_nothing_waits(
-    watched: SimpleNamespace, jobs: Any
-) -> None:
+def test_thousand_passes_cost_the_driver_little(watched: SimpleNamespace, jobs: Any) -> None:
     log = ClusterLog(watched.client, "/runs/fast", job="fast-1", model="capsule")
     begin = time.monotonic()
     for number in range(1, 2001):

@@ -28,7 +28,7 @@ def test_a_curve_is_bounded_even_and_keeps_both_ends(passes: int, limit: int) ->
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=80))
-def test_repeated_passes_replace_what_an_interrupted_run_had_told(numbers: list[int]) -> None:
+def test_repeated_passes_replace_those_of_an_interrupted_run(numbers: list[int]) -> None:
     curve = Curve(["objective"], 20)
     for i, number in enumerate(numbers):
         curve.add(number, {"objective": float(i)})

@@ -19,7 +19,7 @@ from scalelatent.errors import JobError
 pytestmark = pytest.mark.cluster
 
 
-def test_what_it_tells(tls_cluster):
+def test_output_of_cluster_up(tls_cluster):
     assert tls_cluster["scheduler"].startswith("tls://127.0.0.1:")
     assert tls_cluster["dashboard"].startswith("http://127.0.0.1:")
     assert tls_cluster["warnings"] == []
@@ -176,7 +176,7 @@ def test_fits_need_a_worker():
         pass
 
 
-def test_open_without_tls_is_told():
+def test_open_scheduler_without_tls_gives_a_warning():
     (open_to_all,) = serving._warnings({"host": "0.0.0.0"}, None)
     assert "WITHOUT TLS" in open_to_all
     assert "can run any code" in open_to_all

@@ -41,7 +41,7 @@ def _without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_without_report")
-def test_jobs_stop_with_their_cluster_and_go_on_elsewhere(up: Any, said: Any, tmp_path: Path) -> None:
+def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, said: Any, tmp_path: Path) -> None:
     job, run, file = digits_job(tmp_path, 60), tmp_path / "run", tmp_path / "scheduler.json"
     with up("--workers", "1", "--scheduler-file", str(file)) as (process, told):
         at = ("--scheduler-file", file)

@@ -85,7 +85,7 @@ def test_by_tls_at_a_scheduler_without(tls_cluster, up):
     assert f"scheduler 'tls://{place}': it does not speak TLS: write tcp://{place}" in said
 
 
-def test_no_scheduler_is_told_in_time():
+def test_missing_scheduler_is_reported_in_time():
     began = time.monotonic()
     with pytest.raises(JobError, match=r"'tcp://127.0.0.1:1' did not take these workers within 1 s"):
         asyncio.run(run_workers("tcp://127.0.0.1:1", workers=1, wait_seconds=1))
@@ -96,7 +96,7 @@ def test_no_scheduler_is_told_in_time():
     ("address", "told"),
     [("tls://127.0.0.1:1", "speaks TLS: give --tls-folder"), ("head", "is not an address")],
 )
-def test_addresses_that_do_not_serve(address, told):
+def test_unusable_addresses_are_refused(address, told):
     with pytest.raises(JobError, match=told):
         asyncio.run(run_workers(address, workers=1, wait_seconds=1))
 

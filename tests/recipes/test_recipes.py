@@ -44,7 +44,7 @@ def compose() -> dict[str, Any]:
     return yaml.safe_load((COMPOSE / "compose.yaml").read_text())
 
 
-def test_dask_configuration_is_that_of_the_verbs():
+def test_dask_configuration_matches_the_verbs():
     config = yaml.safe_load((CLUSTER / "dask.yaml").read_text())["distributed"]
     assert config["nanny"]["pre-spawn-environ"] == workers.PIN
     given = {f"distributed.scheduler.{name}": value for name, value in config["scheduler"].items()}
@@ -339,7 +339,7 @@ def told_of(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(shutil.which("getent") is None, reason="needs getent")
 @pytest.mark.parametrize("address", ["localhost", "127.0.1.1", "::1"])
-def test_several_machines_take_no_loopback(told_of, tmp_path, address):
+def test_several_machines_refuse_loopback(told_of, tmp_path, address):
     hosts = tmp_path / "hosts.txt"
     hosts.write_text("box 1 0\n")
     alone = f"error: {address} is this machine alone"

@@ -187,7 +187,7 @@ def test_a_node_fails_and_the_allocation_ends_in_order(
 
 
 @NEEDS_JOBQUEUE
-def test_what_slurm_rejects_is_told_in_a_line(slurm: Slurm, tmp_path: Path, address: str) -> None:
+def test_rejections_of_slurm_give_one_line(slurm: Slurm, tmp_path: Path, address: str) -> None:
     words = ("--host", address, "--cores", "1", "--memory", "1GB", "--queue", "nowhere")
     ended = subprocess.run(
         [sys.executable, str(RECIPES / "jobqueue_cluster.py"), str(tmp_path / "cluster"), *words],

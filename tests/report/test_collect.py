@@ -21,7 +21,7 @@ def capsule_norms(h, dim):
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
-def test_confusion_is_that_of_predict(digits, architecture):
+def test_confusion_matches_predict(digits, architecture):
     found = digits(capsule_dim=2, architecture=architecture)
     shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     expected = np.zeros((10, 10), int)
@@ -135,7 +135,7 @@ def test_weights_count_as_in_score(digits):
         assert getattr(a, name) == pytest.approx(getattr(b, name))
 
 
-def test_the_wiring_is_that_of_the_fit(digits):
+def test_wiring_matches_the_fit(digits):
     found = digits(capsule_dim=2, architecture="one_vs_all")
     expected = wiring_of(found.model)
     changed = CapsuleRegression().set_params(**found.model.get_params())
@@ -153,9 +153,9 @@ def test_rows_without_labels_take_predicted_classes(digits):
     assert not shown.mistakes.found
 
 
-def test_another_width_and_unknown_labels_are_told(digits):
+def test_rows_of_another_width_and_unknown_labels_are_refused(digits):
     found = digits(capsule_dim=2)
-    with pytest.raises(DataError, match=r"has 5 features a row, but the model was fitted to 64"):
+    with pytest.raises(DataError, match=r"has 5 features per row, but the model was fitted to rows of 64"):
         collect_report_data(found.model, Dataset.from_arrays(np.ones((3, 5)), [0, 1, 2]))
     with pytest.raises(DataError, match=r"11"):
         collect_report_data(found.model, Dataset.from_arrays(found.x[:3], [0, 11, 2]))

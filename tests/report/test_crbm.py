@@ -54,7 +54,7 @@ def page_of(folder: Path, model: ConditionalRBM, data: Dataset | None) -> tuple[
 
 
 @pytest.mark.parametrize("source", ["pairs", "corruption"])
-def test_the_page_of_a_model_that_restores(tmp_path: Path, source: str) -> None:
+def test_page_of_a_restoring_model(tmp_path: Path, source: str) -> None:
     clean = Dataset.from_arrays(V[200:])
     data = Dataset.from_arrays(X[200:]).with_target(clean) if source == "pairs" else clean
     model = fitted(source)
@@ -68,10 +68,10 @@ def test_the_page_of_a_model_that_restores(tmp_path: Path, source: str) -> None:
     assert 'src="http' not in page
 
 
-def test_a_sample_is_told_and_the_exact_score_goes_before_it(
+def test_page_names_the_sample_size_and_prefers_the_exact_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scalelatent.models.crbm.report._rows_worth", lambda model: 50)
+    monkeypatch.setattr("scalelatent.models.crbm.report._choose_sample_rows", lambda model: 50)
     model, data = fitted("corruption"), Dataset.from_arrays(V)
     sampled = collect_rbm(model, data).errors
     run = RunFiles(locate(tmp_path), history=[])
@@ -93,9 +93,7 @@ def test_a_sample_is_told_and_the_exact_score_goes_before_it(
         ("mle-mf", 0.5, "more than 0.5 in the last sweep of mean field"),
     ],
 )
-def test_convergence_is_told_as_it_is_counted(
-    learner: str, tol: float | None, words: str, tmp_path: Path
-) -> None:
+def test_page_shows_convergence(learner: str, tol: float | None, words: str, tmp_path: Path) -> None:
     model = ConditionalRBM(n_hidden=2, n_epochs=1, learner=learner, tol=tol, random_state=0, n_jobs=1)
     page, _ = page_of(tmp_path, model.fit(X[:40], V[:40].reshape(40, -1)), None)
     assert words in " ".join(page.split())
@@ -107,10 +105,10 @@ def test_pages_without_rows_images_or_inputs(tmp_path: Path) -> None:
     assert "Restricted Boltzmann machine, 64 outputs" in page
     (tmp_path / "b").mkdir()
     page, names = page_of(tmp_path / "b", fitted("pairs"), None)
-    assert "No rows were at hand" in page
+    assert "made without rows" in page
     (tmp_path / "c").mkdir()
     page, names = page_of(tmp_path / "c", fitted("pairs"), Dataset.from_arrays(X[:, :5]))
-    assert "has 5 features a row, but the model was fitted to 64" in page
+    assert "has 5 features per row, but the model was fitted to rows of 64" in page
 
 
 def test_a_sample_is_predicted_as_the_model_does() -> None:
@@ -130,7 +128,7 @@ def test_a_sample_is_predicted_as_the_model_does() -> None:
     )
 
 
-def test_errors_are_those_of_their_definition() -> None:
+def test_errors_match_their_definition() -> None:
     rng = np.random.default_rng(0)
     v, x, p = (rng.integers(0, 2, (50, 7)) for _ in range(3))
     assert all_error(v, p.astype(bool)) == (v != p).mean()
@@ -146,7 +144,7 @@ def test_errors_are_those_of_their_definition() -> None:
         changed_error(v, x[:, :3], p)
 
 
-def test_occlusions_are_those_of_their_side() -> None:
+def test_occlusions_have_their_side_length() -> None:
     class Same:
         def predict(self, x: np.ndarray) -> np.ndarray:
             return x

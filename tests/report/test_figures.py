@@ -21,7 +21,7 @@ from scalelatent.models.capsule.report_figures import (
 )
 from scalelatent.report import error_by_dimension, plot_error_by_dimension
 from scalelatent.report.figures import plot_confusion, plot_reliability
-from scalelatent.report.pictures import image_shape, plot_mistakes, tone_of
+from scalelatent.report.pictures import choose_tone, image_shape, plot_mistakes
 from scalelatent.report.style import class_style, png_bytes
 
 PNG = b"\x89PNG"
@@ -124,7 +124,7 @@ def test_reliability_draws_bins_with_rows():
     assert [bar.get_height() for bar in lower.patches] == [0, 2, 8]
 
 
-def test_latents_of_two_dimensions_are_drawn_as_they_are():
+def test_latents_of_two_dimensions_are_drawn_unchanged():
     rng = np.random.default_rng(0)
     points, codes = [rng.uniform(-0.7, 0.7, (30, 2)) for _ in range(3)], np.arange(30) % 3
     figure = plot_latents(points, codes, ["a", "b", "c"])
@@ -180,7 +180,7 @@ def test_prototype_mosaic_holds_every_picture():
     assert np.isnan(mosaic[9:17, 18:26]).all()
 
 
-def test_few_elements_of_many_classes_are_laid_across():
+def test_few_elements_of_many_classes_are_drawn_in_a_row():
     assert classes_across(10, 2)
     x = np.arange(10 * 2 * 64.0).reshape(10, 2, 64)
     axes = plot_prototypes(x, np.ones((10, 2), bool), list("abcdefghij"), (8, 8)).axes[0]
@@ -201,7 +201,7 @@ def test_image_shapes():
     assert image_shape((3, 32)) == (3, 32)
     assert image_shape((32, 32, 3)) == (32, 32, 3)
     assert image_shape((9,)) is None  # a square, but more likely a table
-    assert tone_of(np.zeros((0, 4))) == ("gray", 0.0, 1.0)
+    assert choose_tone(np.zeros((0, 4))) == ("gray", 0.0, 1.0)
 
 
 def test_mistakes_are_named():
@@ -236,12 +236,12 @@ def test_error_by_dimension_has_a_curve_for_each_architecture(tmp_path):
         ([{"architecture": "multiclass", "capsule_dim": 2}], "record 0 has no test_error"),
         (
             [{"architecture": "multiclass", "capsule_dim": [1, 2], "test_error": 0.1}],
-            "not a single dimension",
+            "not a positive whole number",
         ),
-        ([{"architecture": "multiclass", "capsule_dim": 2, "test_error": 6.2}], "not a share"),
+        ([{"architecture": "multiclass", "capsule_dim": 2, "test_error": 6.2}], "not between 0 and 1"),
     ],
 )
-def test_records_that_cannot_be_drawn_are_told(records, message):
+def test_records_that_cannot_be_drawn_are_refused(records, message):
     with pytest.raises(DataError, match=message):
         error_by_dimension(records)
 

@@ -50,7 +50,7 @@ def test_the_page(page_of: PageOf, tmp_path: Path) -> None:
     assert 'src="http' not in page
 
 
-def test_a_sample_is_told_and_the_exact_score_goes_before_it(tmp_path: Path) -> None:
+def test_page_names_the_sample_size_and_prefers_the_exact_score(tmp_path: Path) -> None:
     model, data = fitted(), Dataset.from_arrays(X)
     evidence = collect_parts(model, data, sample_rows=50)
     assert evidence.sampled == 50
@@ -79,10 +79,10 @@ def test_images_are_taken_apart_as_the_model_does() -> None:
 def test_pages_without_rows_or_of_other_rows(page_of: PageOf, tmp_path: Path) -> None:
     page, names = page_of(tmp_path, fitted(), None)
     assert names == ["features", "learning"]
-    assert "No images were at hand" in page
+    assert "made without images" in page
     (tmp_path / "b").mkdir()
     page, _ = page_of(tmp_path / "b", fitted(), Dataset.from_arrays(X[:, :5]))
-    assert "has 120 features a row, but the model was fitted to 576" in page
+    assert "has 120 features per row, but the model was fitted to rows of 576" in page
 
 
 def test_pages_of_colours_unknown_pixels_and_one_image(page_of: PageOf, tmp_path: Path) -> None:

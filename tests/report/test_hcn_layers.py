@@ -63,13 +63,13 @@ def test_hidden_halves_are_filled_in_as_the_model_does() -> None:
     assert 0 < wrong.mean() < 1
 
 
-def test_pages_without_rows_of_other_rows_and_of_filters(page_of: PageOf, tmp_path: Path) -> None:
+def test_pages_without_rows_with_unusable_rows_and_with_filters(page_of: PageOf, tmp_path: Path) -> None:
     page, names = page_of(tmp_path, fitted(), None)
     assert "filled" not in names
-    assert "No images were at hand" in page
+    assert "made without images" in page
     (tmp_path / "b").mkdir()
     page, _ = page_of(tmp_path / "b", fitted(), Dataset.from_arrays(X[:, :5]))
-    assert f"but the model was fitted to {X[0].size}" in page
+    assert f"but the model was fitted to rows of {X[0].size}" in page
     grey = image_set("traits", size=5, gap=1, blur=0.5, grain=2).rows(0, 20)[0]
     model = HierarchicalCompositionalNetwork([(4, 5)], templates=2, filters=4, n_epochs=2, random_state=0)
     (tmp_path / "c").mkdir()

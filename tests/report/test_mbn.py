@@ -44,7 +44,7 @@ def fitted(**params: Any) -> tuple[MultilayerBootstrapNetwork, np.ndarray, np.nd
     return MultilayerBootstrapNetwork(**{**given, **params}).fit(x), x, y
 
 
-def test_the_page_tells_scores_layers_and_settings(tmp_path: Path) -> None:
+def test_page_shows_scores_layers_and_settings(tmp_path: Path) -> None:
     model, x, y = fitted()
     (tmp_path / "job.json").write_text(json.dumps({"job": {"name": "digits"}, "data": {"train": "x.zarr"}}))
     page = Path(build_report(tmp_path, model=model, data=Dataset.from_arrays(x, y))).read_text()
@@ -69,12 +69,12 @@ def test_rows_without_labels_topics_and_no_rows(tmp_path: Path) -> None:
     assert "Retrieval accuracy" in page
     assert "clustering accuracy" not in page
     page = Path(build_report(tmp_path, model=model)).read_text()
-    assert "No rows were at hand" in page
+    assert "made without rows" in page
     page = Path(build_report(tmp_path, model=model, data=Dataset.from_arrays(x[:, :5]))).read_text()
-    assert "has 5 features a row, but the model was fitted to 64" in page
+    assert "has 5 features per row, but the model was fitted to rows of 64" in page
 
 
-def test_evidence_of_a_sample_is_that_of_its_rows() -> None:
+def test_evidence_of_a_sample_matches_its_rows() -> None:
     model, x, y = fitted()
     whole = collect_network(model, Dataset.from_arrays(x, y))
     np.testing.assert_array_equal(whole.output, model.transform(x))
@@ -92,7 +92,7 @@ def test_evidence_of_a_sample_is_that_of_its_rows() -> None:
     np.testing.assert_array_equal(np.array(some.class_names, int)[some.codes], y[rows])
 
 
-def test_scores_of_the_record_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_scores_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = fitted()
     data = Dataset.from_arrays(x, y)
     scores = score_clusters(model, data)
@@ -112,7 +112,7 @@ def test_scores_of_the_record_are_not_computed_again(tmp_path: Path, monkeypatch
     assert told().startswith("50.00 %, that of")
 
 
-def test_of_many_rows_some_are_clustered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_sample_of_many_rows_is_clustered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = fitted()
     monkeypatch.setattr(outputs, "SCORED_ROWS", 120)
     data, seen = Dataset.from_arrays(x, y), []
@@ -168,7 +168,7 @@ def test_curves_hold_what_they_are_given(paper: dict[str, Any]) -> None:
         plot_retrieval({})
 
 
-def test_synthetic_points_are_the_same_again_and_of_uneven_density(paper: dict[str, Any]) -> None:
+def test_synthetic_points_are_reproducible_and_have_uneven_density(paper: dict[str, Any]) -> None:
     synthetic_points = paper["synthetic_points"]
     for shape in paper["SHAPES"]:
         rows, classes = synthetic_points(shape)

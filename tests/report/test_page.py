@@ -15,7 +15,7 @@ import pytest
 from scalelatent import CapsuleRegression, Dataset
 from scalelatent.errors import DataError
 from scalelatent.report import build, build_report
-from scalelatent.report.page import count, duration, listing
+from scalelatent.report.page import count, duration, join_words
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -91,7 +91,7 @@ def test_page_of_each_architecture(digits, built, architecture, first):
     )
     error = 1 - found.model.score(found.data)
     assert f"test error {100 * error:.2f} %" in page.words
-    assert "No rows" not in page.words
+    assert "made without rows" not in page.words
     assert not any(attrs.get("class") == "card notes" for attrs in page.all("section"))
 
 
@@ -143,7 +143,7 @@ def test_labels_are_escaped_and_strings_work(tmp_path):
     assert "training error" in page.words
 
 
-def test_validation_and_best_error_are_told(run_folder):
+def test_page_shows_validation_and_best_error(run_folder):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 6)), np.arange(200) % 4
     x[np.arange(200), y] += 2
@@ -165,7 +165,7 @@ def test_missing_pieces_are_named(digits, run_folder):
     page = read(build_report(folder))  # the model as saved has no history either
     assert "metrics.jsonl is missing" in page.words
     assert "job.json is missing" in page.words
-    assert "No rows were at hand" in page.words
+    assert "made without rows" in page.words
     assert names(page) == []
     page = read(build_report(folder, data=Dataset.from_arrays(found.x), role="test"))
     assert "have no labels" in page.words
@@ -179,7 +179,7 @@ def test_a_model_in_memory_brings_its_history(digits, tmp_path):
     assert "metrics.jsonl" not in page.words
 
 
-def test_a_torn_line_is_dropped_and_a_damaged_one_told(digits, run_folder):
+def test_incomplete_last_line_is_ignored_and_damaged_line_is_noted(digits, run_folder):
     found = digits(capsule_dim=2)
     folder = run_folder(found.model)
     with open(folder / "metrics.jsonl", "a") as file:
@@ -195,7 +195,7 @@ def test_rows_that_cannot_be_used_do_not_cost_the_page(digits, run_folder):
     page = read(
         build_report(run_folder(found.model), model=found.model, data=Dataset.from_arrays(np.ones((9, 3))))
     )
-    assert "has 3 features a row" in page.words
+    assert "has 3 features per row" in page.words
     assert names(page) == ["history"]
 
 
@@ -231,11 +231,11 @@ def test_a_history_of_one_pass(digits, run_folder):
     assert "1 pass:" in page.all("img")[0]["alt"]
 
 
-def test_words_of_numbers():
+def test_formatting_of_numbers():
     assert [count(1, "row"), count(12345, "row"), count(2, "class", "classes")] == [
         "1 row", "12,345 rows", "2 classes",
     ]  # fmt: skip
-    assert [listing(["a"]), listing(["a", "b", "c"])] == ["a", "a, b and c"]
+    assert [join_words(["a"]), join_words(["a", "b", "c"])] == ["a", "a, b and c"]
     assert [duration(0.0123), duration(75.2), duration(7300)] == ["0.012 s", "1 min 15 s", "2 h 1 min"]
 
 
@@ -244,4 +244,4 @@ def test_a_kind_without_a_section_gets_the_plain_page(digits, run_folder, monkey
     monkeypatch.setattr(build, "find_kind", lambda model: SimpleNamespace(report=""))
     page = read(build_report(run_folder(found.model), model=found.model))
     assert names(page) == ["learning"]
-    assert "features of a row 64" in page.words
+    assert "features per row 64" in page.words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from scalelatent.report.build import _history_of_best, candidates_picture, candidates_table
+from scalelatent.report.build import _history_of_best, draw_candidates, make_candidates_table
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.storage.disk import locate
 
@@ -15,20 +15,20 @@ def _candidate(rank: int, score: float | None, **more: Any) -> dict[str, Any]:
     return one | {"scores": [score, score], "passes": 3, "fit_seconds": 1.5} | more
 
 
-def test_candidates_are_told_best_first_and_one_that_ran_away_by_its_error() -> None:
+def test_table_lists_candidates_best_first_and_failed_ones_with_their_error() -> None:
     away = _candidate(3, None, spread=None, error="not finite")
     search = {"scoring": "nmi", "folds": 2, "candidates": [_candidate(2, 0.25), away, _candidate(1, 0.5)]}
-    table = candidates_table(search)
+    table = make_candidates_table(search)
     assert [row[0] for row in table.rows] == ["1", "2", "3"]
     assert table.rows[0][1:3] == ["k1 = 1, decay = none", "0.5000"]
     assert table.rows[2][2] == "not finite"
-    picture = candidates_picture(search)
-    assert picture.caption.startswith("2 candidates of 3, ")
+    picture = draw_candidates(search)
+    assert picture.caption.startswith("Scores of 2 candidates of 3 ")
     labels = [text.get_text() for text in picture.figure.axes[0].get_yticklabels()]
     assert labels == ["k1 = 1, decay = none", "k1 = 2, decay = none"]
 
 
-def test_curves_are_those_of_the_model_that_was_saved() -> None:
+def test_curves_belong_to_the_saved_model() -> None:
     history = [{"pass": n} for n in (1, 2, 3, 1, 2, 1, 2)]
     run = RunFiles(locate("memory://none"), history=history, search={"folds": 2})
     own = [{"pass": 1, "objective": 0.5}]

@@ -33,7 +33,7 @@ from scalelatent.jobs.submit import submit_job
 from scalelatent.storage import objects
 from scalelatent.storage.access import Access
 from scalelatent.storage.disk import locate
-from scalelatent.storage.stores import place_of
+from scalelatent.storage.stores import find_location
 
 from .conftest import S3, SECRET
 
@@ -122,9 +122,9 @@ def test_a_fit_of_a_store_is_that_of_its_files(folder: Path) -> None:
 def test_a_store_is_read_and_not_written(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "a.zarr", tmp_path / "a.zarr")
     store = FsspecStore.from_url(f"file://{tmp_path}/a.zarr")
-    with pytest.raises(StoreError, match=r"is a store object, which is read and not written"):
-        place_of(store).write("new", b"")
-    with pytest.raises(DataError, match="cannot be written onto itself"):
+    with pytest.raises(StoreError, match=r"is a store object, which can only be read"):
+        find_location(store).write("new", b"")
+    with pytest.raises(DataError, match="cannot replace itself"):
         open_dataset(store).save(tmp_path / "a.zarr", overwrite=True)
     np.testing.assert_array_equal(open_dataset(store).save(tmp_path / "b.zarr").read_x(0, 650), X)
 
@@ -141,9 +141,9 @@ def test_damage_is_named_by_file_and_rows(folder: Path) -> None:
 
 
 def test_what_is_no_place(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"a builtins.dict is no place: give a path"):
+    with pytest.raises(DataError, match=r"a builtins.dict is not a location: give a path"):
         open_dataset({})  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="takes no storage_options"):
+    with pytest.raises(DataError, match="has no storage_options"):
         open_dataset(folder / "a.zarr", storage_options={"anon": True})
     with pytest.raises(DataError, match="a MemoryStore has its own"):
         open_dataset(MemoryStore(), storage_options={})
@@ -181,7 +181,7 @@ def test_a_store_in_a_forked_process_reads_or_is_refused(kind: str, folder: Path
     if kind == "fsspec":
         assert told == X.sum()
     else:
-        assert "start processes by 'spawn' or 'forkserver'" in told
+        assert "Start processes with 'spawn' or 'forkserver'" in told
         assert "go on once it can be read" in told
         assert "Restore" not in told  # as of rows that are lost
     assert ds.read_x(0, 650).sum() == X.sum()
@@ -191,9 +191,9 @@ ONE_THREAD = """
 import sys, zarr
 from concurrent.futures import ThreadPoolExecutor
 from zarr.storage import FsspecStore
-from scalelatent.storage.stores import place_of
+from scalelatent.storage.stores import find_location
 zarr.config.set({"threading.max_workers": 1})
-place = place_of(FsspecStore.from_url(sys.argv[1]))
+place = find_location(FsspecStore.from_url(sys.argv[1]))
 x = zarr.open_group(place.zarr_store(read_only=True), mode="r")["x"]
 with ThreadPoolExecutor(4) as pool:
     print(sum(pool.map(lambda a: int(x[a : a + 100].sum()), range(0, 600, 100))))

@@ -18,8 +18,8 @@ from scalelatent.data.read.segments import joined_fingerprint
 from scalelatent.data.read.stored import read_attrs, segment_location, write_attrs
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
-from scalelatent.storage.guard import clear_after, explain_os_errors
-from scalelatent.storage.locks import alone
+from scalelatent.storage.locks import hold_lock
+from scalelatent.storage.write_checks import clear_after, explain_os_errors
 
 from .batches import Progress, RowBatch, write_shards
 from .create import create_like, derived_from
@@ -43,7 +43,7 @@ def append_opened(
     """Append the rows that `open_rows` opens for the dataset at `url`; see `importers.append_rows`."""
     location = locate(url)
     read_attrs(location)  # raises before a lock is created without a dataset
-    with alone(location, _LOCK, "being appended to"):
+    with hold_lock(location, _LOCK, "being appended to"):
         _append(location, open_rows, progress, layout)
     return open_dataset(url)
 

@@ -17,14 +17,14 @@ from scalelatent.data.read.sources import RowSource, WrappedRows
 from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import REMOVED, locate
-from scalelatent.storage.guard import format_of, refuse_onto
-from scalelatent.storage.references import reference_store
+from scalelatent.storage.write_checks import check_not_own_input, format_of
 
 from .create import copy_rows, derived_from
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import zarr
+    from zarr.abc.store import Store
 
     from scalelatent.data.layout import ChunkLayout
     from scalelatent.data.schema import LayoutOptions
@@ -108,7 +108,7 @@ def convert_dataset(
     array([[254, 255]], dtype=uint8)
     """
     if not isinstance(source, Dataset):
-        refuse_onto(out_url, source)
+        check_not_own_input(out_url, source)
     ds = source if isinstance(source, Dataset) else open_source(source, x=x, y=y)
     parameters: dict[str, Any] = {}
     if rows is not None:
@@ -397,7 +397,7 @@ def open_arrays(
     location = locate(url)
     try:
         virtual = location.url.endswith(_REFERENCES)
-        store = reference_store(location) if virtual else location.zarr_store(read_only=True)
+        store = _reference_store(location.url) if virtual else location.zarr_store(read_only=True)
         found = zarr.open(store, mode="r")
     except Exception as error:  # zarr raises several kinds of errors
         raise DataError(
@@ -413,6 +413,16 @@ def open_arrays(
     if labels is not None and labels.dtype.kind not in "buif":
         labels = np.asarray(labels[...]).astype(object).astype(str)  # zarr has several kinds of strings
     return rows, labels
+
+
+def _reference_store(url: str) -> Store:
+    """Return the virtual zarr store of a file of references, as kerchunk and VirtualiZarr write them."""
+    import fsspec
+    from zarr.storage import FsspecStore
+
+    # Each call creates a new file system, because fsspec would cache earlier references of the same address.
+    options: dict[str, Any] = {"asynchronous": True, "skip_instance_cache": True}
+    return FsspecStore(fsspec.filesystem("reference", fo=url, **options), read_only=True, path="")
 
 
 def _member(group: zarr.Group, url: str, role: str, key: str | None) -> zarr.Array | None:

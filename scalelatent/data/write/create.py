@@ -25,12 +25,12 @@ from scalelatent.data.read.stored import read_attrs
 from scalelatent.data.schema import DatasetAttrs
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import REMOVED, Location, locate
-from scalelatent.storage.guard import (
+from scalelatent.storage.write_checks import (
+    check_not_own_input,
     check_space,
     cleared_on_failure,
     explain_os_errors,
     format_of,
-    refuse_onto,
 )
 
 from .batches import RowBatch, write_shards
@@ -331,7 +331,7 @@ def create_like(
     **changed: Any,
 ) -> ShardWriter:
     """Return the writer of a new dataset with the row shape, dtypes, classes and weight column of `ds`."""
-    refuse_onto(url, ds.place)
+    check_not_own_input(url, ds.place)
     check_room(locate(url), overwrite, resumable=False)
     place = begin_dataset(
         url,
@@ -356,7 +356,7 @@ def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def removed_on_failure(writer: ShardWriter) -> Iterator[None]:
     """Delete the dataset after any error, including Ctrl-C; use this only if `writer` is the only writer."""
-    writer.then, writer.alone = "try again: nothing of it is left", True
+    writer.next_step, writer.is_only_writer = "try again: the partial dataset is removed", True
     with cleared_on_failure(locate(writer.url)):
         yield
 

@@ -34,11 +34,10 @@ from scalelatent.data.read.stored import (
 )
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
-from scalelatent.storage.guard import explain_os_errors
+from scalelatent.storage.write_checks import explain_os_errors
 
 if TYPE_CHECKING:
     import zarr
-    from scipy.sparse import csr_array
 
     from scalelatent.data.schema import CrcTable, Label
     from scalelatent.kernels.arrays import DenseOrCsr
@@ -71,18 +70,18 @@ class ShardWriter:
                 return CsrGroups(location, group, name)
             return array(group, name, location.url).with_config(WRITE_CONFIG)
 
-        def beside(name: str) -> Column | None:
+        def optional(name: str) -> Column | None:
             return column(name) if has_column(location, self.attrs, name) else None
 
-        self._x, self._y, self._weight = column("x"), beside("y"), beside("weight")
+        self._x, self._y, self._weight = column("x"), optional("y"), optional("weight")
         self._tile = None if kinds["x"] else tile_columns_of(self._x)
         self._group, self._markers = group, Markers(location)
-        self._resealed: dict[int, dict[str, list[int]]] = {}
-        self._noted: dict[str, list[int]] = {}  # file -> checksums of its chunks
-        self._wanted: dict[str, int | None] = {}  # file -> number of its chunks; None without shards
-        self.then = "go on with --resume (resume=True): the shards written before are intact"
-        """Last sentence of the error message about a full disk; each caller sets its own."""
-        self.alone = False
+        self._rewritten: dict[int, dict[str, list[int]]] = {}
+        self._found_crcs: dict[str, list[int]] = {}  # file -> checksums of its chunks
+        self._expected_chunks: dict[str, int | None] = {}  # file -> number of its chunks; None without shards
+        self.next_step = "resume with --resume (resume=True): the shards written before are intact"
+        """Last step in the error message about a full disk; each caller sets its own."""
+        self.is_only_writer = False
         """Whether no other writer ever wrote here, so that a shard needs no deletion before the write."""
 
     @classmethod
@@ -168,30 +167,32 @@ class ShardWriter:
         shard : int
             Number of the shard.
         x : ndarray (rows, *feature_shape) or (rows, n_features), or scipy sparse (rows, n_features)
-            All rows of the shard (of a tile its columns), of the dataset's dtype or one that fits into it;
-            sparse where the dataset is CSR, with columns in any order.
+            All rows of the shard (in a tile only its columns), in the dtype of the dataset or a dtype that
+            fits into it. Sparse for a CSR dataset, with columns in any order.
         y : array-like (rows,), (rows, n_targets) or scipy sparse (rows, n_targets), optional
-            Labels, targets or multi-labels, where the dataset has them.
+            Labels, targets or multi-labels; required if the dataset has them.
         weight : array-like (rows,), optional
-            Weights, where the dataset has weights.
+            Weights; required if the dataset has weights.
 
         Raises
         ------
         DataError
-            Rows of another shape or type, NaN or infinity, an unknown label; or the disk is full, in which
-            case this shard is removed and the others stay. Other rows than there were, of a finished dataset.
+            If the rows have another shape or dtype, contain NaN or infinity, or have an unknown label; if the
+            disk is full (this shard is then removed, and the others stay); or if the dataset is finished and
+            these rows differ from its rows.
         """
         start, stop = self.shard_bounds(shard)
         first, last = self.shard_columns(shard)
-        width = None if self._tile is None else last - first
-        rows = _as_rows_of(self._x, self.attrs, self.url, x, start, stop, width)
-        labels, distinct = _as_y_of(self._y, self.attrs, self.url, y, start, stop)
-        weights = _as_weight_of(self._weight, self.url, weight, start, stop)
+        flat = stop - start, last - first
+        shape = flat if self._tile is not None else (stop - start, *self.attrs.feature_shape)
+        rows = _as_stored(self._x, x, [shape, flat], start, f"{self.url}: rows {start}:{stop}")
+        labels, distinct = self._y_as_stored(y, start, stop)
+        weights = self._weight_as_stored(weight, start, stop)
         digest = shard_digest(rows, labels, weights)
         if self.attrs.complete and digest != self._sealed(shard):
             raise DataError(
-                f"dataset {self.url} is finished, and its rows {start}:{stop} are not those that were given; "
-                "a finished dataset does not change: write another one, or replace this one with --overwrite "
+                f"dataset {self.url} is finished, and its rows {start}:{stop} differ from the given rows. A "
+                "finished dataset cannot be changed: write another one, or replace this one with --overwrite "
                 "(overwrite=True)"
             )
         with self._all_or_nothing(shard, start, stop), self._crcs_of(shard) as crcs:
@@ -203,23 +204,65 @@ class ShardWriter:
             entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
             found = crcs()
             if self.attrs.complete:
-                self._resealed[shard] = found
+                self._rewritten[shard] = found
             else:
                 marker = {"digest": digest.hex(), "labels": distinct, "crc": found, **entries}
                 self._markers.write(shard, marker)
+
+    def _y_as_stored(
+        self, y: LabelsLike | None, start: int, stop: int
+    ) -> tuple[DenseOrCsr | None, list[Label] | None]:
+        """Check `y` of the rows `start:stop`; return the stored form and, for labels, the distinct labels."""
+        what = (
+            f"{self.url}: {'labels' if self.attrs.y_kind == 'labels' else 'targets'} of rows {start}:{stop}"
+        )
+        if (y is None) != (self._y is None):
+            raise DataError(
+                f"{what} are {'missing: pass y' if y is None else 'not part of this dataset: leave out y'}"
+            )
+        if y is None or self._y is None:
+            return None, None
+        if self.attrs.y_kind != "labels":
+            return _as_stored(self._y, y, [(stop - start, self._y.shape[1])], start, what), None
+        labels, dtype = schema.as_labels(y, what), np.dtype(self._y.dtype)
+        if len(labels) != stop - start:
+            raise DataError(f"{what}: {len(labels)} labels for {stop - start} rows; give one label per row")
+        distinct = schema.distinct_labels(labels, start, self.url)
+        known = self.attrs.own_classes
+        if known is not None:
+            codes = schema.encode_labels(labels, np.asarray(known), start, self.url)
+            if self.attrs.codes:
+                return codes.astype(dtype), None
+        stored = labels.astype(dtype)
+        if not np.array_equal(stored, labels):
+            i = int(np.flatnonzero(stored != labels)[0])
+            raise DataError(f"{what}: label {labels[i]!r} of row {start + i} does not fit into {dtype}")
+        few = len(distinct) <= schema.MAX_CLASSES
+        return stored, distinct.astype(dtype).tolist() if few else None
+
+    def _weight_as_stored(self, weight: WeightsLike | None, start: int, stop: int) -> np.ndarray | None:
+        what = f"{self.url}: weights of rows {start}:{stop}"
+        if (weight is None) != (self._weight is None):
+            raise DataError(
+                f"{what} are {'missing: pass weight' if weight is None else 'not part of this dataset'}"
+            )
+        return None if weight is None else schema.check_weight(weight, stop - start, what, start)
 
     def shrink(self, n_rows: int) -> None:
         """Reduce the number of rows to `n_rows`; shards that end at or before row `n_rows` stay unchanged."""
         last = n_rows // self.shard_rows * self.n_tiles
         if not 1 <= n_rows <= self.n_rows:
-            raise DataError(f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}")
+            raise DataError(
+                f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}; give 1 "
+                f"to {self.n_rows}"
+            )
         written = [i for i in range(last, self.n_shards) if self._markers.read(i) is not None]
         if n_rows < self.n_rows and written:
             raise DataError(
                 f"dataset {self.url} cannot shrink to {n_rows} rows: shard {written[0]}, which begins at row "
-                f"{written[0] * self.shard_rows}, is written already"
+                f"{written[0] * self.shard_rows}, is already written"
             )
-        with explain_os_errors(self._location, f"shrinking it to {n_rows} rows", self.then):
+        with explain_os_errors(self._location, f"shrinking it to {n_rows} rows", self.next_step):
             for column in (self._x, self._y, self._weight):
                 if isinstance(column, CsrGroups):
                     raise DataError(f"dataset {self.url} has CSR rows; only dense datasets can shrink")
@@ -238,7 +281,7 @@ class ShardWriter:
         if not self.attrs.complete:
             digests = np.array([list(bytes.fromhex(m["digest"])) for m in markers], dtype=np.uint8)
             classes = self._classes(markers)
-            with explain_os_errors(self._location, "finishing the dataset", self.then):
+            with explain_os_errors(self._location, "finishing the dataset", self.next_step):
                 self._group["digest"][...] = digests
                 for name, column in (("x", self._x), ("y", self._y)):
                     if isinstance(column, CsrGroups):
@@ -249,7 +292,7 @@ class ShardWriter:
                 done = self.attrs.finished(print_, classes, crc)
                 write_attrs(self._location, done)  # the last write: readers refuse the dataset before
             self.attrs = done
-        elif self._resealed and self.attrs.crc is not None:
+        elif self._rewritten and self.attrs.crc is not None:
             self._seal_again()
         self._markers.clear()
 
@@ -282,11 +325,11 @@ class ShardWriter:
         arrays = {k: c for k, c in self._columns().items() if not isinstance(c, CsrGroups)}
         chunks = {k: None if a.shards is None else a.shards[0] // a.chunks[0] for k, a in arrays.items()}
         keys = {name: self._key(name, shard) for name in arrays}
-        self._wanted |= {key: chunks[name] for name, key in keys.items()}
+        self._expected_chunks |= {key: chunks[name] for name, key in keys.items()}
 
         def found() -> dict[str, list[int]]:
             return {
-                name: c.crcs.pop(shard) if isinstance(c, CsrGroups) else self._noted[keys[name]]
+                name: c.crcs.pop(shard) if isinstance(c, CsrGroups) else self._found_crcs[keys[name]]
                 for name, c in self._columns().items()
             }
 
@@ -294,12 +337,12 @@ class ShardWriter:
             yield found
         finally:
             for key in keys.values():
-                self._wanted.pop(key, None)
-                self._noted.pop(key, None)
+                self._expected_chunks.pop(key, None)
+                self._found_crcs.pop(key, None)
 
     def _note_crcs(self, key: str, data: np.ndarray) -> None:
-        if key in self._wanted:
-            self._noted[key] = chunk_crcs(data, self._wanted.pop(key))
+        if key in self._expected_chunks:
+            self._found_crcs[key] = chunk_crcs(data, self._expected_chunks.pop(key))
 
     def _seal(self, found: list[dict[str, list[int]] | None]) -> CrcTable | None:
         """Write the table of checksums; return None if an old version wrote a shard without checksums."""
@@ -328,7 +371,7 @@ class ShardWriter:
         for name, column in columns.items():
             if len(parts.get(name, ())) != column.n_crcs:
                 return  # other software repacked the chunks, so the table does not fit
-            for shard, crcs in self._resealed.items():
+            for shard, crcs in self._rewritten.items():
                 parts[name][column.crcs_of(shard)] = crcs[name]
         self.attrs = replace(self.attrs, crc=self._write_crcs(parts))
         write_attrs(self._location, self.attrs)
@@ -369,8 +412,8 @@ class ShardWriter:
                 self._location.delete_tree(key)
 
         doing = f"writing shard {shard} (rows {start}:{stop})"
-        with explain_os_errors(self._location, doing, self.then):
-            if not self.alone:
+        with explain_os_errors(self._location, doing, self.next_step):
+            if not self.is_only_writer:
                 remove()
             try:
                 yield
@@ -442,121 +485,33 @@ def _parse_marker(raw: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _as_rows_of(
-    column: Column,
-    attrs: schema.DatasetAttrs,
-    url: str,
-    x: RowsLike,
-    start: int,
-    stop: int,
-    tile_width: int | None,
+def _as_stored(
+    column: Column, values: RowsLike | LabelsLike, shapes: list[tuple[int, ...]], start: int, what: str
 ) -> DenseOrCsr:
-    """Check the rows `start:stop`, and return them in the shape and dtype of the column `x`."""
-    what = f"{url}: rows {start}:{stop}"
-    if isinstance(column, CsrGroups):
-        return _as_csr_of(column, url, x, start, stop, what)
-    if is_sparse(x):
-        raise DataError(f"{what} are sparse, but the dataset is dense; pass x.toarray()")
-    schema.refuse_masked(x, what, start)
-    rows = np.asarray(x)
-    shape: tuple[int, ...] = (stop - start, *attrs.feature_shape)
-    flat = (stop - start, schema.n_features(attrs.feature_shape))
-    if tile_width is not None:
-        shape = flat = (stop - start, tile_width)
-    if rows.shape not in (shape, flat):
-        raise DataError(f"{what} were given with shape {rows.shape}, but this shard has shape {shape}")
-    if not np.can_cast(rows.dtype, column.dtype, "safe"):
+    """Check rows or targets that begin at row `start`; return them in the dtype of the column and in
+    `shapes[0]`, which is the shape of the shard; the other `shapes` are also accepted.
+    """
+    if is_sparse(values) != isinstance(column, CsrGroups):
+        kind, step = "dense", "pass x.toarray()"
+        if isinstance(column, CsrGroups):
+            kind, step = "CSR", "pass a scipy sparse array"
+        raise DataError(f"{what} were given as {type(values).__name__}, but this column is {kind}; {step}")
+    given: CsrSource | np.ndarray
+    if is_sparse(values):
+        given = CsrSource(values, what, start)
+    else:
+        schema.refuse_masked(values, what, start)
+        given = np.asarray(values)
+    shape, dtype = given.shape, given.dtype
+    if shape not in shapes:
+        raise DataError(f"{what} were given with shape {shape}, but this shard has shape {shapes[0]}")
+    if not np.can_cast(dtype, column.dtype, "safe"):
         raise DataError(
-            f"{what} are {rows.dtype}, which does not fit into the dataset's {column.dtype}; convert them"
+            f"{what} are {dtype}, which does not fit into the dataset's {column.dtype}; convert them"
         )
-    schema.check_finite(rows, start, url)
-    return np.ascontiguousarray(rows, dtype=column.dtype).reshape(shape)
-
-
-def _as_y_of(
-    column: Column | None,
-    attrs: schema.DatasetAttrs,
-    url: str,
-    y: LabelsLike | None,
-    start: int,
-    stop: int,
-) -> tuple[DenseOrCsr | None, list[Label] | None]:
-    """Check `y` of the rows `start:stop`; return the stored form and, for labels, the distinct labels."""
-    what = f"{url}: labels of rows {start}:{stop}"
-    if (y is None) != (column is None):
-        raise DataError(
-            f"{what}: {'labels are needed' if y is None else 'the dataset was made without labels'}"
-        )
-    if y is None or column is None:
-        return None, None
-    if isinstance(column, CsrGroups):
-        return _as_csr_of(column, url, y, start, stop, what), None
-    if attrs.y_kind == "targets":
-        return _as_targets_of(column, attrs, url, y, start, stop, what), None
-    labels = schema.as_labels(y, what)
-    if len(labels) != stop - start:
-        raise DataError(f"{what}: {len(labels)} labels for {stop - start} rows; give one label a row")
-    distinct = schema.distinct_labels(labels, start, url)
-    known = attrs.own_classes
-    if known is not None:
-        codes = schema.encode_labels(labels, np.asarray(known), start, url)
-        if attrs.codes:
-            return codes.astype(column.dtype), None
-    stored = labels.astype(column.dtype)
-    if not np.array_equal(stored, labels):
-        i = int(np.flatnonzero(stored != labels)[0])
-        raise DataError(f"{what}: label {labels[i]!r} of row {start + i} does not fit into {column.dtype}")
-    few = len(distinct) <= schema.MAX_CLASSES
-    return stored, distinct.astype(column.dtype).tolist() if few else None
-
-
-def _as_weight_of(
-    column: Column | None, url: str, weight: WeightsLike | None, start: int, stop: int
-) -> np.ndarray | None:
-    """Check the weights of the rows `start:stop`, and return them as float64; None without weights."""
-    what = f"{url}: rows {start}:{stop}"
-    if (weight is None) != (column is None):
-        raise DataError(f"{what}: {'weights are needed' if weight is None else 'the dataset has no weights'}")
-    return None if weight is None else schema.check_weight(weight, stop - start, what, start)
-
-
-def _as_csr_of(column: CsrGroups, url: str, x: RowsLike, start: int, stop: int, what: str) -> csr_array:
-    if not is_sparse(x):
-        raise DataError(
-            f"{what} were given as {type(x).__name__}, but this column is CSR; pass a scipy sparse array"
-        )
-    source = CsrSource(x, url, start)
-    if source.shape != (stop - start, column.shape[1]):
-        raise DataError(
-            f"{what} were given with shape {source.shape}, but this shard has shape "
-            f"{(stop - start, column.shape[1])}"
-        )
-    if not np.can_cast(source.dtype, column.dtype, "safe"):
-        raise DataError(
-            f"{what} are {source.dtype}, which does not fit into the dataset's {column.dtype}; convert them"
-        )
-    rows = source.read(0, stop - start)
-    check_values(rows, start, url)
-    return rows if rows.dtype == column.dtype else rows.astype(column.dtype)
-
-
-def _as_targets_of(
-    column: Column,
-    attrs: schema.DatasetAttrs,
-    url: str,
-    y: LabelsLike,
-    start: int,
-    stop: int,
-    what: str,
-) -> np.ndarray:
-    schema.refuse_masked(y, what, start)
-    targets = np.asarray(y)
-    shape = (stop - start, attrs.n_targets)
-    fits = targets.dtype.kind in "buif" and np.can_cast(targets.dtype, column.dtype, "safe")
-    if targets.shape != shape or not fits:
-        raise DataError(
-            f"{what}: targets of shape {targets.shape} and dtype {targets.dtype} were given, but the "
-            f"dataset's are {shape}, {column.dtype}"
-        )
-    schema.check_finite(targets, start, f"{url}: targets")
-    return np.ascontiguousarray(targets, dtype=column.dtype)
+    if isinstance(given, CsrSource):
+        rows = given.read(0, shape[0])
+        check_values(rows, start, what)
+        return rows.astype(column.dtype, copy=False)
+    schema.check_finite(given, start, what)
+    return np.ascontiguousarray(given, dtype=column.dtype).reshape(shapes[0])

@@ -15,7 +15,7 @@ from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed, random_words
 from scalelatent.storage.disk import locate
-from scalelatent.storage.guard import clear_after, explain_os_errors
+from scalelatent.storage.write_checks import clear_after, explain_os_errors
 
 from .batches import Progress, RowBatch, row_bytes, write_shards
 from .create import create_like, derived_from, removed_on_failure

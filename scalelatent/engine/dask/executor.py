@@ -24,7 +24,7 @@ from scalelatent.engine.rates import choose_cache
 from scalelatent.errors import RunError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.folder_probe import folder_trouble
-from scalelatent.storage.guard import clears_too
+from scalelatent.storage.write_checks import contains
 
 from .asking import AWAY, ask_workers
 from .cluster_pass import DaskPass
@@ -325,7 +325,7 @@ class DaskExecutor:
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Write the missing shards of a map, one task per shard."""
         self.refresh()
-        if not clears_too(self.store.place, place := locate(task.url)):  # Else the folder was checked before.
+        if not contains(self.store.place, place := locate(task.url)):  # Else the folder was checked before.
             self._check_shared(place, "the output", "out=…, or the fit's scratch", all_answer=False)
         try:
             run_map(self, task, on_rows)

@@ -19,21 +19,25 @@ from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.capsule.model.em import CapsuleEM
 from scalelatent.models.capsule.model.members import Members
 from scalelatent.models.capsule.model.predict import CapsuleRows, RowFrame
-from scalelatent.models.capsule.model.running import RowSums
+from scalelatent.models.capsule.model.running import RowSums, RunningCapsule
 from scalelatent.reductions.intercept import Intercept
 
-from .fit import CAPSULE_DIM, ONLINE_PARAMETERS, fit_steps, plain_dim, plan
-from .onnx_export import draw_scores, tempered
-from .parameters import PARAMETERS, algorithm_of, max_passes
+from .fit import CAPSULE_DIM, ONLINE_PARAMETERS, fit_steps, plan, simplify_dims
+from .onnx_export import add_scores, add_temperature
+from .parameters import PARAMETERS, get_algorithm, get_max_passes
 from .partial_fit import (
     READ_ROWS,
-    CapsuleStream,
+    apply_frame,
+    begin_stream,
+    check_rows,
     check_same_classes,
-    checked_rows,
-    first_intercept,
-    framed,
-    row_weights,
-    sorted_classes,
+    continue_from,
+    estimate_intercept,
+    get_cpu_backend,
+    resolve_row_weights,
+    restore_stream,
+    save_stream,
+    sort_classes,
     stream_options,
 )
 
@@ -187,7 +191,7 @@ class CapsuleRegression(StreamedClassifier):
     mean_member_validation_error_: float | None
     _members: Members
     _frame: RowFrame
-    _stream: CapsuleStream
+    _stream: RunningCapsule
 
     def __init__(
         self,
@@ -244,8 +248,8 @@ class CapsuleRegression(StreamedClassifier):
 
     @property
     def capsule_dim_(self) -> int | list[int]:
-        """Dimension of all capsules, or one for each class."""
-        return plain_dim(self.capsule_dims_)
+        """Dimension of all capsules, or one per class."""
+        return simplify_dims(self.capsule_dims_)
 
     # -- fit -------------------------------------------------------------------------------------------------
 
@@ -253,14 +257,14 @@ class CapsuleRegression(StreamedClassifier):
     _plan = plan
 
     def _what_decides(self) -> dict[str, Any]:
-        algorithm = algorithm_of(self)
+        algorithm = get_algorithm(self)
         unused = ONLINE_PARAMETERS if algorithm == "em" else ("max_iter",)
-        if not self.fit_intercept:  # as in versions without this parameter, whose runs go on
+        if not self.fit_intercept:  # runs of versions without this parameter can be resumed
             unused = (*unused, "fit_intercept")
         given = {name: value for name, value in super()._what_decides().items() if name not in unused}
         given |= {"algorithm": algorithm}
         if algorithm == "em":
-            given |= {"max_iter": max_passes(self)}
+            given |= {"max_iter": get_max_passes(self)}
         return given | {"capsule_dim": CAPSULE_DIM if self.capsule_dim is None else self.capsule_dim}
 
     def _keep(
@@ -273,8 +277,10 @@ class CapsuleRegression(StreamedClassifier):
         sums: tuple[np.ndarray, np.ndarray],
         decided: float | None,
     ) -> None:
-        """Take what a fit has found; ``sums`` are weight and rows of each class, ``decided`` the validation
-        error of what binary members decide together.
+        """Set the fitted attributes from the result of a fit.
+
+        ``sums`` are the weight and the rows of each class. ``decided`` is the validation error of the joint
+        decision of binary members.
         """
         self._members, self._frame = em.members, frame
         self._set_learned(classes_=classes, capsule_dims_=em.members.dims)
@@ -286,21 +292,22 @@ class CapsuleRegression(StreamedClassifier):
             self.best_validation_error_ = float(result.state.best_error[0])
         elif em.has_validation:
             self.mean_member_validation_error_ = float(result.state.best_error.mean())
-        # Members that see every class need no more than the sum.
-        whole = (em.members.labels >= 0).all()
+        # Members that see all classes need only the sum of the second moments.
+        whole = em.members.sees.all()
         moment = em.moment.sum(axis=0, keepdims=True) if whole else em.moment
         passes = self.n_iter_ * float(sums[1].sum())
         seen = max((float(r.get("rows_seen", passes)) for r in self.history_), default=passes)
-        self._stream = CapsuleStream(em.members, RowSums(tuple(moment), *sums), seen, em.ridge)
+        row_sums = RowSums(tuple(moment), *sums)
+        self._stream = RunningCapsule(em.members, None, None, row_sums, 0.0, seen, em.ridge)
 
     def _set_weights(self, w: np.ndarray) -> None:
-        """Split the weights on rows with an intercept into those of the rows and constants."""
+        """Set ``W_`` and ``intercept_`` from weights (D, p + 1); the last column multiplies the constant."""
         intercept = self._frame.intercept
         constants = np.zeros(len(w)) if intercept is None else w[:, -1] * intercept.constant
         self._set_learned(W_=w if intercept is None else w[:, :-1].copy(), intercept_=constants)
 
     def _weights(self) -> np.ndarray:
-        """Return the weights on rows with an intercept, (D, p + 1); without one W_."""
+        """Return the weights on rows with a constant column, (D, p + 1), or ``W_`` without an intercept."""
         intercept = self._frame.intercept
         if intercept is None:
             return self.W_
@@ -310,10 +317,10 @@ class CapsuleRegression(StreamedClassifier):
         return CapsuleRows(self._members, self._weights(), self._frame, what, self.temperature_)
 
     def _draw_prediction(self, graph: RowGraph) -> None:
-        scores = draw_scores(graph, self._row_map("probabilities"))
-        graph.classes(tempered(graph, scores, self.temperature_), self.classes_)
+        scores = add_scores(graph, self._row_map("probabilities"))
+        graph.classes(add_temperature(graph, scores, self.temperature_), self.classes_)
 
-    # -- a stream of rows ------------------------------------------------------------------------------------
+    # -- partial_fit ------------------------------------------------------------------------------------
 
     def partial_fit(
         self,
@@ -368,10 +375,10 @@ class CapsuleRegression(StreamedClassifier):
         stream_options(self)
         if hasattr(self, "W_"):
             check_same_classes(classes, self.classes_)
-        known = self.classes_ if hasattr(self, "W_") else sorted_classes(classes)
+        known = self.classes_ if hasattr(self, "W_") else sort_classes(classes)
         with restored_on_failure(self):
             if hasattr(self, "W_"):
-                self._stream = self._stream.copy()  # a refused row leaves the old one
+                self._stream = self._stream.copy()  # an error restores the old one
             if is_plain(X) and not hasattr(X, "tocsr"):
                 check_some_weight(sample_weight)
                 self._learn(X, y, sample_weight, known)
@@ -390,13 +397,13 @@ class CapsuleRegression(StreamedClassifier):
         self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, classes: np.ndarray
     ) -> None:
         first = not hasattr(self, "W_")
-        x, codes = checked_rows(self, X, y, classes, first)
-        weight = row_weights(self.class_weight, sample_weight, codes, classes)
+        x, codes = check_rows(self, X, y, classes, first)
+        weight = resolve_row_weights(self.class_weight, sample_weight, codes, classes)
         if first:
             seed = resolve_seed(self.random_state)
-            self._frame = RowFrame(first_intercept(x) if self.fit_intercept else None)
-            x = framed(self._frame, x)
-            begun = CapsuleStream.begin(self, x, codes, len(classes), stream(seed, "capsule-start"))
+            self._frame = RowFrame(estimate_intercept(x) if self.fit_intercept else None)
+            x = apply_frame(self._frame, x)
+            begun = begin_stream(self, x, codes, len(classes), stream(seed, "capsule-start"))
             self.seed_, self._stream, self._members = seed, begun, begun.members
             self.n_iter_, self.history_ = 0, []
             self._set_learned(
@@ -405,25 +412,29 @@ class CapsuleRegression(StreamedClassifier):
                 temperature_=1.0 if self.temperature is None else float(self.temperature),
             )
         else:
-            x = framed(self._frame, x)
-        # A stream that runs has weights of its own.
-        w = self._weights() if self._stream.running is None else None
-        self._set_weights(self._stream.learn(w, x, codes, weight, stream_options(self)))
-        # Those of a fit were of other weights.
+            x = apply_frame(self._frame, x)
+        running = self._stream
+        if running.w is None:
+            continue_from(running, self._weights())
+        x = np.ascontiguousarray(x, dtype=np.float32)
+        running.learn(x, codes, weight, stream_options(self), get_cpu_backend())
+        assert running.average is not None
+        self._set_weights(running.average)
+        # The errors of a fit belong to its own weights.
         self.best_validation_error_ = self.mean_member_validation_error_ = None
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float32"]
-        # Without an intercept classes that differ by their mean alone, around the origin, look alike.
+        # Without an intercept, classes on opposite sides of the origin cannot be separated.
         tags.classifier_tags.poor_score = not self.fit_intercept
         return tags
 
     # -- saving ----------------------------------------------------------------------------------------------
 
     def _state(self) -> Saved:
-        values, arrays = self._stream.state()
+        values, arrays = save_stream(self._stream)
         arrays |= {"W": self.W_, "dims": self._members.dims, "labels": self._members.labels}
         intercept, projection = self._frame.intercept, self._frame.projection
         if projection is not None:
@@ -447,7 +458,7 @@ class CapsuleRegression(StreamedClassifier):
         projection = arrays.get("projection")
         self._frame = RowFrame(intercept)
         if projection is not None:
-            self._frame = RowFrame.projecting(intercept, projection)
+            self._frame = RowFrame.from_projection(intercept, projection)
         self._set_learned(
             classes_=np.array(values["classes"], dtype=values["classes_dtype"]),
             W_=arrays["W"],
@@ -455,10 +466,10 @@ class CapsuleRegression(StreamedClassifier):
             capsule_dims_=arrays["dims"],
             temperature_=values.get("temperature", 1.0),
         )
-        self.fit_intercept = intercept is not None  # models of earlier versions have none
+        self.fit_intercept = intercept is not None  # models of earlier versions have no intercept
         best = values["best_validation_error"]
-        # Models of earlier versions have the mean over members in its place.
+        # Models of earlier versions store the mean error of the members as the error of an ensemble.
         means = self._members.n_members > 1 and "mean_member_validation_error" not in values
         self.best_validation_error_ = None if means else best
         self.mean_member_validation_error_ = best if means else values.get("mean_member_validation_error")
-        self._stream = CapsuleStream.restored(self._members, self._weights(), values, arrays)
+        self._stream = restore_stream(self._members, self._weights(), values, arrays)

@@ -1,4 +1,4 @@
-"""Capsule predictions as an ONNX graph: `CapsuleRows` in its operators."""
+"""Capsule predictions as an ONNX graph: the computation of `CapsuleRows` in ONNX operators."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.models.capsule.model.predict import CapsuleRows
 
 
-def draw_scores(graph: RowGraph, rows: CapsuleRows) -> str:
-    """Class scores, double (rows, classes): products in float32 as ours, the rest in double."""
+def add_scores(graph: RowGraph, rows: CapsuleRows) -> str:
+    """Add the class scores to the graph; return the name of the tensor, double (rows, classes).
+
+    Products of rows are float32, as in `CapsuleRows`; the rest is double.
+    """
     members = rows.members
     m, k, d = members.n_members, members.dims.shape[1], int(members.dims[0].sum())
     z, w, intercept, projection = graph.x, rows.w, rows.frame.intercept, rows.frame.projection
@@ -27,7 +30,7 @@ def draw_scores(graph: RowGraph, rows: CapsuleRows) -> str:
     q = graph.node("Reshape", squares, graph.constant(np.array([-1, m, k])))
     total = graph.sum(q, 2)
     f = graph.node("Div", q, graph.node("Max", total, graph.constant(np.finfo(float).tiny)))
-    lam = _interpolated(graph, graph.node("Mul", total, graph.constant(0.5)), d)
+    lam = _add_table_lookup(graph, graph.node("Mul", total, graph.constant(0.5)), d)
     rest = graph.node("Sub", graph.constant(1.0), lam)
     shares = graph.constant(members.dims / d)
     p = graph.node("Add", graph.node("Mul", lam, f), graph.node("Mul", rest, shares))
@@ -54,16 +57,16 @@ def draw_scores(graph: RowGraph, rows: CapsuleRows) -> str:
     return graph.node("Div", scores, graph.sum(scores, 1))
 
 
-def tempered(graph: RowGraph, p: str, temperature: float) -> str:
-    """Probabilities to the power of 1 / T, normalised."""
+def add_temperature(graph: RowGraph, p: str, temperature: float) -> str:
+    """Add probabilities raised to 1 / T and normalised; return the name of the tensor."""
     logs = graph.node("Log", graph.node("Max", p, graph.constant(np.finfo(float).tiny)))
     best = graph.node("ReduceMax", logs, graph.constant(np.array([1])), keepdims=1)
     out = graph.node("Exp", graph.node("Mul", graph.node("Sub", logs, best), graph.constant(1 / temperature)))
     return graph.node("Div", out, graph.sum(out, 1))
 
 
-def _interpolated(graph: RowGraph, beta: str, dimension: int) -> str:
-    """lambda0, from its table as the kernels look it up."""
+def _add_table_lookup(graph: RowGraph, beta: str, dimension: int) -> str:
+    """Add the look-up of lambda0 in the table of the kernels; return the name of the tensor."""
     table = squash_table(dimension)
     cells = len(table.coefficients)
     share = graph.node("Div", beta, graph.node("Add", beta, graph.constant(table.scale)))

@@ -26,21 +26,25 @@ if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
 MAX_PASSES = 2000
-ONLINE = ("stepwise", "incremental", "passive_aggressive")
+ONLINE = ("stepwise", "passive_aggressive")
+# Accepted with a warning until 0.3; these fits are stepwise EM, which had the lower test error.
+DEPRECATED_ALGORITHM = "incremental"
 
 
-def algorithm_of(model: CapsuleRegression) -> str:
-    """The algorithm: the parameter, or batch EM where its number of passes is given, else stepwise EM."""
+def get_algorithm(model: CapsuleRegression) -> str:
+    """Return the algorithm: the parameter, or batch EM if its number of passes is given, else stepwise EM."""
+    if model.algorithm == DEPRECATED_ALGORITHM:
+        return "stepwise"
     return model.algorithm or ("stepwise" if model.max_iter is None else "em")
 
 
-def max_passes(model: CapsuleRegression) -> int:
-    """Largest number of passes of batch EM."""
+def get_max_passes(model: CapsuleRegression) -> int:
+    """Return the largest number of passes of batch EM."""
     return MAX_PASSES if model.max_iter is None else int(model.max_iter)
 
 
 def is_schedule(value: Any) -> bool:
-    """Whether this is "paper", None or rounds (nu, patience)."""
+    """Return True if the value is "paper", None or a list of rounds (nu, patience)."""
     if value is None or isinstance(value, str):
         return value in (None, "paper")
     return (
@@ -62,7 +66,7 @@ def _check_chains(model: CapsuleRegression) -> None:
 def _check_device(model: CapsuleRegression) -> None:
     if model.algorithm == "passive_aggressive" and model.device == "gpu":
         raise ValueError(
-            "device='gpu': algorithm='passive_aggressive' goes row by row and runs on the processor; leave "
+            "device='gpu': algorithm='passive_aggressive' learns row by row and runs on the processor; leave "
             "device='auto', or use algorithm='stepwise'"
         )
 
@@ -72,28 +76,38 @@ PARAMETERS = Parameters(
         Parameter(
             "capsule_dim",
             None,
-            Items(Whole(), "dimensions are whole numbers of at least 1", one=True, also=(None,)),
-            "dimension of the capsules, or one for each class",
+            Items(Whole(), "dimensions must be whole numbers of at least 1", one=True, also=(None,)),
+            "dimension of the capsules, or one per class",
         ),
         Parameter(
             "architecture",
             "multiclass",
             Choice(("multiclass", "one_vs_all", "all_vs_all")),
-            "one model, or binary models for each class or each pair",
+            "one model, or a binary model per class or per pair of classes",
         ),
-        Parameter("algorithm", None, Choice((None, "em", *ONLINE)), "how it learns"),
+        Parameter(
+            "algorithm", None, Choice((None, "em", *ONLINE, DEPRECATED_ALGORITHM)), "learning algorithm"
+        ),
         Parameter(
             "projection",
             "auto",
             Whole(also=("auto", None), give="give 'auto', None or a number of directions, at least 1"),
-            "principal directions that rows are reduced to first",
+            "number of principal directions to which rows are reduced first",
         ),
-        Parameter("fit_intercept", True, Flag(), "subtract the mean and fit a constant"),
-        Parameter("init", "subspace", Choice(("subspace", "random")), "first weights"),
+        Parameter("fit_intercept", True, Flag(), "subtract the mean of the rows and fit a constant"),
+        Parameter("init", "subspace", Choice(("subspace", "random")), "start of the weights"),
         Parameter(
-            "init_scale", 1.0, Number("give a number above 0", above=0), "deviation of random first weights"
+            "init_scale",
+            1.0,
+            Number("give a number above 0", above=0),
+            "standard deviation of the latent means at a random start",
         ),
-        Parameter("momentum", 0.9, Number("give a number in [0, 1)", least=0, below=1), "gamma of the paper"),
+        Parameter(
+            "momentum",
+            0.9,
+            Number("give a number in [0, 1)", least=0, below=1),
+            "momentum, gamma of the paper",
+        ),
         Parameter(
             "nu_schedule",
             "paper",
@@ -103,39 +117,47 @@ PARAMETERS = Parameters(
             ),
             "rounds (nu, patience) of thresholded EM",
         ),
-        Parameter("max_iter", None, Whole(also=(None,)), "most passes of batch EM"),
-        Parameter("n_epochs", None, Whole(also=(None,)), "most passes of the online algorithms"),
-        Parameter("batch_rows", None, Whole(also=(None,)), "rows of a step"),
-        Parameter("n_chains", 4, Whole(), "independent parts of a step"),
+        Parameter("max_iter", None, Whole(also=(None,)), "largest number of passes of batch EM"),
+        Parameter("n_epochs", None, Whole(also=(None,)), "largest number of passes of the online algorithms"),
+        Parameter("batch_rows", None, Whole(also=(None,)), "rows per step"),
+        Parameter("n_chains", 4, Whole(), "number of independent parts of a step"),
         Parameter(
             "kappa",
             0.6,
             Number("give a number in [0, 1]; 0 keeps the step size", least=0, most=1),
-            "stepwise EM: step sizes (1 + t / t0) ** -kappa",
+            "stepwise EM: exponent of the step sizes (1 + t / t0) ** -kappa",
         ),
-        Parameter("t0", 1000.0, Number("give a number above 0", above=0), "see kappa"),
         Parameter(
-            "aggressiveness", 1.0, Number("give a number above 0", above=0), "C of passive-aggressive steps"
+            "t0",
+            1000.0,
+            Number("give a number above 0", above=0),
+            "stepwise EM: steps after which the step size falls, see kappa",
+        ),
+        Parameter(
+            "aggressiveness",
+            1.0,
+            Number("give a number above 0", above=0),
+            "passive-aggressive learning: largest change C per row",
         ),
         Parameter(
             "tol",
             None,
             Number("give a number of at least 0, or None", least=0, also=(None,)),
-            "ends a round when the log-loss falls by less",
+            "end a round if the log-loss falls by less",
         ),
         Parameter(
             "ridge",
             None,
             Number("give a number of at least 0, or None", least=0, also=(None,)),
-            "rho, on second moments",
+            "added to the diagonal of the second moments",
         ),
         Parameter(
             "temperature",
             None,
             Number("give a number above 0, or None to choose it", above=0, also=(None,)),
-            "of class probabilities",
+            "temperature of the class probabilities",
         ),
-        Parameter("class_weight", None, Anything(), "weights of classes, or 'balanced'"),
+        Parameter("class_weight", None, Anything(), "weights of the classes, or 'balanced'"),
         WARM_START,
         RANDOM_STATE,
         DEVICE,

@@ -12,15 +12,20 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.report.classes import (
-    calibration_text,
-    confusion_picture,
-    confusion_text,
-    mistakes_picture,
-    reliability_picture,
+    describe_confusion,
+    draw_confusion,
+    draw_mistakes,
+    draw_reliability,
+    explain_calibration,
 )
 from scalelatent.report.comparison import error_by_dimension
-from scalelatent.report.explained import error_text, how_to_use, validation_rows, why_errors_differ
-from scalelatent.report.page import Picture, Section, count, duration, listing
+from scalelatent.report.interpretation import (
+    count_validation_rows,
+    explain_error_gap,
+    format_error,
+    usage_snippet,
+)
+from scalelatent.report.page import Picture, Section, count, duration, join_words
 from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
@@ -80,7 +85,7 @@ def section(
                 "and there is no error to tell."
             )
     explained = _explained(run, model, shown)
-    return Section(_subtitle(model), head, table, pictures, explained, how_to_use(run, model))
+    return Section(_subtitle(model), head, table, pictures, explained, usage_snippet(run, model))
 
 
 def compared(runs: Sequence[Mapping[str, Any]]) -> list[Picture]:
@@ -114,14 +119,16 @@ def _as_point(run: Mapping[str, Any]) -> dict[str, Any] | None:
 def _explained(run: RunFiles, model: CapsuleRegression, shown: ReportData | None) -> list[tuple[str, str]]:
     """What the numbers of a classifier mean."""
     found = []
-    if differ := why_errors_differ(run, model.n_iter_, len(model.capsule_dims_)):
+    if differ := explain_error_gap(run, model.n_iter_, len(model.capsule_dims_)):
         found.append(("Validation and test error", differ))
     if shown is not None and shown.confusion is not None:
         found.append(("95 % interval", INTERVAL))
     if model.mean_member_validation_error_ is not None:
         found.append(("Mean member validation error", MEMBERS))
     if shown is not None and shown.reliability is not None:
-        words = calibration_text(shown.reliability, ONE_VS_ALL if model.architecture == "one_vs_all" else "")
+        words = explain_calibration(
+            shown.reliability, ONE_VS_ALL if model.architecture == "one_vs_all" else ""
+        )
         found.append(("Calibration error", words))
     return found
 
@@ -143,7 +150,7 @@ def _numbers(
         table.append((f"{rows} rows", f"{shown.n_rows:,}"))
         if shown.confusion is not None:
             head.append((f"{rows} error", percent(shown.confusion.error)))
-            table.append((f"{rows} error", confusion_text(shown.confusion)))
+            table.append((f"{rows} error", describe_confusion(shown.confusion)))
         if shown.reliability is not None:
             table.append((f"{rows} log-loss", f"{shown.reliability.log_loss:.4f} nats a row"))
             table.append((f"{rows} calibration error", percent(shown.reliability.calibration_error)))
@@ -152,7 +159,7 @@ def _numbers(
     mean = "" if len(model.capsule_dims_) == 1 else ", mean of the members"
     if best is not None:
         head.append(("best validation error", percent(best)))
-        table.append(("best validation error", error_text(best, validation_rows(run))))
+        table.append(("best validation error", format_error(best, count_validation_rows(run))))
     if of_members is not None:
         table.append(("mean member validation error", percent(of_members)))
     head.append(("passes", f"{model.n_iter_:,}"))
@@ -254,7 +261,7 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
     ]
     alt = (
         f"Two curves against {count(_passes(run), 'pass', 'passes')}: log-loss, and "
-        f"{listing(errors or ['errors'])} in the first and last pass."
+        f"{join_words(errors or ['errors'])} in the first and last pass."
     )
     return [
         Picture(
@@ -272,13 +279,13 @@ def _row_pictures(shown: ReportData, rows: str) -> list[Picture]:
     found = [_latents(shown, rows) if shown.sample is not None else _votes(shown, rows)]
     found.append(_prototypes(shown, rows))
     if shown.confusion is not None:
-        found.append(confusion_picture(shown.confusion, shown.class_names, rows))
+        found.append(draw_confusion(shown.confusion, shown.class_names, rows))
     score = "share of votes" if shown.wiring.architecture == "all_vs_all" else "probability"
-    mistakes = mistakes_picture(shown.mistakes, shown.class_names, shown.feature_shape, rows, score)
+    mistakes = draw_mistakes(shown.mistakes, shown.class_names, shown.feature_shape, rows, score)
     if mistakes is not None:
         found.append(mistakes)
     if shown.reliability is not None:
-        found.append(reliability_picture(shown.reliability, rows))
+        found.append(draw_reliability(shown.reliability, rows))
     return found
 
 

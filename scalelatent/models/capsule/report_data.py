@@ -19,8 +19,8 @@ from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.capsule.model.members import Members
 from scalelatent.models.capsule.model.predict import CapsuleRows, Weights
-from scalelatent.report.classes import ClassesSeen, Confusion, Mistakes, Reliability
-from scalelatent.report.sampled import check_width
+from scalelatent.report.classes import ClassifiedBlock, Confusion, Mistakes, Reliability
+from scalelatent.report.runfiles import check_width
 
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
@@ -163,7 +163,7 @@ def squashed(latents: np.ndarray, member: slice, capsule: slice) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class RowsSeen(ClassesSeen):
+class RowsSeen(ClassifiedBlock):
     """A block of rows with their latents."""
 
     h: np.ndarray  # float32 (n, total_dim)

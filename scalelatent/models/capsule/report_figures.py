@@ -16,8 +16,8 @@ from matplotlib.patches import Circle
 from matplotlib.ticker import MaxNLocator
 
 from scalelatent.errors import DataError
-from scalelatent.report.figures import column, draw_errors, places_of, points_of
-from scalelatent.report.pictures import draw_image, tone_of
+from scalelatent.report.figures import column, draw_errors, marker_style, pass_positions
+from scalelatent.report.pictures import choose_tone, draw_image
 from scalelatent.report.style import (
     ACCENT,
     INK,
@@ -25,10 +25,10 @@ from scalelatent.report.style import (
     MUTED,
     class_style,
     class_ticks,
-    long_names,
+    need_rotation,
     new_figure,
-    quiet_axes,
     short_name,
+    style_axes,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def plot_latents(
     shown = None
     if images is not None and shape is not None:
         there = np.ones(m, dtype=bool) if has_image is None else has_image
-        shown = images, there, shape, tone_of(images[there])
+        shown = images, there, shape, choose_tone(images[there])
     for c, axes in enumerate(panels):
         axes.set_axis_off()
         if c >= m:
@@ -163,17 +163,17 @@ def plot_history(
     """Log-loss and errors against passes, rounds of nu shaded (the paper's Figures 6 and 7)."""
     if not records:
         raise DataError("there are no passes to draw: the history is empty")
-    passes = places_of(records)
+    passes = pass_positions(records)
     figure = new_figure(8, 5.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1.15])
-    point = points_of(records)
+    point = marker_style(records)
     upper.plot(passes, column(records, "objective") / math.log(capsules), color=INK, linewidth=1.6, **point)
     upper.set_ylabel(f"log-loss / log {capsules}")
     draw_errors(lower, passes, records, point)
     lower.set_xlabel("pass over the training rows")
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (upper, lower):
-        quiet_axes(axes)
+        style_axes(axes)
     _shade_rounds((upper, lower), passes, rounds_of(records), ensemble)
     pad = max(0.5, 0.01 * (passes[-1] - passes[0]))
     lower.set_xlim(passes[0] - pad, passes[-1] + pad)
@@ -208,7 +208,7 @@ def plot_votes(shares: np.ndarray, pair_wins: np.ndarray, names: Sequence[str]) 
     m = len(names)
     side = min(max(0.4 * m + 1.2, 3.2), 9)
     # Long names under the columns need height, not width.
-    figure = new_figure(2 * side + 1.2, side + (1.3 if long_names(names) else 0.5))
+    figure = new_figure(2 * side + 1.2, side + (1.3 if need_rotation(names) else 0.5))
     axes = figure.subplots(1, 2)
     panels = (
         (shares, "Blues", "share of the votes a class can get", "class", "{:.2f}"),
@@ -218,7 +218,7 @@ def plot_votes(shares: np.ndarray, pair_wins: np.ndarray, names: Sequence[str]) 
         image = ax.imshow(values, cmap=colors, vmin=0, aspect="equal", interpolation="nearest")
         ax.set(title=title, xlabel=label, ylabel="true class")
         class_ticks(ax, names)
-        quiet_axes(ax, grid=False)
+        style_axes(ax, grid=False)
         if m <= 12:
             limit = 0.65 * (np.nanmax(values) if np.isfinite(values).any() else 1)
             for i, j in np.argwhere(np.isfinite(values)):
@@ -265,7 +265,7 @@ def _image_mosaic(axes: Axes, x: np.ndarray, present: np.ndarray, shape: tuple[i
     """All pictures as one array: hundreds of axes would take minutes to lay out."""
     (m, d), (height, width) = present.shape, shape[:2]
     gap = max(1, height // 14)
-    colors, low, high = tone_of(x[present])
+    colors, low, high = choose_tone(x[present])
     blank = np.full((m * (height + gap) - gap, d * (width + gap) - gap, *shape[2:]), np.nan)
     for c, a in np.argwhere(present):
         top, left = c * (height + gap), a * (width + gap)

@@ -17,10 +17,9 @@ from scalelatent.engine.grid import space_ranges
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.hcn.model.compression import DescriptionLength, bits, compression, part_lengths
 from scalelatent.models.hcn.model.decode import reconstruct
-from scalelatent.report.explained import how_to_use
-from scalelatent.report.page import Picture, Section, count, listing
-from scalelatent.report.runfiles import RunFiles
-from scalelatent.report.sampled import check_width
+from scalelatent.report.interpretation import usage_snippet
+from scalelatent.report.page import Picture, Section, count, join_words
+from scalelatent.report.runfiles import RunFiles, check_width
 from scalelatent.report.style import percent
 
 from .parameters import has_templates, is_online
@@ -62,7 +61,7 @@ def section(
     collect = partial(collect_parts, model, progress=progress)
     evidence = run.collect(data, "those that features are placed in are left out", collect, "images")
     head, table = parts_numbers(run, model, evidence, rows)
-    snippet = how_to_use(run, model, verb="transform", gives="where each feature lies, uint8")
+    snippet = usage_snippet(run, model, verb="transform", gives="where each feature lies, uint8")
     return Section(
         parts_subtitle(model), head, table, parts_pictures(run, model, evidence, rows), parts_words(), snippet
     )
@@ -257,5 +256,5 @@ def _bits(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows
     )
     told = [f"{name} {percent(number / whole)}" for name, number in parts.items()]
     return Picture(
-        "bits", "Bits", words, f"Of the bits of the pixels: {listing(told)}.", plot_bits(whole, parts)
+        "bits", "Bits", words, f"Of the bits of the pixels: {join_words(told)}.", plot_bits(whole, parts)
     )

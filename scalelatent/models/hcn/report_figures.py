@@ -14,7 +14,7 @@ from matplotlib.colors import hsv_to_rgb, to_rgb
 from matplotlib.ticker import FuncFormatter
 
 from scalelatent.errors import DataError
-from scalelatent.report.figures import column, points_of
+from scalelatent.report.figures import column, marker_style
 from scalelatent.report.style import (
     ACCENT,
     COLORS,
@@ -23,7 +23,7 @@ from scalelatent.report.style import (
     MUTED,
     WARN,
     new_figure,
-    quiet_axes,
+    style_axes,
 )
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figu
     compressed = any(record.get("compression") is not None for record in told)
     figure = new_figure(8, 5.2 if compressed else 3.2)
     panels = figure.subplots(1 + compressed, 1, sharex=True, squeeze=False)[:, 0]
-    seen, point = before + column(told, "rows_seen"), points_of(told)
+    seen, point = before + column(told, "rows_seen"), marker_style(told)
     on, changed = column(told, "weights_on"), changes(told)
     panels[0].plot(seen, on, color=INK, linewidth=1.6, label="on", **point)
     panels[0].plot(seen, changed, color=ACCENT, linewidth=1.4, label="change sign in 100 images", **point)
@@ -222,7 +222,7 @@ def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figu
     panels[-1].set_xlabel("images seen")
     panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     for axes in panels:
-        quiet_axes(axes)
+        style_axes(axes)
     return figure
 
 
@@ -253,7 +253,7 @@ def plot_bits(whole: float, parts: Mapping[str, float]) -> Figure:
     axes.set_xlabel(name)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.legend(fontsize=8.5, frameon=False, ncols=4, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1))
-    quiet_axes(axes, grid=False)
+    style_axes(axes, grid=False)
     return figure
 
 

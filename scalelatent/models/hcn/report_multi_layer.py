@@ -10,10 +10,9 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.grid import space_ranges
 from scalelatent.errors import ScalelatentError
-from scalelatent.report.explained import how_to_use
+from scalelatent.report.interpretation import usage_snippet
 from scalelatent.report.page import Picture, Section, count
-from scalelatent.report.runfiles import RunFiles
-from scalelatent.report.sampled import check_width
+from scalelatent.report.runfiles import RunFiles, check_width
 from scalelatent.report.style import percent
 
 from .report_figures import MOST_CLASSES, direction_colors, plot_edges, plot_samples, plot_templates
@@ -44,7 +43,7 @@ def layers_section(
     filled = edges = None
     if data is None:
         what = "whose edges are shown" if model.filters is not None else "that pixels are hidden of"
-        run.notes.append(f"No images were at hand: those {what} are left out.")
+        run.notes.append(f"The report was made without images: those {what} are left out.")
     else:
         try:
             if model.filters is None:
@@ -55,7 +54,7 @@ def layers_section(
             run.notes.append(f"The images could not be used, so their figure is left out: {error}")
     head, table = _numbers(run, model, filled)
     subtitle = f"Hierarchical compositional network, {model._network.describe()}"
-    snippet = how_to_use(run, model, gives="the class of each image, or its cluster")
+    snippet = usage_snippet(run, model, gives="the class of each image, or its cluster")
     return Section(subtitle, head, table, _pictures(run, model, filled, edges, rows), _words(), snippet)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.report.page import Picture, count, listing
+from scalelatent.report.page import Picture, count, join_words
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
@@ -118,7 +118,7 @@ def learning_pictures(run: RunFiles) -> list[Picture]:
     if compressed:
         words += " Below: bits sent of the validation images, over their bits."
         told.append(f"{percent(compressed[-1])} of the bits sent in the end")
-    alt = f"Curves over {count(len(history), 'record')}: {listing(told)}."
+    alt = f"Curves over {count(len(history), 'record')}: {join_words(told)}."
     figure = plot_evidence(history, before)
     return [Picture("learning", "Weights against images seen", words, alt, figure)]
 

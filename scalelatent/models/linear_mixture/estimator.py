@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -27,13 +26,11 @@ from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.linear_mixture.kernels.reference import Frame
 from scalelatent.models.linear_mixture.model import density
-from scalelatent.models.linear_mixture.model.em import KeptMoments
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes
 from scalelatent.models.linear_mixture.model.recognise import confidence, probabilities, reject_curve
 
-from .fit import ONLINE_PARAMETERS, check_sizes, fit_steps, plan, recognising, shape_of
+from .fit import ONLINE_PARAMETERS, check_n_dims, fit_steps, plan, recognising, shape_of
 from .onnx_export import draw_probabilities
-from .other_bases import other_bases
 from .output import DENSE, Fitted, MixtureRows, density_of
 from .parameters import DENSITY_PARAMETERS, PARAMETERS
 
@@ -60,9 +57,7 @@ class _LinearMixtures(StreamedEstimator):
     component_classes_ = Learned(FIT_AGAIN, lambda model: model._fitted.classes)
     basis_ = Learned(FIT_AGAIN, lambda model: model._fitted.basis)
     n_dims_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.n_dims)
-    # Parameters of the classifier alone.
-    recognition = "error"
-    n_candidates = 10
+    recognition = "error"  # a parameter of the classifier alone
     _fitted: Fitted
     # None until a fit settles them from its rows.
     n_components: Any
@@ -70,7 +65,7 @@ class _LinearMixtures(StreamedEstimator):
 
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
         shape_of(self, train)
-        check_sizes(self, train.n_features)
+        check_n_dims(self, train.n_features)
 
     def _what_decides(self) -> dict[str, Any]:
         unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")
@@ -88,61 +83,7 @@ class _LinearMixtures(StreamedEstimator):
     def _row_map(self, what: What) -> MixtureRows:
         name, label = what if isinstance(what, tuple) else (what, None)
         fitted = recognising(self, self._fitted)
-        return MixtureRows(fitted, name, -1 if label is None else label, int(self.n_candidates))
-
-    def with_bases(
-        self,
-        n_dims: float | None = None,
-        *,
-        tangents: Sequence[str] | None = None,
-        recognition_tangent_weight: float | None = None,
-    ) -> Self:
-        """The same sub-classes with other dimensions or tangents, without a reading of the rows.
-
-        A fit by moments (``statistics="moments"``, or "auto" where those of all sub-classes are under 8 MB)
-        keeps them; the directions of each sub-class follow exactly.
-
-        Parameters
-        ----------
-        n_dims : int, float or None
-            As the parameter; None: as in the fit.
-        tangents : sequence of str or None
-            As the parameter; "thickness" only if it is among those of the fit.
-        recognition_tangent_weight : float or None
-            As the parameter.
-
-        Returns
-        -------
-        model
-            Fitted, with these parameters; this one stays as it is. Its temperature is that of the fit, in
-            proportion to the error of the rows.
-
-        Raises
-        ------
-        ValueError
-            The model has no moments, or its likelihood is "factor-analysis"; dimensions that the rows have no
-            room for; a share of the variance that ``max_dims`` cannot reach.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import load_digits
-        >>> x, y = load_digits(return_X_y=True)
-        >>> m = LinearMixtureClassifier(n_components=2, n_dims=8, random_state=0).fit(x / 16, y)
-        >>> fewer = m.with_bases(3)
-        >>> fewer.bases_.shape, m.bases_.shape
-        ((20, 64, 3), (20, 64, 8))
-        """
-        check_is_fitted(self)
-        given = {
-            "n_dims": n_dims,
-            "tangents": tangents,
-            "recognition_tangent_weight": recognition_tangent_weight,
-        }
-        new = copy(self).set_params(n_dims=self.n_dims_ if self.n_dims is None else self.n_dims)
-        new.set_params(**{name: value for name, value in given.items() if value is not None})
-        new._check_params()
-        new._fitted = other_bases(new, self._fitted)
-        return new
+        return MixtureRows(fitted, name, -1 if label is None else label)
 
     def encode(self, X: RowsLike, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Codes of rows under their best sub-classes.
@@ -194,7 +135,7 @@ class _LinearMixtures(StreamedEstimator):
                         "knows: fit again with rows of all classes"
                     )
             fitted = fitted.with_rows(x, codes, ds.read_weight(first, stop))
-        self._fitted = replace(fitted, kept=None)  # all rows, or none
+        self._fitted = fitted  # all rows, or none
         return self
 
     def _mapped_rows(self, X: RowsLike, what: What) -> np.ndarray:
@@ -228,9 +169,6 @@ class _LinearMixtures(StreamedEstimator):
         arrays |= {"component_classes": f.classes, "priors": f.priors, "counts": f.counts}
         if f.basis is not None:
             arrays["basis"] = f.basis
-        if f.kept is not None:
-            arrays["kept_means"] = f.kept.means
-            arrays |= {f"kept_{name}": array for name, array in f.kept.sums.items()}
         values: dict[str, Any] = {
             "n_dims": now.n_dims,
             "likelihood": f.likelihood,
@@ -260,17 +198,9 @@ class _LinearMixtures(StreamedEstimator):
             frame,
             arrays["counts"],
             float(values["floor"]),
-            kept=_kept_of(arrays),
         )
         if "classes" in values:
             self._set_learned(classes_=np.array(values["classes"], dtype=values["classes_dtype"]))
-
-
-def _kept_of(arrays: dict[str, np.ndarray]) -> KeptMoments | None:
-    """Moments of a saved model."""
-    mark = "kept_"
-    found = {name.removeprefix(mark): array for name, array in arrays.items() if name.startswith(mark)}
-    return KeptMoments(found.pop("means"), found) if found else None
 
 
 def _own_columns(model: _LinearMixtures, columns: np.ndarray) -> np.ndarray:
@@ -310,18 +240,8 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         want about 0.3 where some features are constant in some sub-classes.
     tangent_weight, recognition_tangent_weight : float, default 0, 0.3
         Weight of all tangents against the rows, by their traces, in clustering and in the final bases.
-    tangent_assignment : bool, default False
-        Rows belong to sub-classes by the error of their tangents too, as ``tangent_weight`` weighs them; the
-        weights then stay those of the first pass, and no pass raises the error.
     tangent_smoothing, smoothing : float, default 0.6, 0
         Standard deviation in pixels of the smoothing before derivatives, and of the rows themselves.
-    projection : int or None
-        Reduce rows to so many uncentred principal directions of the training rows first.
-    init : {"k-means++", "random"}
-        First means, from a sample of the rows.
-    statistics : {"auto", "images", "moments"}
-        What a pass sums: images of the bases, or the p x p moments of each sub-class. "auto": moments where
-        all of them take up to 8 MB.
     algorithm : {"em", "stepwise"}
         Passes of EM, or a step of EM with forgetting after each batch of rows, from an EM on the sample.
     max_iter : int, default 30
@@ -331,19 +251,13 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     n_epochs : int, default 3
         Passes of stepwise EM.
     batch_rows : int or None
-        Rows of a step; None: an eighth of the rows, at most 20 a sub-class or 1,024.
-    n_chains : int, default 4
-        Parts of a step that are computed independently; it changes the result, the number of workers never
-        does.
-    kappa, t0 : float, default 0.7, 2
-        Step sizes (step + t0) ** -kappa.
+        Rows of a step, rounded up to a multiple of 4; None: an eighth of the rows, at most 20 a sub-class or
+        1,024.
     image_shape : (int, int) or None
         Height and width of the images that rows are; None takes those of the dataset.
     recognition : {"error", "tangent-distance"}
         Score of a row, or the least of it over small changes of the row along its own tangents. It may change
         after the fit; the temperature of probabilities stays that of the fit.
-    n_candidates : int, default 10
-        Best sub-classes of a row that tangent distance is computed for.
     warm_start : bool
         Go on from the pancakes of the last fit.
     random_state : int, Generator, RandomState or None
@@ -369,7 +283,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         Number of the class of each sub-class in ``classes_``.
     n_dims_ : int
     basis_ : ndarray of float64, shape (features, p), or None
-        What rows are multiplied by first, where there is a projection or smoothing.
+        What rows are multiplied by first, where they are smoothed.
     temperature_ : float
         Of class probabilities: the least log-loss of validation rows, else of training rows (at most about
         20,000), each by the mean and directions of its sub-class without it.
@@ -417,24 +331,16 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         temperature: float | None = None,
         noise_floor: float = 1e-6,
         tangent_weight: float = 0.0,
-        tangent_assignment: bool = False,
         recognition_tangent_weight: float = 0.3,
         tangent_smoothing: float = 0.6,
         smoothing: float = 0.0,
-        projection: int | None = None,
-        init: str = "k-means++",
-        statistics: str = "auto",
         algorithm: str = "em",
         max_iter: int = 30,
         tol: float | None = 1e-4,
         n_epochs: int = 3,
         batch_rows: int | None = None,
-        n_chains: int = 4,
-        kappa: float = 0.7,
-        t0: float = 2.0,
         image_shape: tuple[int, int] | None = None,
         recognition: str = "error",
-        n_candidates: int = 10,
         warm_start: bool = False,
         random_state: RandomState = None,
         device: str = "auto",
@@ -449,24 +355,16 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         self.temperature = temperature
         self.noise_floor = noise_floor
         self.tangent_weight = tangent_weight
-        self.tangent_assignment = tangent_assignment
         self.recognition_tangent_weight = recognition_tangent_weight
         self.tangent_smoothing = tangent_smoothing
         self.smoothing = smoothing
-        self.projection = projection
-        self.init = init
-        self.statistics = statistics
         self.algorithm = algorithm
         self.max_iter = max_iter
         self.tol = tol
         self.n_epochs = n_epochs
         self.batch_rows = batch_rows
-        self.n_chains = n_chains
-        self.kappa = kappa
-        self.t0 = t0
         self.image_shape = image_shape
         self.recognition = recognition
-        self.n_candidates = n_candidates
         self.warm_start = warm_start
         self.random_state = random_state
         self.device = device
@@ -593,11 +491,9 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         --------
         See the class.
         """
-        return self._certainty(self._mapped_rows(X, "scores"), "ratio")
+        return self._certainty(self._mapped_rows(X, "scores"))
 
-    def _certainty(self, scores: np.ndarray, by: str) -> np.ndarray:
-        if by == "error":
-            return -scores.min(axis=1).astype(np.float64)
+    def _certainty(self, scores: np.ndarray) -> np.ndarray:
         if self._fitted.likelihood not in DENSE:
             return confidence(scores)
         shares = probabilities(scores, self._fitted.temperature)
@@ -606,17 +502,13 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         two = np.sort(shares, axis=1)[:, -2:]
         return np.asarray(1.0 - two[:, 0] / two[:, 1])
 
-    def reject_curve(
-        self, X: RowsLike, y: LabelsLike | None = None, *, by: str = "ratio"
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def reject_curve(self, X: RowsLike, y: LabelsLike | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Error rate of the rows that are left when the least certain are rejected.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
         y : array-like, shape (n,); a Dataset brings its own
-        by : {"ratio", "error"}
-            Reject by :meth:`confidence`, or rows whose best score is largest.
 
         Returns
         -------
@@ -633,8 +525,6 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         --------
         See the class.
         """
-        if by not in ("ratio", "error"):
-            raise ValueError(f"by={by!r} is not one of 'ratio', 'error'")
         check_is_fitted(self)
         ds = self._given_rows(X)
         if y is None and not ds.has_y:
@@ -647,7 +537,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
             stop = min(first + SCORE_ROWS, len(ds))
             scores = self._mapped_rows(ds[first:stop], "scores")
             truth = ds.read_y(first, stop) if given is None else given[first:stop]
-            certain.append(self._certainty(scores, by))
+            certain.append(self._certainty(scores))
             wrong.append(self.classes_[scores.argmin(axis=1)] != truth)
         return reject_curve(np.concatenate(certain), np.concatenate(wrong))
 
@@ -699,18 +589,8 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         Smallest noise, as a share of the mean variance of a feature.
     tangent_weight, recognition_tangent_weight : float, default 0, 0.3
         Weight of all tangents against the rows, by their traces, in clustering and in the final bases.
-    tangent_assignment : bool, default False
-        Rows belong to sub-classes by the error of their tangents too, as ``tangent_weight`` weighs them; the
-        weights then stay those of the first pass, and no pass raises the error.
     tangent_smoothing, smoothing : float, default 0.6, 0
         Standard deviation in pixels of the smoothing before derivatives, and of the rows themselves.
-    projection : int or None
-        Reduce rows to so many uncentred principal directions of the training rows first.
-    init : {"k-means++", "random"}
-        First means, from a sample of the rows.
-    statistics : {"auto", "images", "moments"}
-        What a pass sums: images of the bases, or the p x p moments of each sub-class. "auto": moments where
-        all of them take up to 8 MB.
     algorithm : {"em", "stepwise"}
         Passes of EM, or a step of EM with forgetting after each batch of rows, from an EM on the sample.
     max_iter : int, default 30
@@ -720,12 +600,8 @@ class LinearMixture(DensityMixin, _LinearMixtures):
     n_epochs : int, default 3
         Passes of stepwise EM.
     batch_rows : int or None
-        Rows of a step; None: an eighth of the rows, at most 20 a sub-class or 1,024.
-    n_chains : int, default 4
-        Parts of a step that are computed independently; it changes the result, the number of workers never
-        does.
-    kappa, t0 : float, default 0.7, 2
-        Step sizes (step + t0) ** -kappa.
+        Rows of a step, rounded up to a multiple of 4; None: an eighth of the rows, at most 20 a sub-class or
+        1,024.
     image_shape : (int, int) or None
         Height and width of the images that rows are; None takes those of the dataset.
     warm_start : bool
@@ -752,7 +628,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         Zeros.
     n_dims_ : int
     basis_ : ndarray of float64, shape (features, p), or None
-        What rows are multiplied by first, where there is a projection or smoothing.
+        What rows are multiplied by first, where they are smoothed.
     n_iter_ : int
     history_ : list of dict
     seed_ : int
@@ -793,21 +669,14 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         temperature: float | None = None,
         noise_floor: float = 1e-6,
         tangent_weight: float = 0.0,
-        tangent_assignment: bool = False,
         recognition_tangent_weight: float = 0.3,
         tangent_smoothing: float = 0.6,
         smoothing: float = 0.0,
-        projection: int | None = None,
-        init: str = "k-means++",
-        statistics: str = "auto",
         algorithm: str = "em",
         max_iter: int = 30,
         tol: float | None = 1e-4,
         n_epochs: int = 3,
         batch_rows: int | None = None,
-        n_chains: int = 4,
-        kappa: float = 0.7,
-        t0: float = 2.0,
         image_shape: tuple[int, int] | None = None,
         warm_start: bool = False,
         random_state: RandomState = None,
@@ -823,21 +692,14 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         self.temperature = temperature
         self.noise_floor = noise_floor
         self.tangent_weight = tangent_weight
-        self.tangent_assignment = tangent_assignment
         self.recognition_tangent_weight = recognition_tangent_weight
         self.tangent_smoothing = tangent_smoothing
         self.smoothing = smoothing
-        self.projection = projection
-        self.init = init
-        self.statistics = statistics
         self.algorithm = algorithm
         self.max_iter = max_iter
         self.tol = tol
         self.n_epochs = n_epochs
         self.batch_rows = batch_rows
-        self.n_chains = n_chains
-        self.kappa = kappa
-        self.t0 = t0
         self.image_shape = image_shape
         self.warm_start = warm_start
         self.random_state = random_state
@@ -941,7 +803,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         Returns
         -------
         ndarray of float64, shape (n,)
-            Of the rows behind smoothing or projection, where there is one.
+            Of the smoothed rows, where there is smoothing.
 
         Examples
         --------
@@ -1001,7 +863,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         f = self._fitted
         rng = stream(seed, "linear-mixture-samples")
         rows, index = density.sample(f.pancakes, density_of(f.likelihood), int(n_samples), rng)
-        return f.to_features(rows).astype(np.float32), index
+        return rows.astype(np.float32), index
 
     def reconstruct(self, X: RowsLike, observed: Any = None) -> np.ndarray:
         """Rows as their best component gives them, or with what is hidden filled in.
@@ -1031,9 +893,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         check_is_fitted(self)
         f = self._fitted
         if f.basis is not None:
-            raise ValueError(
-                "observed is of features, and this model is of smoothed or projected rows: leave it out"
-            )
+            raise ValueError("observed is of features, and this model is of smoothed rows: leave it out")
         ds = self._given_rows(X)
         parts = []
         for first in range(0, len(ds), COMPLETED_ROWS):

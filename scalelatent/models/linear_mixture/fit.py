@@ -38,7 +38,7 @@ from scalelatent.estimators.steps import (
     Steps,
 )
 from scalelatent.kernels.streams import stream
-from scalelatent.models.linear_mixture.kernels.reference import Frame, packed_size, smoothing_taps
+from scalelatent.models.linear_mixture.kernels.reference import Frame, smoothing_taps
 from scalelatent.models.linear_mixture.model.em import (
     FINISH,
     FINISHING_PASSES,
@@ -62,8 +62,7 @@ from scalelatent.models.linear_mixture.model.start import (
     seed_centres,
     start_pancakes,
 )
-from scalelatent.reductions.eigen import leading_eigenvectors
-from scalelatent.reductions.moments import OUTLIER_SHARE, Project, SecondMoments
+from scalelatent.reductions.moments import OUTLIER_SHARE, Project
 from scalelatent.reductions.temperature import choose_temperature
 
 from .output import DENSE, Fitted, MixtureRows
@@ -81,22 +80,21 @@ SPARE, MULTIPLE = 4, 8
 # Smallest noise, whatever the rows.
 LEAST_FLOOR = 1e-12
 START_PASSES, SETTLE_PASSES = 10, 5
-# Moments of all sub-classes up to this size are kept whole.
-MOMENT_BYTES = 8e6
 # Numbers of the M-step a second.
 MSTEP_RATE = 2e10
 # Stepwise EM: passes over the sample before it, and over all rows after it where there are tangents.
 SAMPLE_PASSES, TANGENT_PASSES = 5, 3
-ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0")
-# Rows of a step, at most, or so many for a sub-class.
-BATCH_ROWS, ROWS_A_COMPONENT = 1024, 20
+ONLINE_PARAMETERS = ("n_epochs", "batch_rows")
+# Rows of a step, at most, or so many for a sub-class; parts of a step that are computed independently.
+BATCH_ROWS, ROWS_A_COMPONENT, N_CHAINS = 1024, 20, 4
 ALL_ROWS = "stepwise EM learns in an order of all rows: set algorithm='em', or leave out the bad ones first"
 # Squares of smaller features are near the end of float32, 1e-38.
 LEAST_VARIANCE = 1e-30
 FEWER = "lower n_components or n_dims"
-# Defaults: a classifier takes a dimension for each 16 features, up to 10, and a sub-class for each 5 rows of
-# a class and dimension, up to 20; the mean counts as a dimension here (benchmarks/defaults.py).
-FEATURES_A_DIM, ROWS_A_DIM, MOST_DIMS, MOST_COMPONENTS = 16, 5, 10, 20
+# Defaults, chosen by test errors of classifiers and test likelihoods of densities (benchmarks/defaults.py).
+# A classifier has one dimension per 16 features, a density one per 2; both have at most 10. Each component
+# has at least 5 rows per dimension in a classifier, 10 in a density; its mean counts as a dimension.
+FEATURES_A_DIM, ROWS_A_DIM, DENSITY_ROWS_A_DIM, MOST_DIMS, MOST_COMPONENTS = 16, 5, 10, 10, 20
 
 
 # -- what a fit is told -----------------------------------------------------------------------------------
@@ -106,11 +104,6 @@ def width_of(n_dims: float, max_dims: int, p: int) -> int:
     """Directions that images have: those of the model and some spare, a multiple of 8."""
     wanted = max_dims if 0 < n_dims < 1 else int(n_dims)
     return min(p, -(-(wanted + SPARE) // MULTIPLE) * MULTIPLE)
-
-
-def row_width(model: AnyMixture, n_features: int) -> int:
-    """Features of a row after projection."""
-    return n_features if model.projection is None else int(model.projection)
 
 
 def settled(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, where: str) -> AnyMixture:
@@ -133,7 +126,9 @@ def settled(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, where
         chosen["n_components"] = before.tolist() if labelled else int(before[0])
     elif model.n_components is None:
         dims = chosen.get("n_dims", model.n_dims)
-        needed = ROWS_A_DIM * (1 + (model.max_dims if 0 < dims < 1 else int(dims)))
+        needed = (ROWS_A_DIM if labelled else DENSITY_ROWS_A_DIM) * (
+            1 + (model.max_dims if 0 < dims < 1 else int(dims))
+        )
         components = np.clip(counts // needed, 1, MOST_COMPONENTS)
         chosen["n_components"] = components.tolist() if labelled else int(components[0])
         what = "a class of" if labelled else "only"
@@ -153,16 +148,6 @@ def components_of(model: AnyMixture, n_classes: int) -> np.ndarray:
             "one number, or one for each class"
         )
     return np.array([int(k) for k in given])
-
-
-def statistics_of(model: AnyMixture, k: int, p: int) -> str:
-    """What a pass sums: moments where all of them are small."""
-    if model.algorithm == "stepwise":
-        return "images"
-    if model.statistics != "auto":
-        return str(model.statistics)
-    thickness = 2 if "thickness" in model.tangents else 1
-    return "moments" if 8 * k * packed_size(p) * thickness <= MOMENT_BYTES else "images"
 
 
 def shape_of(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int] | None:
@@ -208,17 +193,12 @@ def frame_of(model: AnyMixture, shape: tuple[int, int] | None) -> Frame | None:
     return Frame(tuple(model.tangents), shape, float(model.tangent_smoothing))
 
 
-def check_sizes(model: AnyMixture, n_features: int) -> int:
-    """Width of the rows; refuses projections and dimensions that they have no room for."""
-    if model.projection is not None and model.projection > n_features:
+def check_n_dims(model: AnyMixture, n_features: int) -> None:
+    """Refuse dimensions that the rows have no room for."""
+    if model.n_dims is not None and model.n_dims >= max(n_features, 1):
         raise ValueError(
-            f"projection={model.projection} is above the {n_features} features of the rows: give at most "
-            f"{n_features}, or None for no projection"
+            f"n_dims={model.n_dims}: rows have {n_features} feature(s); give at most {n_features - 1}"
         )
-    p = row_width(model, n_features)
-    if model.n_dims is not None and model.n_dims >= max(p, 1):
-        raise ValueError(f"n_dims={model.n_dims}: rows have {p} feature(s); give at most {p - 1}")
-    return p
 
 
 def make_mixture(
@@ -233,13 +213,11 @@ def make_mixture(
         n_classes=n_classes,
         likelihood=model.likelihood,
         assignment=model.assignment,
-        statistics=statistics_of(model, int(components.sum()), p),
         temperature=float(model.temperature or 0.0),
         floor=floor,
         frame=frame if heavy or light else None,
         tangent_weight=heavy,
         finish_weight=light,
-        tangent_assignment=bool(model.tangent_assignment),
     )
 
 
@@ -342,17 +320,13 @@ def start_of(
     components: np.ndarray,
     width: int,
     seed: int,
-    init: str,
 ) -> tuple[Pancakes, float]:
     """First pancakes, and the mean variance of a feature."""
     x, codes = sampled(sets, codes)
     variance = float(x.var(axis=0, dtype=np.float64).mean())
 
     def centres_of(c: int) -> np.ndarray:
-        own, k, rng = x[codes == c], int(components[c]), stream(seed, "linear-mixture-start", c)
-        if init == "random":
-            return own[np.sort(rng.choice(len(own), k, replace=False))].astype(np.float64)
-        return seed_centres(own, k, rng)
+        return seed_centres(x[codes == c], int(components[c]), stream(seed, "linear-mixture-start", c))
 
     centres = run_parts(centres_of, range(len(components)))
     return start_pancakes(np.concatenate(centres), width, seed), variance
@@ -367,15 +341,15 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     train = rows["train"]
     n_classes = 0 if classes is None else len(classes)
     counts = yield Derive(class_counts, (train, classes))
-    where, p = train.url or "the training rows", row_width(given, train.n_features)
+    where, p = train.url or "the training rows", train.n_features
     model = settled(given, counts, p, classes is not None, where)
     components = components_of(model, n_classes)
     check_counts(train, counts, components, classes)
     if "validation" in rows:  # labels that are no class of the training rows
         yield Derive(class_counts, (rows["validation"], classes))
     shape = shape_of(model, train)
-    check_sizes(model, train.n_features)
-    last = last_fit(model, components, classes, train.n_features)
+    check_n_dims(model, p)
+    last = last_fit(model, components, classes, p)
     model.seed_, rows = yield Begin(
         {"max_iter": most_passes(model), "n_components": int(components.sum())},
         keeps_records=True,
@@ -384,12 +358,11 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     frame = frame_of(model, shape)
     numbers, codes = yield Derive(sample_rows, (rows["train"], classes, counts, components, model.seed_))
     kept = yield Remember("start", last)
-    basis, rows = yield from project_steps(model, rows, shape, kept.get("basis"))
-    p = rows["train"].n_features
+    basis, rows = yield from smooth_steps(model, rows, shape)
     about = {"rows": len(numbers)}
     sets = yield Gather("sample", ChosenRows(numbers, p), rows["train"], about, kept=False)
     width = width_of(model.n_dims, model.max_dims, p)
-    first, variance = yield Derive(start_of, (sets, codes, components, width, model.seed_, model.init))
+    first, variance = yield Derive(start_of, (sets, codes, components, width, model.seed_))
     found = yield Derive(outlier_of, (sets,))
     warn_of_outlier(train.url, None if found is None else int(numbers[found]), len(numbers))
     if 0 < variance < LEAST_VARIANCE:
@@ -438,8 +411,6 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
         temperature = yield from temperature_steps(model, recognising(model, fitted), rows, classes, end)
         fitted = replace(fitted, temperature=temperature)
     warn_reduced_directions(fitted)
-    if end.kept is not None:
-        fitted = replace(fitted, kept=end.kept.part(end.now.weights > 0))
     given.seed_ = model.seed_
     given._keep(replace(fitted, basis=basis), end.iteration, history, classes)
 
@@ -471,16 +442,15 @@ def _fitted_on(
 def stepwise_learner(model: AnyMixture, mixture: Mixture, width: int) -> StepwiseMixture:
     """The learner, which clusters without tangents."""
     mixture = replace(mixture, frame=None)
-    return StepwiseMixture(mixture, width, float(model.kappa), float(model.t0), int(model.n_epochs))
+    return StepwiseMixture(mixture, width, n_epochs=int(model.n_epochs))
 
 
 def row_order(model: AnyMixture, k: int, n_rows: int, options: Mapping[str, Any], seed: int) -> RowOrder:
     """Which rows each step gets."""
-    chains, batch = int(model.n_chains), model.batch_rows
+    batch = model.batch_rows
     if batch is None:
-        batch = max(min(n_rows // 8, max(BATCH_ROWS, ROWS_A_COMPONENT * k)), chains)
-        batch = -(-batch // chains) * chains
-    return RowOrder.choose(n_rows, seed, int(batch), chains, options)
+        batch = max(min(n_rows // 8, max(BATCH_ROWS, ROWS_A_COMPONENT * k)), 1)
+    return RowOrder.choose(n_rows, seed, -(-int(batch) // N_CHAINS) * N_CHAINS, N_CHAINS, options)
 
 
 def _mass(state: MixtureState) -> np.ndarray:
@@ -504,25 +474,23 @@ def most_passes(model: AnyMixture) -> int:
 
 
 def last_fit(
-    model: AnyMixture, components: np.ndarray, classes: np.ndarray | None, n_features: int
+    model: AnyMixture, components: np.ndarray, classes: np.ndarray | None, p: int
 ) -> dict[str, np.ndarray]:
     """Pancakes of the fit that ``warm_start`` goes on from; empty where there is none."""
     if not model.warm_start or not hasattr(model, "_fitted"):
         return {}
     fitted, now = model._fitted, model._fitted.pancakes
-    p = row_width(model, n_features)
     known = getattr(model, "classes_", None)
     same = known is None if classes is None else known is not None and np.array_equal(known, classes)
     wanted = np.repeat(np.arange(len(components)), components)
     same = same and np.array_equal(fitted.classes, wanted) and fitted.likelihood == model.likelihood
     q = width_of(model.n_dims, model.max_dims, p)
     dims = now.n_dims if 0 < model.n_dims < 1 else int(model.n_dims)
-    through = bool(model.smoothing) or model.projection is not None
     if (
         not same
         or now.bases.shape[1:] != (p, q)
         or now.n_dims != dims
-        or (fitted.basis is not None) != through
+        or (fitted.basis is not None) != bool(model.smoothing)
     ):
         raise ValueError(
             f"warm_start: the last fit has {len(fitted.classes)} sub-classes of {now.n_dims} dimensions by "
@@ -530,41 +498,21 @@ def last_fit(
             f"{model.likelihood!r} on {p}, or other classes: fit with warm_start=False"
         )
     arrays = {name: getattr(now, name) for name in ("means", "bases", "values", "noise", "weights")}
-    if fitted.basis is not None:
-        arrays["basis"] = fitted.basis
     return {**arrays, "n_dims": np.array(now.n_dims)}
 
 
-def project_steps(
-    model: AnyMixture,
-    rows: Mapping[str, Rows],
-    shape: tuple[int, int] | None,
-    last: np.ndarray | None,
+def smooth_steps(
+    model: AnyMixture, rows: Mapping[str, Rows], shape: tuple[int, int] | None
 ) -> Generator[Step, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
-    """The matrix that smooths or projects rows (``last`` where it is given), and the rows behind it."""
-    # Derived, so that candidates of a search have the same matrix, and so the same rows.
-    basis: np.ndarray | None = None
-    if model.smoothing and shape is not None:
-        basis = yield Derive(smoothing_matrix, (shape, float(model.smoothing)))
-    if last is not None:
-        basis = last
-    elif model.projection is not None:
-        train = rows["train"]
-        stats: Stats = yield Collect("svd", SecondMoments(train.n_features), train)
-        basis = yield Derive(_projection, (stats["moment"][0], basis, int(model.projection)))
-    if basis is None:
+    """The matrix that smooths rows, or None, and the smoothed rows."""
+    if not model.smoothing or shape is None:
         return None, rows
-    through = {}
+    # Derived, so that candidates of a search have the same matrix, and so the same rows.
+    matrix = yield Derive(smoothing_matrix, (shape, float(model.smoothing)))
+    smoothed = {}
     for name, part in rows.items():
-        through[name] = yield Map(f"project-{name}", Project(basis), part)
-    return basis, through
-
-
-def _projection(moment: np.ndarray, smooth: np.ndarray | None, width: int) -> np.ndarray:
-    """Leading directions of rows with these moments, behind the matrix that smooths them."""
-    if smooth is None:
-        return leading_eigenvectors(moment, width)[1]
-    return smooth @ leading_eigenvectors(smooth.T @ moment @ smooth, width)[1]
+        smoothed[name] = yield Map(f"project-{name}", Project(matrix), part)
+    return matrix, smoothed
 
 
 def smoothing_matrix(shape: tuple[int, int], smoothing: float) -> np.ndarray:
@@ -598,14 +546,14 @@ def fitted_of(mixture: Mixture, state: MixtureState, basis: np.ndarray | None, f
 
 
 def recognising(model: AnyMixture, fitted: Fitted) -> Fitted:
-    """What row maps need: tangents, if rows are recognised by their distance, and no moments."""
+    """What row maps need: tangents, if rows are recognised by their distance."""
     by_tangents = model.recognition == "tangent-distance"
     if by_tangents and fitted.frame is None:
         raise ValueError(
             "recognition='tangent-distance' needs tangents, and this model holds none: "
-            "with_bases(tangents=...) gives some where the fit kept moments; else set tangents and fit again"
+            "set tangents and fit again"
         )
-    return replace(fitted, frame=fitted.frame if by_tangents else None, kept=None)
+    return replace(fitted, frame=fitted.frame if by_tangents else None)
 
 
 def warn_reduced_directions(fitted: Fitted) -> None:
@@ -641,8 +589,7 @@ def temperature_steps(
     if held == "train":
         rows_of_fit = FittedRows(fitted.pancakes, fitted.counts, fitted.likelihood)
         every = max(1, len(rows[held].dataset) // HELD_OUT_ROWS)
-    recogniser = fitted.recogniser(model.n_candidates)
-    tried = TemperaturePass(recogniser, temperatures, rows_of_fit, every)
+    tried = TemperaturePass(fitted.recogniser(), temperatures, rows_of_fit, every)
     stats: Stats = yield Collect(f"temperature-{state.iteration}", tried, rows[held], classes)
     return choose_temperature(temperatures, np.array(stats["loss"]))
 
@@ -654,10 +601,11 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     """What a fit of these rows would need."""
     train, n = told.train, len(told.train)
     n_classes = 0 if classes is None else len(classes)
-    even, p = np.full(max(n_classes, 1), n // max(n_classes, 1)), row_width(model, train.n_features)
+    even, p = np.full(max(n_classes, 1), n // max(n_classes, 1)), train.n_features
     model = settled(model, even, p, classes is not None, train.url or "the training rows")
     components, shape = components_of(model, n_classes), shape_of(model, train)
-    k, p = int(components.sum()), check_sizes(model, train.n_features)
+    k = int(components.sum())
+    check_n_dims(model, p)
     if k > n:
         what = "components" if classes is None else "sub-classes"
         raise DataError(
@@ -669,21 +617,14 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
     told.codes = n_classes
     if classes is not None:
         told.add_label_reading()
-    if model.projection is not None:
-        narrower = "make the rows narrower"
-        told.add_single_pass("svd", SecondMoments(train.n_features), 24 * train.n_features**2, narrower)
-        told.add_eigenvectors("directions", train.n_features)
-    if model.projection is not None or model.smoothing:
-        told.add_map("project", Project(np.broadcast_to(np.float64(0.01), (train.n_features, p))))
+    if model.smoothing:
+        told.add_map("project", Project(np.broadcast_to(np.float64(0.01), (p, p))))
     state_bytes = 8 * k * (p * (em.width + 2) + em.width)
     sample = sum(max(SAMPLE_ROWS * int(c), LEAST_ROWS // len(components)) for c in components)
     sample_bytes = 4 * p * min(n, sample)
     told.add_seconds("sample", n * told.row_seconds(0.0, told.reading_seconds(train)))
-    moments = mixture.statistics == "moments"
-    # The M-step unpacks moments, and moves those of tangents; of images it makes the next state part by part.
-    mstep_bytes = 8 * k * p * p * (7 if mixture.frame is not None else 3) if moments else 2 * state_bytes
-    held = mstep_bytes + 4 * state_bytes + 3 * sample_bytes
-    mstep = k * ((p * p * em.width * 10.0) if moments else 8.0 * p * em.width**2) / MSTEP_RATE
+    held = 6 * state_bytes + 3 * sample_bytes  # the M-step makes the next state part by part
+    mstep = k * 8.0 * p * em.width**2 / MSTEP_RATE
     if model.algorithm == "stepwise":
         learner = stepwise_learner(model, mixture, em.width)
         order = row_order(model, k, n, told.options, 0)
@@ -691,8 +632,7 @@ def plan(model: AnyMixture, told: Forecast, classes: np.ndarray | None) -> dict[
         stage = make_stage(f"{model._kind}_em", em, told.rows, "cpu")
         mstep *= order.n_steps
     else:
-        remedy = FEWER + (", or set statistics='images'" if moments else ", or set projection")
-        stage = told.add_stage("em", em, held, remedy)
+        stage = told.add_stage("em", em, held, FEWER)
     at = None
     if told.measure:  # bases of a thousand sub-classes take as long as a pass
         start = start_pancakes(np.random.default_rng(0).normal(size=(k, p)), em.width, 0)

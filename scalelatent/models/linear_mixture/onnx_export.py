@@ -26,7 +26,7 @@ def draw_probabilities(graph: RowGraph, rows: MixtureRows) -> str:
             "to_onnx: this model recognises by tangent distance, for which ONNX has no operators: "
             "set_params(recognition='error') first"
         )
-    s = fitted.recogniser(rows.n_candidates).scores
+    s = fitted.recogniser().scores
     k, p, h = s.w.shape
     x = graph.x
     if fitted.basis is not None:

@@ -14,7 +14,6 @@ from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import PackedScores
 from scalelatent.models.linear_mixture.kernels.reference import Frame, all_scores, make_scorer
 from scalelatent.models.linear_mixture.model import density
-from scalelatent.models.linear_mixture.model.em import KeptMoments
 from scalelatent.models.linear_mixture.model.online import add_rows
 from scalelatent.models.linear_mixture.model.pancakes import Pancakes, few_scores, scores_of
 from scalelatent.models.linear_mixture.model.recognise import PancakeRows, Recogniser, probabilities
@@ -44,23 +43,17 @@ class Fitted:
     priors: np.ndarray  # shares of the rows, of each class
     likelihood: str
     temperature: float  # of class probabilities
-    # float64 (features, p): rows times this are what the pancakes lie in: smoothing, projection
+    # float64 (p, p): smoothed rows are rows times this matrix
     basis: np.ndarray | None
     frame: Frame | None  # of tangent distance
     counts: np.ndarray  # weight of the rows of each sub-class
     floor: float  # smallest noise
     own: bool = False  # no other object shares these pancakes: then rows change them in place
-    kept: KeptMoments | None = None  # what other bases come from, of a fit by moments; no row map has it
 
     @property
     def starts(self) -> np.ndarray:
         """First sub-class of each class, and their number."""
         return np.searchsorted(self.classes, np.arange(len(self.priors) + 1))
-
-    def to_features(self, rows: np.ndarray) -> np.ndarray:
-        """Rows behind a projection as features; smoothed ones stay smooth."""
-        back = self.basis is not None and self.basis.shape[0] != self.basis.shape[1]
-        return rows @ self.basis.T if back and self.basis is not None else rows
 
     def with_rows(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> Fitted:
         """After some rows more, by incremental SVD of the sub-classes that they are nearest to."""
@@ -94,11 +87,11 @@ class Fitted:
         now = replace(now, weights=counts / per_class[self.classes])
         return replace(self, pancakes=now, counts=counts, priors=per_class / per_class.sum(), own=True)
 
-    def recogniser(self, n_candidates: int) -> PancakeRows:
+    def recogniser(self) -> PancakeRows:
         """Scores of classes."""
         priors = self.priors[self.classes]
         scores = scores_of(self.pancakes, self.likelihood, np.maximum(priors, np.finfo(float).tiny))
-        return PancakeRows(scores, self.starts, "scores", self.frame, n_candidates)
+        return PancakeRows(scores, self.starts, "scores", self.frame)
 
 
 class PreparedMixtureRows(NamedTuple):
@@ -122,7 +115,6 @@ class MixtureRows:
     # sub-classes; "log-likelihood"
     what: str
     label: int = -1  # class whose sub-classes give codes and reconstructions; -1: the best of all
-    n_candidates: int = 10
 
     @property
     def wants(self) -> Wants:
@@ -145,14 +137,14 @@ class MixtureRows:
         if self.what == "codes":
             return (1 + f.pancakes.n_dims,), "float64"
         if self.what == "reconstructions":
-            return (f.pancakes.means.shape[1] if f.basis is None else len(f.basis),), "float32"
+            return (f.pancakes.means.shape[1],), "float32"
         return (len(f.classes) if self.what == "shares" else 1,), "float64"
 
     def prepare(self, backend: Backend) -> PreparedMixtureRows:
         """Packed scores."""
         f = self.fitted
         basis = None if f.basis is None else backend.asarray(f.basis, np.float32)
-        rows = f.recogniser(self.n_candidates)
+        rows = f.recogniser()
         of_one = self.what in OF_ONE and self.label < 0 and f.frame is not None
         if of_one or self.what in OF_CLASSES:
             return PreparedMixtureRows(backend, basis, rows.prepare(backend))
@@ -174,7 +166,7 @@ class MixtureRows:
         f, runs = self.fitted, len(self.fitted.priors)
         if self.what in OF_CLASSES:
             assert isinstance(scorer, Recogniser)
-            scores, _ = f.recogniser(self.n_candidates).recognise(scorer, x)
+            scores, _ = f.recogniser().recognise(scorer, x)
             if self.what == "scores":
                 return scores.astype(np.float32)
             if self.what == "decisions":
@@ -189,7 +181,7 @@ class MixtureRows:
             codes = density.codes(f.pancakes, f.likelihood, rows, index)
             if self.what == "codes":
                 return np.concatenate([index[:, None], codes], axis=1)
-            return f.to_features(density.reconstruct(f.pancakes, codes, index)).astype(np.float32)
+            return density.reconstruct(f.pancakes, codes, index).astype(np.float32)
         scores = backend.kernel("linear_mixture_all_scores")(scorer, x, 0, runs)
         if self.what == "latents":
             return np.asarray(scores, dtype=np.float32)
@@ -207,7 +199,7 @@ class MixtureRows:
             return np.asarray(kernel(scorer, x, self.label, self.label + 1)[1][:, 0])
         if f.frame is not None:
             assert isinstance(scorer, Recogniser)
-            best, index = f.recogniser(self.n_candidates).recognise(scorer, x)
+            best, index = f.recogniser().recognise(scorer, x)
         else:
             best, index = backend.kernel("linear_mixture_nearest")(scorer, x, 0, len(f.priors))
         return np.asarray(index[np.arange(len(index)), best.argmin(axis=1)])

@@ -10,7 +10,6 @@ from scalelatent.contract.parameters import (
     RANDOM_STATE,
     WARM_START,
     Choice,
-    Flag,
     Items,
     Number,
     Parameter,
@@ -22,20 +21,12 @@ from scalelatent.contract.parameters import (
     is_whole,
 )
 
+from .kernels.reference import TANGENTS
+from .model.pancakes import LIKELIHOODS
+
 if TYPE_CHECKING:
     from .estimator import LinearMixtureClassifier
     from .fit import AnyMixture
-
-LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
-TANGENTS = (
-    "shift-x",
-    "shift-y",
-    "rotation",
-    "scaling",
-    "hyperbolic-axis",
-    "hyperbolic-diagonal",
-    "thickness",
-)
 
 
 def _are_tangents(value: Any) -> bool:
@@ -51,36 +42,15 @@ def _are_dims(value: Any) -> bool:
 
 
 def _check_tangents(model: AnyMixture) -> None:
-    if len(model.tangents) and model.projection is not None:
-        raise ValueError(
-            f"projection={model.projection!r}: projected rows are no images, which tangents are made of; "
-            "leave one of the two out"
-        )
     if len(model.tangents) and model.likelihood in ("ppca", "factor-analysis"):
         raise ValueError(
             f"likelihood={model.likelihood!r}: tangents are fitted with the reconstruction error; choose "
             "'error' or 'code-cost', or leave tangents out"
         )
-    if model.tangent_assignment and not (len(model.tangents) and model.tangent_weight):
-        raise ValueError(
-            "tangent_assignment=True counts the error of tangents as tangent_weight weighs them: give "
-            "tangents and a tangent_weight above 0, such as 0.3"
-        )
 
 
 def _check_steps(model: AnyMixture) -> None:
-    if model.algorithm != "stepwise":
-        return
-    if model.batch_rows is not None and model.batch_rows % model.n_chains:
-        raise ValueError(
-            f"batch_rows={model.batch_rows} is no multiple of n_chains={model.n_chains}: set batch_rows to "
-            f"{-(-model.batch_rows // model.n_chains) * model.n_chains}"
-        )
-    if model.statistics == "moments":
-        raise ValueError(
-            "statistics='moments': stepwise EM learns by images; choose 'images' or leave it 'auto'"
-        )
-    if len(model.tangents) and model.tangent_weight:
+    if model.algorithm == "stepwise" and len(model.tangents) and model.tangent_weight:
         raise ValueError(
             f"tangent_weight={model.tangent_weight}: stepwise EM clusters without tangents; set it to 0, or "
             "choose algorithm='em'"
@@ -132,18 +102,10 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
         ),
         Parameter("tangent_weight", 0.0, _NOT_NEGATIVE, "of tangents against rows in clustering"),
         Parameter(
-            "tangent_assignment", False, Flag(), "rows belong to sub-classes by their tangents' error too"
-        ),
-        Parameter(
             "recognition_tangent_weight", 0.3, _NOT_NEGATIVE, "of tangents against rows in the final bases"
         ),
         Parameter("tangent_smoothing", 0.6, _NOT_NEGATIVE, "of images before derivatives, in pixels"),
         Parameter("smoothing", 0.0, _NOT_NEGATIVE, "of the rows, in pixels"),
-        Parameter("projection", None, Whole(also=(None,)), "principal directions that rows are reduced to"),
-        Parameter("init", "k-means++", Choice(("k-means++", "random")), "first means, from a sample of rows"),
-        Parameter(
-            "statistics", "auto", Choice(("auto", "images", "moments")), "what a pass sums for the M-step"
-        ),
         Parameter("algorithm", "em", Choice(("em", "stepwise")), "passes of EM, or a step after each batch"),
         Parameter("max_iter", 30, Whole(), "most passes of EM after the start"),
         Parameter(
@@ -154,14 +116,6 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
         ),
         Parameter("n_epochs", 3, Whole(), "passes of stepwise EM"),
         Parameter("batch_rows", None, Whole(also=(None,)), "rows of a step of stepwise EM"),
-        Parameter("n_chains", 4, Whole(), "independent parts of a step"),
-        Parameter(
-            "kappa",
-            0.7,
-            Number("give a number in [0, 1]", least=0, most=1),
-            "stepwise EM: step sizes (step + t0) ** -kappa",
-        ),
-        Parameter("t0", 2.0, Number("give a number of at least 1", least=1), "see kappa"),
         Parameter(
             "image_shape",
             None,
@@ -172,6 +126,17 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
 
 
 _LAST = (WARM_START, RANDOM_STATE, DEVICE, N_JOBS)
+
+# Former parameters with their defaults. No other value of them lowered the error on held-out rows.
+_REMOVED = {
+    "tangent_assignment": False,
+    "projection": None,
+    "init": "k-means++",
+    "statistics": "auto",
+    "n_chains": 4,
+    "kappa": 0.7,
+    "t0": 2.0,
+}
 
 PARAMETERS = Parameters(
     (
@@ -191,12 +156,13 @@ PARAMETERS = Parameters(
         Parameter(
             "recognition", "error", Choice(("error", "tangent-distance")), "how rows are compared with models"
         ),
-        Parameter("n_candidates", 10, Whole(), "sub-classes of a row that tangent distance is computed for"),
         *_LAST,
     ),
     rules=(_check_tangents, _check_steps, _check_recognition),
+    removed={**_REMOVED, "n_candidates": 10},
 )
 DENSITY_PARAMETERS = Parameters(
     (*_common(Parameter("n_components", None, Whole(also=(None,)), "components")), *_LAST),
     rules=(_check_tangents, _check_steps),
+    removed=_REMOVED,
 )

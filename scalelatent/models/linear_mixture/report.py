@@ -10,13 +10,13 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.report.classes import (
-    calibration_text,
-    confusion_picture,
-    confusion_text,
-    mistakes_picture,
-    reliability_picture,
+    describe_confusion,
+    draw_confusion,
+    draw_mistakes,
+    draw_reliability,
+    explain_calibration,
 )
-from scalelatent.report.explained import how_to_use, why_errors_differ
+from scalelatent.report.interpretation import explain_error_gap, usage_snippet
 from scalelatent.report.page import Picture, Section, count, duration
 from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
@@ -24,7 +24,7 @@ from scalelatent.report.style import percent
 
 from .kernels.reference import tangent_rows
 from .model.density import main_directions
-from .model.recognise import REJECTED, errors_at_rejects, reject_curve
+from .model.recognise import N_CANDIDATES, REJECTED, errors_at_rejects, reject_curve
 from .output import DENSE, density_of
 from .report_data import ClassEvidence, DensityEvidence, collect_classes, collect_density, phases_of
 from .report_figures import (
@@ -76,22 +76,22 @@ def section(
     names = [str(c) for c in model.classes_.tolist()]
     pictures = [_means(model, names, shape), *_deviations(model, names, shape)]
     explained = []
-    if differ := why_errors_differ(run, model.n_iter_):
+    if differ := explain_error_gap(run, model.n_iter_):
         explained.append(("Validation and test error", differ))
     if evidence is not None:
         pictures.append(_reconstructions(model, evidence, rows, shape))
         if evidence.confusion is not None and evidence.reliability is not None:
-            pictures.append(confusion_picture(evidence.confusion, names, rows))
+            pictures.append(draw_confusion(evidence.confusion, names, rows))
             pictures.append(_rejects(model, evidence, rows))
-            if (mistakes := mistakes_picture(evidence.mistakes, names, shape or (), rows)) is not None:
+            if (mistakes := draw_mistakes(evidence.mistakes, names, shape or (), rows)) is not None:
                 pictures.append(mistakes)
-            pictures.append(reliability_picture(evidence.reliability, rows))
-            explained.append(("Calibration error", calibration_text(evidence.reliability)))
+            pictures.append(draw_reliability(evidence.reliability, rows))
+            explained.append(("Calibration error", explain_calibration(evidence.reliability)))
         else:
             run.notes.append(f"The {rows} rows have no labels: there is no error to tell.")
     pictures += _of_model(run, model, names, shape)
     subtitle = f"Mixtures of linear models, {count(len(names), 'class', 'classes')}, {_sizes(model)}"
-    return Section(subtitle, head + more_head, table + more, pictures, explained, how_to_use(run, model))
+    return Section(subtitle, head + more_head, table + more, pictures, explained, usage_snippet(run, model))
 
 
 def density_section(
@@ -127,7 +127,7 @@ def density_section(
         pictures += _density_pictures(model, evidence, rows, shape)
     pictures += _of_model(run, model, names, shape)
     subtitle = f"Density: mixture of linear models, {_sizes(model)}"
-    snippet = how_to_use(run, model, verb="predict", gives="components")
+    snippet = usage_snippet(run, model, verb="predict", gives="components")
     return Section(subtitle, head, table, pictures, _density_words(model), snippet)
 
 
@@ -137,7 +137,7 @@ def _density_words(model: LinearMixture) -> list[tuple[str, str]]:
         "the scale of the features: only models of the same rows can be compared by it."
     )
     if model.basis_ is not None:
-        words += " It is that of the rows behind smoothing or projection."
+        words += " It is that of the smoothed rows."
     if model.likelihood not in DENSE:
         words += (
             " This model was fitted by its reconstruction error; its density is that of probabilistic PCA "
@@ -163,7 +163,7 @@ def _class_numbers(
     table = [(f"{rows} rows", f"{evidence.n_rows:,}")]
     if evidence.confusion is not None and evidence.reliability is not None:
         head.append((f"{rows} error", percent(evidence.confusion.error)))
-        table.append((f"{rows} error", confusion_text(evidence.confusion)))
+        table.append((f"{rows} error", describe_confusion(evidence.confusion)))
         found = errors_at_rejects(np.concatenate(evidence.certain), np.concatenate(evidence.wrong))
         told = ", ".join(f"{percent(error)} at {share}" for share, error in found.items() if share != "0%")
         table.append((f"{rows} error with rejects", told))
@@ -179,7 +179,7 @@ def _numbers(run: RunFiles, model: AnyMixture) -> tuple[list[tuple[str, str]], l
     if model.tangents:
         table.append(("tangents", ", ".join(model.tangents)))
     if model.recognition == "tangent-distance":
-        table.append(("recognition", f"tangent distance of the best {model.n_candidates}"))
+        table.append(("recognition", f"tangent distance of the best {N_CANDIDATES}"))
     counts = fitted.counts
     table.append(("sub-classes", f"{len(counts):,}"))
     table.append(("rows of a sub-class", f"{counts.min():,.0f} to {counts.max():,.0f}"))
@@ -196,9 +196,7 @@ def _numbers(run: RunFiles, model: AnyMixture) -> tuple[list[tuple[str, str]], l
         table.append(("rows a second", f"{trained / seconds:,.0f}"))
     if run.event("fit_started").get("rows"):
         table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
-    p = model.means_.shape[1]
-    behind = "" if model.basis_ is None or p == model.n_features_in_ else f", projected to {p:,}"
-    table.append(("features of a row", f"{model.n_features_in_:,}{behind}"))
+    table.append(("features of a row", f"{model.n_features_in_:,}"))
     table.append(("learned numbers", f"{model.means_.size + model.bases_.size:,}"))
     table.append(("seed", str(model.seed_)))
     return head, table
@@ -214,10 +212,6 @@ def _image_shape(model: AnyMixture, data: Dataset | None) -> tuple[int, ...] | N
     return image_shape((model.n_features_in_,) if data is None else data.feature_shape)
 
 
-def _features(model: AnyMixture, rows: np.ndarray) -> np.ndarray:
-    return np.asarray(model._fitted.to_features(rows))
-
-
 def _groups(model: AnyMixture, names: list[str] | None) -> list[np.ndarray]:
     """Sub-classes of each class, those of most rows first; of a density in lines of so many."""
     counts, classes = model._fitted.counts, model.component_classes_
@@ -230,7 +224,7 @@ def _groups(model: AnyMixture, names: list[str] | None) -> list[np.ndarray]:
 
 
 def _means(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None) -> Picture:
-    groups, means = _groups(model, names), _features(model, model.means_)
+    groups, means = _groups(model, names), model.means_
     across = max(map(len, groups))
     tiles = np.full((len(groups), across, means.shape[1]), np.nan)
     rows = np.full((len(groups), across), -1.0)
@@ -270,7 +264,7 @@ def _deviations(model: AnyMixture, names: list[str] | None, shape: tuple[int, ..
         lines = [mean]
         for way in main_directions(fitted.pancakes, fitted.likelihood, int(q))[:shown]:
             lines += [mean - 2 * way, mean + 2 * way]
-        tiles.append(_features(model, np.stack(lines)))
+        tiles.append(np.stack(lines))
     of = "class" if names is not None else "component"
     largest = "the largest sub-class of each class" if names is not None else "the largest components"
     words = (
@@ -367,7 +361,7 @@ def _reconstructions(
         f"One of the {rows} rows of each class, and what the best sub-class of each class makes of it; under "
         "each its score, the smaller the better, the best one framed."
     )
-    if model.basis_ is not None and model.basis_.shape[0] == model.basis_.shape[1]:
+    if model.basis_ is not None:
         words += " Reconstructions are of smoothed rows."
     right = int((evidence.scores[:n].argmin(axis=1) == evidence.codes[:n]).sum())
     alt = f"{count(n, 'row')} beside {count(len(names), 'reconstruction')} each; {right} are recognised."
@@ -378,18 +372,14 @@ def _rejects(model: LinearMixtureClassifier, evidence: ClassEvidence, rows: str)
     wrong = np.concatenate(evidence.wrong)
     by = "best to second class" if model._fitted.likelihood not in DENSE else "second to best probability"
     certain = np.concatenate(evidence.certain)
-    curves = {
-        f"by the ratio of {by}": reject_curve(certain, wrong),
-        "by the score alone": reject_curve(np.concatenate(evidence.largest), wrong),
-    }
     found = errors_at_rejects(certain, wrong)
     told = ", ".join(f"{percent(error)} at {share}" for share, error in found.items())
     words = (
-        f"Error of the {rows} rows that are left when the least certain are rejected, by how close the two "
-        f"best classes are, or by how badly the best one fits. By the first: {told} rejects."
+        f"Error of the {rows} rows that remain when the least certain rows are rejected. The ratio of {by} "
+        f"measures certainty. The error is {told} rejects."
     )
-    alt = f"Two falling curves; error at {', '.join(f'{share:.0%}' for share in REJECTED)} rejects: {told}."
-    return Picture("rejects", "Error and rejects", words, alt, plot_rejects(curves))
+    alt = f"A falling curve; error at {', '.join(f'{share:.0%}' for share in REJECTED)} rejects: {told}."
+    return Picture("rejects", "Error and rejects", words, alt, plot_rejects(*reject_curve(certain, wrong)))
 
 
 def _samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Picture:
@@ -399,9 +389,7 @@ def _samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Picture:
     if density_of(model.likelihood) != model.likelihood:
         words += " It is that of probabilistic PCA in the bases found."
     alt = f"{SAMPLES} made {'images' if shape else 'rows'}."
-    return Picture(
-        "samples", "Samples", words, alt, plot_rows(tiles, shape, like=_features(model, model.means_))
-    )
+    return Picture("samples", "Samples", words, alt, plot_rows(tiles, shape, like=model.means_))
 
 
 def _density_pictures(

@@ -14,8 +14,8 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
-from scalelatent.report.classes import ClassesSeen, Confusion, Mistakes, Reliability
-from scalelatent.report.sampled import check_width
+from scalelatent.report.classes import ClassifiedBlock, Confusion, Mistakes, Reliability
+from scalelatent.report.runfiles import check_width
 
 from .model.recognise import probabilities
 from .output import MixtureRows
@@ -41,7 +41,6 @@ class ClassEvidence:
     reliability: Reliability | None
     mistakes: Mistakes
     certain: list[np.ndarray] = field(default_factory=list)  # of each row how certain its class is
-    largest: list[np.ndarray] = field(default_factory=list)  # of each row minus its best score
     wrong: list[np.ndarray] = field(default_factory=list)
     # (n, features): one row of each class, of middling certainty
     examples: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
@@ -91,16 +90,15 @@ def collect_classes(
     for block in _blocks(model, data, model.classes_ if labelled else None):
         scores = np.array(rows.apply(prepared, block))
         shares = probabilities(scores, model.temperature_)
-        seen = ClassesSeen(
+        seen = ClassifiedBlock(
             block.start, block.x, block.y, scores.argmin(axis=1).astype(np.int32), shares, block.weight
         )
-        certain = model._certainty(scores, "ratio").astype(np.float32)
+        certain = model._certainty(scores).astype(np.float32)
         if confusion is not None and reliability is not None:
             confusion.add(seen)
             reliability.add(seen)
             out.mistakes.add(seen)
             out.certain.append(certain)
-            out.largest.append(-scores.min(axis=1))
             out.wrong.append(seen.guess != seen.truth)
         _look_for_examples(first, seen, scores, certain)
         if progress is not None:
@@ -114,7 +112,7 @@ def collect_classes(
 
 def _look_for_examples(
     first: dict[int, tuple[float, np.ndarray, np.ndarray]],
-    seen: ClassesSeen,
+    seen: ClassifiedBlock,
     scores: np.ndarray,
     certain: np.ndarray,
 ) -> None:

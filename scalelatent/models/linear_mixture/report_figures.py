@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from scalelatent.report.figures import column, points_of
-from scalelatent.report.pictures import draw_mosaic, tone_of
-from scalelatent.report.style import ACCENT, INK, LINE, MUTED, WARN, new_figure, quiet_axes, short_name
+from scalelatent.report.figures import column, marker_style
+from scalelatent.report.pictures import choose_tone, draw_mosaic
+from scalelatent.report.style import ACCENT, INK, LINE, MUTED, WARN, new_figure, short_name, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def _curves(tiles: np.ndarray) -> Figure:
     drawn = axes.imshow(flat, aspect="auto", cmap="gray_r", interpolation="nearest")
     axes.set(xlabel="feature", ylabel="row")
     figure.colorbar(drawn, ax=axes)
-    quiet_axes(axes, grid=False)
+    style_axes(axes, grid=False)
     return figure
 
 
@@ -66,7 +66,7 @@ def plot_means(
     down, across = rows.shape
     figure = new_figure(_TILE * across + (0.5 if names else 0.1), _TILE * 1.28 * down)
     axes = figure.subplots()
-    x, y = draw_mosaic(axes, tiles, shape, tone_of(tiles[np.isfinite(tiles)]), below=0.3)
+    x, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[np.isfinite(tiles)]), below=0.3)
     for i, j in np.argwhere(rows >= 0):
         _words(axes, x[j], y[i], f"{rows[i, j]:,.0f}")
     if names:
@@ -82,7 +82,7 @@ def plot_deviations(tiles: np.ndarray, names: Sequence[str], shape: tuple[int, .
     beside = list(range(1, across, 2))
     figure = new_figure(_TILE * across * 1.1 + 0.5, _TILE * 1.1 * down + 0.3)
     axes = figure.subplots()
-    x, y = draw_mosaic(axes, tiles, shape, tone_of(tiles[:, 0]), beside=beside)
+    x, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[:, 0]), beside=beside)
     _beside(axes, y - shape[0] / 2, names)
     for j in range(across):
         text = "mean" if j == 0 else f"{'-' if j % 2 else '+'} 2 sd\ndirection {(j + 1) // 2}"
@@ -105,7 +105,7 @@ def plot_reconstructions(
     n, across = tiles.shape[:2]
     figure = new_figure(_TILE * 1.08 * across + 0.6, _TILE * 1.28 * n + 0.3)
     axes = figure.subplots()
-    at, y = draw_mosaic(axes, tiles, shape, tone_of(x), below=0.3, beside=[1])
+    at, y = draw_mosaic(axes, tiles, shape, choose_tone(x), below=0.3, beside=[1])
     for i in range(n):
         best = int(scores[i].argmin())
         for j in range(across - 1):
@@ -132,7 +132,7 @@ def plot_tangents(
     n, across = tangents.shape[:2]
     figure = new_figure(_TILE * 1.3 * (across + 1) + 0.5, _TILE * 1.3 * n + 0.4)
     left, right = figure.subplots(1, 2, width_ratios=[1, across])
-    _, y = draw_mosaic(left, means[:, None], shape, tone_of(means))
+    _, y = draw_mosaic(left, means[:, None], shape, choose_tone(means))
     _beside(left, y - shape[0] / 2, names)
     left.text((shape[1] - 1) / 2, -1, "mean", ha="center", va="bottom", fontsize=_SMALL, color=INK)
     largest = np.abs(tangents).max(axis=2, keepdims=True)
@@ -157,7 +157,7 @@ def plot_rows(
     figure = new_figure(_TILE * across, _TILE * down * (1.28 if words else 1.06))
     axes = figure.subplots()
     x, y = draw_mosaic(
-        axes, tiles, shape, tone_of(tiles if like is None else like), below=0.3 if words else 0.0
+        axes, tiles, shape, choose_tone(tiles if like is None else like), below=0.3 if words else 0.0
     )
     for k, text in enumerate(words):
         _words(axes, x[k % across], y[k // across], text)
@@ -172,23 +172,21 @@ def plot_under(rows: Sequence[tuple[str, np.ndarray]], shape: tuple[int, ...] | 
     down, across = tiles.shape[:2]
     figure = new_figure(_TILE * 1.08 * across + 1.2, _TILE * 1.1 * down)
     axes = figure.subplots()
-    _, y = draw_mosaic(axes, tiles, shape, tone_of(tiles[0]))
+    _, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[0]))
     for centre, (name, _) in zip(y - shape[0] / 2, rows, strict=True):
         axes.text(-2, centre, name, ha="right", va="center", fontsize=9, color=INK, clip_on=False)
     return figure
 
 
-def plot_rejects(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], most: float = 0.3) -> Figure:
-    """Error of the rows that are left against the share rejected, by each way to reject."""
+def plot_rejects(rejected: np.ndarray, error: np.ndarray, most: float = 0.3) -> Figure:
+    """Plot the error of the remaining rows against the share of rejected rows, up to ``most``."""
     figure = new_figure(7, 4)
     axes = figure.subplots()
-    for (name, (rejected, error)), color in zip(curves.items(), (ACCENT, WARN), strict=False):
-        shown = rejected <= most
-        axes.plot(100 * rejected[shown], 100 * error[shown], color=color, linewidth=1.7, label=name)
+    shown = rejected <= most
+    axes.plot(100 * rejected[shown], 100 * error[shown], color=ACCENT, linewidth=1.7)
     axes.set(xlabel="rows rejected, %", ylabel="error of the others, %", xlim=(0, 100 * most))
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=9, frameon=False, labelcolor=INK)
-    quiet_axes(axes)
+    style_axes(axes)
     return figure
 
 
@@ -207,7 +205,7 @@ def plot_spectra(variances: np.ndarray, noise: np.ndarray) -> Figure:
     axes.set(xlabel="direction", ylabel="variance, a row", yscale="log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=9, frameon=False, labelcolor=INK)
-    quiet_axes(axes)
+    style_axes(axes)
     return figure
 
 
@@ -223,7 +221,7 @@ def plot_passes(records: Sequence[Mapping[str, Any]], phases: Sequence[tuple[int
                 part = slice(first, last + 1)
                 shown = -values[part] if nats else values[part]
                 axes.plot(passes[part], shown, color=ACCENT if nats else INK, linewidth=1.6,
-                          **points_of(records))  # fmt: skip
+                          **marker_style(records))  # fmt: skip
         axes.set_ylabel("log-likelihood, nats a row" if nats else "error of a row")
         errors = np.concatenate([values[a : b + 1] for a, b, _, in_nats in phases if in_nats is nats])
         if not nats and errors.min() > 0 and errors.max() > 3 * errors.min():
@@ -232,7 +230,7 @@ def plot_passes(records: Sequence[Mapping[str, Any]], phases: Sequence[tuple[int
             axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_locator(NullLocator())
-        quiet_axes(axes)
+        style_axes(axes)
         for i, (first, last, name, _) in enumerate(phases):
             left, right = passes[first] - 0.5, passes[last] + 0.5
             axes.axvspan(left, right, color=ACCENT, alpha=0.08 if i % 2 == 0 else 0.0, linewidth=0, zorder=0)

@@ -54,7 +54,7 @@ class _Asked:
     def predict_proba(self, x: np.ndarray) -> np.ndarray:
         """Probabilities of classes."""
         scores = self._model._mapped_rows(x, "scores")
-        self.certain.append(self._model._certainty(scores, "ratio"))
+        self.certain.append(self._model._certainty(scores))
         self.guesses.append(scores.argmin(axis=1))
         return probabilities(scores, self._model.temperature_)
 

@@ -16,10 +16,9 @@ from scalelatent.evaluation import RetrievalCurve, retrieval_accuracy
 from scalelatent.evaluation.output_scores import read_spaced, score_clusters
 from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import kernel_coordinates
-from scalelatent.report.explained import how_to_use, wilson
-from scalelatent.report.page import Picture, Section, count, listing
-from scalelatent.report.runfiles import RunFiles
-from scalelatent.report.sampled import check_width
+from scalelatent.report.interpretation import usage_snippet, wilson_interval
+from scalelatent.report.page import Picture, Section, count, join_words
+from scalelatent.report.runfiles import RunFiles, check_width
 from scalelatent.report.style import percent
 
 from .report_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
@@ -49,7 +48,7 @@ def section(
     pictures = [] if evidence is None else network_pictures(evidence, rows)
     if evidence is not None and evidence.clusters is None:
         run.notes.append(f"The {rows} rows have no classes, so clusters are not held against any.")
-    snippet = how_to_use(run, model, verb="transform", gives="components")
+    snippet = usage_snippet(run, model, verb="transform", gives="components")
     return Section(network_subtitle(model), head, table, pictures, network_words(evidence), snippet)
 
 
@@ -138,14 +137,14 @@ def network_numbers(
                 value = f"{percent(scores[name])}, that of the clusters of smallest inertia"
                 spread = f"{percent(scores[f'{name}_mean'])} ± {percent(scores[f'{name}_spread'])}"
                 table.append((label, f"{value}; mean of {int(scores['restarts'])} restarts {spread}"))
-            low, high = wilson(scores["accuracy"], scores["clustered_rows"])
+            low, high = wilson_interval(scores["accuracy"], scores["clustered_rows"])
             table.append(("clustering accuracy, 95 % interval", f"{100 * low:.2f} to {100 * high:.2f} %"))
             table.append(
                 ("rows that k-means has clustered", _of_all(int(scores["clustered_rows"]), evidence))
             )
         if (curve := evidence.retrieval) is not None:
             at = [f"{percent(a)} at {k:,}" for k, a in zip(curve.levels, curve.accuracy, strict=True)]
-            table.append(("retrieval accuracy", listing(at[:4])))
+            table.append(("retrieval accuracy", join_words(at[:4])))
     head.append(("layers", str(len(model.ks_))))
     table.append(("centroids of each layer", ", ".join(f"{k:,}" for k in model.ks_)))
     table.append(("clusterings of a layer", f"{model.n_clusterings:,}"))

@@ -17,8 +17,8 @@ from scalelatent.report.style import (
     MUTED,
     class_style,
     new_figure,
-    quiet_axes,
     short_name,
+    style_axes,
 )
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def plot_retrieval(
     axes.set_ylim(bottom=0)
     axes.set_xlabel("retrieved documents")
     axes.set_ylabel("accuracy")
-    quiet_axes(axes)
+    style_axes(axes)
     if len(curves) > 1 or floor is not None:
         axes.legend(frameon=False, fontsize=9, labelcolor=INK)
     return figure

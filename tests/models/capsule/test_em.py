@@ -19,7 +19,7 @@ from scalelatent.models.capsule.model.em import (
     initial_state,
 )
 from scalelatent.models.capsule.model.members import Members, build_members
-from scalelatent.models.capsule.model.start import random_start, schedule_arrays, subspace_start
+from scalelatent.models.capsule.model.start import parse_schedule, random_start, subspace_start
 from scalelatent.reductions.moments import SecondMoments
 
 P = 7
@@ -38,7 +38,7 @@ def _learner(members: Members, x: np.ndarray, y: np.ndarray, weight: Any, **opti
     reduction = SecondMoments(x.shape[1], members.n_classes, class_weight)
     stats = Stats.zeros(reduction.layout())
     reduction.accumulate(make_backend("reference"), Block(x, y, weight, 0), stats)
-    nu, patience, scheduled = schedule_arrays(options.pop("nu_schedule", None))
+    nu, patience, scheduled = parse_schedule(options.pop("nu_schedule", None))
     fields = {"momentum": 0.0, "ridge": 0.0, "tol": 0.0, "max_iter": 10**6, "has_validation": 0, **options}
     return CapsuleEM(
         members, stats["moment"], nu, patience, scheduled, class_weight=class_weight, **fields

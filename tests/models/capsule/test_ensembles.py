@@ -14,7 +14,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.models.capsule.model.em import CapsuleEM, CapsuleState, initial_state
 from scalelatent.models.capsule.model.members import Members, build_members
 from scalelatent.models.capsule.model.predict import CapsuleRows, RowFrame
-from scalelatent.models.capsule.model.start import schedule_arrays, subspace_start
+from scalelatent.models.capsule.model.start import parse_schedule, subspace_start
 from scalelatent.reductions.moments import SecondMoments
 
 X, Y = load_digits(return_X_y=True)
@@ -32,7 +32,7 @@ def _fit(
     moments = Stats.zeros(reduction.layout())
     reduction.accumulate(backend, Block(x, y, None, 0), moments)
     learner = CapsuleEM(
-        members, moments["moment"], *schedule_arrays(schedule), momentum=0.9, ridge=0.0, tol=0.0,
+        members, moments["moment"], *parse_schedule(schedule), momentum=0.9, ridge=0.0, tol=0.0,
         max_iter=passes, class_weight=None, has_validation=0,
     )  # fmt: skip
     state = initial_state(subspace_start(members, moments["moment"], moments["weight"]), members.n_members)
@@ -48,7 +48,7 @@ def _fit(
 
 
 def _compare(members: Members, state: CapsuleState, r: int, alone: CapsuleState) -> None:
-    rows = members.rows(np.array([r]))
+    rows = members.stack_rows(np.array([r]))
     scale = np.abs(alone.best).max()
     # Sums over the rows in another order: rounding of float64, grown by 20 passes with momentum.
     np.testing.assert_allclose(state.best[rows], alone.best, rtol=0, atol=1e-7 * scale)

@@ -15,11 +15,11 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.errors import DataError
-from scalelatent.models.capsule.fit import OWN_SQUARES, one_row_more
-from scalelatent.reductions.intercept import Intercept, recentred
+from scalelatent.models.capsule.fit import OWN_SQUARES, choose_ridge
+from scalelatent.reductions.intercept import Intercept, recenter
 from scalelatent.reductions.moments import SecondMoments
 
-ALGORITHMS = ("em", "stepwise", "passive_aggressive", "incremental")
+ALGORITHMS = ("em", "stepwise", "passive_aggressive")
 ARCHITECTURES = ("multiclass", "one_vs_all", "all_vs_all")
 DTYPES = ("u1", "i1", "u2", "i4", "i8", "f2", "f4", "f8", ">f4", "?")
 
@@ -45,7 +45,7 @@ def test_rows_are_those_about_the_mean_beside_a_constant(dtype: str, wanted: str
     x = np.random.default_rng(0).integers(0, 2 if dtype == "?" else 100, (7, 3)).astype(dtype)
     intercept = Intercept(np.array([0.3, -2.0, 40.1], dtype="f4"), 3.5)
     exact = np.column_stack([x.astype("f8") - intercept.mean.astype("f8"), np.full(7, 3.5)])
-    rows = intercept.rows(make_backend(backend), x, wanted, "x")
+    rows = intercept.map_rows(make_backend(backend), x, wanted, "x")
     assert rows.dtype == ("f8" if backend == "reference" else wanted)
     np.testing.assert_array_equal(rows, exact.astype(rows.dtype))
 
@@ -53,13 +53,13 @@ def test_rows_are_those_about_the_mean_beside_a_constant(dtype: str, wanted: str
 def test_the_mean_is_subtracted_before_the_cast() -> None:
     x = 1e8 + np.random.default_rng(0).normal(size=(50, 2))
     intercept = Intercept(np.full(2, 1e8, dtype="f4"), 1.0)
-    rows = intercept.rows(make_backend("cpu"), x, np.float32, "x")
+    rows = intercept.map_rows(make_backend("cpu"), x, np.float32, "x")
     np.testing.assert_allclose(rows[:, :2], x - 1e8, rtol=1e-6, atol=1e-7)
 
 
 def test_rows_of_another_width_are_refused() -> None:
     with pytest.raises(ValueError, match="different numbers of features, 4 and 3"):
-        Intercept(np.zeros(3, "f4"), 1.0).rows(make_backend("cpu"), np.zeros((2, 4)), np.float32, "x")
+        Intercept(np.zeros(3, "f4"), 1.0).map_rows(make_backend("cpu"), np.zeros((2, 4)), np.float32, "x")
 
 
 def test_moments_move_from_any_point_to_the_mean() -> None:
@@ -69,7 +69,7 @@ def test_moments_move_from_any_point_to_the_mean() -> None:
     work = SecondMoments(4, 2, None, Intercept(np.array([2.0, 0.0, 0.0, 90.0], "f4"), 1.0))
     stats = Stats.zeros(work.layout())
     work.accumulate(make_backend("cpu"), Block(x, y, weight, 0), stats)
-    moment, intercept = recentred(stats["moment"], work.intercept)
+    moment, intercept = recenter(stats["moment"], work.intercept)
     np.testing.assert_allclose(intercept.mean, np.average(x, axis=0, weights=weight), rtol=1e-6)
     centred = x - intercept.mean
     length = np.sqrt(np.average((centred**2).sum(axis=1), weights=weight))
@@ -165,7 +165,7 @@ def test_a_stream_of_rows_learns_two_sides(rows: int) -> None:
 
 
 def test_rows_that_do_not_vary_are_refused() -> None:
-    with pytest.raises(DataError, match="every row is the same, so that there is nothing to learn"):
+    with pytest.raises(DataError, match="every row is the same, so there is nothing to learn"):
         sl.CapsuleRegression(capsule_dim=1).fit(np.ones((20, 3)), np.arange(20) % 2)
 
 
@@ -182,11 +182,11 @@ def test_a_class_of_zeros_is_learned() -> None:
 
 def test_the_ridge_is_a_row_more() -> None:
     squares = np.array([4.0, 9.0, 1.0])
-    np.testing.assert_allclose(one_row_more(np.diag(squares * 50), 50.0, in_units=True), 4.0)
-    np.testing.assert_allclose(one_row_more(np.diag(squares * 50), 50.0, in_units=False), 14 / 3)
-    small = one_row_more(np.diag([4.0, 4.0, 1e-6, 0.0]), 1.0, in_units=True)
+    np.testing.assert_allclose(choose_ridge(np.diag(squares * 50), 50.0, in_units=True), 4.0)
+    np.testing.assert_allclose(choose_ridge(np.diag(squares * 50), 50.0, in_units=False), 14 / 3)
+    small = choose_ridge(np.diag([4.0, 4.0, 1e-6, 0.0]), 1.0, in_units=True)
     np.testing.assert_allclose(small, [4.0, 4.0, OWN_SQUARES * 1e-6, 0.0])
-    assert not one_row_more(np.zeros((2, 2)), 5.0, in_units=True).any()
+    assert not choose_ridge(np.zeros((2, 2)), 5.0, in_units=True).any()
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent import CapsuleRegression
 from scalelatent.models.capsule.model.members import build_members
 
 ARCHITECTURE = st.sampled_from(["multiclass", "one_vs_all", "all_vs_all"])
@@ -28,10 +29,10 @@ def test_laws(architecture: str, m: int, d: int) -> None:
     for labels in members.labels:
         assert set(labels.tolist()) - {-1} == set(range(k))
     # Rows of W: every one belongs to exactly one member, in order.
-    rows = [members.rows(np.array([r])) for r in range(n)]
+    rows = [members.stack_rows(np.array([r])) for r in range(n)]
     np.testing.assert_array_equal(np.concatenate(rows), np.arange(members.total_dim))
-    np.testing.assert_array_equal(members.rows(np.arange(n)[::-1]), np.concatenate(rows[::-1]))
-    assert members.rows(np.arange(0)).shape == (0,)
+    np.testing.assert_array_equal(members.stack_rows(np.arange(n)[::-1]), np.concatenate(rows[::-1]))
+    assert members.stack_rows(np.arange(0)).shape == (0,)
 
 
 @given(ARCHITECTURE, st.integers(2, 12))
@@ -68,20 +69,33 @@ def test_dimensions_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("architecture", "m", "d", "message"),
     [
-        ("multi", 3, 2, "architecture='multi' is not one of multiclass, one_vs_all, all_vs_all"),
-        ("multiclass", 1, 2, "at least 2 classes, the labels hold 1"),
-        ("multiclass", 3, 0, "whole numbers of at least 1"),
-        ("multiclass", 3, -2, "whole numbers of at least 1"),
-        ("multiclass", 3, True, "capsule_dim"),
-        ("multiclass", 3, [1, 2.5, 3], "whole numbers of at least 1"),
-        ("multiclass", 3, [1, True, 3], "whole numbers of at least 1"),
+        ("multiclass", 1, 2, "at least 2 classes, but the labels contain 1"),
         ("multiclass", 3, [1, 2], "2 dimensions for 3 classes"),
         ("one_vs_all", 3, [1, 2, 3], "needs architecture='multiclass'"),
-        ("multiclass", 3, 2.5, "capsule_dim=2.5"),
-        ("multiclass", 3, "4", "capsule_dim='4'"),
-        ("multiclass", 3, None, "capsule_dim=None"),
     ],
 )
-def test_errors(architecture: str, m: int, d: Any, message: str) -> None:
+def test_dimensions_that_do_not_fit_the_classes_are_refused(
+    architecture: str, m: int, d: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         build_members(architecture, m, d)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"architecture": "multi"}, "architecture='multi' is not one of 'multiclass', 'one_vs_all'"),
+        ({"capsule_dim": 0}, "whole numbers of at least 1"),
+        ({"capsule_dim": -2}, "whole numbers of at least 1"),
+        ({"capsule_dim": True}, "capsule_dim"),
+        ({"capsule_dim": [1, 2.5, 3]}, "whole numbers of at least 1"),
+        ({"capsule_dim": [1, True, 3]}, "whole numbers of at least 1"),
+        ({"capsule_dim": 2.5}, "capsule_dim=2.5"),
+        ({"capsule_dim": "4"}, "capsule_dim='4'"),
+    ],
+)
+def test_bad_architectures_and_dimensions_are_refused_before_a_fit(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+        CapsuleRegression(**given).fit(np.eye(6), np.arange(6) % 3)

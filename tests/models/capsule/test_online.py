@@ -13,10 +13,9 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.capsule.kernels import reference
+from scalelatent.models.capsule.kernels.passive import update_by_rows
 from scalelatent.models.capsule.kernels.squash import squash_table
-from scalelatent.models.capsule.kernels.walk import walk
 from scalelatent.models.capsule.model.em import initial_state
-from scalelatent.models.capsule.model.incremental import CapsuleIncremental, incremental_state
 from scalelatent.models.capsule.model.online import AVERAGE_POWER, CapsuleStepwise, online_state
 from scalelatent.models.capsule.model.passive import CapsulePassiveAggressive
 from scalelatent.reductions.moments import NonFiniteError
@@ -90,7 +89,7 @@ def test_members_without_rows_in_a_batch_stay() -> None:
     state = run_step(learner, online_state(data.w, data.m), [block(data, data.y == 0)])
     pairs = data.em.members
     for r in range(pairs.n_members):
-        rows = slice(pairs.offsets[r], pairs.offsets[r + 1])
+        rows = pairs.rows_of(r)
         assert np.array_equal(state.w[rows], data.w[rows]) == (pairs.labels[r, 0] < 0)
 
 
@@ -178,129 +177,6 @@ def test_bad_rows_and_weights_are_told_apart() -> None:
             run_step(learner, online_state(data.w * 1e30, data.m), [block(data, slice(10, 20))])
 
 
-# -- incremental EM ------------------------------------------------------------------------------------------
-
-
-def visit(learner: Any, state: Any, leaf: Block, old: Any, stats: Stats) -> Any:
-    prepared = learner.prepare(state, make_backend("cpu"))
-    new = learner.visit(prepared, leaf, old)
-    learner.exchange(prepared, old, new, stats)
-    return new
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("ridge", [0.0, 3.0])
-def test_all_leaves_at_once_are_a_step_of_batch_em(architecture: str, momentum: float, ridge: float) -> None:
-    """The first step of batch EM has no momentum yet."""
-    data = make(architecture, momentum=momentum, ridge=ridge, nu=np.array([0.5]))
-    learner = CapsuleIncremental(data.em, data.totals, data.counts, 3)
-    state, stats = incremental_state(data.w, data.m), Stats.zeros(learner.layout())
-    for a in (0, 30, 60):
-        visit(learner, state, block(data, slice(a, a + 30)), None, stats)
-    state = learner.step(state, stats, 90)
-    np.testing.assert_allclose(state.w, batch_em(data), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_without_momentum_it_is_neal_and_hinton(architecture: str) -> None:
-    """W S = the sum over leaves of E[h | y, x] x^T, each under the weights of its last visit."""
-    data = make(architecture)
-    learner, state = (
-        CapsuleIncremental(data.em, data.totals, data.counts, 3),
-        incremental_state(data.w, data.m),
-    )
-    leaves = [block(data, slice(a, a + 30)) for a in (0, 30, 60)]
-    kept, seen_under = [None] * 3, [None] * 3
-    for step in range(8):
-        leaf = (0, 1, 2, 1, 0, 0, 2, 1)[step]
-        stats = Stats.zeros(learner.layout())
-        kept[leaf], seen_under[leaf] = visit(learner, state, leaves[leaf], kept[leaf], stats), state.w
-        state = learner.step(state, stats, 30)
-        if step < 2:
-            np.testing.assert_array_equal(state.w, data.w)  # not all leaves are in
-            continue
-        members = data.em.members
-        for r in range(members.n_members):
-            rows = slice(members.offsets[r], members.offsets[r + 1])
-            total = np.zeros((rows.stop - rows.start, P))
-            for one, w in zip(leaves, seen_under, strict=True):
-                label = members.labels[r][one.y]
-                x = one.x[label >= 0].astype(float)
-                h = w[rows] @ x.T
-                ratios, _ = reference.posterior_ratios(h, label[label >= 0], members.dims[r])
-                total += (np.repeat(ratios, members.dims[r], axis=0) * h * one.weight[label >= 0]) @ x
-            s = data.em.moment[members.labels[r] >= 0].sum(axis=0)
-            np.testing.assert_allclose(state.w[rows], total @ np.linalg.inv(s), rtol=2e-3, atol=2e-4)
-
-
-def test_momentum_drifts_as_derived() -> None:
-    """With a constant gradient a pass moves W by 2 / (1 - gamma) steps of batch EM."""
-    data = make(momentum=0.5)
-    n = 64
-    learner = CapsuleIncremental(data.em, data.totals, data.counts, n)
-    s, gradient = data.em.moment.sum(axis=0), 0.01 * data.w
-    state, kept = incremental_state(data.w, data.m), [None] * n
-
-    def contribution(w: np.ndarray) -> dict[str, np.ndarray]:
-        stats = Stats.zeros(learner.layout())
-        stats["delta"][...], stats["moment"][...] = gradient @ s / n, w @ s / n
-        return {"vector": stats.vector, "round": state.round}
-
-    marks = []
-    for _ in range(12):
-        for leaf in range(n):
-            stats = Stats.zeros(learner.layout())
-            prepared = learner.prepare(state, make_backend("cpu"))
-            new = contribution(state.w)
-            learner.exchange(prepared, kept[leaf], new, stats)
-            kept[leaf] = new
-            state = learner.step(state, stats, 1)
-        marks.append(state.w)
-    speed = (marks[-1] - marks[-2]) / gradient
-    np.testing.assert_allclose(speed, 2 / (1 - 0.5), rtol=0.05)
-
-
-def test_a_new_round_gathers_anew() -> None:
-    data = make(nu=np.array([0.9, 0.0]), patience=np.array([1, 9]), has_validation=1)
-    learner, state = (
-        CapsuleIncremental(data.em, data.totals, data.counts, 2),
-        incremental_state(data.w, data.m),
-    )
-    leaves, kept = [block(data, slice(45)), block(data, slice(45, 90))], [None, None]
-    for error in (0.1, 0.2):
-        for i in (0, 1):
-            stats = Stats.zeros(learner.layout())
-            kept[i] = visit(learner, state, leaves[i], kept[i], stats)
-            state = learner.step(state, stats, 45)
-        state = learner.end_epoch(scored(state, learner, error))
-    assert state.round[0] == 1
-    assert state.leaves[0] == 0
-    assert not state.delta.any()
-    stats = Stats.zeros(learner.layout())
-    visit(learner, state, leaves[0], kept[0], stats)
-    again = learner.step(state, stats, 45)
-    assert again.leaves[0] == 1
-    np.testing.assert_array_equal(again.w, state.w)
-    # As if nothing had been before.
-    fresh = Stats.zeros(learner.layout())
-    visit(learner, state, leaves[0], None, fresh)
-    np.testing.assert_array_equal(again.delta, fresh["delta"])
-
-
-def test_a_leaf_of_many_kernel_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = make("one_vs_all")
-    learner, state = (
-        CapsuleIncremental(data.em, data.totals, data.counts, 1),
-        incremental_state(data.w, data.m),
-    )
-    whole, cut = (Stats.zeros(learner.layout()) for _ in range(2))
-    visit(learner, state, block(data), None, whole)
-    monkeypatch.setattr("scalelatent.models.capsule.model.incremental.BLOCK_ROWS", 7)
-    visit(learner, state, block(data), None, cut)
-    np.testing.assert_allclose(cut.vector, whole.vector, rtol=1e-4, atol=1e-4)
-
-
 # -- passive-aggressive --------------------------------------------------------------------------------------
 
 
@@ -323,8 +199,8 @@ def test_kernel_against_reference(
     a = rng.normal(size=(p, p))
     inverse = (a @ a.T + np.eye(p)).astype(np.float32)
     given_ = (w, x, labels, weight, sizes, inverse, nu, aggressiveness)
-    moved, sums = walk(*given_, squash_table(int(sizes.sum())))
-    expected, expected_sums = reference.walk(*given_)
+    moved, sums = update_by_rows(*given_, squash_table(int(sizes.sum())))
+    expected, expected_sums = reference.update_by_rows(*given_)
     # A row at its threshold may fall on either side of it; then the walks part.
     if sums[2] == expected_sums[2]:
         np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max() + 1e-6)
@@ -338,7 +214,7 @@ def test_one_row_reaches_its_posterior_mean_by_the_smallest_change() -> None:
     x, y = data.x[:1], np.array([1])
     s = data.em.moment.sum(axis=0) / data.totals.sum()
     args = x, y, np.ones(1), data.em.members.dims[0], np.linalg.inv(s), 0.0
-    moved, _ = reference.walk(data.w, *args, 1e9)
+    moved, _ = reference.update_by_rows(data.w, *args, 1e9)
     h = data.w @ x.T.astype(float)
     ratios, _ = reference.posterior_ratios(h, y, data.em.members.dims[0])
     target = np.repeat(ratios, 2, axis=0) * h
@@ -351,7 +227,7 @@ def test_one_row_reaches_its_posterior_mean_by_the_smallest_change() -> None:
     for change in (0.1 * other, -0.1 * other):
         assert np.sum((moved + change) @ s * (moved + change)) > np.sum(moved @ s * moved)
     # The cap: |change| in the metric of h is C x^T z.
-    capped, _ = reference.walk(data.w, *args, 1e-3)
+    capped, _ = reference.update_by_rows(data.w, *args, 1e-3)
     z = np.linalg.inv(s) @ row
     np.testing.assert_allclose(np.linalg.norm(capped @ row), 1e-3 * (row @ z), rtol=1e-9)
 
@@ -366,9 +242,8 @@ def test_chains_are_averaged(architecture: str, backend: str) -> None:
     alone = [run_step(learner, state, [block(data, rows)], backend).w for rows in cuts]
     np.testing.assert_allclose(both.w, (alone[0] + alone[1]) / 2, rtol=1e-10)
     assert not np.array_equal(alone[0], alone[1])
-    inverses, which = learner.metrics
     members = data.em.members
     for r in range(members.n_members):
         seen = members.labels[r] >= 0
         s = data.em.moment[seen].sum(axis=0) / data.totals[seen].sum()
-        np.testing.assert_allclose(inverses[which[r]] @ s, np.eye(P), atol=1e-4)
+        np.testing.assert_allclose(learner.inverses[members.class_set_of[r]] @ s, np.eye(P), atol=1e-4)

@@ -11,18 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent import CapsuleRegression
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.capsule.model.em import CapsuleEM, CapsuleState, initial_state
 from scalelatent.models.capsule.model.members import build_members
-from scalelatent.models.capsule.model.start import PAPER_SCHEDULE, schedule_arrays
+from scalelatent.models.capsule.model.start import PAPER_SCHEDULE, parse_schedule
 
 ROWS = 100.0
 
 
 def _learner(schedule: Any, m: int = 2, architecture: str = "multiclass", **options: Any) -> CapsuleEM:
-    nu, patience, scheduled = schedule_arrays(schedule)
+    nu, patience, scheduled = parse_schedule(schedule)
     fields_ = {"momentum": 0.5, "ridge": 0.0, "tol": 0.0, "max_iter": 1000, "has_validation": 0, **options}
     members = build_members(architecture, m, 1)
     return CapsuleEM(
@@ -208,7 +209,7 @@ def test_members_stop_on_their_own() -> None:
     assert not finished[:, 2].any()
     for r in (0, 1):  # stopped members keep weights, errors and counters, whatever the statistics say
         stop = int(np.flatnonzero(finished[:, r])[0])
-        rows = learner.members.rows(np.array([r]))
+        rows = learner.members.stack_rows(np.array([r]))
         for later in states[stop + 1 :]:
             for name in ("w", "best"):
                 np.testing.assert_array_equal(getattr(later, name)[rows], getattr(states[stop], name)[rows])
@@ -242,7 +243,7 @@ def test_stopped_members_cost_nothing(architecture: str, device: str) -> None:
         assert len(w) == learner.members.dims[members].sum()
     assert len(everyone.groups) >= len(prepared.groups)
     for r in range(learner.members.n_members):
-        rows = learner.members.rows(np.array([r]))
+        rows = learner.members.stack_rows(np.array([r]))
         if finished[r]:
             assert not stats["sums"][r].any()
             assert not stats["delta"][rows].any()
@@ -316,6 +317,6 @@ def test_state_holds_arrays_of_the_shapes_it_says() -> None:
         [("a", 3)],
     ],
 )
-def test_bad_schedules(bad: Any) -> None:
+def test_bad_schedules_are_refused_before_a_fit(bad: Any) -> None:
     with pytest.raises(ValueError, match="nu_schedule"):
-        schedule_arrays(bad)
+        CapsuleRegression(nu_schedule=bad).fit(np.eye(6), np.arange(6) % 3)

@@ -12,7 +12,7 @@ from scipy.integrate import quad
 from scipy.special import hyp1f1
 
 from scalelatent.models.capsule.kernels.reference import probabilities
-from scalelatent.models.capsule.kernels.squash import interpolating, squash_table
+from scalelatent.models.capsule.kernels.squash import squash_integral, squash_table
 
 EXPONENTS = [0, 0.5, 1, 1.5, 2, 2.5, 5, 9.5, 10, 39, 64.5, 160, 320, 320.5, 1000]
 
@@ -32,7 +32,7 @@ def _quadrature(s: float, b: float) -> float:
 def test_against_quadrature(s: float) -> None:
     b = np.array([1e-6, 1e-2, 0.5, 1.0, 3.0, max(s, 0.1), s + 0.5, 2 * s + 1, 100.0, 1e3, 1e4])
     expected = [_quadrature(s, value) for value in b]
-    np.testing.assert_allclose(interpolating(s, b), expected, rtol=2e-12, atol=1e-15)
+    np.testing.assert_allclose(squash_integral(s, b), expected, rtol=2e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("s", EXPONENTS)
@@ -43,24 +43,24 @@ def test_against_kummer(s: float) -> None:
     expected = b / (s + 1) * np.exp(-b) * hyp1f1(s + 1, s + 2, b)
     good = np.isfinite(expected)
     assert good[b <= 20].all()
-    np.testing.assert_allclose(interpolating(s, b)[good], expected[good], rtol=1e-10)
+    np.testing.assert_allclose(squash_integral(s, b)[good], expected[good], rtol=1e-10)
     small = b < 15
     plain = b[small] / (s + 1) * hyp1f1(1, s + 2, -b[small])
     # The alternating series loses about e^b of 1e-16 at worst: e^15 * 1e-16 = 3e-10.
-    np.testing.assert_allclose(interpolating(s, b[small]), plain, rtol=1e-9)
+    np.testing.assert_allclose(squash_integral(s, b[small]), plain, rtol=1e-9)
 
 
 def test_known_values() -> None:
     b = np.array([0.3, 2.0, 50.0])
-    np.testing.assert_allclose(interpolating(0, b), 1 - np.exp(-b), rtol=1e-15)
-    np.testing.assert_allclose(interpolating(1, b), 1 - (1 - np.exp(-b)) / b, rtol=1e-14)
+    np.testing.assert_allclose(squash_integral(0, b), 1 - np.exp(-b), rtol=1e-15)
+    np.testing.assert_allclose(squash_integral(1, b), 1 - (1 - np.exp(-b)) / b, rtol=1e-14)
 
 
 @given(st.integers(0, 4000), st.floats(0, 1e4))
 def test_bounds_of_the_paper(twice_s: int, b: float) -> None:
     """Equation A.4: b/(b+s+1) <= I_s(b) <= b/(b+s)."""
     s = twice_s / 2
-    value = float(interpolating(s, b))
+    value = float(squash_integral(s, b))
     slack = 4e-16  # one rounding of each side
     assert b / (b + s + 1) - slack <= value
     if b + s > 0:
@@ -70,7 +70,7 @@ def test_bounds_of_the_paper(twice_s: int, b: float) -> None:
 @given(st.integers(0, 1000))
 def test_rises_with_b_and_falls_with_s(twice_s: int) -> None:
     b = np.concatenate([np.geomspace(1e-8, 1e4, 400)])
-    lower, upper = interpolating(twice_s / 2, b), interpolating(twice_s / 2 + 1, b)
+    lower, upper = squash_integral(twice_s / 2, b), squash_integral(twice_s / 2 + 1, b)
     assert (np.diff(lower) >= -2e-16).all()
     assert lower[-1] > 0.6
     assert (upper <= lower + 2e-16).all()
@@ -82,21 +82,21 @@ def test_the_two_recursions_meet(s: float) -> None:
     if s == 0:
         return
     b = np.array([s, np.nextafter(s, np.inf)])
-    below, above = interpolating(s, b)
+    below, above = squash_integral(s, b)
     assert abs(above - below) < 4e-15
 
 
 @pytest.mark.parametrize("s", EXPONENTS)
 def test_zero_gives_zero_without_a_warning(s: float) -> None:
     with np.errstate(all="raise"):
-        assert interpolating(s, np.zeros(3)).tolist() == [0.0] * 3
-    assert interpolating(s, 0.0).shape == ()
+        assert squash_integral(s, np.zeros(3)).tolist() == [0.0] * 3
+    assert squash_integral(s, 0.0).shape == ()
 
 
 @pytest.mark.parametrize("s", [-0.5, -1, 0.25, 1.3])
 def test_exponents_that_are_no_halves_are_refused(s: float) -> None:
     with pytest.raises(ValueError, match="multiple of 1/2"):
-        interpolating(s, np.ones(1))
+        squash_integral(s, np.ones(1))
 
 
 DIMENSIONS = [*range(2, 41), 63, 64, 65, 99, 160, 161, 319, 320, 321, 640, 1001, 1280, 2047, 2999, 3999, 4000]
@@ -110,7 +110,7 @@ def test_table_is_exact_to_a_millionth_of_a_millionth(dimension: int) -> None:
     )
     table = squash_table(dimension)
     for extra, got in zip((0, 1), table(b), strict=True):
-        assert np.abs(got - interpolating(dimension / 2 + extra, b)).max() < 1e-12
+        assert np.abs(got - squash_integral(dimension / 2 + extra, b)).max() < 1e-12
         assert got[0] == 0.0
         assert (got >= 0).all()
         assert (got <= 1 + 1e-15).all()
@@ -129,8 +129,8 @@ def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsul
     s, rng = dimension / 2, np.random.default_rng(dimension)
     b = s * 10 ** rng.uniform(-3, 8, 2000)
     # Equation A.3: 1 - I_s = s/b I_{s-1}, a product without a difference.
-    exact = s / b * interpolating(s - 1, b)
-    for found in (squash_table(dimension)(b)[0], interpolating(s, b)):
+    exact = s / b * squash_integral(s - 1, b)
+    for found in (squash_table(dimension)(b)[0], squash_integral(s, b)):
         assert np.abs((1 - found) / exact - 1).max() < 2.0**-24
 
 

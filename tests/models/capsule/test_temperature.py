@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss
 
 import scalelatent as sl
 from scalelatent.models.capsule.fit import TEMPERATURES
-from scalelatent.reductions.temperature import choose_temperature, losses_at, tempered
+from scalelatent.reductions.temperature import apply_temperature, choose_temperature, losses_at_temperatures
 
 ORDER = np.random.default_rng(0).permutation(1797)
 X, Y = (part[ORDER] for part in load_digits(return_X_y=True))
@@ -41,7 +41,7 @@ def test_the_temperature_has_the_least_log_loss_of_validation_rows() -> None:
     chosen = model.temperature_
     model.set_params(temperature=1.0)._set_learned(temperature_=1.0)
     p = model.predict_proba(X[HELD])
-    losses = [log_loss(Y[HELD], tempered(p, t)) for t in (chosen / 1.1, chosen, chosen * 1.1)]
+    losses = [log_loss(Y[HELD], apply_temperature(p, t)) for t in (chosen / 1.1, chosen, chosen * 1.1)]
     assert losses[1] < min(losses[0], losses[2])
 
 
@@ -85,10 +85,12 @@ def test_losses_are_log_losses() -> None:
     y, weight = rng.integers(0, 4, 50), rng.uniform(0.5, 2.0, 50)
     gaps = np.log(p).max(axis=1, keepdims=True) - np.log(p)
     expected = [
-        log_loss(y, tempered(p, t), sample_weight=weight, normalize=False, labels=range(4))
+        log_loss(y, apply_temperature(p, t), sample_weight=weight, normalize=False, labels=range(4))
         for t in (0.3, 1.0)
     ]
-    np.testing.assert_allclose(losses_at(gaps, y, weight, np.array([0.3, 1.0])), expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        losses_at_temperatures(gaps, y, weight, np.array([0.3, 1.0])), expected, rtol=1e-9
+    )
 
 
 def test_the_chosen_temperature_lies_between_those_tried() -> None:

@@ -68,11 +68,11 @@ def passes(em, state, x, y=None, n: int = 10, backend: str = "reference") -> lis
     return states
 
 
-def main_em(x, k, h, likelihood="error", assignment="hard", statistics="images", q=0, start=None, **options):
+def main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None, **options):
     """An EM of one class that begins with its main phase, and its state; it does not stop or refill."""
     p = x.shape[1]
     q = min(p, q or h)
-    mixture = Mixture(p, np.zeros(k, dtype=np.int64), 0, likelihood, assignment, statistics, **options)
+    mixture = Mixture(p, np.zeros(k, dtype=np.int64), 0, likelihood, assignment, **options)
     em = MixtureEM(mixture, h, q, tol=-1.0, max_iter=10**6, most_refills=-1)
     start = a_start(x, k, h, q, likelihood) if start is None else start
     return em, initial_state(mixture, start, MAIN)

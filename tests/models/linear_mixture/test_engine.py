@@ -24,6 +24,7 @@ from scalelatent.engine.rates import RowShape
 from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, Frame
 from scalelatent.models.linear_mixture.model import em as mathematics
+from scalelatent.models.linear_mixture.model import recognise
 from scalelatent.models.linear_mixture.model.em import (
     Mixture,
     MixtureEM,
@@ -49,17 +50,12 @@ def fit(
     return fit_batches(executor, stage, start, callbacks=Callback()).state
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "assignment", "statistics"),
-    [("error", "hard", "images"), ("error", "hard", "moments"), ("factor-analysis", "soft", "images")],
-)
-def test_threads_and_blocks_held_back_show_in_no_bit(monkeypatch, likelihood, assignment, statistics):
+@pytest.mark.parametrize(("likelihood", "assignment"), [("error", "hard"), ("factor-analysis", "soft")])
+def test_threads_and_blocks_held_back_show_in_no_bit(monkeypatch, likelihood, assignment):
     monkeypatch.setattr(mathematics, "_CACHE_BYTES", 5000)  # M-steps in parts of two sub-classes
     x, y = made_rows(2000, 36, 6, 3), np.arange(2000) % 2
     frame = Frame(("shift-x", "thickness"), (6, 6), 0.6)
-    mixture = Mixture(
-        36, np.repeat([0, 1], 4), 2, likelihood, assignment, statistics, 0.0, 1e-6, frame, 0.3, 0.1
-    )
+    mixture = Mixture(36, np.repeat([0, 1], 4), 2, likelihood, assignment, 0.0, 1e-6, frame, 0.3, 0.1)
     em = MixtureEM(mixture, 3, 8, settle_passes=1, max_iter=4)
     found = [fit(em, x, y, 4, jobs, block_rows=128, leaf_rows=256) for jobs in (1, 2, 3)]
     for other in found[1:]:
@@ -68,15 +64,15 @@ def test_threads_and_blocks_held_back_show_in_no_bit(monkeypatch, likelihood, as
             np.testing.assert_array_equal(getattr(other.now, name), getattr(found[0].now, name))
 
 
-def grid_of(n: int, p: int, k: int, classes: int, statistics: str = "images"):
+def grid_of(n: int, p: int, k: int, classes: int):
     each = np.repeat(np.arange(classes), k // classes)
-    em = MixtureEM(Mixture(p, each, classes, statistics=statistics), 10, 16)
+    em = MixtureEM(Mixture(p, each, classes), 10, 16)
     return choose_grid(RowShape(n, p, False), em.reductions()["train"])
 
 
 def test_wishes_for_blocks_and_leaves():
-    for k, statistics in ((10, "images"), (1000, "images"), (100, "moments")):
-        em = MixtureEM(Mixture(256, np.zeros(k, dtype=int), 0, statistics=statistics), 10, 16)
+    for k in (10, 1000):
+        em = MixtureEM(Mixture(256, np.zeros(k, dtype=int), 0), 10, 16)
         wants = em.reductions()["train"].wants
         assert 2048 <= wants.block_rows <= 32_768
         assert wants.merge_share == 0.08
@@ -127,7 +123,7 @@ import json, sys
 import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
 ds = sl.open_dataset(sys.argv[1])
-options = {"n_components": 10, "n_dims": 10, "max_iter": 3, "statistics": "images", "random_state": 0}
+options = {"n_components": 10, "n_dims": 10, "max_iter": 3, "random_state": 0}
 model = sl.LinearMixtureClassifier(n_jobs=2, **options)
 plan = model.plan(ds)["peak_bytes_per_worker"]
 model.fit(ds)
@@ -174,14 +170,15 @@ def test_usps(data_root):
     assert error_rate(PancakeRows(scores, mixture.starts, frame=frame), x_test, y_test) <= 3.3
 
 
-def test_tangent_distance_of_the_best_is_that_of_all():
+def test_tangent_distance_of_the_best_is_that_of_all(monkeypatch):
     x, y = made_rows(600, 64, 6, 3), np.arange(600) % 3
     mixture = Mixture(64, np.repeat([0, 1, 2], 5), 3)
     state = fit(MixtureEM(mixture, 3, 8, max_iter=3, finish_passes=1), x, y, 5)
     scores, frame = scores_of(state.now, "error"), Frame(TANGENTS[:6], (8, 8), 0.6)
     found = []
     for candidates in (10, 15):
-        rows = PancakeRows(scores, mixture.starts, "scores", frame, candidates)
+        monkeypatch.setattr(recognise, "N_CANDIDATES", candidates)
+        rows = PancakeRows(scores, mixture.starts, "scores", frame)
         found.append(rows.apply(rows.prepare(make_backend("cpu")), Block(x, None, None, 0)))
     assert (found[0].argmin(axis=1) == found[1].argmin(axis=1)).mean() > 0.98
     assert (found[0] >= found[1] - 1e-6).all()

@@ -138,7 +138,7 @@ def test_the_page_of_a_density(digits, fitted, tmp_path):
     "options",
     [
         {"n_dims": 0, "smoothing": 0.5, "image_shape": (8, 8)},
-        {"projection": 20, "likelihood": "factor-analysis"},
+        {"likelihood": "factor-analysis"},
     ],
 )
 def test_pages_of_other_models(digits, tmp_path, options):
@@ -182,11 +182,8 @@ def test_candidates_of_a_search_read_the_rows_once_a_pass(digits, tmp_path):
     assert not list((tmp_path / "run" / "engine" / "sets").glob("*"))
 
 
-@pytest.mark.parametrize(
-    "through", [{"smoothing": 0.5}, {"projection": 20}, {"smoothing": 0.5, "projection": 20}]
-)
-def test_candidates_behind_one_matrix_share_its_rows(digits, through):
-    m = LinearMixtureClassifier(**(SMALL | {"max_iter": 1, "image_shape": (8, 8)} | through))
+def test_candidates_of_one_smoothing_share_the_smoothed_rows(digits):
+    m = LinearMixtureClassifier(**(SMALL | {"max_iter": 1, "image_shape": (8, 8), "smoothing": 0.5}))
     held, log = (digits.test.read_x(0, 400), digits.test.read_y(0, 400)), Log()
     grid = {"n_components": [2, 3], "n_dims": [2, 4]}
     search = Search(m, grid, n_jobs=1).fit(digits.x, digits.y, validation=held, callbacks=log)

@@ -39,12 +39,10 @@ def _found() -> list[np.ndarray]:
         groups = group_rows(rng.integers(0, k, n), 0, k, rng.random(n))
         sums = np.zeros((k, p)), np.zeros((k, p)), np.zeros((k, h, p)), np.zeros((k, h, h))
         cpu.add_images(cpu.make_bank(means, bases, True), x, groups, *sums)
-        moment = np.zeros((k, p * (p + 1) // 2))
-        cpu.add_moments(means, x, groups, sums[0], moment)
         more = np.zeros((k, h, p)), np.zeros((k, 3))
         frame, still = Frame(reference.TANGENTS[4:], shape, 0.6), cpu.make_bank(0 * means, bases, False)
         cpu.add_tangents(still, x, groups, frame, rng.random((k, 3)), *more)
-        out += [*sums, moment, *more]
+        out += [*sums, *more]
     return out
 
 

@@ -1,4 +1,4 @@
-"""The E-step and the walk of capsule regression: reference, numba, CuPy."""
+"""Kernels of capsule regression by backend: reference, numba, CuPy."""
 
 KERNELS = {
     "capsule_estep": {
@@ -11,11 +11,11 @@ KERNELS = {
         "numba": "scalelatent.models.capsule.kernels.cpu:residuals",
         "cupy": "scalelatent.models.capsule.kernels.gpu:residuals",
     },
-    "capsule_walk": {
-        # Row after row: a device has nothing to do in parallel, so the walk stays on the host.
-        "reference": "scalelatent.models.capsule.kernels.reference:walk",
-        "numba": "scalelatent.models.capsule.kernels.walk:walk",
-        "cupy": "scalelatent.models.capsule.kernels.walk:walk",
+    "capsule_passive": {
+        # Each row depends on the row before, so a GPU has nothing to do in parallel.
+        "reference": "scalelatent.models.capsule.kernels.reference:update_by_rows",
+        "numba": "scalelatent.models.capsule.kernels.passive:update_by_rows",
+        "cupy": "scalelatent.models.capsule.kernels.passive:update_by_rows",
     },
     "capsule_probabilities": {
         "reference": "scalelatent.models.capsule.kernels.reference:probabilities",

@@ -1,4 +1,4 @@
-"""The E-step of a block as two matrix products around a kernel: any backend, any number of dimensions."""
+"""E-step of a block as two matrix products around a kernel, for any backend and number of dimensions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ def estep_by_products(
     backend: Backend, w: Array, x: Array, y: np.ndarray, weight: np.ndarray, dims: np.ndarray,
     labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
-    """Residual moment and sums of one block for members that lie stacked in ``w``."""
+    """Return the residual moment (D, p), or None, and the sums (members, 3) of one block.
+
+    ``w`` (D, p) stacks the weights of the members. The moment is None without ``train`` or active rows.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         h = backend.matmul(w, x.T, "h")
     active, sums = backend.kernel("capsule_residuals")(h, y, weight, dims, labels, nu, table)

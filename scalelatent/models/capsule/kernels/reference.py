@@ -1,32 +1,35 @@
-"""The kernels of capsule regression in plain numpy and float64: the oracle of the numba and CuPy bodies.
+"""Kernels of capsule regression in numpy and float64; tests compare the numba and CuPy kernels with them.
 
-Symbols: h = W x (latent means), q_i = \\|h_i\\|^2, q their sum, f = q_i / q, beta = q / 2. Paper: equations
-2.13 to 2.19; MODELS notes: the posterior of class y enters through two numbers a row only, one for the
-capsule of the row's class and one for all others.
+Symbols (paper, equations 2.13 to 2.19): h = W x are the latent means, q_i = \\|h_i\\|^2, q is their sum, f_i
+= q_i / q, and beta = q / 2. The posterior of class y enters through two numbers per row: one for the capsule
+of the row's class, and one for all other capsules.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .squash import SquashTable, interpolating
+from .squash import SquashTable, squash_integral
 
 
 def probabilities(h: np.ndarray, dims: np.ndarray, table: SquashTable | None = None) -> np.ndarray:
-    """P(y | x) of one member."""
+    """Return P(y | x) of one member, (capsules, rows), from latent means (D, rows)."""
     f, beta = _fractions(np.asarray(h, dtype=np.float64), dims)
     total = dims.sum()
-    lam0 = interpolating(total / 2, beta) if table is None else table(beta)[0]
+    lam0 = squash_integral(total / 2, beta) if table is None else table(beta)[0]
     return lam0 * f + (1 - lam0) * (dims / total)[:, None]
 
 
 def posterior_ratios(h: np.ndarray, y: np.ndarray, dims: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Q_i(y)/P(y) of one member: E[h_i | y, x] = ratio_i h_i (equation 2.19)."""
+    """Return the ratios Q_i(y) / P(y | x) and P(y | x) of one member, both (capsules, rows).
+
+    The posterior means are E[h_i | y, x] = ratio_i h_i (equation 2.19).
+    """
     h = np.asarray(h, dtype=np.float64)
     f, beta = _fractions(h, dims)
     total = dims.sum()
     p = probabilities(h, dims)
-    lam1 = interpolating(total / 2 + 1, beta)
+    lam1 = squash_integral(total / 2 + 1, beta)
     rows = np.arange(h.shape[1])
     own = 2.0 * (np.arange(len(dims))[:, None] == y)
     return (lam1 * f[y, rows] + (1 - lam1) * (own + dims[y]) / (2 + total)) / p[y, rows], p
@@ -36,7 +39,12 @@ def residuals(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     table: SquashTable | None = None,
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
-    """Residuals (r - 1) h of all members for one block, in the place of h."""
+    """Replace h (D, rows) by the residuals (r - 1) h of all members; return the active rows and the sums.
+
+    With a threshold, the residuals of the active rows are moved to the front of h, and their row numbers are
+    returned; without one, None is returned. The sums (members, 3) are the log-likelihood, errors, active
+    rows.
+    """
     rows = np.arange(h.shape[1])
     factors, sums, moved = np.empty(h.shape), np.zeros((len(dims), 3)), np.zeros(h.shape[1], dtype=bool)
     start = 0
@@ -58,16 +66,16 @@ def residuals(
     return index, sums
 
 
-def walk(
+def update_by_rows(
     w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,
     inverse: np.ndarray, nu: float, aggressiveness: float, table: SquashTable | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """A passive-aggressive walk of one member through rows, see :mod:`.passive`."""
+    """Return the change of W (D, p) after passive-aggressive steps with each row, and the sums (3,)."""
     own, sums = w.astype(np.float64), np.zeros(3)
     capsules = np.arange(len(dims))[None]
     for row, label, a in zip(np.asarray(x, dtype=np.float64), labels, weight, strict=True):
         h = (own @ row)[:, None]
-        # The residual of a row of weight 1, then its weight: as a cap, not as a factor.
+        # The residual is that of a row of weight 1; the weight only limits the length of the step.
         wiring = np.array([label]), np.ones(1), dims[None], capsules, np.array([nu])
         g = h.copy()
         active, part = residuals(g, *wiring)
@@ -84,5 +92,5 @@ def _fractions(h: np.ndarray, dims: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     starts = np.concatenate([[0], np.cumsum(dims)[:-1]])
     q = np.add.reduceat(h * h, starts, axis=0)
     total = q.sum(axis=0)
-    # h = 0: beta = 0 and both lambda are 0, so any fraction will do; 0 avoids 0/0.
+    # If h = 0, then beta and both lambdas are 0, and any fraction is right; 0 avoids 0 / 0.
     return q / np.where(total > 0, total, 1.0), total / 2

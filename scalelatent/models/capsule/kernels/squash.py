@@ -1,12 +1,12 @@
-r"""The interpolating functions of capsule regression, exactly and as a table.
+r"""The interpolating functions lambda0 and lambda1 of capsule regression, exactly and as a table.
 
 .. math::
 
     I_s(b) = b e^{-b} \int_0^1 \rho^s e^{\rho b} d\rho, \qquad
     \lambda_0 = I_{D/2}(\beta), \quad \lambda_1 = I_{D/2+1}(\beta)
 
-(paper, equations 2.13, 2.14 and A.1; the exponent is D/2). ``D`` may be odd: then s is a half-integer and the
-recursion starts from Dawson's integral.
+(paper, equations 2.13, 2.14 and A.1). D is the sum of the capsule dimensions of a member. If D is odd, s is a
+half-integer and the recursion starts from Dawson's integral.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import dawsn
 
-# Table cells: the largest error over D = 2 ... 4,000 is under 1e-12. The relative error of 1 - lambda0 is
-# under 2^-24 up to |h|^2 = 1e8 D, so kernels may subtract. tests/models/capsule/test_squash.py measures both.
+# Number of table cells. The largest error for D = 2 to 4,000 is below 1e-12. The relative error of 1 -
+# lambda0 is below 2^-24 up to |h|^2 = 1e8 D, so kernels may subtract. tests/models/capsule/test_squash.py
+# checks both.
 TABLE_CELLS = 1024
 
 
-def interpolating(s: float, b: np.ndarray) -> np.ndarray:
-    """I_s(b) to about 1e-15, for integer or half-integer s >= 0.
+def squash_integral(s: float, b: np.ndarray) -> np.ndarray:
+    """Return I_s(b) with an error of about 1e-15, for integer or half-integer s >= 0.
 
-    Forward recursion (equation A.3) where b > s, backward recursion (A.5) from the bounds (A.4) where b <= s;
-    each is stable where it is used. The paper's 64 backward steps are too few for large s: the number grows
-    as 9 sqrt(s) + 16.
+    For b > s the forward recursion (equation A.3) is stable. For b <= s the backward recursion (A.5) from the
+    bounds (A.4) is stable. The paper's 64 backward steps are too few for large s; this function makes
+    9 sqrt(s) + 16 steps.
     """
     if s < 0 or (2 * s) % 1:
-        raise ValueError(f"s={s}: the exponent is a multiple of 1/2, at least 0")
+        raise ValueError(f"s={s}: the exponent must be a multiple of 1/2 and at least 0")
     b = np.asarray(b, dtype=np.float64)
     out = np.empty_like(b)
     ahead = b > s
@@ -60,9 +61,9 @@ def _backward(s: float, b: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SquashTable:
-    """lambda0 and lambda1 for one D as cubic pieces over t = b / (b + scale).
+    """Cubic pieces of lambda0 and lambda1 over t = b / (b + scale), for one D.
 
-    ``coefficients`` is (cells, 8) float64: four of lambda0 and four of lambda1, so that a look-up reads one
+    ``coefficients`` is float64 (cells, 8): four of lambda0 and four of lambda1, so that a look-up reads one
     cache line.
     """
 
@@ -70,7 +71,7 @@ class SquashTable:
     scale: float
 
     def __call__(self, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(lambda0, lambda1) at b, as the kernels evaluate them."""
+        """Return (lambda0, lambda1) at b, as the kernels compute them."""
         cells = len(self.coefficients)
         t = b / (b + self.scale) * cells
         cell = np.minimum(t.astype(np.int64), cells - 1)
@@ -84,9 +85,10 @@ class SquashTable:
 
 @lru_cache(maxsize=64)
 def squash_table(dimension: int) -> SquashTable:
-    """Table of lambda0 and lambda1 for a total capsule dimension D.
+    """Return the table of lambda0 and lambda1 for a total capsule dimension D.
 
-    A Hermite cubic per cell: the derivative is known in closed form (equation A.8), dI/db = 1 - (b + s)/b I.
+    Each cell is a Hermite cubic, because the derivative has a closed form (equation A.8): dI/db = 1 - (b +
+    s)/b I.
     """
     scale = dimension / 2 + 1.0
     t = np.arange(TABLE_CELLS + 1) / TABLE_CELLS
@@ -97,10 +99,10 @@ def squash_table(dimension: int) -> SquashTable:
 
 
 def _nodes(s: float, scale: float, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Value of I_s and derivative over t at the nodes; the ends are limits."""
+    """Return the values of I_s and of its derivative over t at the nodes; the ends are limits."""
     inner = t[1:-1]
     b = scale * inner / (1 - inner)
-    value = np.concatenate([[0.0], interpolating(s, b), [1.0]])
+    value = np.concatenate([[0.0], squash_integral(s, b), [1.0]])
     slope = np.where(b > s, _slope_above(s, b), _slope_below(s, b))
     db_dt = scale / (1 - inner) ** 2
     # At t = 0: I_s ~ b/(s+1), b ~ scale t. At t = 1: 1 - I_s ~ s/b, b ~ scale/(1-t).
@@ -109,24 +111,26 @@ def _nodes(s: float, scale: float, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _slope_below(s: float, b: np.ndarray) -> np.ndarray:
-    """dI_s/db where b <= s. The closed form 1 - (b+s)/b I_s cancels there: differentiate I_s = b/(s+1) (1 -
-    I_{s+1}) instead.
+    """Return dI_s/db for b <= s.
+
+    The closed form 1 - (b + s)/b I_s would cancel; this differentiates I_s = b/(s + 1) (1 - I_{s+1}) instead.
     """
-    first, second = interpolating(s + 1, b), interpolating(s + 2, b)
+    first, second = squash_integral(s + 1, b), squash_integral(s + 2, b)
     return (1 - first - (first + b * (second - first))) / (s + 1)
 
 
 def _slope_above(s: float, b: np.ndarray) -> np.ndarray:
-    """dI_s/db where b > s, s >= 1, through the complements J = 1 - I, which keep their relative precision as
-    b grows.
+    """Return dI_s/db for b > s >= 1.
+
+    It is computed from the complements 1 - I, which keep their relative precision as b grows.
     """
-    complement = s / b * interpolating(s - 1, b)
+    complement = s / b * squash_integral(s - 1, b)
     if s == 1:
         previous = np.exp(-b)
     elif s == 1.5:
         previous = dawsn(np.sqrt(b)) / np.sqrt(b)
     else:
-        previous = (s - 1) / b * interpolating(s - 2, b)
+        previous = (s - 1) / b * squash_integral(s - 2, b)
     return s / b * (complement - previous)
 
 

@@ -1,1 +1,1 @@
-"""Capsule regression as mathematics: EM, stepwise, incremental and passive-aggressive learning."""
+"""Mathematics of capsule regression: EM in batches and in steps, passive-aggressive learning, prediction."""

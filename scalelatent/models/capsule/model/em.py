@@ -1,15 +1,22 @@
-r"""Capsule regression by expectation-maximisation, in residual form.
+r"""Capsule regression by batch EM, in residual form.
 
-.. math::
+The equations are those of L. K. Saul, "Capsule regression", Neural Computation (2021).
 
-    W_i \leftarrow W_i + \Delta_i S^{-1}, \qquad
-    \Delta_i = \sum_n (r_{n,i} - 1) h_{n,i} x_n^T, \qquad r_{n,i} = Q_i(y_n) / P(y_n)
+A row x of class y has latent vectors :math:`h_i = W_i x`, one per capsule. One pass is one EM step:
 
-equals the paper's update (equation 2.24, because W S = sum h x^T) and rounds better: at convergence nothing
-large cancels, and rows below the threshold nu (equation 2.26) drop out of the second product. Momentum is
-equation 2.27, the schedule section 3.1.
+1. Compute all latent vectors of a block of rows with one matrix product, :math:`H = W X^T`.
+2. Compute the class probabilities :math:`P(y | x)` from the squared lengths of the latent vectors (equations
+   2.13 to 2.16) and the posterior means :math:`E[h_i | y, x] = r_i h_i` with
+   :math:`r_i = Q_i(y) / P(y | x)` (equation 2.19).
+3. Skip the rows that the model classifies with a margin: at the threshold :math:`\nu`, these are the rows
+   with :math:`\max_{i \neq y} P(i | x) \leq \nu P(y | x)` (equation 2.26).
+4. Add the remaining rows to the residual moment :math:`\Delta_i = \sum_n (r_{n,i} - 1) h_{n,i} x_n^T`.
+5. After the last block, update the weights: :math:`W_i \leftarrow W_i + \Delta_i S^{-1}` with the second
+   moments :math:`S = \sum_n x_n x_n^T`. Add momentum (equation 2.27), keep the weights with the lowest error,
+   and lower :math:`\nu` when the error no longer falls (the schedule of section 3.1).
 
-L. K. Saul, "Capsule regression", Neural Computation (2021).
+Step 5 equals the paper's update (equation 2.24), because :math:`W S = \sum_n h_n x_n^T`. It rounds better,
+because no large terms cancel at convergence, and step 3 saves most of the second matrix product.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -27,111 +34,80 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import SquashTable, squash_table
-from scalelatent.reductions.eigen import inverse_on_rows
-from scalelatent.reductions.intercept import Intercept, mapped_rows
+from scalelatent.reductions.eigen import invert_on_rows
+from scalelatent.reductions.intercept import Intercept, map_rows
 from scalelatent.reductions.moments import NonFiniteError
 
 from .members import Members
-from .predict import class_scores
+from .predict import compute_class_scores
 
-if TYPE_CHECKING:
-    from .online import OnlineState
-
+# Without a ridge, this share of the mean eigenvalue of S is added to its diagonal.
 RELATIVE_JITTER = 1e-8
+# Directions whose eigenvalue is at most this share of the largest have no rows; W gets no weights there.
 NO_ROWS = 1e-10
-# An ensemble's own error needs all members on all validation rows, also those that have stopped and those
-# that learn from other classes: batch EM measures it in the first passes, and then only now and then.
+# Batch EM measures the error of an ensemble's joint decision in this many first passes, and then in every
+# eighth pass. The joint decision needs all members on all validation rows, which costs a product per pass.
 DECIDED_PASSES = 8
 
 
-@dataclass(frozen=True)
-class CapsuleState:
-    """Everything that changes from pass to pass; M members share one stacked W."""
+@dataclass(frozen=True, kw_only=True)
+class MemberState:
+    """State of M members during a fit, shared by batch and online learners. W stacks the members' weights.
 
-    # w, previous, best: float64 (D, p): current weights, those one pass before (momentum),
-    # and each member's best so far
-    w: np.ndarray
-    previous: np.ndarray
-    best: np.ndarray
-    # float64 (M,): watched error rate (validation if there is one, else training) of
-    # ``best``
-    best_error: np.ndarray
-    # objective, train_error, validation_error: float64 (M,): mean log-loss in nats and
-    # error rates of the last pass; NaN where not measured
-    objective: np.ndarray
-    train_error: np.ndarray
-    validation_error: np.ndarray
-    # round, measured_round, stale, finished, best_pass: int64 (M,): round of the schedule
-    # now and in the last pass, passes without improvement, 1 where the member has stopped, the pass that gave
-    # ``best``
-    round: np.ndarray
-    measured_round: np.ndarray
-    stale: np.ndarray
-    finished: np.ndarray
-    best_pass: np.ndarray
-    # float64 (M,): share of rows that took part in the last update
-    active: np.ndarray
-    # Passes done
-    iteration: int
-    # Of an ensemble: validation error of what its members decide together, when it was last measured; NaN
-    # before
+    The arrays of weights are float64 (D, p). The other arrays have one entry per member: float64 (M,) for
+    errors and the objective, int64 (M,) for counts.
+    """
+
+    w: np.ndarray  # current weights
+    previous: np.ndarray  # weights one step before, for the momentum
+    best: np.ndarray  # weights of each member with its lowest error so far
+    best_error: np.ndarray  # error rate of ``best`` on validation rows, else on training rows
+    objective: np.ndarray  # mean log-loss in nats of the last pass
+    train_error: np.ndarray  # error rate of the last pass; NaN before the first pass
+    validation_error: np.ndarray  # NaN if there are no validation rows
+    round: np.ndarray  # current round of the schedule
+    stale: np.ndarray  # passes or epochs since the error improved; -1 right after an improvement or a restart
+    finished: np.ndarray  # 1 if the member has stopped
+    active: np.ndarray  # share of rows that took part in the last update
+    iteration: int  # completed passes or epochs
+    # Validation error of the ensemble's joint decision in the last pass that measured it.
     decision_error: float = float("nan")
-    # Of an ensemble: float64 (D, p), weights with which its members decided best together, and their error
+    # Weights with the lowest error of the joint decision, and that error.
     together: np.ndarray | None = None
     together_error: float = float("inf")
 
+    @classmethod
+    def start(cls, w: np.ndarray, n_members: int, **more: Any) -> Self:
+        """Return the state before the first step; ``more`` are the fields of the subclass."""
+        nan, zero = np.full(n_members, np.nan), np.zeros(n_members, dtype=np.int64)
+        infinite = np.full(n_members, np.inf)
+        return cls(
+            w=w, previous=w, best=w, best_error=infinite, objective=infinite, train_error=nan,
+            validation_error=nan, round=zero, stale=zero, finished=zero, active=nan, iteration=0, **more,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapsuleState(MemberState):
+    """State of batch EM."""
+
+    measured_round: np.ndarray  # round of the schedule in the last pass, int64 (M,)
+    best_pass: np.ndarray  # pass that gave ``best``, int64 (M,)
+
+
+AnyState = TypeVar("AnyState", bound=MemberState)
+
 
 def initial_state(w: np.ndarray, n_members: int) -> CapsuleState:
-    """State before the first pass."""
-    nan, zero = np.full(n_members, np.nan), np.zeros(n_members, dtype=np.int64)
-    return CapsuleState(
-        w=w,
-        previous=w,
-        best=w,
-        best_error=np.full(n_members, np.inf),
-        objective=np.full(n_members, np.inf),
-        train_error=nan,
-        validation_error=nan,
-        round=zero,
-        measured_round=zero,
-        stale=zero,
-        finished=zero,
-        best_pass=zero,
-        active=np.ones(n_members),
-        iteration=0,
-    )
-
-
-class Moving(Protocol):
-    """What a pass reads of a state, see :class:`CapsuleState`."""
-
-    @property
-    def w(self) -> np.ndarray: ...
-
-    @property
-    def round(self) -> np.ndarray: ...
-
-    @property
-    def finished(self) -> np.ndarray: ...
-
-    @property
-    def iteration(self) -> int: ...
-
-
-class Measured(Protocol):
-    """What a record reads of a state."""
-
-    @property
-    def validation_error(self) -> np.ndarray: ...
-
-    @property
-    def decision_error(self) -> float: ...
+    """Return the state of batch EM before the first pass, from weights (D, p)."""
+    zero = np.zeros(n_members, dtype=np.int64)
+    return CapsuleState.start(w, n_members, measured_round=zero, best_pass=zero)
 
 
 class Group(NamedTuple):
-    """Members that learn from the same rows: those of one class, or (None) all."""
+    """Members that learn from the same rows."""
 
-    label: int | None
+    label: int | None  # class code of these rows; None means all rows
     members: np.ndarray
     w: Array
     table: SquashTable
@@ -140,36 +116,31 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """Parameters of a pass on the device, and all of W where the decision is measured."""
+    """Parameters of a pass on the device."""
 
     backend: Backend
     groups: tuple[Group, ...]
-    w: Array | None = None
-
-
-S = TypeVar("S", bound=Moving, contravariant=True)
-Deciding = TypeVar("Deciding", bound="CapsuleState | OnlineState")
+    w: Array | None = None  # weights of all members, if the pass measures the joint decision
 
 
 @dataclass(frozen=True)
-class CapsulePass(Generic[S]):
-    """E-step (``train`` True) or scoring alone: the :class:`~..base.Reduction` of capsule regression.
+class CapsulePass:
+    """Reduction over rows: the E-step if ``train`` is True, else scoring alone.
 
-    Statistics: ``sums`` (M, 4) are weighted log-likelihood, weighted errors, active rows, total weight; the
-    E-step adds ``rows`` (M,) and ``delta`` (D, p), the residual moment; scoring of an ensemble ``decision``
-    (2,), weighted errors of what its members decide together and total weight, both 0 where not measured.
+    Statistics: ``sums`` (M, 4) has the weighted log-likelihood, weighted errors, active rows and total
+    weight; ``rows`` (M,) counts rows. The E-step adds the residual moment ``delta`` (D, p). Scoring of an
+    ensemble adds ``decision`` (2,): weighted errors of the joint decision and total weight, both 0 if not
+    measured.
     """
 
     wants = Wants()
 
     members: Members
-    # Columns of W
-    n_features: int
-    schedule: np.ndarray
+    n_features: int  # columns of W
+    schedule: np.ndarray  # threshold nu of each round
     class_weight: np.ndarray | None
     train: bool
-    # Of rows that bring no intercept with them
-    intercept: Intercept | None = None
+    intercept: Intercept | None = None  # None if the rows already contain the constant column
 
     def layout(self) -> Layout:
         fields: list[tuple[str, tuple[int, ...]]] = [
@@ -183,18 +154,18 @@ class CapsulePass(Generic[S]):
         return Layout(tuple(fields))
 
     def flops_per_row(self) -> float:
-        """Both products; a member that sees a share of the classes is counted by that share."""
-        share = (self.members.labels >= 0).mean(axis=1) @ self.members.dims.sum(axis=1)
+        """Return the operations of the matrix products; a member counts by the share of classes it sees."""
+        share = self.members.sees.mean(axis=1) @ self.members.dims.sum(axis=1)
         return (4.0 if self.train else 2.0) * self.n_features * float(share)
 
-    def prepare(self, state: S, backend: Backend) -> Prepared:
-        """Stack the weights of the members that still learn."""
+    def prepare(self, state: MemberState, backend: Backend) -> Prepared:
+        """Copy the weights of the members that still learn to the device, group by group."""
         groups = []
         for label, members in self.members.groups:
             live = members[state.finished[members] == 0]
             if not len(live):
                 continue
-            w = backend.asarray(state.w[self.members.rows(live)], np.float32)
+            w = backend.asarray(state.w[self.members.stack_rows(live)], np.float32)
             nu = (
                 self.schedule[np.minimum(state.round[live], len(self.schedule) - 1)]
                 if self.train
@@ -202,64 +173,58 @@ class CapsulePass(Generic[S]):
             )
             table = squash_table(int(self.members.dims[live[0]].sum()))
             groups.append(Group(label, live, w, backend.table(table), nu))
-        whole = not self.train and self.members.n_members > 1 and self.decides(state)
+        whole = not self.train and self.members.n_members > 1 and self.measures_decision(state)
         return Prepared(backend, tuple(groups), backend.asarray(state.w, np.float32) if whole else None)
 
-    def decides(self, state: S) -> bool:
-        """Whether a pass of an ensemble measures what its members decide together."""
+    def measures_decision(self, state: MemberState) -> bool:
+        """Return True if the next pass measures the joint decision of an ensemble."""
         done = state.iteration + 1
         return done <= DECIDED_PASSES or done % DECIDED_PASSES == 0
 
     def accumulate(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Add one block: H = W X^T, residuals in place, Delta += G X."""
+        """Add one block of rows (steps 1 to 4 of the module's docstring)."""
         backend = prepared.backend
         assert block.y is not None
-        with np.errstate(over="ignore"):  # what is beyond float32 is told below, by row and feature
-            x = mapped_rows(self.intercept, backend, block.x, np.float32, "x")
-        # Rows to learn from were measured before the first pass.
+        with np.errstate(over="ignore"):  # find_too_large and find_nonfinite report the row and the feature
+            x = map_rows(self.intercept, backend, block.x, np.float32, "x")
+        # The pass over second moments has already checked the training rows.
         if not self.train and (place := find_too_large(block)):
             raise NonFiniteError(place)
         weight = np.ones(len(block.y)) if block.weight is None else block.weight
         if self.class_weight is not None:
             weight = weight * self.class_weight[block.y]
-        # Members of pairs see their classes only: a class feeds all its members at once.
+        # A member for a pair of classes sees only their rows, so each class is sent to all its members.
         pairs = self.members.architecture == "all_vs_all"
         order = np.argsort(block.y, kind="stable") if pairs else np.empty(0, dtype=np.intp)
-        for label, live, w, table, nu in prepared.groups:
-            if label is None:
-                sums = self._group(backend, x, block.y, weight, live, w, table, nu, stats)
+        for group in prepared.groups:
+            if group.label is None:
+                sums = self._add_group(backend, group, x, block.y, weight, stats)
             else:
-                first, last = np.searchsorted(block.y, [label, label + 1], sorter=order)
+                first, last = np.searchsorted(block.y, [group.label, group.label + 1], sorter=order)
                 rows = order[first:last]
                 if not len(rows):
                     continue
                 part = backend.take(x, rows, "class")
-                sums = self._group(backend, part, block.y[rows], weight[rows], live, w, table, nu, stats)
-            # Where the rows are sound, weights that have grown too large are for the M-step to report.
+                sums = self._add_group(backend, group, part, block.y[rows], weight[rows], stats)
+            # If the rows are finite, the weights W have grown too large, which the M-step reports.
             if not np.isfinite(sums).all() and (place := find_nonfinite(block)):
                 raise NonFiniteError(place)
         if prepared.w is not None:
             with np.errstate(invalid="ignore", over="ignore"):
-                scores = class_scores(backend, self.members, backend.matmul(prepared.w, x.T, "h"))
-            wrong, decision = scores.argmax(axis=1) != block.y, stats["decision"]
+                h = backend.matmul(prepared.w, x.T, "h")
+                wrong = compute_class_scores(backend, self.members, h).argmax(axis=1) != block.y
+            decision = stats["decision"]
             decision += weight @ wrong, weight.sum()
 
-    def _group(
-        self,
-        backend: Backend,
-        x: Array,
-        y: np.ndarray,
-        weight: np.ndarray,
-        live: np.ndarray,
-        w: Array,
-        table: SquashTable,
-        nu: np.ndarray,
-        stats: Stats,
+    def _add_group(
+        self, backend: Backend, group: Group, x: Array, y: np.ndarray, weight: np.ndarray, stats: Stats
     ) -> np.ndarray:
-        members = self.members
+        """Add the rows of one group to the statistics; return its new sums (members, 3)."""
+        members, live = self.members, group.members
         product, sums = backend.kernel("capsule_estep")(
-            backend, w, x, y, weight, members.dims[live], members.labels[live], nu, table, self.train
-        )
+            backend, group.w, x, y, weight, members.dims[live], members.labels[live], group.nu, group.table,
+            self.train,
+        )  # fmt: skip
         totals = stats["sums"]
         totals[live, :3] += sums
         totals[live, 3] += weight.sum()
@@ -268,117 +233,101 @@ class CapsulePass(Generic[S]):
             return sums
         delta, row = stats["delta"], 0
         for r in live:
-            start, stop = members.offsets[r], members.offsets[r + 1]
-            delta[start:stop] += product[row : row + stop - start]
-            row += stop - start
+            rows = members.rows_of(r)
+            delta[rows] += product[row : row + rows.stop - rows.start]
+            row += rows.stop - rows.start
         return sums
 
 
 @dataclass(frozen=True)
 class CapsuleEM:
-    """The batch learner: constants of a fit, M-step, schedule."""
+    """Batch learner: the constants of a fit, the M-step and the schedule."""
 
     members: Members
-    # float64 (classes, p, p): weighted second moments of the classes
-    moment: np.ndarray
-    # nu, patience: (rounds,): the schedule; ``scheduled`` 0 means plain EM with the last
-    # weights as the result
-    nu: np.ndarray
-    patience: np.ndarray
-    scheduled: int
+    moment: np.ndarray  # weighted second moments of the classes, float64 (classes, p, p)
+    nu: np.ndarray  # threshold of each round of the schedule, (rounds,)
+    patience: np.ndarray  # passes without improvement that end a round, (rounds,)
+    scheduled: int  # 0 means plain EM, whose result is the last weights
     momentum: float
-    # float64 (p,): rho of each column
-    ridge: np.ndarray
+    ridge: np.ndarray  # added to the diagonal of the second moments, float64 (p,)
     tol: float
-    # Largest number of passes
-    max_iter: int
-    # ndarray of float64, shape (classes,) or None
-    class_weight: np.ndarray | None
+    max_iter: int  # largest number of passes
+    class_weight: np.ndarray | None  # float64 (classes,)
     has_validation: int
     intercept: Intercept | None = None
 
-    def reductions(self) -> dict[str, CapsulePass[Moving]]:
-        """E-step over the training rows and, where there are some, errors over the validation rows."""
+    def reductions(self) -> dict[str, CapsulePass]:
+        """Return the E-step over the training rows and, if there are any, scoring of the validation rows."""
         p = self.moment.shape[1]
-        out: dict[str, CapsulePass[Moving]] = {
-            "train": CapsulePass(self.members, p, self.nu, self.class_weight, True, self.intercept)
-        }
+        out = {"train": CapsulePass(self.members, p, self.nu, self.class_weight, True, self.intercept)}
         if self.has_validation:
             out["validation"] = CapsulePass(self.members, p, self.nu, None, False, self.intercept)
         return out
 
     @cached_property
-    def _inverses(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(S + rho)^-1 and S of each member; members that see the same classes share them."""
-        seen: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
-        out = []
-        for mask in self.members.labels >= 0:
-            if mask.tobytes() not in seen:
-                s = self.moment[mask].sum(axis=0)
-                seen[mask.tobytes()] = inverse_on_rows(s, NO_ROWS, self.ridge, RELATIVE_JITTER), s
-            out.append(seen[mask.tobytes()])
-        return out
+    def _factors(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """((S + ridge)^-1, S) for each set of classes that some members see, both (p, p)."""
+        moments = [self.moment[mask].sum(axis=0) for mask in self.members.class_sets]
+        return [(invert_on_rows(s, NO_ROWS, self.ridge, RELATIVE_JITTER), s) for s in moments]
 
-    def inverse(self, member: int) -> np.ndarray:
-        """(S + rho)^-1 of a member, (p, p)."""
-        return self._inverses[member][0]
-
-    def second_moment(self, member: int) -> np.ndarray:
-        """S of a member, (p, p)."""
-        return self._inverses[member][1]
+    def inverse(self, class_set: int) -> np.ndarray:
+        """Return (S + ridge)^-1 of the rows of a set of classes, (p, p)."""
+        return self._factors[class_set][0]
 
     def em_step(self, w: np.ndarray, delta: np.ndarray, member: int) -> np.ndarray:
-        """EM(W) of one member: W + Delta S^-1, or with a ridge (W S + Delta)(S + rho)^-1."""
-        inverse, s = self._inverses[member]
+        """Return the new weights of one member: W + Delta S^-1, or (W S + Delta)(S + ridge)^-1."""
+        inverse, s = self._factors[self.members.class_set_of[member]]
         if np.any(self.ridge):
             return (w @ s + delta) @ inverse
         return w + delta @ inverse
 
     def update(self, state: CapsuleState, stats: Mapping[str, Stats]) -> CapsuleState:
-        """One M-step and one step of every member's schedule; a pure function."""
+        """Return the state after one M-step and one step of every member's schedule; a pure function."""
         train = stats["train"]
-        total = np.maximum(train["sums"][:, 3], np.finfo(float).tiny)
         live = state.finished == 0
-        objective = np.where(live, -train["sums"][:, 0] / total, state.objective)
+        loss, error = mean_loss_and_error(train["sums"])
+        objective = np.where(live, loss, state.objective)
         if not np.isfinite(objective[live]).all():
             bad = np.flatnonzero(live & ~np.isfinite(objective)).tolist()
             raise make_divergence_error(
                 bad, f"pass {state.iteration + 1}", "lower `momentum`, or set `ridge` above 0"
             )
-        error = np.where(live, train["sums"][:, 1] / total, state.train_error)
         validation = state.validation_error
         if self.has_validation:
-            sums = stats["validation"]["sums"]
-            validation = np.where(live, sums[:, 1] / np.maximum(sums[:, 3], np.finfo(float).tiny), validation)
+            validation = np.where(live, mean_loss_and_error(stats["validation"]["sums"])[1], validation)
         measured = replace(
             state,
             objective=objective,
-            train_error=error,
+            train_error=np.where(live, error, state.train_error),
             validation_error=validation,
             measured_round=state.round,
             active=np.where(live, train["sums"][:, 2] / np.maximum(train["rows"], 1), state.active),
             iteration=state.iteration + 1,
         )
-        measured = with_decision(measured, state.w, stats.get("validation"))
-        return self._advance(measured, state.objective, train["delta"])
+        measured = record_decision(measured, state.w, stats.get("validation"))
+        return self._step_members(measured, state.objective, train["delta"])
 
-    def _advance(self, state: CapsuleState, last_objective: np.ndarray, delta: np.ndarray) -> CapsuleState:
+    def _step_members(
+        self, state: CapsuleState, last_objective: np.ndarray, delta: np.ndarray
+    ) -> CapsuleState:
+        """Return the state after each member's EM step, or after the change of its round."""
         watched = state.validation_error if self.has_validation else state.train_error
         w, previous, best = state.w.copy(), state.w.copy(), state.best.copy()
         round_, stale, finished = state.round.copy(), state.stale.copy(), state.finished.copy()
         best_error, best_pass = state.best_error.copy(), state.best_pass.copy()
         for r in map(int, np.flatnonzero(state.finished == 0)):
-            rows = slice(self.members.offsets[r], self.members.offsets[r + 1])
+            rows = self.members.rows_of(r)
             stale[r] += 1
             if watched[r] < best_error[r]:
                 best_error[r], best_pass[r], stale[r] = watched[r], state.iteration, 0
                 best[rows] = state.w[rows]
-            # The first pass of a later round measures the weights that it starts from: no step lies between.
+            # The first pass of a later round repeats a measurement, so its objective is not a lack of
+            # progress.
             stepped = state.stale[r] >= 0
             flat = self.tol > 0 and stepped and 0 <= last_objective[r] - state.objective[r] < self.tol
             if stale[r] >= self.patience[round_[r]] or flat:
-                # The next round starts at the best model so far, without momentum; its first pass only
-                # measures that model again.
+                # The next round starts at the best weights without momentum. Its first pass measures them
+                # again.
                 round_[r] += 1
                 stale[r] = -1
                 w[rows] = previous[rows] = best[rows] if self.scheduled else state.w[rows]
@@ -390,44 +339,68 @@ class CapsuleEM:
                 if self.scheduled or self.has_validation:
                     w[rows] = best[rows]
         return replace(
-            state,
-            w=w,
-            previous=previous,
-            best=best,
-            best_error=best_error,
-            best_pass=best_pass,
-            round=round_,
-            stale=stale,
-            finished=finished,
-        )
+            state, w=w, previous=previous, best=best, best_error=best_error, best_pass=best_pass,
+            round=round_, stale=stale, finished=finished,
+        )  # fmt: skip
 
     def weights(self, state: CapsuleState) -> np.ndarray:
-        """W to keep: each member's best where errors are watched, the latest of plain EM."""
+        """Return the weights of the fitted model: each member's best, or the last ones of plain EM."""
         return state.best if self.scheduled or self.has_validation else state.w
 
     def is_done(self, state: CapsuleState) -> bool:
-        """All members have stopped."""
         return bool(state.finished.all())
 
     def summary(self, state: CapsuleState) -> dict[str, float | int | None]:
-        """The last pass's measurements: means over members, and the validation error of all together."""
-        rounds = np.minimum(state.measured_round, len(self.nu) - 1)
+        """Return the measurements of the last pass."""
+        rounds, measured = state.measured_round, (state.objective, state.train_error, state.active)
+        return {"pass": state.iteration} | self.describe(state, rounds, *measured)
+
+    def describe(
+        self,
+        state: MemberState,
+        rounds: np.ndarray,
+        objective: np.ndarray,
+        train_error: np.ndarray,
+        active: np.ndarray,
+    ) -> dict[str, float | int | None]:
+        """Return the scalars of a record: means over members, and the validation error of the model."""
+        rounds = np.minimum(rounds, len(self.nu) - 1)
+        train, held = float(train_error.mean()), float(state.validation_error.mean())
+        errors: dict[str, float | int | None] = {
+            "train_error": train,
+            "validation_error": held if self.has_validation else None,
+        }
+        if self.members.n_members > 1:
+            # The mean error of the members, each in its own problem, is not the error of their joint
+            # decision.
+            known = self.has_validation and not np.isnan(state.decision_error)
+            errors = {
+                "train_error": None,
+                "mean_member_train_error": train,
+                "validation_error": state.decision_error if known else None,
+                "mean_member_validation_error": held if self.has_validation else None,
+            }
         return {
-            "pass": state.iteration,
-            "objective": float(state.objective.mean()),
-            **error_rates(state, state.train_error, bool(self.has_validation)),
-            "best_error": float(state.best_error.mean()),
+            "objective": float(objective.mean()),
+            **errors,
+            "best_error": float(state.best_error.mean()) if np.isfinite(state.best_error).all() else None,
             "active_members": int((state.finished == 0).sum()),
-            "active_rows": float(state.active.mean()),
+            "active_rows": float(active.mean()),
             "nu": float(self.nu[rounds].mean()),
             "round": int(rounds.min()) + 1,
         }
 
 
-def with_decision(state: Deciding, w: np.ndarray, validation: Stats | None) -> Deciding:
-    """Return the state with the validation error of what an ensemble decides, of a pass that measured it.
+def mean_loss_and_error(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean log-loss (nats) and the error rate of each member, both (M,), from ``sums`` (M, 4+)."""
+    total = np.maximum(sums[:, 3], np.finfo(float).tiny)
+    return -sums[:, 0] / total, sums[:, 1] / total
 
-    ``w`` are the weights that were measured; they are kept where they decided better than all before.
+
+def record_decision(state: AnyState, w: np.ndarray, validation: Stats | None) -> AnyState:
+    """Return the state with the validation error of an ensemble's joint decision, if the pass measured it.
+
+    ``w`` are the weights that the pass measured. They are kept if their error is the lowest so far.
     """
     if validation is None or "decision" not in validation.layout.slices:
         return state
@@ -438,17 +411,3 @@ def with_decision(state: Deciding, w: np.ndarray, validation: Stats | None) -> D
     if error < state.together_error:
         state = replace(state, together=w, together_error=error)
     return replace(state, decision_error=error)
-
-
-def error_rates(state: Measured, train_error: np.ndarray, has_validation: bool) -> dict[str, float | None]:
-    """Errors of a record: those of the model; of an ensemble the means over its members have other names."""
-    train, held = float(train_error.mean()), float(state.validation_error.mean())
-    if len(train_error) == 1:
-        return {"train_error": train, "validation_error": held if has_validation else None}
-    own = state.decision_error if has_validation and not np.isnan(state.decision_error) else None
-    return {
-        "train_error": None,
-        "mean_member_train_error": train,
-        "validation_error": own,
-        "mean_member_validation_error": held if has_validation else None,
-    }

@@ -1,8 +1,9 @@
-"""Which capsules there are: the three architectures of the paper (section 3.4) as one table of members.
+"""The three architectures of the paper (section 3.4) as one table of members.
 
-A *member* is one capsule regression. ``multiclass`` has a single member with a capsule for each class;
-``one_vs_all`` has a binary member for each class; ``all_vs_all`` one for each pair of classes. All members
-lie stacked in one matrix W, so that a block is read once and one matrix product serves them all.
+A *member* is one capsule regression. ``multiclass`` has a single member with a capsule for each class.
+``one_vs_all`` has a binary member for each class. ``all_vs_all`` has a binary member for each pair of
+classes. The weights of all members are stacked in one matrix W, so that each block of rows is read once and
+one matrix product serves all members.
 """
 
 from __future__ import annotations
@@ -14,18 +15,16 @@ from itertools import combinations
 
 import numpy as np
 
-ARCHITECTURES = ("multiclass", "one_vs_all", "all_vs_all")
-
 
 @dataclass(frozen=True)
 class Members:
-    """The wiring of an ensemble."""
+    """Members of a model: their capsules, and the classes that they see."""
 
     architecture: str
-    # int64 (members, capsules of a member): dimension of each capsule
+    # Dimension of each capsule, int64 (members, capsules of a member).
     dims: np.ndarray
-    # int64 (members, classes): label that a member gives to each class: the number of the
-    # capsule that should win, or -1 where the member never sees it
+    # Index of the capsule that should win for each class, int64 (members, classes); -1 for classes that the
+    # member does not see.
     labels: np.ndarray
 
     @property
@@ -38,49 +37,78 @@ class Members:
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """First row of W of each member, and the end; int64, (members + 1,)."""
+        """First row of W of each member, followed by the number of rows; int64 (members + 1,)."""
         return np.concatenate([[0], np.cumsum(self.dims.sum(axis=1))]).astype(np.int64)
 
     @property
     def total_dim(self) -> int:
-        """Rows of W."""
+        """Number of rows of W."""
         return int(self.offsets[-1])
 
     @cached_property
-    def groups(self) -> tuple[tuple[int | None, np.ndarray], ...]:
-        """(class, members that look at it), or (None, all) where every member looks at every row."""
-        if (self.labels >= 0).all():
-            return ((None, np.arange(self.n_members)),)
-        return tuple((c, np.flatnonzero(self.labels[:, c] >= 0)) for c in range(self.n_classes))
+    def sees(self) -> np.ndarray:
+        """Classes that each member sees, bool (members, classes)."""
+        return self.labels >= 0
 
-    def rows(self, members: np.ndarray) -> np.ndarray:
-        """Rows of W of some members, in their order; int64."""
+    @cached_property
+    def _class_sets(self) -> tuple[np.ndarray, np.ndarray]:
+        sets, which = np.unique(self.sees, axis=0, return_inverse=True)
+        return sets, which.ravel().astype(np.int64)
+
+    @property
+    def class_sets(self) -> np.ndarray:
+        """Distinct sets of classes that members see, bool (sets, classes)."""
+        return self._class_sets[0]
+
+    @property
+    def class_set_of(self) -> np.ndarray:
+        """Index of each member's set of classes, int64 (members,)."""
+        return self._class_sets[1]
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int | None, np.ndarray], ...]:
+        """Pairs (class, members that see it), or a single pair (None, all members) if all see all classes."""
+        if self.sees.all():
+            return ((None, np.arange(self.n_members)),)
+        return tuple((c, np.flatnonzero(self.sees[:, c])) for c in range(self.n_classes))
+
+    def rows_of(self, member: int) -> slice:
+        """Return the rows of W of a member."""
+        return slice(int(self.offsets[member]), int(self.offsets[member + 1]))
+
+    def stack_rows(self, members: np.ndarray) -> np.ndarray:
+        """Return the rows of W of several members, in the order of ``members``, as int64 indices."""
         parts = [np.arange(self.offsets[r], self.offsets[r + 1]) for r in members]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
+    def spread_over_rows(self, values: np.ndarray) -> np.ndarray:
+        """Return one value per member (members,) as one value per row of W, (D, 1)."""
+        return np.repeat(values, self.dims.sum(axis=1))[:, None]
+
 
 def build_members(architecture: str, n_classes: int, capsule_dim: int | Sequence[int]) -> Members:
-    """Table of members."""
-    if architecture not in ARCHITECTURES:
-        raise ValueError(f"architecture={architecture!r} is not one of {', '.join(ARCHITECTURES)}")
+    """Return the members of an architecture; the parameters were checked by the estimator.
+
+    Raises
+    ------
+    ValueError
+        There are fewer than two classes, or ``capsule_dim`` is a sequence that does not fit the classes.
+    """
     if n_classes < 2:
         raise ValueError(
-            f"capsule regression needs at least 2 classes, the labels hold {n_classes} "
-            f"{'class' if n_classes == 1 else 'classes'}: check that y is "
-            "the column of labels"
+            f"capsule regression needs at least 2 classes, but the labels contain {n_classes} "
+            f"{'class' if n_classes == 1 else 'classes'}: check that y is the column of labels"
         )
-    many = isinstance(capsule_dim, (list, tuple, np.ndarray))
+    many = not isinstance(capsule_dim, (int, np.integer))
     sizes: list[int] = list(capsule_dim) if many else [capsule_dim]  # type: ignore[arg-type, list-item]
-    if not all(_is_dimension(d) for d in sizes):
-        raise ValueError(f"capsule_dim={capsule_dim!r}: dimensions are whole numbers of at least 1")
     if many and architecture != "multiclass":
         raise ValueError(
-            f"capsule_dim={capsule_dim!r}: one dimension a class needs architecture='multiclass', not "
+            f"capsule_dim={capsule_dim!r}: one dimension per class needs architecture='multiclass', not "
             f"{architecture!r}"
         )
     if many and len(sizes) != n_classes:
         raise ValueError(
-            f"capsule_dim has {len(sizes)} dimensions for {n_classes} classes: give one a class, or one "
+            f"capsule_dim has {len(sizes)} dimensions for {n_classes} classes: give one per class, or one "
             "number"
         )
     if architecture == "multiclass":
@@ -96,7 +124,3 @@ def build_members(architecture: str, n_classes: int, capsule_dim: int | Sequence
             labels[r, a], labels[r, b] = 0, 1
         dims = np.full((len(pairs), 2), sizes[0])
     return Members(architecture, dims.astype(np.int64), labels.astype(np.int64))
-
-
-def _is_dimension(d: object) -> bool:
-    return isinstance(d, (int, np.integer)) and not isinstance(d, bool) and int(d) >= 1

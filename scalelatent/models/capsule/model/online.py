@@ -1,6 +1,7 @@
-r"""Capsule regression beyond batch EM: what all online learners share, and stepwise EM.
+r"""Capsule regression by minibatches: the base class of the online learners, and stepwise EM.
 
-Stepwise EM (Cappé and Moulines, 2009; Liang and Klein, 2009) on residuals: after a batch of :math:`n_b` rows
+Stepwise EM (Cappé and Moulines, 2009; Liang and Klein, 2009) works on residuals. After a batch of :math:`n_b`
+of the :math:`n` rows it computes
 
 .. math::
 
@@ -8,18 +9,19 @@ Stepwise EM (Cappé and Moulines, 2009; Liang and Klein, 2009) on residuals: aft
     W \leftarrow W + \eta_t \Delta S^{-1} + \gamma (W - W_{before}), \qquad
     \eta_t = (1 + t/t_0)^{-\kappa}
 
-with the second moments S of *all* rows: so the noise of a batch vanishes with its residuals, and one batch of
-all rows with eta = 1 is a step of batch EM. A batch of fewer rows than features cannot bear a whole step: eta
-in the step of W is then multiplied by rows / features. Rows are counted, not their weights, so that a heavy
-batch moves W more than a light one (:func:`row_share`). The model that is validated and kept is a running
-average of W over about the last ninth of the steps (polynomial-decay averaging, Shamir and Zhang, 2013): it
-takes the noise of the last batches out.
+with the second moments S of *all* rows. The noise of a batch therefore vanishes with its residuals, and one
+batch of all rows with eta = 1 is a step of batch EM. If a batch has fewer rows than features, the step of W
+is multiplied by rows / features. This factor counts rows, not their weights, so that a heavy batch moves W
+more than a light one (:func:`batch_scale`).
+
+Validation and the fitted model use a running average of W over about the last ninth of the steps
+(polynomial-decay averaging, Shamir and Zhang, 2013). The average removes the noise of the last batches.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,122 +30,78 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
-from .em import CapsuleEM, CapsulePass, Moving, Prepared, error_rates, with_decision
+from .em import CapsuleEM, CapsulePass, MemberState, Prepared, mean_loss_and_error, record_decision
 
+# Power of the polynomial-decay average: the average covers about the last 1 / (1 + power) of the steps.
 AVERAGE_POWER = 8
 
 
-@dataclass(frozen=True)
-class OnlineState:
-    """Everything that changes from step to step; M members share one stacked W."""
+@dataclass(frozen=True, kw_only=True)
+class OnlineState(MemberState):
+    """State of the online learners; ``best`` holds averaged weights."""
 
-    # w, previous, delta, average, best: float64 (D, p): current weights, those one step
-    # before (momentum), the running residual moment, the averaged weights, and the averaged weights that did
-    # best
-    w: np.ndarray
-    previous: np.ndarray
-    delta: np.ndarray
-    average: np.ndarray
-    best: np.ndarray
-    # best_error, objective, train_error, validation_error, active: float64 (M,): error rate
-    # of ``best``; of the last epoch: mean log-loss in nats, error rates and share of rows that took part, all
-    # measured on the way while W moved; NaN where not measured
-    best_error: np.ndarray
-    objective: np.ndarray
-    train_error: np.ndarray
-    validation_error: np.ndarray
-    active: np.ndarray
-    # round, stale, finished, best_epoch, since: int64 (M,): round of the schedule, epochs
-    # without improvement, 1 where the member has stopped, the epoch that gave ``best``, steps since the round
-    # began
-    round: np.ndarray
-    stale: np.ndarray
-    finished: np.ndarray
-    best_epoch: np.ndarray
-    since: np.ndarray
-    # float64 (M, 5): of the epoch in progress: log-likelihood, errors, active rows, weight,
-    # rows
+    delta: np.ndarray  # running residual moment, float64 (D, p)
+    average: np.ndarray  # averaged weights, float64 (D, p)
+    best_epoch: np.ndarray  # epoch that gave ``best``, int64 (M,)
+    since: np.ndarray  # steps since the round started, int64 (M,)
+    # Log-likelihood, errors, active rows, weight and rows of the epoch in progress, float64 (M, 5).
     sums: np.ndarray
-    # iteration, steps: Epochs and steps done
-    iteration: int
-    steps: int
-    # As in batch EM, of the averaged weights
-    decision_error: float = field(default=float("nan"), kw_only=True)
-    together: np.ndarray | None = field(default=None, kw_only=True)
-    together_error: float = field(default=float("inf"), kw_only=True)
-
-
-State = TypeVar("State", bound=OnlineState)
+    steps: int  # completed steps
 
 
 def online_state(w: np.ndarray, n_members: int) -> OnlineState:
-    """State before the first step."""
-    nan, zero = np.full(n_members, np.nan), np.zeros(n_members, dtype=np.int64)
-    infinite = np.full(n_members, np.inf)
-    return OnlineState(
-        w=w,
-        previous=w,
-        delta=np.zeros_like(w),
-        average=w,
-        best=w,
-        best_error=infinite,
-        objective=infinite,
-        train_error=nan,
-        validation_error=nan,
-        active=nan,
-        round=zero,
-        stale=zero,
-        finished=zero,
-        best_epoch=zero,
-        since=zero,
-        sums=np.zeros((n_members, 5)),
-        iteration=0,
-        steps=0,
-    )
+    """Return the state before the first step, from weights (D, p)."""
+    zero = np.zeros(n_members, dtype=np.int64)
+    return OnlineState.start(
+        w, n_members, delta=np.zeros_like(w), average=w, best_epoch=zero, since=zero,
+        sums=np.zeros((n_members, 5)), steps=0,
+    )  # fmt: skip
 
 
-def row_share(weight: float, rows: float, mean_weight: float, p: int) -> float:
-    """What the residual moment of a batch is multiplied by to be that of one row of mean weight."""
+def batch_scale(weight: float, rows: float, mean_weight: float, p: int) -> float:
+    """Return the factor that turns the residual moment of a batch into that of one row of mean weight.
+
+    A batch has ``rows`` rows of the total ``weight``; ``p`` is the number of features. The factor is capped
+    so that a heavy batch of few rows moves W no further than a whole step.
+    """
     return min(1.0, max(2.0 * rows, p) * mean_weight / weight) / (rows * mean_weight)
 
 
 @dataclass(frozen=True)
-class AveragedPass(CapsulePass[OnlineState]):
+class AveragedPass(CapsulePass):
     """Scoring of the averaged weights."""
 
-    def decides(self, state: OnlineState) -> bool:
-        """Always: there are few epochs."""
+    def measures_decision(self, state: MemberState) -> bool:
+        """Return True, because there are few epochs."""
         return True
 
-    def prepare(self, state: OnlineState, backend: Backend) -> Prepared:
-        """The averaged weights of the members that still learn."""
+    def prepare(self, state: MemberState, backend: Backend) -> Prepared:
+        """Copy the averaged weights of the members that still learn to the device."""
+        assert isinstance(state, OnlineState)
         return super().prepare(replace(state, w=state.average), backend)
 
 
 @dataclass(frozen=True)
-class OnlineCapsule(Generic[State]):
-    """What the online learners share: measurements, schedule of rounds, the averaged model."""
+class OnlineCapsule:
+    """Base class of the online learners: measurements, the schedule of rounds, and the averaged weights."""
 
     wants = Wants()
 
-    # Constants of the fit: members, second moments, schedule (its patience counts epochs), momentum, ridge
-    em: CapsuleEM
-    # weight, count: float64 (classes,): sum of the row weights of each class, and its rows
-    # of weight above 0
-    weight: np.ndarray
-    count: np.ndarray
+    em: CapsuleEM  # constants of the fit; its patience counts epochs
+    weight: np.ndarray  # sum of the row weights of each class, float64 (classes,)
+    count: np.ndarray  # number of rows of each class whose weight is above 0, float64 (classes,)
 
     # -- measurements ----------------------------------------------------------------------------------------
 
     @property
-    def train_pass(self) -> CapsulePass[Moving]:
+    def train_pass(self) -> CapsulePass:
         return self.em.reductions()["train"]
 
     def flops_per_row(self) -> float:
         return self.train_pass.flops_per_row()
 
-    def measured(self, state: State, stats: Stats) -> np.ndarray:
-        """Sums of the epoch with those of a step."""
+    def add_sums(self, state: OnlineState, stats: Stats) -> np.ndarray:
+        """Return the sums of the epoch (M, 5) with those of a step; raise `DivergenceError` if not finite."""
         sums = state.sums + np.column_stack([stats["sums"], stats["rows"]])
         live = state.finished == 0
         if not np.isfinite(sums[live]).all():
@@ -152,36 +110,33 @@ class OnlineCapsule(Generic[State]):
             raise make_divergence_error(bad, f"step {state.steps + 1}", step)
         return sums
 
-    def averaged(self, state: OnlineState, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(``since``, ``average``) after a step to ``w``."""
+    def finish_step(self, state: OnlineState, w: np.ndarray, sums: np.ndarray, **more: Any) -> OnlineState:
+        """Return the state after a step to the weights ``w``, with their running average."""
         live = state.finished == 0
         since = state.since + live
         rate = np.where(live, (1.0 + AVERAGE_POWER) / (np.maximum(since, 1) + AVERAGE_POWER), 0.0)
-        rate = np.repeat(rate, self.em.members.dims.sum(axis=1))[:, None]
-        return since, state.average + rate * (w - state.average)
-
-    def rows_of(self, member: int) -> slice:
-        """Rows of W of a member."""
-        return slice(int(self.em.members.offsets[member]), int(self.em.members.offsets[member + 1]))
+        average = state.average + self.em.members.spread_over_rows(rate) * (w - state.average)
+        return replace(
+            state, w=w, average=average, since=since, sums=sums, steps=state.steps + 1, **more
+        )  # fmt: skip
 
     def validation(self) -> AveragedPass:
-        """Errors of the averaged model over the validation rows."""
+        """Return the pass that measures the averaged weights on the validation rows."""
         em = self.em
         return AveragedPass(em.members, em.moment.shape[1], em.nu, None, False, em.intercept)
 
-    def validated(self, state: State, stats: Stats) -> State:
-        """Keep each member's best."""
-        live, total = state.finished == 0, stats["sums"][:, 3]
-        errors = stats["sums"][:, 1] / np.maximum(total, np.finfo(float).tiny)
-        state = replace(state, validation_error=np.where(live, errors, state.validation_error))
-        state = with_decision(state, state.average, stats)
+    def validated(self, state: OnlineState, stats: Stats) -> OnlineState:
+        """Return the state with the validation errors, and with each member's best weights."""
+        errors = mean_loss_and_error(stats["sums"])[1]
+        state = replace(state, validation_error=np.where(state.finished == 0, errors, state.validation_error))
+        state = record_decision(state, state.average, stats)
         return self._keep_best(state, state.validation_error)
 
-    def _keep_best(self, state: State, watched: np.ndarray) -> State:
+    def _keep_best(self, state: OnlineState, watched: np.ndarray) -> OnlineState:
         better = (state.finished == 0) & (watched < state.best_error)
         if not better.any():
             return state
-        rows = np.repeat(better, self.em.members.dims.sum(axis=1))[:, None]
+        rows = self.em.members.spread_over_rows(better)
         return replace(
             state,
             best=np.where(rows, state.average, state.best),
@@ -192,12 +147,12 @@ class OnlineCapsule(Generic[State]):
 
     # -- schedule --------------------------------------------------------------------------------------------
 
-    def end_epoch(self, state: State) -> State:
-        """Measurements of the epoch, and one step of every member's schedule; a pure function."""
+    def end_epoch(self, state: OnlineState) -> OnlineState:
+        """Return the state with the epoch's measurements and one step of every schedule; a pure function."""
         live, sums = state.finished == 0, state.sums
-        total = np.maximum(sums[:, 3], np.finfo(float).tiny)
-        objective = np.where(live, -sums[:, 0] / total, state.objective)
-        error = np.where(live, sums[:, 1] / total, state.train_error)
+        loss, error = mean_loss_and_error(sums)
+        objective = np.where(live, loss, state.objective)
+        error = np.where(live, error, state.train_error)
         if not self.em.has_validation:
             state = self._keep_best(state, error)
         flat = (state.objective - objective >= 0) & (state.objective - objective < self.em.tol)
@@ -217,11 +172,10 @@ class OnlineCapsule(Generic[State]):
             sums=np.zeros_like(sums),
             iteration=state.iteration + 1,
         )
-        return self._restarted(state, ended) if ended.any() else state
-
-    def _restarted(self, state: State, ended: np.ndarray) -> State:
-        """The next round of some members starts at their best model, without momentum."""
-        rows = np.repeat(ended, self.em.members.dims.sum(axis=1))[:, None]
+        if not ended.any():
+            return state
+        # The next round of these members starts at their best weights, without momentum.
+        rows = self.em.members.spread_over_rows(ended)
         w = np.where(rows, self.weights(state), state.w)
         return replace(
             state,
@@ -233,49 +187,37 @@ class OnlineCapsule(Generic[State]):
         )
 
     def weights(self, state: OnlineState) -> np.ndarray:
-        """W to keep: each member's best on validation rows, without such rows the averaged one."""
+        """Return the weights of the fitted model: each member's best on validation rows, else the average."""
         return state.best if self.em.has_validation else state.average
 
     def is_done(self, state: OnlineState) -> bool:
         return bool(state.finished.all())
 
     def summary(self, state: OnlineState) -> dict[str, float | int | None]:
-        """Measurements of the epoch, or of its part that is done; means over members."""
+        """Return the measurements of the epoch, or of its completed part; means over members."""
         objective, error, active = state.objective, state.train_error, state.active
         if state.sums[:, 3].any():
-            total = np.maximum(state.sums[:, 3], np.finfo(float).tiny)
-            objective, error = -state.sums[:, 0] / total, state.sums[:, 1] / total
+            objective, error = mean_loss_and_error(state.sums)
             active = state.sums[:, 2] / np.maximum(state.sums[:, 4], 1.0)
-        rounds = np.minimum(state.round, len(self.em.nu) - 1)
-        return {
-            "objective": float(objective.mean()),
-            **error_rates(state, error, bool(self.em.has_validation)),
-            "best_error": float(state.best_error.mean()) if np.isfinite(state.best_error).all() else None,
-            "active_members": int((state.finished == 0).sum()),
-            "active_rows": float(active.mean()),
-            "nu": float(self.em.nu[rounds].mean()),
-            "round": int(rounds.min()) + 1,
-        }
+        return self.em.describe(state, state.round, objective, error, active)
 
 
 class BatchEStep(NamedTuple):
-    """The E-step of a batch, and its weights."""
+    """The E-step of a batch, with its weights on the device."""
 
-    train: CapsulePass[Moving]
+    train: CapsulePass
     weights: Prepared
 
 
 @dataclass(frozen=True)
-class CapsuleStepwise(OnlineCapsule[OnlineState]):
-    """Stepwise EM (an :class:`~..base.OnlineLearner`)."""
+class CapsuleStepwise(OnlineCapsule):
+    """Stepwise EM, an `OnlineLearner`."""
 
-    # Exponent of eta_t = (1 + t / t0) ** -kappa; 0 keeps eta = 1
-    kappa: float
-    # Steps after which eta falls
-    t0: float
+    kappa: float  # exponent of the step size eta_t = (1 + t / t0) ** -kappa; 0 keeps eta = 1
+    t0: float  # number of steps after which eta falls
 
     def layout(self) -> Layout:
-        """The E-step of batch EM, and ``counted`` (M,): rows of weight above 0."""
+        """Return the fields of the E-step of batch EM, and ``counted`` (M,): rows of weight above 0."""
         return Layout((*self.train_pass.layout().fields, ("counted", (self.em.members.n_members,))))
 
     def prepare(self, state: OnlineState, backend: Backend) -> BatchEStep:
@@ -287,33 +229,23 @@ class CapsuleStepwise(OnlineCapsule[OnlineState]):
         train.accumulate(weights, block, Stats(train.layout(), stats.vector[: train.layout().size]))
         assert block.y is not None
         y = block.y if block.weight is None else block.y[block.weight > 0]
-        labels = self.em.members.labels
-        stats["counted"][...] += (labels >= 0) @ np.bincount(y, minlength=labels.shape[1])
+        sees = self.em.members.sees
+        stats["counted"][...] += sees @ np.bincount(y, minlength=sees.shape[1])
 
     def step(self, state: OnlineState, stats: Stats, n_rows: int) -> OnlineState:
-        """The M-step of a batch; a pure function."""
-        sums, p = self.measured(state, stats), self.em.moment.shape[1]
+        """Return the state after the M-step of a batch; a pure function."""
+        sums, p = self.add_sums(state, stats), self.em.moment.shape[1]
         eta = (1.0 + state.steps / self.t0) ** -self.kappa
         w, previous, delta = state.w.copy(), state.previous.copy(), state.delta.copy()
-        masks = self.em.members.labels >= 0
-        totals, means = masks @ self.weight, (masks @ self.weight) / (masks @ self.count)
+        sees = self.em.members.sees
+        totals, means = sees @ self.weight, (sees @ self.weight) / (sees @ self.count)
         for r in map(int, np.flatnonzero((state.finished == 0) & (stats["sums"][:, 3] > 0))):
-            rows = self.rows_of(r)
+            rows = self.em.members.rows_of(r)
             weight, seen = float(stats["sums"][r, 3]), float(stats["counted"][r])
-            batch = totals[r] * row_share(weight, seen, means[r], p)
+            batch = totals[r] * batch_scale(weight, seen, means[r], p)
             delta[rows] = (1.0 - eta) * delta[rows] + eta * batch * stats["delta"][rows]
             rate = eta * min(1.0, seen / p)
             move = self.em.em_step(state.w[rows], delta[rows], r) - state.w[rows]
             w[rows] += rate * move + self.em.momentum * (state.w[rows] - state.previous[rows])
             previous[rows] = state.w[rows]
-        since, average = self.averaged(state, w)
-        return replace(
-            state,
-            w=w,
-            previous=previous,
-            delta=delta,
-            sums=sums,
-            steps=state.steps + 1,
-            since=since,
-            average=average,
-        )
+        return self.finish_step(state, w, sums, previous=previous, delta=delta)

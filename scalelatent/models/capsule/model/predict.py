@@ -1,4 +1,4 @@
-"""From rows to probabilities, classes and latent means, for all three architectures."""
+"""Row maps from rows to probabilities, classes and latent means, for all three architectures."""
 
 from __future__ import annotations
 
@@ -14,15 +14,23 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import squash_table
-from scalelatent.reductions.intercept import Intercept, mapped_rows
+from scalelatent.reductions.intercept import Intercept, map_rows
 from scalelatent.reductions.moments import NonFiniteError
-from scalelatent.reductions.temperature import losses_at, tempered
+from scalelatent.reductions.temperature import apply_temperature, losses_at_temperatures
 
 from .members import Members
 
+# Blocks of at most this many rows are multiplied in float64.
+FEW_ROWS = 256
 
-def class_scores(backend: Backend, members: Members, h: Array) -> np.ndarray:
-    """What all members together say of rows: the largest score is the predicted class."""
+
+def compute_class_scores(backend: Backend, members: Members, h: Array) -> np.ndarray:
+    """Return the scores (rows, classes) of latent vectors (D, rows); each row sums to 1.
+
+    The largest score is the predicted class. Multiclass: P(y | x). One-versus-all: the normalised
+    probabilities of each member's own class. All-versus-all: the normalised numbers of votes; the sums of the
+    members' probabilities break ties.
+    """
     kernel = backend.kernel("capsule_probabilities")
     # All members have the same sum of dimensions.
     table = backend.table(squash_table(int(members.dims[0].sum())))
@@ -30,34 +38,29 @@ def class_scores(backend: Backend, members: Members, h: Array) -> np.ndarray:
         return backend.to_host(kernel(h, members.dims[0], table)).T
     scores = np.zeros((members.n_classes, h.shape[1]))
     for r, dims in enumerate(members.dims):
-        p = backend.to_host(kernel(h[members.offsets[r] : members.offsets[r + 1]], dims, table))
+        p = backend.to_host(kernel(h[members.rows_of(r)], dims, table))
         if members.architecture == "one_vs_all":
             scores[r] = p[0]
             continue
         a, b = (int(np.flatnonzero(members.labels[r] == i)[0]) for i in (0, 1))
-        # A vote counts 1; the probabilities of all m - 1 members of a class together count less than one
-        # vote.
+        # A vote counts 1. The probabilities of a class from all its members together count less than a vote.
         wins = p[0] >= p[1]
         scores[a] += wins + p[0] / members.n_classes
         scores[b] += ~wins + p[1] / members.n_classes
     return (scores / scores.sum(axis=0)).T
 
 
-# Rows of a block that are multiplied in float64.
-FEW_ROWS = 256
-
-
 @dataclass(frozen=True)
 class RowFrame:
-    """The affine map of rows whose output W multiplies: an intercept, then a projection, or neither."""
+    """Affine map of rows to the vectors that W multiplies: an intercept, then a projection; both optional."""
 
     intercept: Intercept | None = None
-    # float64 (features, p), or (features + 1, p + 1): the constant column stays as it is
+    # float64 (features, p); with an intercept (features + 1, p + 1), which keeps the constant column.
     matrix: np.ndarray | None = None
 
     @classmethod
-    def projecting(cls, intercept: Intercept | None, projection: np.ndarray) -> RowFrame:
-        """With a projection (features, p) of rows without their constant."""
+    def from_projection(cls, intercept: Intercept | None, projection: np.ndarray) -> RowFrame:
+        """Return the frame of a projection (features, p) of rows without their constant column."""
         return cls(intercept, projection if intercept is None else block_diag(projection, 1.0))
 
     @property
@@ -67,12 +70,12 @@ class RowFrame:
 
     @property
     def row_intercept(self) -> Intercept | None:
-        """The intercept of the rows that W multiplies; projected rows bring it with them."""
+        """Intercept of the rows that passes read; None for projected rows, which contain the constant."""
         return self.intercept if self.matrix is None else None
 
 
 class Weights(NamedTuple):
-    """Factors of rows by dtype: the projection, transposed, where there is one, and W."""
+    """Factors of rows on the device: for each dtype the transposed projection, if there is one, and W."""
 
     backend: Backend
     factors: dict[type, tuple[Array | None, Array]]
@@ -80,19 +83,17 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class CapsuleRows:
-    """Class scores or latent means of rows (a :class:`~..base.RowMap`)."""
+    """Row map to latent means or class scores.
+
+    ``what`` is "latents" for h = W x, float32 (rows, D); "probabilities" for :func:`compute_class_scores`,
+    float64 (rows, classes); or "classes" for the same scores, with the predicted classes as labels.
+    """
 
     members: Members
-    # float64 (D, p), or (D, p + 1) with an intercept
-    w: np.ndarray
+    w: np.ndarray  # float64 (D, p), or (D, p + 1) with an intercept
     frame: RowFrame
-    # "latents": h = W x, float32 (rows, D). "probabilities": float64 (rows, classes), rows sum to 1.
-    # "classes": the same, and the dataset gets the predicted classes as labels. Multiclass: P(y | x).
-    # One-versus-all: the P(its class | x), normalised. All-versus-all: votes, ties broken by the sum
-    # of the members' probabilities, normalised; so the largest is always the predicted class
     what: str
-    # Of probabilities; 1 is the paper's model
-    temperature: float = 1.0
+    temperature: float = 1.0  # of the probabilities; 1 is the paper's model
 
     def output(self) -> tuple[tuple[int, ...], str]:
         if self.what == "latents":
@@ -100,7 +101,7 @@ class CapsuleRows:
         return (self.members.n_classes,), "float64"
 
     def prepare(self, backend: Backend) -> Weights:
-        """Weights; projection and W are one matrix where one product is cheaper than two."""
+        """Return the factors of rows; projection and W are multiplied first if that is cheaper per row."""
         w, basis = self.w, self.frame.matrix
         if basis is not None and len(w) * len(basis) <= basis.size + w.size:
             w, basis = w @ basis.T, None
@@ -114,13 +115,13 @@ class CapsuleRows:
         )
 
     def apply(self, prepared: Weights, block: Block) -> np.ndarray:
-        """Scores or latents of a block."""
+        """Return the scores or the latent means of a block."""
         backend, factors = prepared
-        # A product of float32 rounds otherwise for other numbers of rows: few rows can do without.
+        # Rounding in float32 products depends on the number of rows; few rows can afford float64.
         dtype = np.float64 if len(block.x) <= FEW_ROWS and np.float64 in factors else np.float32
         directions, w = factors[dtype]
         with np.errstate(invalid="ignore", over="ignore"):
-            x = mapped_rows(self.frame.intercept, backend, block.x, dtype, "x")
+            x = map_rows(self.frame.intercept, backend, block.x, dtype, "x")
             if place := find_too_large(block):
                 raise NonFiniteError(place)
             x = x.T
@@ -130,22 +131,22 @@ class CapsuleRows:
             raise NonFiniteError(find_nonfinite(block) or f"rows from {block.start} on overflow float32")
         if self.what == "latents":
             return np.ascontiguousarray(backend.to_host(h).T)
-        return tempered(class_scores(backend, self.members, h), self.temperature)
+        return apply_temperature(compute_class_scores(backend, self.members, h), self.temperature)
 
     @property
     def wants(self) -> Wants:
-        """Labels of the output are predicted, not copied, where it is classes."""
+        """Requests to the engine: for "classes", the labels of the output are the predicted ones."""
         return Wants(labels=self.what == "classes")
 
     @staticmethod
     def labels(scores: np.ndarray) -> np.ndarray:
-        """Class codes of scores: the largest, the first of equals."""
+        """Return the class codes of scores: the largest score, or the first of equal ones."""
         return scores.argmax(axis=1)
 
 
 @dataclass(frozen=True)
 class CalibrationPass:
-    """Log-loss of probabilities at each of some temperatures (a :class:`~..base.Reduction`)."""
+    """Reduction to the log-loss of class probabilities at each of several temperatures."""
 
     wants = Wants()
 
@@ -158,15 +159,15 @@ class CalibrationPass:
         return Layout((("loss", (len(self.temperatures),)),))
 
     def flops_per_row(self) -> float:
-        """The product with W."""
+        """Return the operations of the product with W."""
         return 2.0 * self.rows.w.size / self.every
 
     def prepare(self, state: object, backend: Backend) -> Weights:
-        """As for the probabilities."""
+        """Return the factors that give the probabilities."""
         return self.rows.prepare(backend)
 
     def accumulate(self, prepared: Weights, block: Block, stats: Stats) -> None:
-        """Add the rows of a block whose numbers are multiples of ``every``."""
+        """Add the rows of a block whose row numbers are multiples of ``every``."""
         some = np.arange(-block.start % self.every, len(block.x), self.every)
         if not len(some):
             return
@@ -177,4 +178,4 @@ class CalibrationPass:
         if self.class_weight is not None:
             weight = weight * self.class_weight[y]
         gaps = p.max(axis=1, keepdims=True) - p
-        stats["loss"][...] += losses_at(gaps, y, weight, self.temperatures)
+        stats["loss"][...] += losses_at_temperatures(gaps, y, weight, self.temperatures)

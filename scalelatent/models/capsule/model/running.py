@@ -1,28 +1,28 @@
-r"""Capsule regression on a stream of rows whose number is unknown: what ``partial_fit`` does.
+r"""Capsule regression on a stream of rows of unknown length: the mathematics of ``partial_fit``.
 
-There is no pass before the first step, so the second moments are those of the rows so far, with a prior that
-fades:
+There is no pass over the rows before the first step. The second moments are therefore those of the rows so
+far, with a prior that fades:
 
 .. math::
 
     \bar S = \frac{S + \rho + p s_0 I}{n + p}, \qquad s_0 = \text{mean squared feature of the first rows}
 
-as if p rows of independent features had been seen; so it has full rank from the first row on. A batch of b
-rows moves W by
+The prior counts as p rows of independent features, so that :math:`\bar S` has full rank from the first row
+on. A batch of b rows moves W by
 
 .. math::  W \leftarrow W + \eta \min(1, b/p) \frac{1}{b} (\Delta_{batch} - \frac{b}{n} \rho W) \bar S^{-1},
            \qquad \eta = (1 + t/t_0)^{-\kappa}
 
-without momentum, t being rows seen over the rows of a batch; n is the weight of all rows, and weights are
-measured by their mean so far (:func:`.online.row_share`). One row is thereby moved at most about as far
-as its posterior mean: :math:`x^T \bar S^{-1} x` is p on average. Passive-aggressive steps are those of
-:mod:`.passive`. The model that predicts is the running average of W, as in :mod:`.online`.
+without momentum. Here t is the number of rows so far divided by the rows of a batch, n is the weight of all
+rows, and weights are divided by their mean so far (:func:`.online.batch_scale`). A single row moves at most
+about as far as its posterior mean, because :math:`x^T \bar S^{-1} x` is p on average. Passive-aggressive
+steps are those of :mod:`.passive`. Predictions use the running average of W, as in :mod:`.online`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
@@ -30,66 +30,42 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.models.capsule.kernels.squash import squash_table
-from scalelatent.reductions.eigen import inverse_on_rows
+from scalelatent.reductions.eigen import invert_on_rows
 
-from .em import CapsulePass
+from .em import NO_ROWS, RELATIVE_JITTER, CapsulePass, initial_state
 from .members import Members
-from .online import AVERAGE_POWER, row_share
+from .online import AVERAGE_POWER, batch_scale
 from .start import random_start, subspace_start
 
-# The inverse is renewed once the rows behind it have grown by so much.
-RENEW = 0.05
-
-
-@lru_cache(maxsize=8)
-def _kinds(labels: bytes, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """(kinds of members by the classes that they see, kind of each member)."""
-    masks = np.frombuffer(labels, dtype=np.int64).reshape(shape) >= 0
-    kinds, which = np.unique(masks, axis=0, return_inverse=True)
-    return kinds, which.ravel()
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """As much of a state as an E-step reads."""
-
-    w: np.ndarray
-    finished: np.ndarray
-    round: np.ndarray
-    iteration: int = 0
+# The inverse of the second moments is computed again after the weight of the rows has grown by this share.
+RENEW_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Settings of a stream; parameters of :class:`scalelatent.CapsuleRegression` of the same names.
+    """Settings of a stream, named like the parameters of :class:`scalelatent.CapsuleRegression`."""
 
-    ``nu`` is the threshold of the schedule's first round, ``passive`` the choice of the algorithm.
-    """
-
-    passive: bool
-    nu: float
+    passive: bool  # passive-aggressive steps instead of stepwise EM
+    nu: float  # threshold of the first round of the schedule
     kappa: float
     t0: float
     batch_rows: int
-    # None: that of the fit which the stream goes on from
-    ridge: float | None
+    ridge: float | None  # None: the ridge of the fit that the stream continues
     aggressiveness: float
 
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums over the rows so far. Never changed in place, so that a step that fails leaves the old ones."""
+    """Sums over the rows so far, never changed in place, so that a failed step keeps the old ones."""
 
-    # tuple of float64 (p, p): sum of weight x x^T of all rows; of each class where members
-    # see some classes only
+    # Sum of weight x x^T, a tuple of float64 (p, p): one for all rows, or one per class if some members do
+    # not see all classes.
     moment: tuple[np.ndarray, ...]
-    # float64 (classes,): sum of row weights of each class
-    weight: np.ndarray
-    # float64 (classes,): rows of each class whose weight is above 0
-    count: np.ndarray
+    weight: np.ndarray  # sum of the row weights of each class, float64 (classes,)
+    count: np.ndarray  # number of rows of each class whose weight is above 0, float64 (classes,)
 
-    def added(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> RowSums:
-        """These sums and those of some more rows, (rows, p)."""
+    def add_rows(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> RowSums:
+        """Return these sums with those of more rows (rows, p)."""
         x, n = x.astype(np.float64), len(self.weight)
         moment, whole = list(self.moment), len(self.moment) == 1
         for c in [0] if whole else np.unique(codes):
@@ -98,32 +74,32 @@ class RowSums:
             more = part.T @ (part if weight is None else part * weight[rows][:, None])
             more += moment[c]
             moment[c] = more
-        count = _count(codes, weight, n)
+        count = _count_rows(codes, weight, n)
         own = count if weight is None else np.bincount(codes, weight, minlength=n)
         return RowSums(tuple(moment), self.weight + own, self.count + count)
 
     def second_moment(self, classes: np.ndarray) -> np.ndarray:
-        """Of the classes in a mask, bool (classes,); shape (p, p)."""
+        """Return the second moments (p, p) of the classes in a mask, bool (classes,)."""
         parts = self.moment if len(self.moment) == 1 else [self.moment[c] for c in np.flatnonzero(classes)]
         return np.sum(parts, axis=0)
 
 
 @dataclass
 class RunningCapsule:
-    """Weights and second moments of a stream. :meth:`learn` replaces them, after whole batches only."""
+    """Weights and second moments of a stream, which may continue a fit.
+
+    Arrays are replaced, never changed in place, and only after complete batches.
+    """
 
     members: Members
-    # w, average: float64 (D, p): current weights, and their running average, which predicts
-    w: np.ndarray
-    average: np.ndarray
-    # Of the rows so far, those of a fit included
-    sums: RowSums
-    # S0 of the prior; 0 without a prior (after a fit)
-    variance: float
-    # Rows that W has seen, those of a fit included
-    rows: float
-    # float64 (p,): rho of each column in the fit before; zeros without a fit, where the prior serves
-    ridge: np.ndarray
+    # Current weights and their running average, which predicts, float64 (D, p). None after a fit: the stream
+    # then starts from the weights of the model.
+    w: np.ndarray | None
+    average: np.ndarray | None
+    sums: RowSums | None  # None if the model was saved by a version that did not save them
+    variance: float  # s_0 of the prior; 0 after a fit, which needs no prior
+    rows: float  # rows that the weights have seen, in all passes of a fit and in the stream
+    ridge: np.ndarray  # rho of each column in the fit, float64 (p,); zeros without a fit
     _inverses: dict[int, tuple[float, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -135,8 +111,8 @@ class RunningCapsule:
         init: str,
         scale: float,
         rng: np.random.Generator,
-    ) -> RunningCapsule:
-        """From the first rows: the subspace start where each capsule has enough, else a random one."""
+    ) -> Self:
+        """Start from the first rows: from subspaces if each capsule has enough rows, else at random."""
         x = np.asarray(x, dtype=np.float64)
         p, m = x.shape[1], members.n_classes
         counts = np.bincount(codes, minlength=m)
@@ -150,10 +126,13 @@ class RunningCapsule:
             w = subspace_start(members, moment, counts.astype(np.float64))
         else:
             w = random_start(members, (x.T @ x)[None], np.array([float(len(x))]), scale, rng)
-        groups = 1 if (members.labels >= 0).all() else m
-        variance = float(np.mean(x * x))
+        groups = 1 if members.sees.all() else m
         sums = RowSums((np.zeros((p, p)),) * groups, np.zeros(m), np.zeros(m))
-        return cls(members, w, w.copy(), sums, variance if variance > 0 else 1.0, 0.0, np.zeros(p))
+        return cls(members, w, w.copy(), sums, float(np.mean(x * x)) or 1.0, 0.0, np.zeros(p))
+
+    def copy(self) -> Self:
+        """Return a stream that continues independently of this one."""
+        return replace(self, _inverses=dict(self._inverses))
 
     def learn(
         self,
@@ -163,19 +142,19 @@ class RunningCapsule:
         options: StreamOptions,
         backend: Backend,
     ) -> None:
-        """Learn from rows, batch by batch in their order."""
+        """Learn from float32 rows (rows, p), batch by batch in their order."""
         if not np.isfinite(x).all():
             row = int(np.flatnonzero(~np.isfinite(x).all(axis=1))[0])
             raise FloatingPointError(
-                f"row {row} is not finite in float32: leave it out, or scale the features"
+                f"row {row} is not finite in float32: remove the row, or scale the features"
             )
         for a in range(0, len(x), options.batch_rows):
             rows = slice(a, a + options.batch_rows)
             own = None if weight is None else weight[rows]
             self._learn_batch(x[rows], codes[rows], own, options, backend)
 
-    def renew(self) -> None:
-        """Forget the inverses: the next step takes that of all rows so far."""
+    def discard_inverses(self) -> None:
+        """Compute the inverses again at the next step, from all rows so far."""
         self._inverses.clear()
 
     def _learn_batch(
@@ -186,14 +165,15 @@ class RunningCapsule:
         options: StreamOptions,
         backend: Backend,
     ) -> None:
+        assert self.w is not None
+        assert self.average is not None
+        assert self.sums is not None
         before = self.sums, dict(self._inverses)
+        step = self._passive_step if options.passive else self._em_step
         try:
-            self.sums = self.sums.added(x, codes, weight)
-            if options.passive:
-                w = self._walked(x, codes, weight, options, backend)
-            else:
-                w = self._stepped(x, codes, weight, options, backend)
-            _check(w)
+            self.sums = self.sums.add_rows(x, codes, weight)
+            w = step(self.w, self.sums, x, codes, weight, options, backend)
+            _check_finite(w)
         except BaseException:
             self.sums, self._inverses = before
             raise
@@ -202,98 +182,100 @@ class RunningCapsule:
         self.average = self.average + rate * (w - self.average)
 
     def _ridge(self, options: StreamOptions) -> np.ndarray:
-        return self.ridge if options.ridge is None else np.full(self.w.shape[1], options.ridge)
+        return self.ridge if options.ridge is None else np.full(len(self.ridge), options.ridge)
 
-    def _inverse(self, kind: int, mask: np.ndarray, ridge: np.ndarray) -> np.ndarray:
-        """Inverse mean second moments of the classes in a mask; renewed now and then, not at each row."""
-        p = self.w.shape[1]
+    def _inverse(self, sums: RowSums, class_set: int, ridge: np.ndarray) -> np.ndarray:
+        """Return the inverse mean second moments of a set of classes; not computed again for each row."""
+        p, mask = len(self.ridge), self.members.class_sets[class_set]
         prior = float(p) if self.variance > 0 else 0.0
-        seen = float(self.sums.weight[mask].sum()) + prior
-        kept = self._inverses.get(kind)
-        if kept is not None and seen < kept[0] * (1.0 + RENEW):
+        seen = float(sums.weight[mask].sum()) + prior
+        kept = self._inverses.get(class_set)
+        if kept is not None and seen < kept[0] * (1.0 + RENEW_SHARE):
             return kept[1]
-        s = self.sums.second_moment(mask)
-        s = s + (ridge + prior * self.variance + 1e-8 * np.trace(s) / p) * np.eye(p)
-        inverse = inverse_on_rows(s / max(seen, np.finfo(float).tiny), 1e-10)
-        self._inverses[kind] = seen, inverse
+        s = sums.second_moment(mask)
+        s = s + (ridge + prior * self.variance + RELATIVE_JITTER * np.trace(s) / p) * np.eye(p)
+        inverse = invert_on_rows(s / max(seen, np.finfo(float).tiny), NO_ROWS)
+        self._inverses[class_set] = seen, inverse
         return inverse
 
-    def _stepped(
+    def _em_step(
         self,
+        w: np.ndarray,
+        sums: RowSums,
         x: np.ndarray,
         codes: np.ndarray,
         weight: np.ndarray | None,
         options: StreamOptions,
         backend: Backend,
     ) -> np.ndarray:
+        """Return the weights after a step of stepwise EM."""
         members, p = self.members, x.shape[1]
-        estep: CapsulePass[_Weights] = CapsulePass(members, p, np.array([options.nu]), None, True)
-        zero = np.zeros(members.n_members, dtype=np.int64)
-        prepared = estep.prepare(_Weights(self.w, zero, zero), backend)
+        estep = CapsulePass(members, p, np.array([options.nu]), None, True)
+        prepared = estep.prepare(initial_state(w, members.n_members), backend)
         stats = Stats.zeros(estep.layout())
         estep.accumulate(prepared, Block(x, codes, weight, 0), stats)
-        _check(stats["sums"])
-        kinds, which = _kinds(members.labels.tobytes(), members.labels.shape)
+        _check_finite(stats["sums"])
         ridge = self._ridge(options)
-        w, one = self.w.copy(), x[0].astype(np.float64) if len(x) == 1 else None
+        new, one = w.copy(), x[0].astype(np.float64) if len(x) == 1 else None
         eta = (1.0 + self.rows / options.batch_rows / options.t0) ** -options.kappa
-        counts = _count(codes, weight, len(self.sums.count))
-        for r in np.flatnonzero(stats["sums"][:, 3] > 0):
-            rows = slice(int(members.offsets[r]), int(members.offsets[r + 1]))
-            kind, mask = int(which[r]), kinds[which[r]]
+        counts = _count_rows(codes, weight, len(sums.count))
+        for r in map(int, np.flatnonzero(stats["sums"][:, 3] > 0)):
+            rows, class_set = members.rows_of(r), int(members.class_set_of[r])
+            mask = members.class_sets[class_set]
             seen = float(counts[mask].sum())
             rate = eta * min(1.0, seen / p)
-            total = float(self.sums.weight[mask].sum())
-            mean = total / float(self.sums.count[mask].sum())
-            delta = stats["delta"][rows] * row_share(float(stats["sums"][r, 3]), seen, mean, p)
+            total = float(sums.weight[mask].sum())
+            mean = total / float(sums.count[mask].sum())
+            delta = stats["delta"][rows] * batch_scale(float(stats["sums"][r, 3]), seen, mean, p)
             if ridge.any():
-                delta -= ridge / total * self.w[rows]
+                delta -= ridge / total * w[rows]
             if not delta.any():
                 continue
-            inverse = self._inverse(kind, kinds[kind], ridge)
+            inverse = self._inverse(sums, class_set, ridge)
             if one is not None and not ridge.any():
-                # One row's Delta is g x^T: a product of p^2 in place of one of D p^2.
+                # The residual moment of one row is g x^T, so that p^2 products replace D p^2.
                 g = delta @ one / (one @ one)
-                w[rows] += rate * np.outer(g, inverse @ one)
+                new[rows] += rate * np.outer(g, inverse @ one)
             else:
-                w[rows] += rate * (delta @ inverse)
-        return w
+                new[rows] += rate * (delta @ inverse)
+        return new
 
-    def _walked(
+    def _passive_step(
         self,
+        w: np.ndarray,
+        sums: RowSums,
         x: np.ndarray,
         codes: np.ndarray,
         weight: np.ndarray | None,
         options: StreamOptions,
         backend: Backend,
     ) -> np.ndarray:
-        members, w, walk = self.members, self.w.copy(), backend.kernel("capsule_walk")
-        kinds, which = _kinds(members.labels.tobytes(), members.labels.shape)
+        """Return the weights after passive-aggressive steps with each row."""
+        members, new, update_by_rows = self.members, w.copy(), backend.kernel("capsule_passive")
         ones = np.ones(len(x)) if weight is None else weight
         for r in range(members.n_members):
             labels = members.labels[r][codes]
             seen = labels >= 0
             if not seen.any():
                 continue
-            rows = slice(int(members.offsets[r]), int(members.offsets[r + 1]))
-            inverse = self._inverse(int(which[r]), kinds[which[r]], self._ridge(options))
+            inverse = self._inverse(sums, int(members.class_set_of[r]), self._ridge(options))
             table = squash_table(int(members.dims[r].sum()))
-            moved, sums = walk(
-                w[rows], x[seen], labels[seen], ones[seen], members.dims[r], inverse,
+            moved, measured = update_by_rows(
+                new[members.rows_of(r)], x[seen], labels[seen], ones[seen], members.dims[r], inverse,
                 options.nu, options.aggressiveness, table,
             )  # fmt: skip
-            _check(sums)
-            w[rows] += moved
-        return w
+            _check_finite(measured)
+            new[members.rows_of(r)] += moved
+        return new
 
 
-def _count(codes: np.ndarray, weight: np.ndarray | None, n_classes: int) -> np.ndarray:
+def _count_rows(codes: np.ndarray, weight: np.ndarray | None, n_classes: int) -> np.ndarray:
     return np.bincount(codes if weight is None else codes[weight > 0], minlength=n_classes)
 
 
-def _check(values: np.ndarray) -> None:
+def _check_finite(values: np.ndarray) -> None:
     if not np.isfinite(values).all():
         raise DivergenceError(
-            "the weights are not finite after these rows, which are left out: their features are too large "
-            "for float32, or of another scale than those before; scale them to about 1, then go on"
+            "the weights would not be finite after these rows, which were ignored: their features are too "
+            "large for float32, or have another scale than earlier rows; scale them to about 1 and try again"
         )

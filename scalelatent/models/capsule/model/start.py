@@ -1,4 +1,4 @@
-"""How a fit begins: first weights and the schedule of rounds."""
+"""First weights of a fit, and the schedule of rounds."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from scalelatent.reductions.eigen import leading_eigenvectors, unit_scale
 from .members import Members
 
 PAPER_SCHEDULE: tuple[tuple[float, int], ...] = ((0.8, 128), (0.6, 64), (0.4, 32), (0.2, 16), (0.0, 8))
+"""Rounds (threshold nu, patience in passes) of section 3.1."""
+
 FOREVER = 2**62
-# A class has the directions in which its mean square is at least this share of its largest.
+# A class gets first weights only in directions whose mean square is at least this share of its largest.
 LEAST_SHARE = 1e-6
-# Smallest share of the largest eigenvalue that float64 leaves six digits of.
+# An eigenvalue below this share of the largest has fewer than six correct digits in float64.
 CONDITION = 1e-10
 
 
 def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Return W from the leading eigenpairs of each capsule's rows (equation 2.28), shape (D, p).
 
-    Directions that a class lacks, whatever the units of the features, get rows of zeros.
+    ``moment`` (classes, p, p) and ``weight`` (classes,) are the second moments and the total weights of the
+    classes. Rows of W are zero for directions that a class does not have, whatever the units of the features.
     """
     unit = unit_scale(moment.sum(axis=0))
     w = np.zeros((members.total_dim, moment.shape[1]))
@@ -38,7 +41,7 @@ def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> 
                 plain = leading_eigenvectors(own, rank)
                 if plain[0][-1] > CONDITION * plain[0][0]:
                     values, vectors = plain
-                else:  # units of features differ too much for the eigenvectors of float64
+                else:  # the units of the features differ too much for eigenvectors in float64
                     values, vectors = values[:rank], vectors[:, :rank] * unit[:, None]
                 pairs[key] = (vectors / np.sqrt(rank * np.maximum(values, np.finfo(float).tiny))).T
             w[row : row + len(pairs[key])] = pairs[key]
@@ -49,28 +52,19 @@ def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> 
 def random_start(
     members: Members, moment: np.ndarray, weight: np.ndarray, scale: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Gaussian W such that h has standard deviation ``scale`` for a row of mean length."""
+    """Return Gaussian weights (D, p); latents of a row of mean length have the deviation ``scale``."""
     length = np.trace(moment.sum(axis=0)) / weight.sum()
     return (
         rng.normal(size=(members.total_dim, moment.shape[1])) * scale / np.sqrt(length if length > 0 else 1.0)
     )
 
 
-def schedule_arrays(
+def parse_schedule(
     nu_schedule: str | Sequence[tuple[float, int]] | None,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """(nu, patience, scheduled) from the estimator's parameter."""
+    """Return (nu, patience, scheduled) from the parameter of the estimator; plain EM has ``scheduled`` 0."""
     if nu_schedule is None:
         return np.zeros(1), np.array([FOREVER]), 0
-    pairs = PAPER_SCHEDULE if isinstance(nu_schedule, str) and nu_schedule == "paper" else nu_schedule
-    try:
-        nu, patience = (np.array(column) for column in zip(*pairs, strict=True))
-        good = bool(len(nu)) and bool(((nu >= 0) & (nu < 1) & (patience >= 1)).all())
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        raise ValueError(
-            f"nu_schedule={nu_schedule!r}: give 'paper', None (plain EM), or pairs (nu, patience) with 0 "
-            "<= nu < 1 and patience >= 1"
-        )
+    pairs = PAPER_SCHEDULE if isinstance(nu_schedule, str) else nu_schedule
+    nu, patience = (np.array(column) for column in zip(*pairs, strict=True))
     return nu.astype(np.float64), patience.astype(np.int64), 1

@@ -25,7 +25,6 @@ KERNELS = {
         "few_best",
         "make_bank",
         "add_images",
-        "add_moments",
         "add_tangents",
         "tangent_rows",
         "make_planes",

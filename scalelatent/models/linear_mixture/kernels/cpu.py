@@ -7,7 +7,7 @@ every machine: a block gives the same bits on any thread, whatever the width of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,8 @@ from numba import types
 from scalelatent.kernels.arrays import check_same_width
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import empty, zeros
-from scalelatent.kernels.tiles import PANEL, TALL, accumulate, add_moment, latents, pack, padded
-from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, instructions
+from scalelatent.kernels.tiles import PANEL, add_moment, latents, pack, padded
+from scalelatent.kernels.vectors import BYTES, F32, I64, LANES, Vectors, instructions
 from scalelatent.models.linear_mixture.kernels.reference import (
     GAMMA,
     PIVOT,
@@ -518,121 +518,6 @@ def _images(
             to = square[k]
             for f in range(p):
                 to[f] += squares[f]
-
-
-# -- moments --
-
-_HALF = LANES // 2
-_HALVES = ir.VectorType(F64, _HALF)
-_LINE = 64
-
-
-def _row_at(v: Vectors, to: ir.Value, step: ir.Value, r: int) -> ir.Value:
-    """Where row r of a tile lies in the packed triangle, whose rows become shorter by a number each."""
-    return v.b.add(to, v.b.add(v.b.mul(step, I64(r)), I64(-8 * (r * (r - 1) // 2))))
-
-
-def _make_wide(vecs: int, edge: bool) -> Callable[..., None]:
-    def body(
-        v: Vectors, a: ir.Value, stride: ir.Value, b: ir.Value, n: ir.Value, to: ir.Value, step: ir.Value,
-        count: ir.Value, low: ir.Value, rows: ir.Value,
-    ) -> None:  # fmt: skip
-        """to[r, c] += sum over k < n of a[k, r] b[k, c] in float64; at an edge only columns under ``count``,
-        from the diagonal on where ``low`` is 1, and the first rows.
-        """
-        for r in range(TALL):
-            for line in range(0, 8 * LANES * vecs, _LINE):
-                v.fetch(_row_at(v, to, step, r), I64(line))
-        sums = accumulate(v, TALL, vecs, a, I64(BYTES), stride, b, stride, n)
-        for r in range(TALL):
-            base = _row_at(v, to, step, r)
-            for k in range(vecs):
-                for half in range(2):
-                    lanes = range(half * _HALF, (half + 1) * _HALF)
-                    value = v.b.fpext(v.shuffle(sums[r][k], sums[r][k], lanes), _HALVES)
-                    at = 8 * (LANES * k + _HALF * half)
-                    mask = _edge_mask(v, LANES * k + _HALF * half, r, count, low, rows) if edge else None
-                    old = v.load(base, at, _HALVES, mask)
-                    v.store(v.b.fadd(old, value), base, at, mask)
-
-    return instructions()(body)
-
-
-def _edge_mask(v: Vectors, first: int, r: int, count: ir.Value, low: ir.Value, rows: ir.Value) -> ir.Value:
-    b, kind = v.b, ir.VectorType(ir.IntType(64), _HALF)
-    lanes = ir.Constant(kind, [first + i for i in range(_HALF)])
-    until = b.select(b.icmp_signed(">", rows, I64(r)), count, I64(0))
-    under = b.icmp_signed("<", lanes, v.spread(until, _HALF))
-    return b.and_(under, b.icmp_signed(">=", lanes, v.spread(b.mul(low, I64(r)), _HALF)))
-
-
-_wide3, _edge3, _edge2, _edge1 = (_make_wide(*how) for how in ((3, False), (3, True), (2, True), (1, True)))
-
-
-@part
-def _add_triangle(strip: np.ndarray, n: int, p: int, to: int) -> None:
-    """Add the upper triangle of R'R of the first n rows (n, stride), zeros beyond p, to the packed one."""
-    stride, start = BYTES * strip.shape[1], strip.ctypes.data
-    for i in range(0, p, TALL):
-        rows = min(np.int64(TALL), p - i)
-        # In bytes: row i of the triangle begins at its diagonal; the next is shorter by one.
-        row = to + 8 * (i * p - i * (i - 1) // 2)
-        step = 8 * (p - 1 - i)
-        for j in range(i, p, PANEL):
-            left, right, at = start + BYTES * i, start + BYTES * j, row + 8 * (j - i)
-            count, low = p - j, np.int64(j == i)
-            if low == 0 and count >= PANEL and rows == TALL:
-                _wide3(left, stride, right, n, at, step, count, low, rows)
-            elif count > 2 * LANES:
-                _edge3(left, stride, right, n, at, step, count, low, rows)
-            elif count > LANES:
-                _edge2(left, stride, right, n, at, step, count, low, rows)
-            else:
-                _edge1(left, stride, right, n, at, step, count, low, rows)
-
-
-def add_moments(
-    means: np.ndarray, x: np.ndarray, groups: Groups, total: np.ndarray, moment: np.ndarray
-) -> None:
-    """See :func:`..reference.add_moments`; sums of a strip in float32, of strips in float64."""
-    x = np.ascontiguousarray(x, dtype=np.float32)
-    _moments(x, *_lists(groups), means.astype(np.float32), total, moment)
-
-
-@entry(given("f4", 2), *_LISTS, given("f4", 2), filled("f8", 2), filled("f8", 2))
-def _moments(
-    x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, first: int, means: np.ndarray,
-    total: np.ndarray, moment: np.ndarray,
-) -> None:  # fmt: skip
-    p = x.shape[1]
-    # Tiles read, and do not use, what lies behind a row.
-    strip = zeros((STRIP, p + PANEL + TALL), np.float32)
-    length, sums = empty(1, np.float32), empty(p, np.float32)
-    for g in range(len(starts) - 1):
-        k = first + g
-        for a in range(starts[g], starts[g + 1], STRIP):
-            n = min(STRIP, starts[g + 1] - a)
-            sums[:] = np.float32(0.0)
-            for i in range(n):
-                z = strip[i]
-                _centre(
-                    x.ctypes.data + rows[a + i] * p * BYTES,
-                    means.ctypes.data + k * p * BYTES,
-                    z.ctypes.data,
-                    p,
-                    length.ctypes.data,
-                )
-                r = np.float32(weights[a + i])
-                for f in range(p):
-                    sums[f] += r * z[f]
-                if r != np.float32(1.0):
-                    root = np.float32(np.sqrt(weights[a + i]))
-                    for f in range(p):
-                        z[f] *= root
-            _add_triangle(strip, n, p, moment.ctypes.data + 8 * k * moment.shape[1])
-            to = total[k]
-            for f in range(p):
-                to[f] += sums[f]
 
 
 # -- tangents --

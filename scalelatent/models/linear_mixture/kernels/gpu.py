@@ -201,23 +201,6 @@ def add_images(
         gram[part] += grams
 
 
-def add_moments(means: np.ndarray, x: Array, groups: Groups, total: np.ndarray, moment: np.ndarray) -> None:
-    """See :func:`..reference.add_moments`: a product of cuBLAS a group."""
-    n, p = len(groups.rows), means.shape[1]
-    if not n:
-        return
-    member, upper = _move(_members(groups), "i4"), np.triu_indices(p)
-    z = _centred(_rows(x), _move(groups.rows, "i4"), member, _move(means), n, p)
-    weights = _move(groups.weights[:, None])
-    for g in range(len(groups.starts) - 1):
-        part = slice(int(groups.starts[g]), int(groups.starts[g + 1]))
-        if part.start < part.stop:
-            rows = z[part]
-            weighted = rows * weights[part]
-            moment[groups.first + g] += cupy.asnumpy(_product(weighted.T, rows))[upper]
-            total[groups.first + g] += cupy.asnumpy(weighted.sum(axis=0))
-
-
 def tangent_rows(x: Array, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
     """See :func:`..reference.tangent_rows`; float32."""
     return cupy.asnumpy(_tangents(_rows(x), shape, names, smoothing))

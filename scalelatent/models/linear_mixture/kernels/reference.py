@@ -251,34 +251,6 @@ def add_tangents(
         image[q] += (flat @ bank.bases[q]).T @ (weights[:, None] * flat)
 
 
-def packed_size(p: int) -> int:
-    """Numbers of the upper triangle of a p x p matrix, with its diagonal."""
-    return p * (p + 1) // 2
-
-
-def unpack(packed: np.ndarray, p: int) -> np.ndarray:
-    """Symmetric matrices (..., p, p) of their upper triangles, row after row."""
-    out = np.zeros((*packed.shape[:-1], p, p))
-    upper = np.triu_indices(p)
-    out[..., upper[0], upper[1]] = packed
-    out[..., upper[1], upper[0]] = packed
-    return out
-
-
-def add_moments(
-    means: np.ndarray, x: np.ndarray, groups: Groups, total: np.ndarray, moment: np.ndarray
-) -> None:
-    """Add sum r R and the upper triangle of sum r R R', (K, p (p + 1) / 2)."""
-    upper = np.triu_indices(means.shape[1])
-    for i in range(len(groups.starts) - 1):
-        part = slice(groups.starts[i], groups.starts[i + 1])
-        q = groups.first + i
-        residual = x[groups.rows[part]].astype(np.float64) - means[q]
-        weighted = groups.weights[part][:, None] * residual
-        total[q] += weighted.sum(axis=0)
-        moment[q] += (weighted.T @ residual)[upper]
-
-
 def _band(size: int, smoothing: float) -> np.ndarray:
     """Gaussian smoothing along one axis as a matrix; beyond the border there is 0."""
     taps = smoothing_taps(smoothing)
@@ -328,13 +300,6 @@ def velocity(name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]
         "hyperbolic-diagonal": (v, u),
     }
     return fields[name][0].ravel(), fields[name][1].ravel()
-
-
-def tangent_matrix(name: str, shape: tuple[int, int], smoothing: float) -> np.ndarray:
-    """D G of a tangent that is linear in the image: (p, p)."""
-    along_x, along_y = gradients(shape, smoothing)
-    by_x, by_y = velocity(name, shape)
-    return by_x[:, None] * along_x + by_y[:, None] * along_y
 
 
 def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:

@@ -23,15 +23,12 @@ from scalelatent.models.linear_mixture.kernels.reference import (
     Frame,
     Groups,
     group_rows,
-    packed_size,
     sorted_runs,
-    tangent_matrix,
-    unpack,
 )
 from scalelatent.reductions.moments import NonFiniteError
 
 from .pancakes import Pancakes, directions_cut, image_bases, scores_of
-from .steps import TINY, centre_images, factor_step, leading, power_step, ppca_fit, ppca_step
+from .steps import TINY, centre_images, factor_step, power_step, ppca_step
 
 LEAST_RESPONSIBILITY = 1e-6
 # Stands for the rows of a sub-class that has none.
@@ -47,8 +44,6 @@ PHASES = ("k-means", "settle", "em", "finish")
 _ROWS_OF_A_GROUP = 64
 _LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 101_000_000
 _MERGE_SHARE = 0.08
-# EM steps of factor analysis on moments, which need no rows, for each pass.
-_FACTOR_STEPS = 10
 # Bytes of the bases that an M-step works on at a time.
 _CACHE_BYTES = 500_000
 
@@ -64,7 +59,7 @@ class Mixture:
         Class of each sub-class, in rising order.
     n_classes : int
         0: rows have no labels, all are of one class.
-    likelihood, assignment, statistics : str
+    likelihood, assignment : str
     temperature : float
         sigma² of soft rows; 0 is learned.
     floor : float
@@ -73,8 +68,6 @@ class Mixture:
         Tangents.
     tangent_weight, finish_weight : float
         Of the tangents of all kinds together in clustering and in the finishing passes, relative to the rows.
-    tangent_assignment : bool
-        Rows are assigned by the error of their tangents too, which weigh the same from pass to pass then.
     """
 
     n_features: int
@@ -82,13 +75,11 @@ class Mixture:
     n_classes: int
     likelihood: str = "error"
     assignment: str = "hard"
-    statistics: str = "images"
     temperature: float = 0.0
     floor: float = 1e-12
     frame: Frame | None = None
     tangent_weight: float = 0.0
     finish_weight: float = 0.0
-    tangent_assignment: bool = False
 
     @property
     def n_components(self) -> int:
@@ -107,26 +98,6 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class KeptMoments:
-    """What the last pass of a fit by moments has summed: other bases come from it without a pass.
-
-    Attributes
-    ----------
-    means : ndarray, shape (K, p)
-        About which moments are taken.
-    sums : dict
-        ``count``, ``total``, ``moment`` and, of tangents of thickness, ``thickness`` of a statistic.
-    """
-
-    means: np.ndarray
-    sums: dict[str, np.ndarray]
-
-    def part(self, which: np.ndarray) -> KeptMoments:
-        """Of some sub-classes."""
-        return KeptMoments(self.means[which], {name: array[which] for name, array in self.sums.items()})
-
-
-@dataclass(frozen=True)
 class MixtureState:
     """Everything that changes from pass to pass.
 
@@ -141,8 +112,6 @@ class MixtureState:
         Rows, and mean score of a row, of the last pass.
     tangent_weights : ndarray, shape (K, tangents)
         Factors of the tangents' squares.
-    assigning_weights : ndarray, shape (K, tangents)
-        Those that rows are assigned by; 0 where they are by their own error alone.
     temperature : float
     objective, previous : float
         Mean score of a row (or -log-likelihood in nats) in the last two passes of a phase.
@@ -151,8 +120,6 @@ class MixtureState:
         Phase of the last pass.
     refills, refilled, starved, dropped : int
         Passes with refills and sub-classes refilled so far; starving in the last pass; dropped.
-    kept : KeptMoments or None
-        At the end of a fit by moments.
     """
 
     now: Pancakes
@@ -160,7 +127,6 @@ class MixtureState:
     counts: np.ndarray
     errors: np.ndarray
     tangent_weights: np.ndarray
-    assigning_weights: np.ndarray
     temperature: float
     objective: float
     previous: float
@@ -172,7 +138,6 @@ class MixtureState:
     starved: int = 0
     dropped: int = 0
     passed: int = START
-    kept: KeptMoments | None = None
 
 
 def initial_state(mixture: Mixture, now: Pancakes, phase: int = START) -> MixtureState:
@@ -182,7 +147,7 @@ def initial_state(mixture: Mixture, now: Pancakes, phase: int = START) -> Mixtur
     nothing = np.zeros(k)
     tangents = np.zeros((k, mixture.n_tangents))
     temperature = mixture.temperature or float(np.mean(now.noise))
-    none = nothing, nothing, tangents, tangents
+    none = nothing, nothing, tangents
     return MixtureState(now, held, *none, temperature, np.inf, np.inf, phase, 0, 0)
 
 
@@ -221,23 +186,20 @@ class PreparedMixture:
 
     backend: Backend
     scorer: PackedScores
-    tangent_scorer: PackedScores | None
-    bank: PackedBases | None
+    bank: PackedBases
     tangent_bank: PackedBases | None
     assigner: Assigner
     temperature: float
     tangent_weights: np.ndarray
-    assigning_weights: np.ndarray
-    means: np.ndarray
 
 
 @dataclass(frozen=True)
 class MixturePass:
     """E-step over a block: the :class:`~scalelatent.contract.learners.Reduction` of mixtures.
 
-    Statistics: ``count`` (K,), ``error`` (K,), ``total`` (K, p) and either ``square`` and ``image`` or
-    ``moment``; ``sums`` (3,): scores (or -log-likelihood), rows, weight. With tangents ``gram``, images of
-    the rows alone in the bases, and ``trace`` (K, tangents); of moments ``thickness``.
+    Statistics: ``count`` (K,), ``error`` (K,), ``total`` (K, p), ``square`` and ``image``; ``sums`` (3,):
+    scores (or -log-likelihood), rows, weight. With tangents ``gram``, images of the rows alone in the bases,
+    and ``trace`` (K, tangents).
     """
 
     mixture: Mixture
@@ -254,23 +216,12 @@ class MixturePass:
             block *= 2
         # Scores and bases in float64 on the way to float32, packed; rows in float32.
         packed = 16 * k * p * (q + 2)
-        if m.statistics == "images" and (m.likelihood == "factor-analysis" or m.assignment == "soft"):
+        if m.likelihood == "factor-analysis" or m.assignment == "soft":
             packed += 16 * k * p * q  # loadings over the noise of pixels; rows of many sub-classes
         together = 0  # bytes of rows that are scored under all sub-classes of their class
-        if m.assignment == "soft" or m.tangent_assignment:
+        if m.assignment == "soft":
             together = _SOFT_ROWS * (4 * p + 20 * int(np.diff(m.starts).max()))
-        if m.tangent_assignment:
-            # The tangents, a copy of one kind, and its scores; packed bases of the scorer.
-            together += _SOFT_ROWS * (4 * p * (m.n_tangents + 1) + 4 * int(np.diff(m.starts).max()))
-            packed += 8 * k * p * (q + 2)
-        each = 4 * p * (1 + self._made_thickness) + 80
-        return Wants(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + together, each))
-
-    @property
-    def _made_thickness(self) -> bool:
-        """Whether one kind of tangent of all rows of a block lies in memory: moments take no other."""
-        m = self.mixture
-        return m.statistics == "moments" and m.frame is not None and "thickness" in m.frame.names
+        return Wants(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + together, 4 * p + 80))
 
     def layout(self) -> Layout:
         """Fields of the statistic."""
@@ -280,47 +231,31 @@ class MixturePass:
             ("count", (k,)),
             ("error", (k,)),
             ("total", (k, p)),
+            ("square", (k, p) if m.likelihood == "factor-analysis" else (k,)),
+            ("image", (k, q, p)),
         ]
-        if m.statistics == "moments":
-            fields.append(("moment", (k, packed_size(p))))
-            if self._made_thickness:
-                fields.append(("thickness", (k, packed_size(p))))
-        else:
-            fields.append(("square", (k, p) if m.likelihood == "factor-analysis" else (k,)))
-            fields.append(("image", (k, q, p)))
-            if m.frame is not None:
-                fields += [("gram", (k, q, q)), ("trace", (k, m.n_tangents))]
+        if m.frame is not None:
+            fields += [("gram", (k, q, q)), ("trace", (k, m.n_tangents))]
         return Layout(tuple(fields))
 
     def flops_per_row(self) -> float:
-        """Scores of the own class, and images or moments of about one sub-class."""
+        """Scores of the own class, and images of about one sub-class."""
         m = self.mixture
         p, per_class = m.n_features, m.n_components / max(m.n_classes, 1)
-        more = 2.0 * p * p if m.statistics == "moments" else 4.0 * p * self.width * (1 + m.n_tangents)
-        return 2.0 * p * per_class * (self.width + 1) + more
+        images = 4.0 * p * self.width * (1 + m.n_tangents)
+        return 2.0 * p * per_class * (self.width + 1) + images
 
     def prepare(self, state: MixtureState, backend: Backend) -> PreparedMixture:
         """Pack scores and bases."""
         m, how = self.mixture, assigner(self.mixture, state)
         judge = state.now if state.held is None else state.held
-        likelihood = how.likelihood
-        score = backend.kernel("linear_mixture_make_scorer")
-        scorer, tangent_scorer = score(scores_of(judge, likelihood), m.starts), None
-        if state.assigning_weights.any():
-            centred = replace(judge, means=np.zeros_like(judge.means))
-            tangent_scorer = score(scores_of(centred, "error"), m.starts)
+        scorer = backend.kernel("linear_mixture_make_scorer")(scores_of(judge, how.likelihood), m.starts)
         family = m.likelihood if state.phase == MAIN else "error"
         make, bases = backend.kernel("linear_mixture_make_bank"), image_bases(state.now, family)
-        per_feature = m.likelihood == "factor-analysis"
-        images = m.statistics == "images"
-        bank = make(state.now.means, bases, per_feature) if images else None
-        with_tangents = images and m.frame is not None
-        still = make(np.zeros_like(state.now.means), bases, False) if with_tangents else None
-        scale = state.temperature if how.soft and likelihood in ("error", "code-cost") else 1.0
-        weights = state.tangent_weights, state.assigning_weights
-        return PreparedMixture(
-            backend, scorer, tangent_scorer, bank, still, how, scale, *weights, state.now.means
-        )
+        bank = make(state.now.means, bases, m.likelihood == "factor-analysis")
+        still = None if m.frame is None else make(np.zeros_like(state.now.means), bases, False)
+        scale = state.temperature if how.soft and how.likelihood in ("error", "code-cost") else 1.0
+        return PreparedMixture(backend, scorer, bank, still, how, scale, state.tangent_weights)
 
     def accumulate(self, prepared: PreparedMixture, block: Block, stats: Stats) -> None:
         """Add a block; a row meets the sub-classes of its own class.
@@ -357,15 +292,8 @@ class MixturePass:
         """
         if prepared.assigner.soft:
             return self._assign_softly(prepared, x, weight, order, edges)
-        if prepared.tangent_scorer is None:
-            find = prepared.backend.kernel("linear_mixture_nearest_own")
-            best, index = find(prepared.scorer, x, order, edges)
-        else:
-            best, index = np.empty(len(x)), np.empty(len(x), dtype=np.int32)
-            for c, rows in self._pieces(order, edges):
-                scores = self._all_scores(prepared, x, rows, c)
-                index[rows] = scores.argmin(axis=1) + self.mixture.starts[c]
-                best[rows] = scores.min(axis=1)
+        find = prepared.backend.kernel("linear_mixture_nearest_own")
+        best, index = find(prepared.scorer, x, order, edges)
         scores = best.astype(np.float64) * weight
         groups = group_rows(index, 0, self.mixture.n_components, weight)
         half = 0.5 if prepared.assigner.likelihood in ("ppca", "factor-analysis") else 1.0
@@ -397,36 +325,14 @@ class MixturePass:
                 yield c, order[a : min(a + _SOFT_ROWS, stop)]
 
     def _all_scores(self, prepared: PreparedMixture, x: Array, rows: np.ndarray, run: int) -> np.ndarray:
-        """Scores of some rows of a class by its sub-classes, and where they count those of their tangents."""
-        backend, starts = prepared.backend, self.mixture.starts
+        """Scores of some rows of a class by its sub-classes."""
+        backend = prepared.backend
         part = x if len(rows) == len(x) else backend.take(x, rows, "class")
         score = backend.kernel("linear_mixture_all_scores")
-        scores: np.ndarray = np.asarray(score(prepared.scorer, part, run, run + 1), dtype=np.float64)
-        if prepared.tangent_scorer is None:
-            return scores
-        frame = self.mixture.frame
-        assert frame is not None
-        tangents = backend.kernel("linear_mixture_tangent_rows")(
-            part, frame.shape, frame.names, frame.smoothing
-        )
-        for i in range(len(frame.names)):
-            of_one = backend.xp.ascontiguousarray(tangents[:, i], dtype=np.float32)
-            errors = score(prepared.tangent_scorer, of_one, run, run + 1)
-            scores += errors * prepared.assigning_weights[starts[run] : starts[run + 1], i]
-        return scores
+        return np.asarray(score(prepared.scorer, part, run, run + 1), dtype=np.float64)
 
     def _add(self, prepared: PreparedMixture, x: Array, groups: Groups, stats: Stats) -> None:
         m, backend = self.mixture, prepared.backend
-        if m.statistics == "moments":
-            add = backend.kernel("linear_mixture_add_moments")
-            add(prepared.means, x, groups, stats["total"], stats["moment"])
-            if self._made_thickness:
-                assert m.frame is not None
-                rows = backend.kernel("linear_mixture_tangent_rows")
-                tangents = rows(x, m.frame.shape, ("thickness",), m.frame.smoothing)[:, 0]
-                nothing = np.zeros_like(prepared.means)
-                add(nothing, tangents, groups, nothing.copy(), stats["thickness"])
-            return
         gram = stats["gram"] if m.frame is not None else np.zeros((0, 0, 0))
         add = backend.kernel("linear_mixture_add_images")
         add(prepared.bank, x, groups, stats["total"], stats["square"], stats["image"], gram)
@@ -507,7 +413,7 @@ class MixtureEM:
         DivergenceError
             The objective is not finite.
         """
-        train, how, before = stats["train"], assigner(self.mixture, state), state.now.means
+        train, how = stats["train"], assigner(self.mixture, state)
         rows = max(float(train["sums"][2]), TINY)
         objective = float(train["sums"][0]) / rows
         p, h = self.mixture.n_features, state.now.n_dims
@@ -537,37 +443,12 @@ class MixtureEM:
             state = replace(state, temperature=max(self._residual(now, count), self.mixture.floor))
         if state.phase in (START, SETTLE, MAIN):
             state = self._refill(state)
-        state = self._schedule(state, traces)
-        if state.phase == DONE and self.mixture.statistics == "moments":
-            names = [
-                name for name in ("count", "total", "moment", "thickness") if name in train.layout.slices
-            ]
-            state = replace(state, kept=KeptMoments(before, {name: np.array(train[name]) for name in names}))
-        return state
-
-    def refitted(self, kept: KeptMoments) -> Pancakes:
-        """Pancakes of this learner's dimensions and tangents from the moments of another's last pass.
-
-        Those of factor analysis are found step by step from the ones before, which have other dimensions.
-        """
-        k, width = len(kept.means), self.width
-        floor = self.mixture.floor  # of a sub-class without rows
-        empty = np.zeros((k, self.mixture.n_features, width)), np.full((k, width), floor), np.full(k, floor)
-        now = Pancakes(kept.means, *empty, np.ones(k), 0 if self.share else self.n_dims)
-        state = replace(initial_state(self.mixture, now, FINISH), counts=kept.sums["count"])
-        found, traces = self._maximise(state, kept.sums, True)
-        now = replace(now, n_dims=self._with_dims(replace(state, now=found)).n_dims)
-        phase = MAIN if self.mixture.likelihood == "ppca" else FINISH
-        weights = _spread_weight(self.mixture.finish_weight, traces)
-        state = replace(state, now=now, phase=phase, tangent_weights=weights)
-        return self._maximise(state, kept.sums, True)[0]
+        return self._schedule(state, traces)
 
     def _residual(self, now: Pancakes, count: np.ndarray) -> float:
         return float(count @ now.noise.reshape(len(count), -1).mean(axis=1) / max(count.sum(), TINY))
 
-    def _maximise(
-        self, state: MixtureState, train: Stats | Mapping[str, np.ndarray], last: bool
-    ) -> tuple[Pancakes, np.ndarray]:
+    def _maximise(self, state: MixtureState, train: Stats, last: bool) -> tuple[Pancakes, np.ndarray]:
         """(the next pancakes, mean squares of the rows (K,) and of each tangent (K, 1 + tangents))."""
         m, now = self.mixture, state.now
         count = np.array(train["count"])
@@ -575,37 +456,26 @@ class MixtureEM:
         family = m.likelihood if state.phase == MAIN else "error"
         per_class = np.add.reduceat(count, m.starts[:-1])[m.classes]
         weights = np.where(now.weights > 0, np.maximum(count, _NO_ROW) / np.maximum(per_class, _NO_ROW), 0.0)
-        n, h = np.maximum(count, TINY), now.n_dims
-        if m.statistics == "moments":
-            shift = train["total"] / n[:, None]
-            moment = unpack(train["moment"], m.n_features) / n[:, None, None]
-            moment -= shift[:, :, None] * shift[:, None, :]
-            means = now.means + shift
-            both, traces = self._with_tangents(state, train, moment, means, n)
-            bases, values, noise = self._maximise_moments(now, family, moment, both)
-            found = [means, bases, values, noise, traces]
-        else:
-            # Sub-classes whose matrices stay in the second-level cache, at a time.
-            some = max(_CACHE_BYTES // (8 * now.bases[:1].size), 1)
+        # Sub-classes whose matrices stay in the second-level cache, at a time.
+        some = max(_CACHE_BYTES // (8 * now.bases[:1].size), 1)
+        noise_shape = now.means.shape if family == "factor-analysis" else count.shape
+        shapes = now.means.shape, now.bases.shape, now.values.shape, noise_shape
+        found = [np.empty(shape) for shape in (*shapes, (len(count), 1 + m.n_tangents))]
 
-            noise_shape = now.means.shape if family == "factor-analysis" else count.shape
-            shapes = now.means.shape, now.bases.shape, now.values.shape, noise_shape
-            found = [np.empty(shape) for shape in (*shapes, (len(count), 1 + m.n_tangents))]
+        def fill(part: slice) -> None:
+            new = self._maximise_images(now.part(part), family, train, part, last)
+            for to, array in zip(found, new, strict=True):
+                to[part] = array
 
-            def fill(part: slice) -> None:
-                new = self._maximise_images(now.part(part), family, train, part, last)
-                for to, array in zip(found, new, strict=True):
-                    to[part] = array
-
-            run_parts(fill, [slice(a, a + some) for a in range(0, len(count), some)])
+        run_parts(fill, [slice(a, a + some) for a in range(0, len(count), some)])
         means, bases, values, noise, traces = found
         for new, old in ((means, now.means), (bases, now.bases), (values, now.values), (noise, now.noise)):
             if new.ndim == old.ndim and not there.all():
                 new[~there] = old[~there]
-        return Pancakes(means, bases, values, noise, weights, h), traces
+        return Pancakes(means, bases, values, noise, weights, now.n_dims), traces
 
     def _maximise_images(
-        self, now: Pancakes, family: str, train: Stats | Mapping[str, np.ndarray], part: slice, last: bool
+        self, now: Pancakes, family: str, train: Stats, part: slice, last: bool
     ) -> tuple[np.ndarray, ...]:
         """Means, bases, values, noise, and mean squares as of :meth:`_maximise`, of some sub-classes."""
         m, h = self.mixture, now.n_dims
@@ -654,50 +524,6 @@ class MixtureEM:
     def _noise(self, values: np.ndarray, full: np.ndarray, h: int) -> np.ndarray:
         left = (full - values[:, :h].sum(axis=1)) / max(self.mixture.n_features - h, 1)
         return np.maximum(left, self.mixture.floor)
-
-    def _with_tangents(
-        self,
-        state: MixtureState,
-        train: Stats | Mapping[str, np.ndarray],
-        moment: np.ndarray,
-        means: np.ndarray,
-        n: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(moments with those of the tangents, D G S G'D', as they weigh; mean squares of all)."""
-        m, frame = self.mixture, self.mixture.frame
-        traces = [np.trace(moment, axis1=1, axis2=2)]
-        both = moment
-        if frame is not None:
-            raw = moment + means[:, :, None] * means[:, None, :]
-            both = moment.copy()
-            for i, name in enumerate(frame.names):
-                if name == "thickness":
-                    tangent = unpack(train["thickness"], m.n_features) / n[:, None, None]
-                else:
-                    map_ = tangent_matrix(name, frame.shape, frame.smoothing)
-                    tangent = map_ @ raw @ map_.T
-                traces.append(np.trace(tangent, axis1=1, axis2=2))
-                both += state.tangent_weights[:, i, None, None] * tangent
-        return both, np.stack(traces, axis=1)
-
-    def _maximise_moments(
-        self, now: Pancakes, family: str, moment: np.ndarray, both: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        floor, h = self.mixture.floor, now.n_dims
-        full = np.trace(moment, axis1=1, axis2=2)
-        if family == "ppca":
-            return self._with_spare(now, *ppca_fit(moment, h, floor))
-        if family == "factor-analysis":
-            loadings, noise = now.bases, now.noise
-            spread = np.diagonal(moment, axis1=1, axis2=2)
-            for _ in range(_FACTOR_STEPS if h else 1):
-                posterior = image_bases(replace(now, bases=loadings, noise=noise), family)
-                loadings, noise = factor_step(loadings, posterior, spread, moment @ posterior, floor)
-            return loadings, now.values, noise
-        bases, values = leading(both, now.bases.shape[2])
-        if self.mixture.frame is not None:
-            values = np.maximum(np.einsum("kpq,kpr,krq->kq", bases, moment, bases), 0.0)
-        return bases, values, self._noise(values, full, h)
 
     def _refill(self, state: MixtureState) -> MixtureState:
         """Give sub-classes that starve half of the one with the largest error of their class, cut across its
@@ -770,20 +596,13 @@ class MixtureEM:
                 now = self._enter(now)
             phase = following
         weight = m.finish_weight if phase == FINISH else m.tangent_weight
-        weights, assigning = _spread_weight(weight, traces), state.assigning_weights
-        begins = ended
-        if m.tangent_assignment and phase == MAIN:
-            # Of one weight from pass to pass: the error that passes lower has to be the same.
-            begins = ended or not assigning.any()
-            assigning = weights = weights if begins else assigning
         return replace(
             state,
             now=now,
             held=held if phase != DONE else None,
             phase=phase,
-            phase_pass=0 if begins else state.phase_pass,
-            tangent_weights=weights,
-            assigning_weights=assigning,
+            phase_pass=0 if ended else state.phase_pass,
+            tangent_weights=_spread_weight(weight, traces),
         )
 
     def _with_dims(self, state: MixtureState) -> Pancakes:

@@ -16,12 +16,14 @@ from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import PackedPlanes, PackedScores
 from scalelatent.models.linear_mixture.kernels.reference import Frame, Scores
 from scalelatent.reductions.moments import NonFiniteError
-from scalelatent.reductions.temperature import losses_at
+from scalelatent.reductions.temperature import losses_at_temperatures
 
 from .held_out import FittedRows
 
 # Rows whose scores under all sub-classes lie in memory at a time.
 _ROWS = 1024
+# Tangent distance is computed for this many sub-classes of a row, those with the best scores.
+N_CANDIDATES = 10
 # Rows of the fit by which the temperature is chosen, at most.
 HELD_OUT_ROWS = 20_000
 # Shares of the rows that are rejected, in scores.
@@ -47,7 +49,6 @@ class PancakeRows:
     # or "sub-classes": float32 (rows, classes), the smaller the better; or int32, the best of each class
     what: str = "scores"
     frame: Frame | None = None  # tangents of the rows, for tangent distance
-    n_candidates: int = 10  # best sub-classes of a row for which tangent distance is computed
 
     @property
     def wants(self) -> Wants:
@@ -88,7 +89,7 @@ class PancakeRows:
         frame, starts = self.frame, self.starts
         assert frame is not None
         scores = backend.kernel("linear_mixture_all_scores")(scorer, x, 0, len(starts) - 1)
-        nearest = backend.kernel("linear_mixture_few_best")(scores, self.n_candidates)
+        nearest = backend.kernel("linear_mixture_few_best")(scores, N_CANDIDATES)
         tangents = backend.kernel("linear_mixture_tangent_rows")(x, frame.shape, frame.names, frame.smoothing)
         distances = backend.kernel("linear_mixture_tangent_distance")(planes, x, tangents, nearest)
         rows = np.arange(len(x))[:, None]
@@ -187,5 +188,5 @@ class TemperaturePass:
                     rows, q, scores[own, c], all_own, int(self.rows.starts[c]), self.rows.frame is not None
                 )
         gaps = 0.5 * (scores - scores.min(axis=1, keepdims=True))
-        stats["loss"][...] += losses_at(gaps, y, weight, self.temperatures)
+        stats["loss"][...] += losses_at_temperatures(gaps, y, weight, self.temperatures)
         stats["rows"][...] += weight.sum()

@@ -1,11 +1,10 @@
-"""M-steps of all sub-classes at once, from centred images S B or from moments S."""
+"""M-steps of all sub-classes at once, from centred images S B."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from scalelatent.models.linear_mixture.kernels.steps import KEPT, eigenvectors, gram_schmidt, triangles
-from scalelatent.reductions import eigen
 
 from .pancakes import over
 
@@ -81,12 +80,6 @@ def power_step(
     return turned if last else orthonormal(centred @ turn, turned), values
 
 
-def leading(moment: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
-    """Leading eigenvectors (K, p, q) and values of moments (K, p, p), with a fixed sign."""
-    values, vectors = eigen.leading_eigenvectors(moment, q)
-    return vectors, np.maximum(values, 0.0)
-
-
 def ppca_step(
     bases: np.ndarray,
     values: np.ndarray,
@@ -115,15 +108,6 @@ def ppca_step(
     squares, turn = eigenvectors(transposed(loadings) @ loadings)
     directions = orthonormal(loadings @ turn, bases)
     return directions, np.maximum(squares, _LEAST * new_noise[:, None]) + new_noise[:, None], new_noise
-
-
-def ppca_fit(moment: np.ndarray, h: int, floor: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Maximum likelihood of probabilistic PCA from moments (K, p, p): (bases, variances, noise)."""
-    p = moment.shape[1]
-    bases, values = leading(moment, h)
-    left = np.trace(moment, axis1=1, axis2=2) - values.sum(axis=1)
-    noise = np.maximum(left / max(p - h, 1), floor)
-    return bases, np.maximum(values, noise[:, None]), noise
 
 
 def factor_step(

@@ -18,7 +18,7 @@ import numpy as np
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
-from scalelatent.reductions.eigen import ritz, signs
+from scalelatent.reductions.eigen import column_signs, ritz_pairs
 
 # A kernel by its name, see `Backend.kernel`.
 FindKernel: TypeAlias = Callable[[str], Callable[..., np.ndarray]]
@@ -64,7 +64,7 @@ def total_variance(mean: np.ndarray) -> float:
 
 def make_components(vectors: np.ndarray, variance: np.ndarray, mean: np.ndarray) -> Components:
     """Components from columns over all V k units, signs settled."""
-    vectors = vectors * signs(vectors)
+    vectors = vectors * column_signs(vectors)
     table = np.ascontiguousarray(vectors.reshape(*mean.shape, -1))
     return Components(table, mean.reshape(-1) @ vectors, variance, total_variance(mean))
 
@@ -95,7 +95,7 @@ def kernel_coordinates(codes: np.ndarray, d: int, kernel: FindKernel) -> np.ndar
     values, u = (_leading if few else _leading_by_lanczos)(codes, d_kept, kernel)
     found = np.zeros((len(codes), d))
     found[:, : len(values)] = u * np.sqrt(np.maximum(values, 0.0))
-    return found * signs(found)
+    return found * column_signs(found)
 
 
 def _leading(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.ndarray, np.ndarray]:
@@ -211,7 +211,7 @@ class StreamedPca:
         """Ritz pairs of the basis, and the next basis."""
         image = stats["train"]["image"].reshape(self.mean.size, self.width) / self.n_rows
         image -= np.outer(self.mean.reshape(-1), stats["train"]["total"] / self.n_rows)
-        values, u = ritz(state.basis, image)
+        values, u = ritz_pairs(state.basis, image)
         vectors, image = state.basis @ u, image @ u
         lengths = np.linalg.norm(image - vectors * values, axis=0)[: self.n_components]
         residual = float(lengths.max() / max(values[0], 1e-300))

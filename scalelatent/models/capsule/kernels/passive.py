@@ -1,7 +1,7 @@
-"""The walk of passive-aggressive learning in numba: one member, row after row, on a copy of W.
+"""Passive-aggressive steps of one member in numba: row by row, on a copy of W.
 
-W lies transposed, (p, D): latent means and updates then run over its contiguous rows and vectorise without a
-change of any sum's order.
+The copy of W is transposed, (p, D), so that latent means and updates run over contiguous memory. These loops
+vectorise without changing the order of any sum.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from scalelatent.kernels.jit import entry, filled, given
 from .squash import SquashTable
 
 
-def walk(
+def update_by_rows(
     w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,
     inverse: np.ndarray, nu: float, aggressiveness: float, table: SquashTable,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Change of W and sums, see :func:`..reference.walk`; W is walked with in float32."""
+    """Return the change of W and the sums, as :func:`..reference.update_by_rows` does, in float32."""
     start = np.ascontiguousarray(w.T, dtype=np.float32)
     own, sums = start.copy(), np.zeros(3)
-    _walk(
+    _update_by_rows(
         own,
         np.ascontiguousarray(x, dtype=np.float32),
         np.ascontiguousarray(labels, dtype=np.int64),
@@ -50,7 +50,7 @@ def walk(
     float64,
     filled("f8", 1),
 )
-def _walk(
+def _update_by_rows(
     w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,
     inverse: np.ndarray, nu: float, aggressiveness: float, coefficients: np.ndarray, scale: float,
     sums: np.ndarray,
@@ -75,7 +75,7 @@ def _walk(
             length += q[i]
         beta = 0.5 * length
         place = beta / (beta + scale) * cells
-        # A NaN must not read outside the table; it still gives NaN below, and the fit stops on it.
+        # A NaN must not read outside the table. It still gives NaN below, and the fit stops.
         cell = max(min(int(place), cells - 1), 0)
         u, c = place - cell, coefficients[cell]
         lam0 = ((c[3] * u + c[2]) * u + c[1]) * u + c[0]

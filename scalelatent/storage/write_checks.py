@@ -13,13 +13,13 @@ from scalelatent.errors import DataError
 from .disk import Location, locate
 
 __all__ = [
+    "check_not_own_input",
     "check_space",
     "clear_after",
     "cleared_on_failure",
-    "clears_too",
+    "contains",
     "explain_os_errors",
     "format_of",
-    "refuse_onto",
     "scratch",
 ]
 
@@ -34,23 +34,22 @@ def format_of(location: Location) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def clears_too(location: Location, other: Location) -> bool:
+def contains(location: Location, other: Location) -> bool:
     """Return whether clearing `location` also deletes `other`, which may be inside or have another name."""
     outer, inner = _real(location), _real(other)
     return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
 
 
-def refuse_onto(
+def check_not_own_input(
     url: str | os.PathLike[str] | Location, source: str | os.PathLike[str] | Location | None
 ) -> None:
     """Raise `DataError` if an output would replace its own input, also under another name."""
     if source is None:
         return
     place, read = locate(url), locate(source)
-    if clears_too(place, read) or _is_behind(read, place):
+    if contains(place, read) or _is_behind(read, place):
         raise DataError(
-            f"{read.url}: a dataset cannot be written onto itself (the output is {place.url}); choose "
-            "another output"
+            f"{read.url}: a dataset cannot replace itself (the output is {place.url}); choose another output"
         )
 
 
@@ -77,7 +76,7 @@ def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
             os.lstat(os.path.join(at, name)).st_size for at, _, names in os.walk(path) for name in names
         )
     if least > free:
-        packed = "" if least == nbytes else f" ({least / 1e9:,.1f} GB at the very least, packed)"
+        packed = "" if least == nbytes else f" (at least {least / 1e9:,.1f} GB after compression)"
         raise DataError(
             f"{location.url}: {what} are {nbytes / 1e9:,.1f} GB{packed}, but only {free / 1e9:,.1f} GB are "
             "free there; choose another place, free some space, or check the number of rows"
@@ -108,12 +107,12 @@ def clear_after(error: BaseException, location: Location) -> None:
     try:
         location.clear(whole=False)
     except OSError as second:
-        error.add_note(f"What was written could not be removed ({second}): remove {location.url} yourself")
+        error.add_note(f"The partial output could not be removed ({second}): remove {location.url} yourself")
 
 
 @contextlib.contextmanager
-def explain_os_errors(location: Location, doing: str, then: str = "try again") -> Iterator[None]:
-    """Turn an `OSError` into a `DataError` with its cause and the next steps; `then` is the last step."""
+def explain_os_errors(location: Location, doing: str, next_step: str = "try again") -> Iterator[None]:
+    """Turn an `OSError` into a `DataError` with its cause and the next steps; `next_step` is the last."""
     try:
         yield
     except OSError as error:
@@ -121,5 +120,7 @@ def explain_os_errors(location: Location, doing: str, then: str = "try again") -
         free = location.free_bytes()
         room = "" if free is None else f" ({free / 1e6:,.0f} MB free)"
         reason = f"the disk is full or a quota is reached{room}" if full else f"{error.strerror or error}"
-        step = "free some space" if full else "put that right"
-        raise DataError(f"dataset {location.url}: {doing} failed: {reason}; {step}, then {then}") from error
+        step = "free some space" if full else "correct this problem"
+        raise DataError(
+            f"dataset {location.url}: {doing} failed: {reason}; {step}, then {next_step}"
+        ) from error

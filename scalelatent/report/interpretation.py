@@ -1,4 +1,4 @@
-"""What a reader of a report needs beside its numbers: intervals, why errors differ, how to use the model."""
+"""Interpretation of the numbers of a report: intervals, differences of errors, use of the model."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from .style import percent
 if TYPE_CHECKING:
     from scalelatent.estimators.base import StreamedEstimator
 
-# Of the normal distribution, for 95 %.
-_Z = 1.959964
+_Z = 1.959964  # 97.5 % quantile of the normal distribution, for 95 % intervals
 
 
-def wilson(share: float, rows: float) -> tuple[float, float]:
-    """The 95 % interval of a share of so many rows (Wilson, 1927)."""
+def wilson_interval(share: float, rows: float) -> tuple[float, float]:
+    """Return the 95 % interval of a share that was counted on a number of rows (Wilson, 1927)."""
     z2 = _Z * _Z / rows
     centre = (share + z2 / 2) / (1 + z2)
     half = _Z * math.sqrt(share * (1 - share) / rows + z2 / (4 * rows)) / (1 + z2)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def error_text(error: float, rows: int | None, *, wrong: int | None = None) -> str:
-    """An error with the rows that it was counted on and its 95 % interval; without these where unknown."""
+def format_error(error: float, rows: int | None, *, wrong: int | None = None) -> str:
+    """Return an error as text, with its number of rows and 95 % interval if the number is known."""
     if not rows or error != error:
         return percent(error)
-    low, high = wilson(error, rows)
+    low, high = wilson_interval(error, rows)
     counted = f"of {count(rows, 'row')}" if wrong is None else f"{wrong:,} of {count(rows, 'row')}"
     return f"{percent(error)} ({counted}; 95 % interval {100 * low:.2f} to {100 * high:.2f} %)"
 
 
-def source_of(run: RunFiles, role: str) -> str | None:
-    """Which rows a job takes for a role: a dataset and a range, or None."""
+def _source_text(run: RunFiles, role: str) -> str | None:
+    """Return the dataset and the row range of a role of a job as text, or None."""
     data = run.job.get("data", {})
     if not data.get(role):
         return None
@@ -46,8 +45,8 @@ def source_of(run: RunFiles, role: str) -> str | None:
     return f"{data[role]}, rows {rows}" if rows else str(data[role])
 
 
-def validation_rows(run: RunFiles) -> int | None:
-    """How many validation rows a run had; None where that is not known."""
+def count_validation_rows(run: RunFiles) -> int | None:
+    """Return the number of validation rows of a run, or None if the number is unknown."""
     rows = run.event("fit_started").get("validation_rows")
     if rows is None and isinstance(text := run.job.get("data", {}).get("validation_rows"), str):
         first, _, last = text.partition(":")
@@ -55,35 +54,37 @@ def validation_rows(run: RunFiles) -> int | None:
     return int(rows) if rows else None
 
 
-def why_errors_differ(run: RunFiles, passes: int, members: int = 1) -> str | None:
-    """Why validation and test error differ; None unless the job has both."""
+def explain_error_gap(run: RunFiles, passes: int, members: int = 1) -> str | None:
+    """Explain why validation and test error differ; return None unless the job has both."""
     data = run.job.get("data", {})
-    validation, test = source_of(run, "validation"), source_of(run, "test")
+    validation, test = _source_text(run, "validation"), _source_text(run, "test")
     if validation is None or test is None:
         return None
     which = "The model is" if members == 1 else f"Each of the {members} members is"
     chosen = (
         f"{which} the best of {count(passes, 'pass', 'passes')} on the validation rows ({validation}), so "
-        f"that the error there is a little too good; the test rows ({test}) had no part in the fit."
+        f"the validation error is slightly too low. The fit did not use the test rows ({test})."
     )
     if data["validation"] == data["test"]:
-        more = "Both are of one dataset, so that otherwise they differ by chance, as the intervals tell."
+        more = (
+            "Both are rows of one dataset, so that the remaining difference is by chance; the intervals show "
+            "its size."
+        )
     else:
         more = (
-            "They come from different sources, which may hold rows of different kinds (other writers, "
-            "cameras, days): errors then differ by more than chance, and the test error is the one to "
-            "expect of rows like the test rows."
+            "The rows come from different sources, which may differ in kind (other writers, cameras, days). "
+            "The errors then differ by more than chance. Expect the test error for rows like the test rows."
         )
     return f"{chosen} {more}"
 
 
-def how_to_use(
+def usage_snippet(
     run: RunFiles, model: StreamedEstimator, line: str = "", *, verb: str = "predict", gives: str = "classes"
 ) -> str:
-    """Python that loads the saved model and applies it to rows, with the paths of this run."""
+    """Return Python code that loads the saved model of this run and applies it to rows."""
     data: Mapping[str, Any] = run.job.get("data", {})
     rows = next((data[role] for role in ("test", "validation", "train") if data.get(role)), None)
-    if rows is not None and str(rows).startswith("("):  # of a fit in Python: they lived in memory
+    if rows is not None and str(rows).startswith("("):  # a fit in Python, with rows in memory
         rows = None
     width = f"{model.n_features_in_} features"
     lines = [
@@ -97,7 +98,7 @@ def how_to_use(
         lines.append(f"{verb}ed = model.{verb}(x)  # x: array (rows, {width}); {gives}")
     else:
         lines.append(f"rows = sl.open_dataset({_path(str(rows))!r})")
-        lines.append(f"model.{verb}(rows[:10])  # {gives}; also of an array (rows, {width})")
+        lines.append(f"model.{verb}(rows[:10])  # {gives}; also accepts an array (rows, {width})")
     return "\n".join(lines)
 
 

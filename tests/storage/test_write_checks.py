@@ -46,7 +46,7 @@ def test_a_dataset_is_not_written_onto_itself_under_another_name(tmp_path: Path,
     (tmp_path / "folder").symlink_to(tmp_path)
     for other in (tmp_path / "b.zarr", tmp_path / "folder" / "a.zarr"):
         for source, out in ((ds, other), (open_dataset(other), tmp_path / "a.zarr")):
-            with pytest.raises(DataError, match="onto itself"):
+            with pytest.raises(DataError, match="cannot replace itself"):
                 if how == "convert":
                     convert_dataset(source, out, overwrite=True)
                 elif how == "shuffle":
@@ -60,7 +60,7 @@ def test_what_is_read_does_not_lie_in_the_output(tmp_path: Path) -> None:
     _save(tmp_path / "a.zarr")
     _save(tmp_path / "a.zarr/inner")
     for source in ("a.zarr/inner", "a.zarr/x"):
-        with pytest.raises(DataError, match="onto itself"):
+        with pytest.raises(DataError, match="cannot replace itself"):
             convert_dataset(tmp_path / source, tmp_path / "a.zarr", overwrite=True)
     assert open_dataset(tmp_path / "a.zarr/inner").n_rows == 15
 
@@ -141,7 +141,8 @@ def test_what_cannot_be_removed_does_not_hide_the_error(
     with pytest.raises(DataError, match="row 2, column 1 is nan") as error:
         _save(tmp_path / "a", np.where(X == 9, np.nan, X))
     assert error.value.__notes__ == [
-        f"What was written could not be removed ([Errno 13] Permission denied): remove {tmp_path}/a yourself"
+        f"The partial output could not be removed ([Errno 13] Permission denied): remove {tmp_path}/a "
+        "yourself"
     ]
 
 
@@ -152,7 +153,9 @@ def test_a_full_disk_names_a_next_step_that_there_is(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Markers, "write", full)
-    with pytest.raises(DataError, match="free some space, then try again: nothing of it is left") as error:
+    with pytest.raises(
+        DataError, match="free some space, then try again: the partial dataset is removed"
+    ) as error:
         _save(tmp_path / "a")
     assert "--resume" not in str(error.value)
     assert not (tmp_path / "a").exists()

@@ -18,8 +18,13 @@ from scalelatent.models.capsule.report import ONE_VS_ALL
 from scalelatent.models.capsule.report_figures import plot_history
 from scalelatent.models.crbm.report import RbmEvidence, collect_rbm, rbm_numbers
 from scalelatent.report import build_report
-from scalelatent.report.classes import Confusion, Reliability, calibration_text, confusion_text
-from scalelatent.report.explained import error_text, validation_rows, why_errors_differ, wilson
+from scalelatent.report.classes import Confusion, Reliability, describe_confusion, explain_calibration
+from scalelatent.report.interpretation import (
+    count_validation_rows,
+    explain_error_gap,
+    format_error,
+    wilson_interval,
+)
 from scalelatent.report.runfiles import RunFiles, read_run
 
 
@@ -34,17 +39,17 @@ def run_of(folder: Path, data: dict[str, Any], **event: Any) -> RunFiles:
 @pytest.mark.parametrize(("wrong", "rows"), [(0, 50), (1, 7), (256, 10_000), (30, 30)])
 def test_intervals_are_wilsons(wrong: int, rows: int) -> None:
     expected = scipy.stats.binomtest(wrong, rows).proportion_ci(0.95, method="wilson")
-    assert wilson(wrong / rows, rows) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert wilson_interval(wrong / rows, rows) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def test_errors_have_counts_and_intervals_where_rows_are_counted() -> None:
-    assert error_text(0.0256, 10_000, wrong=256).startswith(
+    assert format_error(0.0256, 10_000, wrong=256).startswith(
         "2.56 % (256 of 10,000 rows; 95 % interval 2.27 to"
     )
     counts = np.array([[30, 2], [0, 18]])
-    assert confusion_text(Confusion(counts, 50.0, 2.0)) == error_text(0.04, 50, wrong=2)
+    assert describe_confusion(Confusion(counts, 50.0, 2.0)) == format_error(0.04, 50, wrong=2)
     # Rows that weigh differently have no count to tell an interval by.
-    assert confusion_text(Confusion(counts, 200.0, 20.0)) == "10.00 % by weight (2 of 50 rows)"
+    assert describe_confusion(Confusion(counts, 200.0, 20.0)) == "10.00 % by weight (2 of 50 rows)"
 
 
 @pytest.mark.parametrize(
@@ -58,30 +63,30 @@ def test_errors_have_counts_and_intervals_where_rows_are_counted() -> None:
     ],
 )
 def test_validation_rows(tmp_path: Path, data: Any, event: Any, expected: int | None) -> None:
-    assert validation_rows(run_of(tmp_path, data, **event)) == expected
+    assert count_validation_rows(run_of(tmp_path, data, **event)) == expected
 
 
 def test_why_errors_differ_names_the_sources(tmp_path: Path) -> None:
     two = {"validation": "train.zarr", "validation_rows": "50000:60000", "test": "test.zarr"}
-    text = why_errors_differ(run_of(tmp_path, two), 30) or ""
+    text = explain_error_gap(run_of(tmp_path, two), 30) or ""
     assert "best of 30 passes on the validation rows (train.zarr, rows 50000:60000)" in text
     assert "different sources" in text
     one = {"validation": "x", "validation_rows": "0:9", "test": "x", "test_rows": "9:20"}
-    text = why_errors_differ(run_of(tmp_path, one), 30, members=45) or ""
+    text = explain_error_gap(run_of(tmp_path, one), 30, members=45) or ""
     assert "Each of the 45 members is the best" in text
     assert "of one dataset" in text
-    assert why_errors_differ(run_of(tmp_path, {"test": "x"}), 30) is None
+    assert explain_error_gap(run_of(tmp_path, {"test": "x"}), 30) is None
 
 
 @pytest.mark.parametrize(("confidence", "verdict"), [(0.25, "underconfident"), (0.99, "overconfident")])
-def test_the_calibration_error_is_defined_and_read(confidence: float, verdict: str) -> None:
+def test_calibration_error_is_defined_and_interpreted(confidence: float, verdict: str) -> None:
     kept = Reliability.empty()
     kept.counts[2], kept.confidence[2], kept.hits[2] = 100, 100 * confidence, 95
-    text = calibration_text(kept, ONE_VS_ALL)
-    assert f"given {100 * confidence:.2f} % on average and is right in 95.00 % of the rows" in text
+    text = explain_calibration(kept, ONE_VS_ALL)
+    assert f"class is {100 * confidence:.2f} %, and that class is right in 95.00 % of the rows" in text
     assert f"the model is {verdict}" in text
     assert "divided by their sum" in text
-    assert "divided by their sum" not in calibration_text(kept)
+    assert "divided by their sum" not in explain_calibration(kept)
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
@@ -136,16 +141,16 @@ def test_what_a_crbm_is_worth_is_held_against_doing_nothing(tmp_path: Path) -> N
     )
     head, table = rbm_numbers(read_run(tmp_path), model, evidence, "test")
     assert dict(head)["doing nothing"] == f"{100 * flipped.mean():.2f} %"
-    assert f"{100 * flipped.mean():.2f} %" == dict(table)["error of doing nothing: x given back as it is"]
+    assert f"{100 * flipped.mean():.2f} %" == dict(table)["error of doing nothing: x is returned unchanged"]
     assert "of 400 rows; 95 % interval" in dict(table)["test error, all outputs"]
     assert dict(table)["seed"] == "1234567"
     other = RbmEvidence(400, v, evidence.predicted, None, False, None, evidence.errors, {})
     ones = v.mean(axis=0)
-    told = dict(rbm_numbers(read_run(tmp_path), model, other, "test")[0])["knowing nothing of x"]
+    told = dict(rbm_numbers(read_run(tmp_path), model, other, "test")[0])["ignoring x"]
     assert told == f"{100 * np.minimum(ones, 1 - ones).mean():.2f} %"
 
 
-def test_an_ensembles_page_tells_its_own_error_and_its_members(tmp_path: Path) -> None:
+def test_page_of_an_ensemble_shows_its_error_and_the_errors_of_members(tmp_path: Path) -> None:
     x, y = digits()
     model = CapsuleRegression(capsule_dim=1, architecture="one_vs_all", max_iter=4, random_state=0)
     model.fit(x[:150], y[:150], validation=(x[150:], y[150:]))
@@ -154,7 +159,7 @@ def test_an_ensembles_page_tells_its_own_error_and_its_members(tmp_path: Path) -
     for history in (model.history_, [_as_before(record) for record in model.history_]):
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in history))
         page = Path(build_report(tmp_path, model=model, data=data, role="validation")).read_text()
-        assert error_text(1 - model.score(data), 50) in page
+        assert format_error(1 - model.score(data), 50) in page
         mean = f"{100 * model.mean_member_validation_error_:.2f} %"
         assert f"mean member validation error</th><td>{mean}" in page
     lines = [line.get_label() for line in plot_history(model.history_, ensemble=True).axes[1].lines]
