@@ -76,7 +76,7 @@ def test_pages_without_rows_with_unusable_rows_and_with_filters(page_of: PageOf,
     page, names = page_of(tmp_path / "c", model.fit(grey), Dataset.from_arrays(grey))
     assert "filled" not in names
     assert "edges" in names
-    assert "of 4 directions the strongest at a pixel" in page
+    assert "coloured by the strongest of 4 directions" in page
     (tmp_path / "d").mkdir()
     page, names = page_of(tmp_path / "d", model, Dataset.from_arrays(grey / np.float32(255)))
     assert "edges" not in names
