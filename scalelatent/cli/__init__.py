@@ -180,7 +180,7 @@ def score(
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
     data: Annotated[
-        str | None, typer.Argument(metavar="[DATA]", help="Dataset for the figures; by default of the job.")
+        str | None, typer.Argument(metavar="DATA", help="Dataset for the figures; by default of the job.")
     ] = None,
     rows: RowsOption = None,
     target: Target = None,
@@ -200,7 +200,7 @@ def report(
 
 @app.command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Run folders, finished or not.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run folders, finished or not.")],
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="FOLDER", help="Also write a page with a figure to this folder."),

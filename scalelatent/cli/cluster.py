@@ -124,9 +124,7 @@ def _print_cluster(info: dict[str, Any], json: bool) -> None:
 @app.command()
 @with_tls
 def join(
-    scheduler: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="Address of the scheduler.")
-    ] = None,
+    scheduler: Annotated[str | None, typer.Argument(metavar="URL", help="Address of the scheduler.")] = None,
     scheduler_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Wait for FILE, and read the address from it.")
     ] = None,
@@ -193,9 +191,7 @@ def certificates(
 def warm(
     kinds: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KIND]...", help="Kinds of models, data, evaluation; by default all kernels."
-        ),
+        typer.Argument(metavar="KIND", help="Kinds of models, data, evaluation; by default all kernels."),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Number of processes; by default one per core.")
@@ -234,7 +230,7 @@ def warm(
 @with_scheduler
 def doctor(
     folder: Annotated[
-        str | None, typer.Argument(metavar="[FOLDER]", help="Folder for runs; by default the current one.")
+        str | None, typer.Argument(metavar="FOLDER", help="Folder for runs; by default the current one.")
     ] = None,
     scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
     json: Json = False,

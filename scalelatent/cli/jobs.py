@@ -71,7 +71,7 @@ def status(
     job: Annotated[
         str | None,
         typer.Argument(
-            metavar="[JOB]", help="Job id or run folder; by default all runs below the current folder."
+            metavar="JOB", help="Job id or run folder; by default all runs below the current folder."
         ),
     ] = None,
     scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable

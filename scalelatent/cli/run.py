@@ -30,7 +30,7 @@ LINES = ("summary", "shorter")
 
 Measure = Annotated[bool, typer.Option("--measure", help="Measure the rates of this machine again.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")]
-Out = Annotated[str | None, typer.Option("--out", help="Run folder; overrides [job] out of the job file.")]
+Out = Annotated[str | None, typer.Option("--out", help="Run folder; overrides the key out of the job file.")]
 
 
 def _load(job: Path, settings: list[str] | None, out: str | None) -> Job:

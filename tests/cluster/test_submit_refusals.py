@@ -183,7 +183,7 @@ def test_workers_with_other_versions(job: Any, tmp_path: Path) -> None:
 
 
 def test_an_unknown_job(client: Any, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"the scheduler tcp://.* knows; (it knows no job|known are)"):
+    with pytest.raises(JobError, match=r"jobs of the scheduler tcp://.*; (it knows no job|valid are)"):
         control.find_job("nobody-12345678", scheduler=client.scheduler.address, below=tmp_path)
 
 
