@@ -378,5 +378,5 @@ def test_a_resume_on_a_mixture_of_two_datasets_is_refused(digits: Arrays, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         _capsule(open_dataset(tmp_path / "a"), tmp_path / "run", callbacks=InterruptAt(1, "pass_end"))
     shutil.copyfile(tmp_path / "b/x/c/3/0", tmp_path / "a/x/c/3/0")
-    with pytest.raises(ShardError, match="whole, but not the one that was written"):
+    with pytest.raises(ShardError, match="intact, but differs from the chunk that was written"):
         _capsule(open_dataset(tmp_path / "a"), tmp_path / "run", resume=True)
