@@ -276,7 +276,8 @@ def make_digits(
     rows : int
         Number of images.
     base : str
-        'digits' (scikit-learn's) or the url of a dataset of uint8 images with labels.
+        'digits' (scikit-learn's, their values 0 to 16 stretched to 0 to 255) or the url of a dataset of
+        uint8 images with labels.
     base_rows : (int, int), optional
         Bases `A:B` from which images derive; all by default.
     start : int, optional
