@@ -1,0 +1,75 @@
+"""Select rows of a dataset by their numbers; the new dataset reads `x` from the old one when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scalelatent.data.columns import Columns, label_source
+from scalelatent.data.dataset import Dataset
+
+from .sources import ArrayRows, RowSource
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from scalelatent.kernels.arrays import DenseOrCsr
+
+# Maximum range of consecutive rows of the original dataset that one read covers.
+READ_ROWS = 8192
+
+
+def select_rows(dataset: Dataset, numbers: npt.ArrayLike) -> Dataset:
+    """Return the rows `numbers` as a dataset, in ascending order; labels and weights stay in memory."""
+    rows = np.unique(np.asarray(numbers, dtype=np.int64))
+    x = SelectedRows(dataset.read_x, rows, dataset.feature_shape, dataset.dtype, dataset.is_sparse)
+    weight = dataset.read_weight(0, len(dataset))
+    weights = None if weight is None else ArrayRows(weight[rows])
+    if not dataset.has_targets:
+        y = label_source(dataset.read_y(0, len(dataset))[rows]) if dataset.has_y else None
+        return Dataset(Columns(x, y, weights))
+    outputs = SelectedRows(dataset.read_targets, rows, (int(dataset.n_targets or 0),), np.dtype("u1"), False)
+    return Dataset(Columns(x, None, weights)).with_target(Dataset(Columns(outputs)))
+
+
+class SelectedRows(RowSource):
+    """Selected rows of a dataset, read with `read` from the original rows."""
+
+    def __init__(
+        self,
+        read: Callable[[int, int], DenseOrCsr],
+        rows: np.ndarray,
+        feature_shape: tuple[int, ...],
+        dtype: np.dtype,
+        sparse: bool,
+    ) -> None:
+        self.shape, self.dtype, self.sparse = (len(rows), *feature_shape), np.dtype(dtype), sparse
+        self._read, self._rows = read, rows
+
+    def entries(self, start: int, stop: int) -> int:
+        parts = (self.read(a, b) for a, b in self.pieces(start, stop))
+        return sum(int(part.nnz) for part in parts if not isinstance(part, np.ndarray))
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        if stop <= start:
+            return []
+        whole = self._rows[start:stop]
+        first = np.arange(whole[0], whole[-1] + 1, READ_ROWS)
+        edges = np.unique(np.append(np.searchsorted(whole, first), len(whole))) + start
+        return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+
+    def read(self, start: int, stop: int) -> DenseOrCsr:
+        parts = []
+        for a, b in self.pieces(start, stop):
+            numbers = self._rows[a:b]
+            first, last = int(numbers[0]), int(numbers[-1]) + 1
+            rows = self._read(first, last)
+            parts.append(rows if len(numbers) == last - first else rows[numbers - first])
+        if self.sparse:
+            from scipy import sparse
+
+            return parts[0] if len(parts) == 1 else sparse.csr_array(sparse.vstack(parts, format="csr"))
+        found = np.concatenate(parts) if parts else np.empty((0, *self.shape[1:]), dtype=self.dtype)
+        return found.reshape(-1, *self.shape[1:])
