@@ -44,7 +44,7 @@ MODELS = {
     "projected": sl.CapsuleRegression(capsule_dim=4, projection=9, max_iter=8),
     "mixture": sl.LinearMixtureClassifier(n_components=3, n_dims=2, max_iter=5),
     "mixture of densities": sl.LinearMixtureClassifier(
-        n_components=2, n_dims=2, likelihood="ppca", projection=10, max_iter=5
+        n_components=2, n_dims=2, likelihood="ppca", smoothing=0.5, image_shape=(4, 5), max_iter=5
     ),
     "factors": sl.LinearMixtureClassifier(n_components=1, n_dims=2, likelihood="factor-analysis", max_iter=5),
     "k-means": sl.LinearMixtureClassifier(n_components=3, n_dims=0, max_iter=5),

@@ -48,7 +48,7 @@ from scalelatent.deploy.probes import peak_bytes
 x = np.random.default_rng(0).random((400, 64), dtype=np.float32)
 models = {
     "capsule": lambda: sl.CapsuleRegression(capsule_dim=2, max_iter=2),
-    "mixture": lambda: sl.LinearMixtureClassifier(n_components=3, n_dims=3, max_iter=2, statistics="images"),
+    "mixture": lambda: sl.LinearMixtureClassifier(n_components=3, n_dims=3, max_iter=2),
     "hcn": lambda: sl.HierarchicalCompositionalNetwork(layers=[(2, 4)], image_shape=(8, 8)),
 }
 given = (x > 0.5,) if sys.argv[1] == "hcn" else (x, np.arange(400) % 4)

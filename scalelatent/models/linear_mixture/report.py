@@ -1,4 +1,4 @@
-"""What the report of a mixture shows: its components, what they make of rows, mistakes, how it learned."""
+"""Report sections of mixtures: components, reconstructions, mistakes, and the passes of the fit."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["density_section", "section"]
 
+# Upper bounds of a figure: means in a line, classes, components, directions of a component, samples.
 MOST_ACROSS, MOST_CLASSES, SHOWN, DIRECTIONS, SAMPLES = 20, 26, 10, 4, 40
 PHASES = {
     "k-means": "k-means",
@@ -69,28 +70,28 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """The part of a classifier's report; see `scalelatent.contract.kinds.Kind.report`."""
+    """Return the section of a classifier; see `scalelatent.contract.kinds.Kind.report`."""
     collect, shape = partial(collect_classes, model, progress=progress), _image_shape(model, data)
-    evidence = run.collect(data, "the figures of rows and errors are left out", collect)
-    head, table = _class_numbers(evidence, rows)
+    collected = run.collect(data, "figures of rows and errors are missing", collect)
+    head, table = _class_numbers(collected, rows)
     more_head, more = _numbers(run, model)
     names = [str(c) for c in model.classes_.tolist()]
     pictures = [_means(model, names, shape), *_deviations(model, names, shape)]
     explained = []
     if differ := explain_error_gap(run, model.n_iter_):
         explained.append(("Validation and test error", differ))
-    if evidence is not None:
-        pictures.append(_reconstructions(model, evidence, rows, shape))
-        if evidence.confusion is not None and evidence.reliability is not None:
-            pictures.append(draw_confusion(evidence.confusion, names, rows))
-            pictures.append(_rejects(model, evidence, rows))
-            if (mistakes := draw_mistakes(evidence.mistakes, names, shape or (), rows)) is not None:
+    if collected is not None:
+        pictures.append(_reconstructions(model, collected, rows, shape))
+        if collected.confusion is not None and collected.reliability is not None:
+            pictures.append(draw_confusion(collected.confusion, names, rows))
+            pictures.append(_rejects(model, collected, rows))
+            if (mistakes := draw_mistakes(collected.mistakes, names, shape or (), rows)) is not None:
                 pictures.append(mistakes)
-            pictures.append(draw_reliability(evidence.reliability, rows))
-            explained.append(("Calibration error", explain_calibration(evidence.reliability)))
+            pictures.append(draw_reliability(collected.reliability, rows))
+            explained.append(("Calibration error", explain_calibration(collected.reliability)))
         else:
-            run.notes.append(f"The {rows} rows have no labels: there is no error to tell.")
-    pictures += _of_model(run, model, names, shape)
+            run.notes.append(f"The {rows} rows have no labels, so there is no error.")
+    pictures += _model_pictures(run, model, names, shape)
     subtitle = f"Mixtures of linear models, {count(len(names), 'class', 'classes')}, {_sizes(model)}"
     return Section(subtitle, head + more_head, table + more, pictures, explained, usage_snippet(run, model))
 
@@ -102,31 +103,31 @@ def density_section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """The part of a density's report; see `scalelatent.contract.kinds.Kind.report`."""
+    """Return the section of a density; see `scalelatent.contract.kinds.Kind.report`."""
     shape = _image_shape(model, data)
     collect = partial(collect_density, model, shape=shape, progress=progress)
-    evidence = run.collect(data, "the figures of rows are left out", collect)
+    collected = run.collect(data, "figures of rows are missing", collect)
     head, table = _numbers(run, model)
-    if evidence is not None:
-        told = f"{evidence.log_likelihood:,.2f}"
-        each = evidence.log_likelihood / max(len(evidence.examples[0]), 1)
-        head.insert(0, (f"{rows} log-likelihood, nats a row", told))
+    if collected is not None:
+        mean = f"{collected.log_likelihood:,.2f}"
+        each = collected.log_likelihood / max(len(collected.examples[0]), 1)
+        head.insert(0, (f"{rows} log-likelihood, nats per row", mean))
         table[:0] = [
-            (f"{rows} rows", f"{evidence.n_rows:,}"),
-            (f"{rows} log-likelihood", f"{told} nats a row ({each:.3f} a feature)"),
+            (f"{rows} rows", f"{collected.n_rows:,}"),
+            (f"{rows} log-likelihood", f"{mean} nats per row ({each:.3f} per feature)"),
         ]
     scored = run.event("scored")
     found = {
         key: scored.get(f"test_{key}") for key in ("nmi", "accuracy", "purity") if f"test_{key}" in scored
     }
     if found:
-        told = ", ".join(f"{name} {value:.3f}" for name, value in found.items() if value is not None)
-        table.append(("components held against the classes of the test rows", told))
+        values = ", ".join(f"{name} {value:.3f}" for name, value in found.items() if value is not None)
+        table.append(("components compared with the classes of the test rows", values))
     names = [f"{q}" for q in range(len(model.means_))]
     pictures = [_samples(model, shape), _means(model, None, shape), *_deviations(model, None, shape)]
-    if evidence is not None:
-        pictures += _density_pictures(model, evidence, rows, shape)
-    pictures += _of_model(run, model, names, shape)
+    if collected is not None:
+        pictures += _density_pictures(model, collected, rows, shape)
+    pictures += _model_pictures(run, model, names, shape)
     subtitle = f"Density: mixture of linear models, {_sizes(model)}"
     snippet = usage_snippet(run, model, verb="predict", gives="components")
     return Section(subtitle, head, table, pictures, _density_words(model), snippet)
@@ -134,15 +135,15 @@ def density_section(
 
 def _density_words(model: LinearMixture) -> list[tuple[str, str]]:
     words = (
-        "The logarithm of the density at a row, in nats, on average: the higher, the better. It depends on "
-        "the scale of the features: only models of the same rows can be compared by it."
+        "The mean logarithm of the density at a row, in nats: a higher value is better. It depends on the "
+        "scale of the features, so it compares models of the same rows only."
     )
     if model.basis_ is not None:
-        words += " It is that of the smoothed rows."
+        words += " The rows are smoothed first."
     if model.likelihood not in DENSITY_LIKELIHOODS:
         words += (
-            " This model was fitted by its reconstruction error; its density is that of probabilistic PCA "
-            "in the bases found."
+            " This model was fitted by its reconstruction error; its density is that of probabilistic PCA in "
+            "the fitted bases."
         )
     return [("Log-likelihood", words)]
 
@@ -156,20 +157,20 @@ def _sizes(model: AnyMixture) -> str:
 
 
 def _class_numbers(
-    evidence: ClassReportData | None, rows: str
+    collected: ClassReportData | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    if evidence is None:
+    if collected is None:
         return [], []
     head: list[tuple[str, str]] = []
-    table = [(f"{rows} rows", f"{evidence.n_rows:,}")]
-    if evidence.confusion is not None and evidence.reliability is not None:
-        head.append((f"{rows} error", percent(evidence.confusion.error)))
-        table.append((f"{rows} error", describe_confusion(evidence.confusion)))
-        found = errors_at_rejects(np.concatenate(evidence.certain), np.concatenate(evidence.wrong))
-        told = ", ".join(f"{percent(error)} at {share}" for share, error in found.items() if share != "0%")
-        table.append((f"{rows} error with rejects", told))
-        table.append((f"{rows} log-loss", f"{evidence.reliability.log_loss:.4f} nats a row"))
-        table.append(("calibration error", percent(evidence.reliability.calibration_error)))
+    table = [(f"{rows} rows", f"{collected.n_rows:,}")]
+    if collected.confusion is not None and collected.reliability is not None:
+        head.append((f"{rows} error", percent(collected.confusion.error)))
+        table.append((f"{rows} error", describe_confusion(collected.confusion)))
+        found = errors_at_rejects(np.concatenate(collected.certain), np.concatenate(collected.wrong))
+        errors = ", ".join(f"{percent(error)} at {share}" for share, error in found.items() if share != "0%")
+        table.append((f"{rows} error with rejects", errors))
+        table.append((f"{rows} log-loss", f"{collected.reliability.log_loss:.4f} nats per row"))
+        table.append(("calibration error", percent(collected.reliability.calibration_error)))
     return head, table
 
 
@@ -192,9 +193,11 @@ def _numbers(run: RunFiles, model: AnyMixture) -> tuple[list[tuple[str, str]], l
     seconds = sum(record.get("seconds") or 0.0 for record in history)
     trained = sum(record.get("rows") or 0 for record in history)
     if seconds > 0:
-        head += [("time in passes", duration(seconds)), ("rows a second", f"{trained / seconds:,.0f}")]
-        table.append(("time in passes", f"{seconds:,.2f} s ({1e3 * seconds / len(history):,.2f} ms a pass)"))
-        table.append(("rows a second", f"{trained / seconds:,.0f}"))
+        head += [("time in passes", duration(seconds)), ("rows per second", f"{trained / seconds:,.0f}")]
+        table.append(
+            ("time in passes", f"{seconds:,.2f} s ({1e3 * seconds / len(history):,.2f} ms per pass)")
+        )
+        table.append(("rows per second", f"{trained / seconds:,.0f}"))
     if run.event("fit_started").get("rows"):
         table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
     table.append(("features of a row", f"{model.n_features_in_:,}"))
@@ -207,14 +210,14 @@ def _numbers(run: RunFiles, model: AnyMixture) -> tuple[list[tuple[str, str]], l
 
 
 def _image_shape(model: AnyMixture, data: Dataset | None) -> tuple[int, ...] | None:
-    """Shape in which rows are drawn."""
+    """Return the shape in which rows are drawn, or None."""
     if model.image_shape is not None:
         return tuple(int(n) for n in model.image_shape)
     return image_shape((model.n_features_in_,) if data is None else data.feature_shape)
 
 
 def _groups(model: AnyMixture, names: list[str] | None) -> list[np.ndarray]:
-    """Sub-classes of each class, those of most rows first; of a density in lines of so many."""
+    """Return the components of each class by decreasing rows; those of a density in lines of equal length."""
     counts, classes = model._fitted.counts, model.component_classes_
     if names is not None:
         own = [np.flatnonzero(classes == c) for c in range(min(len(names), MOST_CLASSES))]
@@ -231,20 +234,22 @@ def _means(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | 
     rows = np.full((len(groups), across), -1.0)
     for i, own in enumerate(groups):
         tiles[i, : len(own)], rows[i, : len(own)] = means[own], model._fitted.counts[own]
-    of = "of each class, a line for each" if names is not None else "of all components"
+    of = "of each class, one line per class" if names is not None else "of all components"
     shown, k = sum(map(len, groups)), len(means)
-    words = f"The means {of}, those of most training rows first; under each its rows."
+    words = (
+        f"The means {of}, with the largest component first. The number below is that of its training rows."
+    )
     if shown < k:
-        words += f" The first {shown} of {k}."
+        words += f" {shown} of {k} are shown."
     if shape is None:
-        words = f"The means {of}: features across, those of most training rows first."
+        words = f"The means {of}: features from left to right, the largest component first."
     alt = f"{count(shown, 'mean')} as {'images' if shape else 'lines'}."
     figure = plot_means(tiles, rows, [] if names is None else names[: len(groups)], shape)
     return Picture("means", "Means of all components", words, alt, figure, wide=across > 10)
 
 
 def _largest(model: AnyMixture, names: list[str] | None) -> tuple[np.ndarray, list[str]]:
-    """The largest component of each class, or the largest components, and what they are called."""
+    """Return the largest component of each class, or the largest components, and their names."""
     groups = _groups(model, names)
     if names is None:
         own = np.concatenate(groups)[:SHOWN]
@@ -257,7 +262,7 @@ def _largest(model: AnyMixture, names: list[str] | None) -> tuple[np.ndarray, li
 def _deviations(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None) -> list[Picture]:
     if not model.n_dims_:
         return []
-    own, called = _largest(model, names)
+    own, labels = _largest(model, names)
     fitted, shown = model._fitted, min(DIRECTIONS, model.n_dims_)
     tiles = []
     for q in own:
@@ -269,18 +274,18 @@ def _deviations(model: AnyMixture, names: list[str] | None, shape: tuple[int, ..
     of = "class" if names is not None else "component"
     largest = "the largest component of each class" if names is not None else "the largest components"
     words = (
-        f"The mean of {largest}, and the mean less and plus two standard deviations along its "
-        f"{count(shown, 'widest direction')}: what may change in an image without leaving the {of}."
+        f"The mean of {largest}, and the mean minus and plus two standard deviations along its "
+        f"{count(shown, 'widest direction')}. Such changes keep an image in its {of}."
     )
-    alt = f"A line for each {of}: its mean, then {count(shown, 'pair')} of images on both sides of it."
-    figure = plot_deviations(np.stack(tiles), called, shape)
+    alt = f"One line per {of}: its mean, then {count(shown, 'pair')} of images on both sides of it."
+    figure = plot_deviations(np.stack(tiles), labels, shape)
     return [Picture("directions", "Along the first directions", words, alt, figure, wide=True)]
 
 
-def _of_model(
+def _model_pictures(
     run: RunFiles, model: AnyMixture, names: list[str], shape: tuple[int, ...] | None
 ) -> list[Picture]:
-    """Tangents, spectra and the course of the fit."""
+    """Return the pictures of tangents, spectra and passes."""
     classes = names if hasattr(model, "classes_") else None
     return [*_tangents(model, classes, shape), *_spectra(model), *_passes(run, model)]
 
@@ -288,15 +293,15 @@ def _of_model(
 def _tangents(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None) -> list[Picture]:
     if not model.tangents or shape is None or len(shape) != 2:
         return []
-    own, called = _largest(model, names)
+    own, labels = _largest(model, names)
     means, flat = model.means_[own[:SHOWN]], (int(shape[0]), int(shape[1]))
     tangents = tangent_rows(means, flat, tuple(model.tangents), float(model.tangent_smoothing))
     words = (
-        "What a small change of each kind adds to an image of the mean (red) and takes from it (blue), each "
-        "drawn in its own scale."
+        "Pixels that become brighter (red) or darker (blue) by a small change of each kind. Each tangent "
+        "has its own scale."
     )
     alt = f"{count(len(means), 'mean')} with {count(len(model.tangents), 'tangent')} each."
-    figure = plot_tangents(means, tangents, called, tuple(model.tangents), flat)
+    figure = plot_tangents(means, tangents, labels, tuple(model.tangents), flat)
     return [Picture("tangents", "Tangents of a mean", words, alt, figure, wide=len(model.tangents) > 5)]
 
 
@@ -311,8 +316,8 @@ def _spectra(model: AnyMixture) -> list[Picture]:
     variances = np.maximum(np.array(ways), fitted.floor)
     noise = model.noise_.reshape(len(variances), -1).mean(axis=1)
     words = (
-        "Variance of the rows along the directions of each component (grey), their median and the middle "
-        "80 % (blue), and in every direction that the model leaves out (dashed, median)."
+        "Variance of the rows along the directions of each component (grey), their median and middle 80 % "
+        "(blue), and the median variance in each direction outside of the model (dashed)."
     )
     first, last, rest = np.median(variances[:, 0]), np.median(variances[:, -1]), np.median(noise)
     alt = f"Curves that fall from {first:.3g} to {last:.3g}; {rest:.3g} in each other direction."
@@ -324,13 +329,13 @@ def _passes(run: RunFiles, model: AnyMixture) -> list[Picture]:
     if not records:
         return []
     phases = [(a, b, PHASES.get(name, name), nats) for a, b, name, nats in list_phases(model, records)]
-    words = ["Mean error of a row in each pass, with the phases of the fit."]
+    words = ["Mean error of a row in each pass; colours mark the phases of the fit."]
     if any(nats for *_, nats in phases):
-        words = ["Mean log-likelihood of a row where rows have a density, mean error before."]
+        words = [
+            "Mean log-likelihood of a row in the phases by density, and mean error in the phases before."
+        ]
     if any(name == PHASES["finish"] for _, _, name, _ in phases):
-        words.append(
-            "The final passes hold the assignments, so that their error is that of the last EM pass."
-        )
+        words.append("The final passes keep the assignments, so their error is that of the last EM pass.")
     last = records[-1]
     if last.get("refilled") or last.get("dropped"):
         words.append(
@@ -346,81 +351,84 @@ def _passes(run: RunFiles, model: AnyMixture) -> list[Picture]:
 
 
 def _reconstructions(
-    model: LinearMixtureClassifier, evidence: ClassReportData, rows: str, shape: tuple[int, ...] | None
+    model: LinearMixtureClassifier, collected: ClassReportData, rows: str, shape: tuple[int, ...] | None
 ) -> Picture:
-    n = min(len(evidence.examples), MOST_CLASSES)
-    names = evidence.names[:MOST_CLASSES]
+    n = min(len(collected.examples), MOST_CLASSES)
+    names = collected.names[:MOST_CLASSES]
     figure = plot_reconstructions(
-        evidence.examples[:n],
-        evidence.made[:n, : len(names)],
-        evidence.scores[:n, : len(names)],
-        [evidence.names[c] for c in evidence.codes[:n]],
+        collected.examples[:n],
+        collected.made[:n, : len(names)],
+        collected.scores[:n, : len(names)],
+        [collected.names[c] for c in collected.codes[:n]],
         names,
         shape,
     )
     words = (
-        f"One of the {rows} rows of each class, and what the best component of each class makes of it; under "
-        "each its score, the smaller the better, the best one framed."
+        f"One of the {rows} rows of each class, and its reconstruction by the best component of each "
+        "class. The score is below; a smaller score is better, and the best one has a frame."
     )
     if model.basis_ is not None:
-        words += " Reconstructions are of smoothed rows."
-    right = int((evidence.scores[:n].argmin(axis=1) == evidence.codes[:n]).sum())
-    alt = f"{count(n, 'row')} beside {count(len(names), 'reconstruction')} each; {right} are recognised."
+        words += " The rows are smoothed first."
+    right = int((collected.scores[:n].argmin(axis=1) == collected.codes[:n]).sum())
+    reconstructions = count(len(names), "reconstruction")
+    alt = f"{count(n, 'row')} with {reconstructions} each; {right} are classified correctly."
     return Picture("reconstructions", "Rows by the models of each class", words, alt, figure, wide=True)
 
 
-def _rejects(model: LinearMixtureClassifier, evidence: ClassReportData, rows: str) -> Picture:
-    wrong = np.concatenate(evidence.wrong)
+def _rejects(model: LinearMixtureClassifier, collected: ClassReportData, rows: str) -> Picture:
+    wrong = np.concatenate(collected.wrong)
     by = (
         "best to second class"
         if model._fitted.likelihood not in DENSITY_LIKELIHOODS
         else "second to best probability"
     )
-    certain = np.concatenate(evidence.certain)
+    certain = np.concatenate(collected.certain)
     found = errors_at_rejects(certain, wrong)
-    told = ", ".join(f"{percent(error)} at {share}" for share, error in found.items())
+    errors = ", ".join(f"{percent(error)} at {share}" for share, error in found.items())
     words = (
         f"Error of the {rows} rows that remain when the least certain rows are rejected. The ratio of {by} "
-        f"measures certainty. The error is {told} rejects."
+        f"measures certainty. The error is {errors} rejects."
     )
-    alt = f"A falling curve; error at {', '.join(f'{share:.0%}' for share in REJECTED)} rejects: {told}."
+    alt = f"A falling curve; error at {', '.join(f'{share:.0%}' for share in REJECTED)} rejects: {errors}."
     return Picture("rejects", "Error and rejects", words, alt, plot_rejects(*reject_curve(certain, wrong)))
 
 
 def _samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Picture:
     drawn, _ = model.sample(SAMPLES)
     tiles = drawn.reshape(-1, 10, drawn.shape[1])
-    words = f"{SAMPLES} rows drawn from the density, noise included, in the tone of the means."
+    words = f"{SAMPLES} rows drawn from the density with its noise, in the grey scale of the means."
     if density_likelihood(model.likelihood) != model.likelihood:
-        words += " It is that of probabilistic PCA in the bases found."
-    alt = f"{SAMPLES} made {'images' if shape else 'rows'}."
+        words += " The density is that of probabilistic PCA in the fitted bases."
+    alt = f"{SAMPLES} drawn {'images' if shape else 'rows'}."
     return Picture("samples", "Samples", words, alt, plot_rows(tiles, shape, like=model.means_))
 
 
 def _density_pictures(
-    model: LinearMixture, evidence: DensityReportData, rows: str, shape: tuple[int, ...] | None
+    model: LinearMixture, collected: DensityReportData, rows: str, shape: tuple[int, ...] | None
 ) -> list[Picture]:
-    x, hidden, found = evidence.examples, evidence.hidden, []
+    x, hidden, found = collected.examples, collected.hidden, []
     if hidden.any():
         seen, part = np.where(hidden, np.nan, x), "upper half" if shape else "first half of features"
-        lines = [("row", x), ("seen", seen), ("filled in", evidence.filled)]
+        lines = [("row", x), ("visible", seen), ("filled in", collected.filled)]
         words = (
             f"Some of the {rows} rows, their {part}, and the rest filled in by its conditional mean given "
-            "what is seen."
+            "the visible features."
         )
-        error = float(((evidence.filled - x)[:, hidden] ** 2).mean())
-        alt = f"{count(len(x), 'row')} completed; mean squared error of what was hidden {error:.3g}."
+        error = float(((collected.filled - x)[:, hidden] ** 2).mean())
+        alt = f"{count(len(x), 'row')} completed; mean squared error of hidden features {error:.3g}."
         figure = plot_under(lines, shape)
         found.append(Picture("inpainting", "Hidden parts filled in", words, alt, figure, wide=True))
-    words = f"Some of the {rows} rows, and how their best component reconstructs them."
+    words = f"Some of the {rows} rows, and their reconstructions by their best components."
     alt = f"{count(len(x), 'row')} above their reconstructions."
-    figure = plot_under([("row", x), ("model", evidence.made)], shape)
+    figure = plot_under([("row", x), ("model", collected.made)], shape)
     found.append(Picture("reconstructions", "Rows and reconstructions", words, alt, figure, wide=True))
-    n = len(evidence.least) // 10 * 10 or len(evidence.least)
-    tiles = evidence.least[:n].reshape(-1, min(n, 10), x.shape[1])
-    told = [f"{value:,.0f}" for value in evidence.least_at[:n]]
-    numbers = ", ".join(str(row) for row in evidence.least_rows[:n])
-    words = f"The {rows} rows of the lowest log-likelihood (under each), worth a look: rows {numbers}."
-    alt = f"{count(n, 'row')} with log-likelihoods from {told[0]} to {told[-1]}."
-    found.append(Picture("unlikely", "Least likely rows", words, alt, plot_rows(tiles, shape, told)))
+    n = len(collected.least) // 10 * 10 or len(collected.least)
+    tiles = collected.least[:n].reshape(-1, min(n, 10), x.shape[1])
+    logs = [f"{value:,.0f}" for value in collected.least_at[:n]]
+    numbers = ", ".join(str(row) for row in collected.least_rows[:n])
+    words = (
+        f"The {rows} rows with the lowest log-likelihood (below each), which may be outliers: rows {numbers}."
+    )
+    alt = f"{count(n, 'row')} with log-likelihoods from {logs[0]} to {logs[-1]}."
+    found.append(Picture("unlikely", "Least likely rows", words, alt, plot_rows(tiles, shape, logs)))
     return found

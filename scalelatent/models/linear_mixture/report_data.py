@@ -1,4 +1,4 @@
-"""What the figures of a mixture are drawn from: one pass of rows through it, down to small arrays."""
+"""Data of the report figures: one pass of rows through a fitted mixture, reduced to small arrays."""
 
 from __future__ import annotations
 
@@ -26,44 +26,46 @@ if TYPE_CHECKING:
 
 __all__ = ["ClassReportData", "DensityReportData", "collect_classes", "collect_density"]
 
+# Upper bounds of a block.
 BLOCK_BYTES, MOST_ROWS = 32 * 2**20, 4096
+# Rows that are drawn: evenly spaced ones, and the least likely ones.
 EXAMPLES, LEAST_LIKELY = 10, 20
 
 
 @dataclass
 class ClassReportData:
-    """Of a classifier."""
+    """Report data of a classifier."""
 
     n_rows: int
     feature_shape: tuple[int, ...]
     names: list[str]
-    confusion: Confusion | None  # this and the next are None without labels; mistakes are then empty
+    confusion: Confusion | None  # None without labels, as ``reliability``; ``mistakes`` are then empty
     reliability: Reliability | None
     mistakes: Mistakes
-    certain: list[np.ndarray] = field(default_factory=list)  # of each row how certain its class is
+    certain: list[np.ndarray] = field(default_factory=list)  # certainty of the class of each row
     wrong: list[np.ndarray] = field(default_factory=list)
-    # (n, features): one row of each class, of middling certainty
+    # (n, features): one row of each class, less certain than the median
     examples: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
-    scores: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # (n, classes), theirs
-    codes: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # their classes
-    # (n, classes, features): their reconstructions by the best model of each class
+    scores: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # (n, classes), of the examples
+    codes: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # classes of the examples
+    # (n, classes, features): reconstructions of the examples by the best component of each class
     made: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
 
 
 @dataclass
 class DensityReportData:
-    """Of a density."""
+    """Report data of a density."""
 
     n_rows: int
     feature_shape: tuple[int, ...]
-    log_likelihood: float  # mean, nats a row
+    log_likelihood: float  # mean, in nats per row
     examples: np.ndarray  # (n, features), evenly spaced rows
-    made: np.ndarray  # by their best components
-    filled: np.ndarray  # with their lower half filled in
-    hidden: np.ndarray  # bool (features,): what of them was hidden; empty where the model cannot fill in
-    least: np.ndarray  # the least likely rows
-    least_at: np.ndarray  # their log-likelihoods
-    least_rows: np.ndarray  # their numbers
+    made: np.ndarray  # the examples, reconstructed by their best components
+    filled: np.ndarray  # the examples with hidden features filled in
+    hidden: np.ndarray  # bool (features,): the hidden features; empty if the model cannot fill in
+    least: np.ndarray  # (n, features): the least likely rows
+    least_at: np.ndarray  # log-likelihoods of the least likely rows
+    least_rows: np.ndarray  # numbers of the least likely rows
 
 
 def _blocks(model: AnyMixture, data: Dataset, classes: np.ndarray | None) -> Iterator[Block]:
@@ -78,7 +80,7 @@ def _blocks(model: AnyMixture, data: Dataset, classes: np.ndarray | None) -> Ite
 def collect_classes(
     model: LinearMixtureClassifier, data: Dataset, *, progress: Callable[[int, int], None] | None = None
 ) -> ClassReportData:
-    """Stream rows through a fitted classifier."""
+    """Stream rows through a fitted classifier and return its report data."""
     check_width(data, model.n_features_in_)
     m, labelled = len(model.classes_), data.has_y
     names = [str(c) for c in model.classes_.tolist()]
@@ -100,25 +102,23 @@ def collect_classes(
             out.mistakes.add(seen)
             out.certain.append(certain)
             out.wrong.append(seen.guess != seen.truth)
-        _look_for_examples(first, seen, scores, certain)
+        _update_examples(first, seen, scores, certain)
         if progress is not None:
             progress(seen.start + len(seen.x), data.n_rows)
     out.codes = np.array(sorted(first), dtype=np.int64)
     out.examples = np.stack([first[c][1] for c in sorted(first)]).astype(np.float32)
     out.scores = np.stack([first[c][2] for c in sorted(first)])
-    out.made = np.stack([_made(model, out.examples, c, backend) for c in range(m)], axis=1)
+    out.made = np.stack([_reconstruct(model, out.examples, c, backend) for c in range(m)], axis=1)
     return out
 
 
-def _look_for_examples(
+def _update_examples(
     first: dict[int, tuple[float, np.ndarray, np.ndarray]],
     seen: ClassifiedBlock,
     scores: np.ndarray,
     certain: np.ndarray,
 ) -> None:
-    """Of each class the row of the first block with the middle certainty: neither the clearest nor an odd
-    one.
-    """
+    """Add an example of each class that has none: a row of this block with a certainty below the median."""
     for c in np.unique(seen.codes):
         if int(c) not in first:
             own = np.flatnonzero(seen.codes == c)
@@ -126,8 +126,8 @@ def _look_for_examples(
             first[int(c)] = float(certain[i]), np.array(seen.x[i]), scores[i]
 
 
-def _made(model: AnyMixture, x: np.ndarray, label: int, backend: Backend) -> np.ndarray:
-    """Rows by their best model of a class, or of all (-1)."""
+def _reconstruct(model: AnyMixture, x: np.ndarray, label: int, backend: Backend) -> np.ndarray:
+    """Return rows as reconstructed by the best component of a class, or of all classes (-1)."""
     rows: MixtureRowMap = replace(model._row_map("reconstructions"), label=label)
     return np.array(rows.apply(rows.prepare(backend), Block(x, None, None, 0)))
 
@@ -139,7 +139,7 @@ def collect_density(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> DensityReportData:
-    """Stream rows through a fitted density."""
+    """Stream rows through a fitted density and return its report data."""
     check_width(data, model.n_features_in_)
     backend, rows = make_backend(model.device), model._row_map("log-likelihood")
     prepared = rows.prepare(backend)
@@ -172,7 +172,7 @@ def collect_density(
         data.feature_shape,
         total / weighed if weighed else float("nan"),
         x,
-        _made(model, x, -1, backend),
+        _reconstruct(model, x, -1, backend),
         filled,
         hidden,
         np.stack([row[2] for row in least]).astype(np.float32),
@@ -182,7 +182,7 @@ def collect_density(
 
 
 def list_phases(model: AnyMixture, history: Sequence[dict[str, Any]]) -> list[tuple[int, int, str, bool]]:
-    """(first, last record, what the phase is, whether its objective is in nats) of a history."""
+    """Return the phases of a history: (first record, last record, name, whether the objective is in nats)."""
     names = [record.get("phase") or "steps" for record in history]
     edges = [i for i in range(len(names)) if i == 0 or names[i] != names[i - 1]] + [len(names)]
     dense = model.likelihood in ("ppca", "factor-analysis")

@@ -29,7 +29,7 @@ __all__ = [
     "plot_under",
 ]
 
-# Inches of an image.
+# Size of an image in inches, and size of small text in points.
 _TILE = 0.62
 _SMALL = 7.0
 
@@ -39,13 +39,13 @@ def _words(axes: Axes, x: float, y: float, text: str, color: str = MUTED, **more
 
 
 def _beside(axes: Axes, centres: np.ndarray, names: Sequence[str]) -> None:
-    """Names at the left of the rows of a mosaic."""
+    """Write names to the left of the rows of a mosaic."""
     for y, name in zip(centres, names, strict=True):
         axes.text(-2, y, short_name(name), ha="right", va="center", fontsize=10, color=INK, clip_on=False)
 
 
 def _curves(tiles: np.ndarray) -> Figure:
-    """Rows that are no images: features across, a line for each."""
+    """Plot rows that are no images: features from left to right, one line per row."""
     flat = tiles.reshape(-1, tiles.shape[-1])
     flat = flat[np.isfinite(flat).all(axis=1)]
     figure = new_figure(8, min(0.6 + 0.12 * len(flat), 8))
@@ -60,7 +60,7 @@ def _curves(tiles: np.ndarray) -> Figure:
 def plot_means(
     tiles: np.ndarray, rows: np.ndarray, names: Sequence[str], shape: tuple[int, ...] | None
 ) -> Figure:
-    """Means (down, across, features), under each the rows (down, across) of its component."""
+    """Plot means (down, across, features), with the rows (down, across) of each component below."""
     if shape is None:
         return _curves(tiles)
     down, across = rows.shape
@@ -75,7 +75,7 @@ def plot_means(
 
 
 def plot_deviations(tiles: np.ndarray, names: Sequence[str], shape: tuple[int, ...] | None) -> Figure:
-    """For each component its mean, then pairs of mean minus and plus two standard deviations."""
+    """Plot for each component its mean, then pairs of the mean minus and plus two standard deviations."""
     if shape is None:
         return _curves(tiles)
     down, across = tiles.shape[:2]
@@ -98,7 +98,7 @@ def plot_reconstructions(
     names: Sequence[str],
     shape: tuple[int, ...] | None,
 ) -> Figure:
-    """Rows (n, p), and beside each what the best model of each class makes of it (n, classes, p)."""
+    """Plot rows (n, p), each with its reconstructions by the best component of each class (n, classes, p)."""
     tiles = np.concatenate([x[:, None], made], axis=1)
     if shape is None:
         return _curves(tiles)
@@ -128,7 +128,7 @@ def plot_tangents(
     kinds: Sequence[str],
     shape: tuple[int, ...],
 ) -> Figure:
-    """Means (n, p) and their tangents (n, kinds, p), each as dark and bright as it can be."""
+    """Plot means (n, p) and their tangents (n, kinds, p), each tangent in its own scale."""
     n, across = tangents.shape[:2]
     figure = new_figure(_TILE * 1.3 * (across + 1) + 0.5, _TILE * 1.3 * n + 0.4)
     left, right = figure.subplots(1, 2, width_ratios=[1, across])
@@ -150,7 +150,7 @@ def plot_rows(
     words: Sequence[str] = (),
     like: np.ndarray | None = None,
 ) -> Figure:
-    """Rows (down, across, features) as images, perhaps with words under each; in the tone of others."""
+    """Plot rows (down, across, features) as images, optionally with words below."""
     if shape is None:
         return _curves(tiles)
     down, across = tiles.shape[:2]
@@ -165,7 +165,7 @@ def plot_rows(
 
 
 def plot_under(rows: Sequence[tuple[str, np.ndarray]], shape: tuple[int, ...] | None) -> Figure:
-    """Named rows of images (across, features) under each other, in one tone: that of the first."""
+    """Plot named rows of images (across, features), in the grey scale of the first row."""
     tiles = np.stack([images for _, images in rows])
     if shape is None:
         return _curves(tiles)
@@ -191,7 +191,7 @@ def plot_rejects(rejected: np.ndarray, error: np.ndarray, most: float = 0.3) -> 
 
 
 def plot_spectra(variances: np.ndarray, noise: np.ndarray) -> Figure:
-    """Variances (K, h) along the directions, and in every other one (K,)."""
+    """Plot variances (K, h) along the directions, and the noise (K,) in each other direction."""
     figure = new_figure(7, 4)
     axes = figure.subplots()
     h = np.arange(1, variances.shape[1] + 1)
@@ -200,9 +200,13 @@ def plot_spectra(variances: np.ndarray, noise: np.ndarray) -> Figure:
     axes.fill_between(h, low, high, color=ACCENT, alpha=0.15, linewidth=0)
     axes.plot(h, middle, color=ACCENT, linewidth=1.8, marker="o", markersize=4, label="along the directions")
     axes.axhline(
-        float(np.median(noise)), color=WARN, linestyle=(0, (4, 3)), linewidth=1.3, label="in each other one"
+        float(np.median(noise)),
+        color=WARN,
+        linestyle=(0, (4, 3)),
+        linewidth=1.3,
+        label="in each other direction",
     )
-    axes.set(xlabel="direction", ylabel="variance, a row", yscale="log")
+    axes.set(xlabel="direction", ylabel="variance", yscale="log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=9, frameon=False, labelcolor=INK)
     style_axes(axes)
@@ -210,7 +214,10 @@ def plot_spectra(variances: np.ndarray, noise: np.ndarray) -> Figure:
 
 
 def plot_passes(records: Sequence[Mapping[str, Any]], phases: Sequence[tuple[int, int, str, bool]]) -> Figure:
-    """Error and log-likelihood against passes; ``phases``: (first, last record, name, whether in nats)."""
+    """Plot error and log-likelihood against passes.
+
+    ``phases`` are tuples (first record, last record, name, whether the objective is in nats).
+    """
     passes, values = column(records, "pass"), column(records, "objective")
     units = [nats for nats in (False, True) if any(phase[3] is nats for phase in phases)]
     figure = new_figure(8, 3.0 * len(units) + 0.6)
@@ -222,7 +229,7 @@ def plot_passes(records: Sequence[Mapping[str, Any]], phases: Sequence[tuple[int
                 shown = -values[part] if nats else values[part]
                 axes.plot(passes[part], shown, color=ACCENT if nats else INK, linewidth=1.6,
                           **marker_style(records))  # fmt: skip
-        axes.set_ylabel("log-likelihood, nats a row" if nats else "error of a row")
+        axes.set_ylabel("log-likelihood, nats per row" if nats else "mean error of a row")
         errors = np.concatenate([values[a : b + 1] for a, b, _, in_nats in phases if in_nats is nats])
         if not nats and errors.min() > 0 and errors.max() > 3 * errors.min():
             axes.set_yscale("log")
