@@ -60,45 +60,47 @@ def convert_dataset(
     Parameters
     ----------
     source : Dataset or url
-        A dataset; a zarr array (format 2 or 3) of rows; a zarr group with arrays of rows and labels; or
-        references to such (``.json``, ``.parq``), as `import_zarr` takes them.
+        A dataset; a zarr array of rows (format 2 or 3); a zarr group with arrays of rows and labels; or
+        references to zarr arrays (``.json``, ``.parq``), as for `import_zarr`.
     out_url : str
-        Where to.
+        Path or address of the new dataset.
     rows : (int, int), optional
-        Only the rows `start:stop`.
+        Convert only the rows `start:stop`.
     dtype : dtype, optional
-        Type of the new rows. A value that it cannot hold exactly is an error unless `lossy`.
-    lossy : bool
-        Round to the nearest value of `dtype`, and what lies beyond its range to its ends.
+        Dtype of the new rows. A value that the dtype cannot represent exactly is an error unless `lossy`.
+    lossy : bool, default False
+        Round to the nearest value of `dtype`, and clip values to its range.
     sparse : bool, optional
-        Write CSR rows (True; the axes of a row become one) or dense ones (False).
-    crop : int
-        Pixels of images to leave out on each side; rows of one axis are taken for square images.
+        Write CSR rows (True; the axes of a row become one axis) or dense rows (False).
+    crop : int, default 0
+        Number of pixels to remove on each side of an image. Rows with one axis must be square images.
     resize : (int, int), optional
-        Height and width of the new images, after the crop: each pixel is the mean of the area that it covers,
-        float32 (of float64 rows float64) unless `dtype` says otherwise.
+        Height and width of the new images, after the crop. Each new pixel is the mean of the area that it
+        covers, as float32 (float64 for float64 rows) unless `dtype` is given.
     x, y : str, optional
-        Arrays of a zarr group that hold rows and labels; by default `x` and, where it is there, `y`, in
-        either case.
+        Names of the arrays of rows and labels in a zarr group; by default `x` and, if it exists, `y`, in
+        upper or lower case.
     chunk_rows, shard_rows : int or 'auto', optional
-        Rows of a chunk and of a shard; 'auto' and zarr arrays made elsewhere: chosen by measurement.
-    compressor : {'keep', 'auto', 'zstd', 'lz4', None}
+        Rows per chunk and per shard; by default those of the source. 'auto' chooses them for the size of a
+        row, as it does for zarr arrays of other software.
+    compressor : {'keep', 'auto', 'zstd', 'lz4', None}, default 'keep'
         Codec of the rows.
-    overwrite : bool
-        Replace a dataset that lies at `out_url`.
+    overwrite : bool, default False
+        Replace an existing dataset at `out_url`.
     progress : callable, optional
-        Called with (rows done, rows in all).
+        Function that is called with (rows done, total rows).
 
     Returns
     -------
     Dataset
-        The rows in their new form.
+        The new dataset.
 
     Raises
     ------
     DataError
-        No such source, array or rows; a value that does not fit (with its row and column); an output that
-        exists or is the source; a damaged source or a full disk. No dataset is left behind.
+        If the source, array or rows do not exist; a value does not fit (the message names row and column);
+        the output exists or is the source; the source is damaged; or the disk is full. A partial output is
+        removed.
 
     Examples
     --------
@@ -117,11 +119,9 @@ def convert_dataset(
             raise DataError(f"rows {a}:{b} are outside of the rows 0:{ds.n_rows} of {ds.url or 'the source'}")
         ds = ds[a:b]
         parameters["rows"] = [a, b]
-    changed = crop != 0 or resize is not None
-    if changed:
+    images, is_resized = ds, crop != 0 or resize is not None
+    if is_resized:
         parameters |= {"crop": crop, "resize": None if resize is None else list(resize)}
-    images = ds
-    if changed:
         images = _with_rows(ds, ResizedRows(ds._columns.x, crop, resize, ds.url or "the rows"))
     if dtype is not None and np.dtype(dtype) != images.dtype:
         parameters["dtype"] = str(np.dtype(dtype))
@@ -129,7 +129,7 @@ def convert_dataset(
     old = ds._columns.x.layout
     layout = _layout(old, chunk_rows, shard_rows, compressor)
     ds = images
-    if changed:  # the old chunk and shard sizes do not suit the new row size
+    if is_resized:  # the old chunk and shard sizes do not suit the new row size
         layout |= _sizes(chunk_rows, shard_rows)
     if "dtype" in parameters:
         kind = schema.check_rows_dtype(np.dtype(dtype), "the dtype to convert to")
