@@ -103,7 +103,7 @@ class CsrGroups(_Column):
     def __setitem__(self, rows: slice, values: csr_array) -> None:
         """Write one row group, whose rows are `rows`; the folder of the row group must be empty."""
         number = rows.start // self.group_rows
-        place = self._path(number)
+        place = self.folder(number)
         crcs: list[int] = []
         for part, column in zip(_PARTS, csr.parts_of(values), strict=True):
             how = column.dtype.str, self.compressors[part]
@@ -120,14 +120,12 @@ class CsrGroups(_Column):
         """Write the number of entries of each row group, after all row groups are written."""
         self._group["nnz"][...] = np.array(counts, dtype=np.int64)
 
-    def folder(self, number: int) -> str:
-        return self._path(number)
-
     def keys(self, number: int, nnz: int) -> list[str]:
         """Return the keys of the shard files of a row group with `nnz` entries."""
-        return [f"{self._path(number)}/{p}/c/0" for p in (_PARTS if nnz else _PARTS[2:])]
+        return [f"{self.folder(number)}/{p}/c/0" for p in (_PARTS if nnz else _PARTS[2:])]
 
-    def _path(self, number: int) -> str:
+    def folder(self, number: int) -> str:
+        """Return the key of the folder of a row group."""
         return f"{self.name}/{number:06d}"
 
 

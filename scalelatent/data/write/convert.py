@@ -119,71 +119,56 @@ def convert_dataset(
             raise DataError(f"rows {a}:{b} are outside of the rows 0:{ds.n_rows} of {ds.url or 'the source'}")
         ds = ds[a:b]
         parameters["rows"] = [a, b]
-    images, is_resized = ds, crop != 0 or resize is not None
-    if is_resized:
+    origin = ds
+    new_sizes = crop != 0 or resize is not None or (sparse is not None and sparse != ds.is_sparse)
+    layout = _layout(ds._columns.x.layout, new_sizes, chunk_rows, shard_rows, compressor)
+    what = ds.url or "the rows"
+    if crop != 0 or resize is not None:
         parameters |= {"crop": crop, "resize": None if resize is None else list(resize)}
-        images = _with_rows(ds, ResizedRows(ds._columns.x, crop, resize, ds.url or "the rows"))
-    if dtype is not None and np.dtype(dtype) != images.dtype:
+        ds = _with_rows(ds, ResizedRows(ds._columns.x, crop, resize, what))
+    if dtype is not None and np.dtype(dtype) != ds.dtype:
         parameters["dtype"] = str(np.dtype(dtype))
-    provenance = derived_from(ds, "convert", **parameters)
-    old = ds._columns.x.layout
-    layout = _layout(old, chunk_rows, shard_rows, compressor)
-    ds = images
-    if is_resized:  # the old chunk and shard sizes do not suit the new row size
-        layout |= _sizes(chunk_rows, shard_rows)
-    if "dtype" in parameters:
         kind = schema.check_rows_dtype(np.dtype(dtype), "the dtype to convert to")
-        ds = _with_rows(ds, CastRows(ds._columns.x, kind, lossy, ds.url or "the rows"))
+        ds = _with_rows(ds, CastRows(ds._columns.x, kind, lossy, what))
     if sparse is not None and sparse != ds.is_sparse:
         ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
-        layout |= _sizes(chunk_rows, shard_rows)
     elif ds.is_sparse and chunk_rows is None:
         layout["chunk_rows"] = None  # row groups have no chunk size
+    provenance = derived_from(origin, "convert", **parameters)
     copy_rows(ds, out_url, provenance=provenance, overwrite=overwrite, progress=progress, **layout)
     return open_dataset(out_url)
 
 
 def _layout(
     old: ChunkLayout | None,
+    new_sizes: bool,
     chunk_rows: int | str | None,
     shard_rows: int | str | None,
     compressor: str | None,
 ) -> LayoutOptions:
-    """Return the layout arguments of `create_dataset`: the requested values, else those of the source."""
+    """Return the layout arguments of `create_dataset`: the requested values, else those of the source.
 
-    def size(requested: int | str | None, old_size: int | None, name: str) -> int | None:
-        if isinstance(requested, str) and requested != "auto":
-            raise DataError(f"{name} is {requested!r}, but it must be a number of rows or 'auto'")
-        return old_size if requested is None else _size(requested, name)
-
-    chunks = size(chunk_rows, None if old is None else old.chunk_rows, "chunk_rows")
-    shards = size(shard_rows, None if old is None else old.shard_rows, "shard_rows")
+    With `new_sizes` the size of a row changes, so the chunk and shard sizes of the source are not used.
+    """
+    keeps = old is not None and not new_sizes
+    chunks = _requested(chunk_rows, "chunk_rows", old.chunk_rows if old is not None and keeps else None)
+    shards = _requested(shard_rows, "shard_rows", old.shard_rows if old is not None and keeps else None)
     if chunks and shards and shards % chunks:
         if chunk_rows is None:  # the requested size has priority
             chunks = None
         elif shard_rows is None:
             shards = None
-    keep = "auto" if old is None else old.compressor
-    return {
-        "chunk_rows": chunks,
-        "shard_rows": shards,
-        "compressor": keep if compressor == "keep" else compressor,
-    }
+    if compressor == "keep":
+        compressor = "auto" if old is None else old.compressor
+    return {"chunk_rows": chunks, "shard_rows": shards, "compressor": compressor}
 
 
-def _sizes(chunk_rows: int | str | None, shard_rows: int | str | None) -> LayoutOptions:
-    """Return the requested chunk and shard sizes; None lets `create_dataset` choose for the new row size."""
-    return {"chunk_rows": _size(chunk_rows, "chunk_rows"), "shard_rows": _size(shard_rows, "shard_rows")}
-
-
-def _size(rows: int | str | None, name: str) -> int | None:
-    """Return the requested number of rows, or None for 'auto' and for no request."""
-    return None if rows in (None, "auto") else _as_integer(rows, name)
-
-
-def _as_integer(rows: Any, name: str) -> int:
+def _requested(rows: int | str | None, name: str, old_size: int | None) -> int | None:
+    """Return the requested number of rows: `old_size` if there is no request, and None for 'auto'."""
+    if rows is None or rows == "auto":
+        return old_size if rows is None else None
     try:
-        return operator.index(rows)
+        return operator.index(rows)  # type: ignore[arg-type]
     except TypeError as error:
         raise DataError(f"{name} is {rows!r}, but it must be a whole number of rows or 'auto'") from error
 
