@@ -116,7 +116,7 @@ class CsrGroups(_Column):
         self._location.write(f"{place}/zarr.json", GROUP_JSON)
         self.crcs[number] = crcs
 
-    def seal(self, counts: list[int]) -> None:
+    def write_counts(self, counts: list[int]) -> None:
         """Write the number of entries of each row group, after all row groups are written."""
         self._group["nnz"][...] = np.array(counts, dtype=np.int64)
 
@@ -182,7 +182,7 @@ class StoredCsr(_Column, StoredColumn):
     def n_crcs(self) -> int:
         return int(self._crc_edges[-1])
 
-    def seal(self, crcs: np.ndarray) -> None:
+    def expect_crcs(self, crcs: np.ndarray) -> None:
         self._crcs = crcs
 
     def crcs_of(self, number: int) -> slice:
@@ -263,7 +263,7 @@ class StoredCsr(_Column, StoredColumn):
         )
         if self._crcs is not None:
             at = 3 * number + part
-            reader.seal(self._crcs[self._crc_edges[at] : self._crc_edges[at + 1]])
+            reader.expect_crcs(self._crcs[self._crc_edges[at] : self._crc_edges[at + 1]])
         return reader
 
     def _templates(self) -> tuple[StoredRows, ...]:

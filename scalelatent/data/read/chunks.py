@@ -106,7 +106,7 @@ class StoredRows(StoredColumn):
     def n_crcs(self) -> int:
         return -(-self.shape[0] // self.shard_rows) * self.n_tiles * self._per_shard
 
-    def seal(self, crcs: np.ndarray) -> None:
+    def expect_crcs(self, crcs: np.ndarray) -> None:
         self._crcs = crcs.reshape(-1, self.n_tiles, self._per_shard)
 
     def crcs_of(self, shard: int) -> slice:

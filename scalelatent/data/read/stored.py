@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.data.checksums import check_digests, seal_columns
+from scalelatent.data.checksums import check_digests, use_crc_table
 from scalelatent.data.csr_store import StoredCsr
 from scalelatent.data.schema import DatasetAttrs
 from scalelatent.errors import DataError
@@ -142,7 +142,7 @@ def own_columns(
                     f"{location.url}: '{name}' has shape {column.shape}, but 'x' has {x.shape[0]} rows"
                     f"{f' and y has {rest[0]} columns' if rest else ''}; import again"
                 )
-    seal_columns(location, attrs, columns)
+    use_crc_table(location, attrs, columns)
     return columns
 
 
