@@ -106,11 +106,11 @@ class CsrGroups(_Column):
         place = self.folder(number)
         crcs: list[int] = []
         for part, column in zip(_PARTS, csr.parts_of(values), strict=True):
-            how = column.dtype.str, self.compressors[part]
+            codec = column.dtype.str, self.compressors[part]
             chunk = _chunk(len(column))
-            self._location.write(f"{place}/{part}/zarr.json", array_json(len(column), chunk, *how))
+            self._location.write(f"{place}/{part}/zarr.json", array_json(len(column), chunk, *codec))
             if len(column):
-                data = shard_bytes(column, chunk, how[1])
+                data = shard_bytes(column, chunk, codec[1])
                 crcs += chunk_crcs(data, _n_chunks(len(column)))
                 self._location.write(f"{place}/{part}/c/0", data)
         self._location.write(f"{place}/zarr.json", GROUP_JSON)
@@ -330,8 +330,8 @@ def _pack(piece: np.ndarray, compressor: str | None) -> bytes:
         return little.tobytes()
     if compressor == "zstd":
         return bytes(numcodecs.zstd.compress(little.view(np.uint8), 1))
-    how = numcodecs.blosc.SHUFFLE if piece.itemsize > 1 else numcodecs.blosc.NOSHUFFLE
-    return bytes(numcodecs.blosc.Blosc(cname="lz4", clevel=5, shuffle=how).encode(little))
+    shuffle = numcodecs.blosc.SHUFFLE if piece.itemsize > 1 else numcodecs.blosc.NOSHUFFLE
+    return bytes(numcodecs.blosc.Blosc(cname="lz4", clevel=5, shuffle=shuffle).encode(little))
 
 
 def _summed(body: bytes) -> bytes:

@@ -328,9 +328,9 @@ class Dataset:
     @property
     def places(self) -> tuple[Location, ...]:
         """Locations of the stored dataset and of the dataset that `with_target` paired with it."""
-        own = () if self.place is None else (self.place,)
+        places = () if self.place is None else (self.place,)
         paired = self._columns.paired
-        return own if paired is None else (*own, *paired.dataset.places)
+        return places if paired is None else (*places, *paired.dataset.places)
 
     @property
     def accesses(self) -> tuple[Access, ...]:

@@ -202,9 +202,9 @@ class StoreLocation(Location):
 def _store_name(store: Store) -> str:
     """Return the name of a store in messages: its type and description, without credentials."""
     kind = type(store).__name__
-    words = scrub(re.sub(r"^\w+://|[<>]", "", str(store)))
-    words = re.sub(r"\?[^\s\"')]*", "?…", words)
-    return f"store://{words if words.startswith(kind) else f'{kind}({words})'}"
+    name = scrub(re.sub(r"^\w+://|[<>]", "", str(store)))
+    name = re.sub(r"\?[^\s\"')]*", "?…", name)
+    return f"store://{name if name.startswith(kind) else f'{kind}({name})'}"
 
 
 def _unwrap(store: Any) -> Any:

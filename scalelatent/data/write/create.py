@@ -237,9 +237,9 @@ def check_room(
     location: Location, overwrite: bool, *, unfinished: bool = False, resumable: bool = True
 ) -> None:
     """Refuse a location with other files, or with a dataset that may not be replaced; delete nothing."""
-    if location.is_empty() or (found := format_of(location)) == REMOVED:
+    if location.is_empty() or (format_name := format_of(location)) == REMOVED:
         return
-    if found != schema.FORMAT:
+    if format_name != schema.FORMAT:
         raise DataError(
             f"{location.url} exists and is not a scalelatent dataset, so it is not replaced; choose another "
             "output, or remove it yourself"
@@ -328,10 +328,10 @@ def create_like(
     return ShardWriter(place)
 
 
-def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
+def derived_from(ds: Dataset, action: str, **parameters: Any) -> dict[str, Any]:
     """Return the provenance of a dataset that is derived from `ds`."""
     origin = {"of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()} if ds.attrs else {}
-    return {"importer": how, **parameters, **origin}
+    return {"importer": action, **parameters, **origin}
 
 
 @contextlib.contextmanager
@@ -352,8 +352,8 @@ def copy_rows(
     **layout: Unpack[LayoutOptions],
 ) -> None:
     """Write the rows of a dataset to another location; see `Dataset.save`."""
-    how = derived_from(ds, "save") if provenance is None else provenance
-    writer = create_like(ds, url, provenance=how, overwrite=overwrite, **layout)
+    provenance = derived_from(ds, "save") if provenance is None else provenance
+    writer = create_like(ds, url, provenance=provenance, overwrite=overwrite, **layout)
     with removed_on_failure(writer):
         bounds = map(writer.shard_bounds, range(writer.n_shards))
         write_shards(writer, (RowBatch.read(ds, a, b) for a, b in bounds), progress)

@@ -454,8 +454,10 @@ class Markers:
         found = [i for i in range(n_shards) if _marker_name(i) in names]
         markers: list[dict[str, Any] | None] = [None] * n_shards
         for first in range(0, len(found), _MARKERS_AT_ONCE):
-            some = found[first : first + _MARKERS_AT_ONCE]
-            for i, raw in zip(some, self._location.read_ranges([_marker_key(i) for i in some]), strict=True):
+            numbers = found[first : first + _MARKERS_AT_ONCE]
+            for i, raw in zip(
+                numbers, self._location.read_ranges([_marker_key(i) for i in numbers]), strict=True
+            ):
                 markers[i] = _parse_marker(raw)
         return markers
 

@@ -175,11 +175,11 @@ class _Buckets:
         order = np.argsort(bucket, kind="stable")
         edges = np.searchsorted(bucket[order], np.arange(1, self._plan.n_buckets, dtype=np.uint64))
         sorted_keys = np.split(keys[order], edges)
-        for kept, its_keys, rows in zip(
+        for parts, part_keys, rows in zip(
             self._buffered, sorted_keys, batch.take(order).split(edges), strict=True
         ):
             if len(rows):
-                kept.append((its_keys, rows))
+                parts.append((part_keys, rows))
         self._buffered_bytes += batch.nbytes
         if self._plan.n_buckets > 1 and self._buffered_bytes > self._plan.flush_bytes:
             self._flush()
@@ -207,13 +207,13 @@ class _Buckets:
 
     def _flush(self) -> None:
         with explain_os_errors(self._location, "writing a bucket of rows", "shuffle again"):
-            for bucket, kept in enumerate(self._buffered):
-                if kept:
-                    keys = np.concatenate([keys for keys, _ in kept])
-                    rows = RowBatch.concatenate([rows for _, rows in kept])
+            for bucket, parts in enumerate(self._buffered):
+                if parts:
+                    keys = np.concatenate([keys for keys, _ in parts])
+                    rows = RowBatch.concatenate([rows for _, rows in parts])
                     data = len(keys).to_bytes(8, "little") + keys.tobytes() + rows.to_bytes()
                     self._location.write(f"{bucket}/{self._n_flushed:08d}", data)
-                    kept.clear()
+                    parts.clear()
         self._buffered_bytes = 0
         self._n_flushed += 1
 
