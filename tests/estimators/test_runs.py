@@ -360,7 +360,7 @@ def test_an_interrupted_fit_goes_on_with_its_rows_after_an_append(
     append_rows(tmp_path / "v", names["v"][:30])
     model = fit(opened(), tmp_path / "run", resume=True)
     np.testing.assert_array_equal(model.W_, whole.W_)
-    assert "goes on with the rows 0:200 of then" in caplog.text
+    assert "the fit continues with rows 0:200" in caplog.text
     with pytest.raises(RunError, match="train data"):
         fit(opened()[10:], tmp_path / "run", resume=True)
 

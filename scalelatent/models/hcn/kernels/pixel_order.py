@@ -1,0 +1,37 @@
+"""Random orders of pixels, each a function of (seed, purpose, epoch, row)."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.philox import philox
+from scalelatent.kernels.random_words import stage_word
+
+_U0, _U1, _HALF = np.uint64(0), np.uint64(1), np.uint64(32)
+
+
+@entry(numba.uint64, numba.uint64, numba.uint64, given("i8", 1), filled("i4", 2))
+def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarray, out: np.ndarray) -> None:
+    n = out.shape[1]
+    for k in range(out.shape[0]):
+        counter, a, b, c, d = _U0, _U0, _U0, _U0, _U0
+        for i in range(n):
+            out[k, i] = i
+        for step in range(n - 1):
+            if step % 4 == 0:
+                counter += _U1  # numpy counts before it draws
+                a, b, c, d = philox(counter, _U0, np.uint64(rows[k]), epoch, seed, word)
+            drawn = a if step % 4 == 0 else b if step % 4 == 1 else c if step % 4 == 2 else d
+            i = n - 1 - step
+            j = np.int64(((drawn >> _HALF) * np.uint64(i + 1)) >> _HALF)
+            out[k, i], out[k, j] = out[k, j], out[k, i]
+
+
+def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
+    """Return a permutation of 0 to n - 1 for each row, int32 (rows, n): Fisher-Yates shuffle with Philox."""
+    out = np.empty((len(rows), n), np.int32)
+    rows = np.ascontiguousarray(rows, np.int64)
+    _shuffle(np.uint64(seed), np.uint64(stage_word(purpose)), np.uint64(epoch), rows, out)
+    return out

@@ -1,0 +1,412 @@
+"""Learning networks of several layers: Algorithm 1 with messages kept between passes, and online without.
+
+`LayeredEvidence` learns online and `LayeredMessages` with kept messages; each docstring lists the algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import TypeAlias, TypedDict
+
+import numpy as np
+
+from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
+from scalelatent.errors import DivergenceError
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID, from_units, to_units
+from scalelatent.models.hcn.kernels.windows import message_room
+
+from .evidence_learner import add_evidence, forget
+from .hierarchy import Hierarchy, LayerMessages, visit_images
+from .layer import FLOPS_PER_PAIR, rows_of
+from .templates import TemplateCounts
+
+# A fit has settled after this many passes in which no weight changed. Errors swing before they fall at once,
+# so a few quiet passes are not enough.
+SETTLED = 20
+_PARTS = tuple(field.name for field in fields(LayerMessages))
+# Arrays that are stored without their zeros: trees without evidence send 0, and so do weights that are off.
+_SPARSE = ("to_s", "to_w", "held")
+
+
+@dataclass(frozen=True)
+class LayeredState:
+    """Beliefs in all weights between two steps.
+
+    Attributes
+    ----------
+    beliefs, first : ndarray of float64, shape (weights,)
+        Beliefs in the weights of all layers in nats: now, and before any image.
+    changed, last_changed : int
+        Number of weights that changed sign: in this epoch so far, and in the epoch before.
+    moved, last_moved : int
+        Number of images that changed their template: in this epoch so far, and in the epoch before.
+    error, best : float
+        Share of validation rows in a wrong class: the last one, and the smallest; NaN and infinity before
+        the first validation.
+    iteration, steps, rows, stale : int
+        Number of epochs, of steps, of rows in this epoch, and of epochs since the smallest error.
+    passes, passed, quiet : int
+        Number of passes in the last visits, and in all visits; number of passes in a row without a change of
+        sign while some weights were on.
+    """
+
+    beliefs: np.ndarray
+    first: np.ndarray
+    changed: int = 0
+    last_changed: int = 0
+    moved: int = 0
+    last_moved: int = -1
+    error: float = float("nan")
+    best: float = float("inf")
+    iteration: int = 0
+    steps: int = 0
+    rows: int = 0
+    stale: int = 0
+    passes: int = 0
+    passed: int = 0
+    quiet: int = 0
+
+
+PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
+"""State at the start of a step, of whose beliefs each chain makes its own copy, and the backend."""
+Sparse: TypeAlias = dict[str, np.ndarray]
+"""An array without its zeros, see :func:`to_sparse`."""
+KeptLayer: TypeAlias = dict[str, np.ndarray | Sparse]
+"""The stored `LayerMessages` of a layer, see :func:`pack_messages`."""
+
+
+class KeptLayers(TypedDict):
+    """Content of a leaf in the run folder: messages of each layer, and the change by the last visit."""
+
+    layers: dict[str, KeptLayer]
+    passes: np.int64
+    visited: np.int64
+    templates: np.ndarray
+    change: Sparse
+    moved: np.int64
+
+
+@dataclass(frozen=True)
+class LayeredEvidence:
+    """Online learning of several layers (an :class:`~scalelatent.contract.learners.OnlineLearner`).
+
+    The algorithm (section 4.2 of the paper) takes the minibatches of a chain one after another:
+
+    1. Start with silent messages for the images of the minibatch. If all images are labelled, only the
+       templates of each image's class get messages.
+    2. Run ``inner_iterations`` passes of Algorithm 1 over the minibatch, down and up. The beliefs in W change
+       in each pass.
+    3. Drop the messages, and keep the evidence that they added to the beliefs.
+    4. Forget: move the beliefs by the share 1 - ``forgetting`` towards the first beliefs.
+    5. After the last minibatch, return the evidence of the chain. A step adds the evidence of all chains to
+       the beliefs, see :mod:`.evidence_learner`.
+
+    Attributes
+    ----------
+    net : Hierarchy
+    forgetting : float
+        Lambda of the paper: share of the earlier evidence that remains after a minibatch.
+    batch_rows : int
+        Number of images of a minibatch.
+    inner_iterations : int
+        Number of passes over a minibatch.
+    patience : int
+        Number of epochs without a smaller validation error after which learning ends; 0: all epochs.
+    n_classes : int
+        Number of classes of the validation rows.
+    """
+
+    net: Hierarchy
+    forgetting: float = 0.95
+    batch_rows: int = 20
+    inner_iterations: int = 15
+    patience: int = 0
+    n_classes: int = 0
+
+    @property
+    def n_weights(self) -> int:
+        """Number of weights of all layers."""
+        return sum(int(np.prod(layer.weights_shape)) for layer in self.net.layers)
+
+    @property
+    def wants(self) -> Wants:
+        images = self.batch_rows * row_bytes(self.net)
+        return Wants(scratch=(48 * self.n_weights + images, 0), unlabelled=True)
+
+    def layout(self) -> Layout:
+        """Return the layout of the evidence, the number of its minibatches and their weight."""
+        return Layout((("evidence", (self.n_weights,)), ("minibatches", ()), ("weight", ())))
+
+    def flops_per_row(self) -> float:
+        """Return the floating-point operations per image: all pairs in all passes."""
+        return FLOPS_PER_PAIR * self.inner_iterations * sum(layer.pairs for layer in self.net.layers)
+
+    def start(self, restart: int = 0) -> LayeredState:
+        """Return the state before the first step."""
+        first = self.net.first_beliefs(restart)
+        return LayeredState(first, first)
+
+    def prepare(self, state: LayeredState, backend: Backend) -> PreparedLayers:
+        return state, backend
+
+    def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
+        """Add the evidence of the minibatches of a block, taken one after another."""
+        state, backend = prepared
+        beliefs, rows = state.beliefs, rows_of(block)
+        pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
+        for a in range(0, len(rows), self.batch_rows):
+            x = pixels[a : a + self.batch_rows]
+            y = None if labels is None else labels[a : a + self.batch_rows]
+            # The templates of other classes stay silent, so labelled images need no messages for them.
+            if own_class_only := y is not None and bool((y >= 0).all()):
+                by_class = np.argsort(y, kind="stable")
+                x, y = x[by_class], y[by_class]
+            kept, units = self.net.start(len(x), own_class_only), to_units(beliefs)
+            for number in range(self.inner_iterations):
+                key = block.epoch * self.inner_iterations + number
+                units = units + visit_images(
+                    self.net, kept, units, x, y, int(rows[a]), number, backend, key=key
+                )
+            check_exact(self.net, units)
+            beliefs = forget(beliefs + from_units(units - to_units(beliefs)), state.first, self.forgetting)
+        n = -(-len(rows) // self.batch_rows)
+        left = self.forgetting**n
+        stats["evidence"][...] += beliefs - forget(state.beliefs, state.first, left)
+        stats["minibatches"][...] += n
+        stats["weight"][...] += 1 - left
+
+    def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
+        """Return the state after a step: forget, and add the evidence of all chains."""
+        beliefs = add_evidence(state.beliefs, state.first, self.forgetting, stats)
+        return count_step(state, beliefs, 0, n_rows)
+
+    def end_epoch(self, state: LayeredState) -> LayeredState:
+        """Return the state with the counts of the epoch set back to 0."""
+        begun = replace(state, changed=0, moved=0, rows=0, last_changed=state.changed, last_moved=state.moved)
+        still = not state.changed and bool((state.beliefs > 0).any())
+        quiet = state.quiet + state.passes if still else 0
+        begun = replace(begun, passed=state.passed + state.passes, quiet=quiet)
+        return replace(begun, iteration=state.iteration + 1, stale=state.stale + 1)
+
+    def validation(self) -> TemplateCounts:
+        """Return the reduction that counts the templates of the validation rows."""
+        return TemplateCounts(self.net, self.n_classes)
+
+    def validated(self, state: LayeredState, stats: Stats) -> LayeredState:
+        """Return the state with the validation error of these counts."""
+        error = self.validation().error(stats)
+        state = replace(state, error=error)
+        return replace(state, best=error, stale=-1) if error < state.best else state
+
+    def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
+        """Return the record of an epoch; the validation error is the objective."""
+        known = None if np.isnan(state.error) else state.error
+        on = [int((beliefs > 0).sum()) for beliefs in self.net.split(state.beliefs)]
+        return {
+            "objective": known,
+            "weights_on": sum(on),
+            "weights_on_by_layer": on,
+            "weights_changed": state.changed if state.rows else state.last_changed,
+            "share_on": sum(on) / self.n_weights,
+            "validation_error": known,
+        }
+
+    def is_done(self, state: LayeredState) -> bool:
+        """Return True after ``patience`` epochs without a smaller validation error."""
+        return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
+
+
+@dataclass(frozen=True)
+class LayeredMessages(LayeredEvidence):
+    """Algorithm 1 for several layers (a :class:`~scalelatent.contract.learners.LeafLearner`).
+
+    The messages of all images stay in the run folder between visits (Algorithm 1 and section 3 of the paper):
+
+    1. Load the messages of a leaf, or start with silent messages in its first visit. If all images of the
+       leaf are labelled, sort them by class; the templates of other classes then need no messages.
+    2. Run a pass down from the class layer to the pixels. Messages change; beliefs in W do not. The first
+       visit skips this pass.
+    3. Run a pass up from the pixels to the class layer. The beliefs in W change with the messages to W.
+    4. Store the messages without their zeros, the template of each image, and the change of the beliefs.
+    5. Add the changes of all leaves of a step to the beliefs. Learning ends when no weight has changed sign
+       in ``SETTLED`` passes, or after ``max_passes``.
+
+    Attributes
+    ----------
+    n_rows : int
+        Number of images in all leaves.
+    single_leaf_passes : int
+        Passes per visit if a single leaf holds all images. With several leaves a visit is one pass, because
+        the other leaves change the beliefs after each pass.
+    max_passes : int
+        Upper bound of the passes over a leaf in all visits.
+    all_labelled : bool
+        True if each row has a label, so that leaves hold messages of the images' own classes alone.
+    """
+
+    n_rows: int = 1
+    single_leaf_passes: int = 1
+    max_passes: int = 1_000_000
+    all_labelled: bool = False
+
+    @property
+    def wants(self) -> Wants:
+        # A visit holds the old and the new leaf, the bytes read from disk, and the bytes to write, for which
+        # the arrays are joined. The dense messages of the passes are released before.
+        each = 5 * kept_bytes(self.net, self.all_labelled)
+        return Wants(scratch=(48 * self.n_weights, each), unlabelled=True)
+
+    def layout(self) -> Layout:
+        return Layout((("evidence", (self.n_weights,)), ("moved", ()), ("passes", ())))
+
+    def flops_per_row(self) -> float:
+        """Return the floating-point operations per image and pass."""
+        return FLOPS_PER_PAIR * sum(layer.pairs for layer in self.net.layers)
+
+    def alone(self, n_rows: int, passes: int) -> LayeredMessages:
+        """Return the learner for a single leaf of ``n_rows`` images with this number of passes per visit."""
+        most = max(passes, self.max_passes)
+        return replace(self, n_rows=n_rows, single_leaf_passes=passes, max_passes=most)
+
+    def start(self, restart: int = 0) -> LayeredState:
+        """Return the state before the first step; the beliefs are whole units, as messages are."""
+        first = self.net.first_beliefs(restart)
+        return LayeredState(from_units(to_units(first)), first)
+
+    def visit(self, prepared: PreparedLayers, block: Block, kept: KeptLayers | None) -> KeptLayers:
+        """Return the leaf's messages after a visit, and the change of the beliefs in W."""
+        (state, backend), n = prepared, len(block.x)
+        pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
+        if kept is None:
+            messages = self.net.start(n, labels is not None and bool((labels >= 0).all()))
+            begun, before = 0, np.full(n, -1)
+        else:
+            messages, begun, before = unpack_messages(kept), int(kept["passes"]), kept["templates"]
+        first, beliefs, ranks = int(rows_of(block)[0]), to_units(state.beliefs), None
+        if self.net.is_own_class_only(messages[-1]):
+            assert labels is not None
+            by_class = np.argsort(labels, kind="stable")
+            pixels, labels, ranks = pixels[by_class], labels[by_class], np.argsort(by_class)
+        units, passes = beliefs, self.single_leaf_passes if n == self.n_rows else 1
+        passes = min(passes, self.max_passes - begun)
+        for number in range(begun, begun + passes):
+            units = units + visit_images(
+                self.net, messages, units, pixels, labels, first, number, backend, ranks=ranks
+            )
+        templates = (messages[-1].s - messages[-1].above).reshape(n, -1).argmax(axis=1)
+        return {
+            "layers": {str(level): pack_messages(m) for level, m in enumerate(messages)},
+            "passes": np.int64(begun + passes),
+            "visited": np.int64(passes),
+            "templates": templates,
+            "change": to_sparse(units - beliefs),
+            "moved": np.int64((templates != before).sum()),
+        }
+
+    def exchange(
+        self, prepared: PreparedLayers, kept: KeptLayers | None, new: KeptLayers, stats: Stats
+    ) -> None:
+        stats["evidence"][...] += from_units(to_dense(new["change"]))
+        stats["moved"][...] += new["moved"]
+        stats["passes"][...] += len(new["templates"]) * new["visited"]
+
+    def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
+        """Return the record of an epoch, including the number of images that changed their template."""
+        moved = state.moved if state.rows else max(0, state.last_moved)
+        return super().summary(state) | {"rows_moved": moved}
+
+    def is_done(self, state: LayeredState) -> bool:
+        """Return True if the weights have settled, the passes are used up, or validation no longer gains."""
+        return state.quiet >= SETTLED or state.passed >= self.max_passes or super().is_done(state)
+
+    def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
+        """Return the state after a step: add the changes of the messages to W."""
+        beliefs = state.beliefs + stats["evidence"]
+        check_exact(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
+        state = replace(state, passes=round(float(stats["passes"]) / n_rows))
+        return count_step(state, beliefs, int(stats["moved"]), n_rows)
+
+
+def count_step(state: LayeredState, beliefs: np.ndarray, moved: int, n_rows: int) -> LayeredState:
+    """Return the state with new beliefs, and with the counts of one more step."""
+    changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
+    return replace(
+        state,
+        beliefs=beliefs,
+        changed=state.changed + changed,
+        moved=state.moved + moved,
+        steps=state.steps + 1,
+        rows=state.rows + n_rows,
+    )
+
+
+def labels_of(net: Hierarchy, block: Block) -> np.ndarray | None:
+    """Return the class of each row, below 0 if unknown; None if templates are clusters."""
+    return None if net.classes is None else block.y
+
+
+def to_sparse(values: np.ndarray) -> Sparse:
+    """Return an array as its shape, a bit for each nonzero number, and the nonzero numbers."""
+    there = values != 0
+    return {"shape": np.array(values.shape), "there": np.packbits(there), "values": values[there]}
+
+
+def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
+    """Return the array of :func:`to_sparse`, or a copy of an array that was stored whole."""
+    if isinstance(kept, np.ndarray):
+        return kept.copy()
+    out = np.zeros(kept["shape"], kept["values"].dtype)
+    out[np.unpackbits(kept["there"], count=out.size).view(bool).reshape(out.shape)] = kept["values"]
+    return out
+
+
+def pack_messages(messages: LayerMessages) -> KeptLayer:
+    """Return the messages of a layer as they are stored: arrays of mostly zeros are sparse."""
+    return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
+
+
+def unpack_messages(kept: KeptLayers) -> list[LayerMessages]:
+    """Return copies of the stored messages of each layer."""
+    layers = (kept["layers"][str(level)] for level in range(len(kept["layers"])))
+    return [LayerMessages(**{name: to_dense(part[name]) for name in _PARTS}) for part in layers]
+
+
+def row_bytes(net: Hierarchy, own_class_only: bool = False) -> int:
+    """Return the bytes of the messages of an image in memory, see :meth:`Hierarchy.start`."""
+    return sum(whole + 4 * pairs + lines for whole, pairs, lines in _sizes(net, own_class_only))
+
+
+def kept_bytes(net: Hierarchy, all_labelled: bool = False) -> int:
+    """Return an upper bound of the stored bytes of an image, as if no message were 0."""
+    own_class_only = all_labelled and net.classes is not None
+    bits = sum(pairs + lines for _, pairs, lines in _sizes(net, own_class_only))
+    return row_bytes(net, own_class_only) + bits // 8 + 1
+
+
+def _sizes(net: Hierarchy, own_class_only: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield sizes per image and layer: bytes of dense arrays, number of tree messages, lines of windows."""
+    for layer in net.message_layers(own_class_only):
+        (channels, height, width), (h, _) = layer.image, layer.window
+        room = message_room((height, width), layer.window, layer.n_features)
+        whole = 8 * int(np.prod(layer.places)) + layer.n_pixels * (4 + 4 * net.side**2)
+        yield whole, 2 * channels * room, layer.n_pixels * h
+
+
+def check_exact(net: Hierarchy, units: np.ndarray) -> None:
+    """Raise an error if beliefs in units are too large for exact int32 sums.
+
+    Raises
+    ------
+    DivergenceError
+    """
+    for level, (layer, w) in enumerate(zip(net.layers, net.split(units), strict=True), 1):
+        if not layer.is_exact(w):
+            feature = int(np.abs(w).max(axis=(0, 1, 2)).argmax())
+            raise DivergenceError(
+                f"layer {level}: beliefs in the weights of feature {feature} have reached "
+                f"{np.abs(w).max() / GRID:,.0f} nats; the limit of exact sums is {BELIEF_LIMIT / GRID:,.0f}: "
+                "lower damping, or raise p01 and p10"
+            )

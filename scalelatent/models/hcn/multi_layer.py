@@ -1,0 +1,379 @@
+"""Fits of several layers under a class layer: attempts, few labels, templates learned again from images."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.contract.stats import Stats
+from scalelatent.data import Dataset
+from scalelatent.data.schema import encode_labels
+from scalelatent.engine.batch_loop import LoopResult
+from scalelatent.errors import DataError, warn_user
+from scalelatent.estimators.inputs import check_classes
+from scalelatent.estimators.steps import Collect, Rows, Step, Steps
+from scalelatent.kernels.streams import stream
+from scalelatent.models.hcn.kernels.units import ABSENT, from_units
+from scalelatent.models.hcn.model.compression import PixelCounts
+from scalelatent.models.hcn.model.hierarchy import Hierarchy
+from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
+from scalelatent.models.hcn.model.multi_layer_learning import (
+    SETTLED,
+    LayeredEvidence,
+    LayeredMessages,
+    LayeredState,
+    kept_bytes,
+    row_bytes,
+)
+from scalelatent.models.hcn.model.templates import (
+    LabelledPixels,
+    RowCodes,
+    TemplateCounts,
+    TemplateEvidence,
+    assign_classes,
+    choose_first_images,
+    class_layer,
+)
+
+from .fit import continues_last_fit, first_state, learn, make_feature_layers, visit_passes
+from .parameters import batch_size, damping, is_online, max_fits, n_epochs, weight_priors
+
+if TYPE_CHECKING:
+    from .estimator import HierarchicalCompositionalNetwork
+
+UNLABELLED = -1
+# The first images of templates are chosen among at most this many images.
+CANDIDATES = 2**16
+# If one leaf holds all images, the results of its passes are recorded at least every 10 passes.
+MAX_VISIT_PASSES = 10
+
+
+def known_classes(ds: Dataset) -> np.ndarray:
+    """Return the labels of the classes of a dataset; a label of -1 marks rows without a class."""
+    classes = ds.classes
+    if classes is None:
+        raise DataError(f"{ds.url or 'y'} has too many different labels for classes: give fewer classes")
+    return classes if classes.dtype.kind == "U" else classes[classes != UNLABELLED]
+
+
+def make_multi_layer(
+    model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
+) -> MultiLayer:
+    """Return the network of the parameters, with the classes of the training rows."""
+    assert model.templates is not None
+    per_class, classes = int(model.templates), None
+    if is_online(model) and not train.has_y:
+        raise DataError(
+            f"{train.url or 'X'}: there are no labels, and online=True learns templates from labels alone: "
+            "set online=False to learn clusters from kept messages, or give labels"
+        )
+    if train.has_y:
+        check_classes(train, type(model).__name__)
+        classes = known_classes(train)
+        if not len(classes):
+            raise DataError(
+                f"{train.url or 'y'}: all labels are -1, which means no label: remove y (templates are then "
+                "clusters), or label some rows"
+            )
+    network = build_multi_layer(model, make_feature_layers(model, image), classes, per_class)
+    # A slice of a dataset has the classes of the whole dataset.
+    every = classes is not None and train.classes is not None and len(classes) == len(train.classes)
+    return replace(network, all_labelled=every)
+
+
+def build_multi_layer(
+    model: HierarchicalCompositionalNetwork,
+    below: tuple[FeatureLayer, ...],
+    classes: np.ndarray | None,
+    per_class: int,
+) -> MultiLayer:
+    """Return a network of these layers under templates, with the noise for images after learning."""
+    below = with_read_noise(below[0], model), *below[1:]
+    high, wide, channels = below[-1].places
+    coded = None if classes is None else class_layer(len(classes), per_class)
+    top = replace(
+        below[-1],
+        image=(channels, high, wide),
+        filters=None,
+        n_features=per_class if coded is None else len(coded),
+        window=(high, wide),
+        p_weight=weight_priors(model)[-1],
+    )
+    net = Hierarchy(
+        (*below, top),
+        coded,
+        int(model.pool),
+        damping=damping(model),
+    )
+    return MultiLayer(net, classes, per_class)
+
+
+def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) -> FeatureLayer:
+    """Return the lowest layer with the noise for images after learning."""
+    if model.read_noise is None:
+        return low
+    p01, p10 = map(float, model.read_noise)
+    return replace(low, p01=p01, p10=p10)
+
+
+@dataclass(frozen=True, eq=False)
+class MultiLayer:
+    """Several layers of features and pools, the last of templates (a :class:`~.fit.Network`).
+
+    Attributes
+    ----------
+    net : Hierarchy
+    labels : ndarray, shape (classes,), or None
+        Labels of the classes; None if templates are clusters.
+    per_class : int
+        Number of templates per class, or of clusters.
+    validated : ndarray or None
+        Classes of the validation rows if templates are clusters.
+    all_labelled : bool
+        True if each training row is known to have a label.
+    """
+
+    net: Hierarchy
+    labels: np.ndarray | None
+    per_class: int
+    validated: np.ndarray | None = None
+    all_labelled: bool = False
+
+    @property
+    def classes(self) -> np.ndarray | None:
+        return self.validated if self.labels is None else self.labels
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """Labels that the network predicts: classes, or numbers of clusters."""
+        return np.arange(self.net.n_templates) if self.labels is None else self.labels
+
+    @property
+    def template_classes(self) -> np.ndarray:
+        """Class of each template, as a position in ``predicted``."""
+        return np.arange(self.net.n_templates) if self.net.classes is None else np.array(self.net.classes)
+
+    @property
+    def layer(self) -> FeatureLayer:
+        return self.net.layers[0]
+
+    @property
+    def layers(self) -> tuple[FeatureLayer, ...]:
+        return self.net.layers[:-1]
+
+    @property
+    def pairs(self) -> int:
+        return sum(layer.pairs for layer in self.net.layers)
+
+    @property
+    def n_weights(self) -> int:
+        return sum(int(np.prod(layer.weights_shape)) for layer in self.net.layers)
+
+    @property
+    def image_bytes(self) -> int:
+        return row_bytes(self.net)
+
+    @property
+    def pools(self) -> list[np.ndarray]:
+        """Log priors of the shifts of each layer's pools, in nats."""
+        return [np.where(prior == ABSENT, -np.inf, from_units(prior)) for prior in self.net.priors]
+
+    @property
+    def online_bytes(self) -> int:
+        return self.image_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        return kept_bytes(self.net, self.all_labelled)
+
+    @property
+    def sweeps_to_decode(self) -> float:
+        return 1.0  # a forward pass
+
+    def final_pass(self) -> tuple[str, TemplateCounts]:
+        return "templates", TemplateCounts(self.net, 1 if self.classes is None else len(self.classes))
+
+    def check(self, train: Dataset, held: Dataset | None) -> None:
+        if held is not None:
+            if not held.has_y:
+                raise DataError(
+                    f"validation{f' ({held.url})' if held.url else ''} has no labels, but a network with "
+                    "templates is validated by its errors: give rows with labels"
+                )
+            check_classes(held, "HierarchicalCompositionalNetwork")
+
+    def counts(self) -> LabelledPixels | PixelCounts:
+        pixels = PixelCounts(self.layer)
+        return pixels if self.labels is None else LabelledPixels(pixels, len(self.labels))
+
+    def check_counts(self, train: Dataset, counts: Stats) -> None:
+        if self.labels is not None and not counts["labelled"].all():
+            missing = self.labels[int(np.argmin(counts["labelled"]))]
+            raise DataError(
+                f"{train.url or 'y'}: class {missing.item()!r} has no rows here, so its templates cannot be "
+                "learned: give rows of each class (a slice has the classes of its whole dataset)"
+            )
+
+    def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> LayeredEvidence:
+        low, *above = self.net.layers
+        # read_noise is for images after learning only.
+        low = replace(low, p01=float(model.p01), p10=float(model.p10))
+        net = replace(self.net, layers=(low, *above), seed=seed)
+        n_classes = 0 if self.classes is None else len(self.classes)
+        how: dict[str, Any] = {
+            "forgetting": float(model.forgetting),
+            "batch_rows": batch_size(model, n_rows),
+            "inner_iterations": int(model.inner_iterations),
+            "patience": int(model.patience or 0),
+            "n_classes": n_classes,
+        }
+        if is_online(model):
+            return LayeredEvidence(net, **how)
+        how |= {
+            "single_leaf_passes": min(MAX_VISIT_PASSES, visit_passes(self.pairs, n_rows)),
+            "max_passes": n_epochs(model, n_rows),
+            "all_labelled": self.all_labelled,
+        }
+        return LayeredMessages(net, **how, n_rows=n_rows)
+
+    def last_state(self, model: HierarchicalCompositionalNetwork) -> LayeredState:
+        before = model._network
+        if not isinstance(before, MultiLayer) or before.describe() != self.describe():
+            raise ValueError(
+                f"the last fit was of {before.describe()}, and these are {self.describe()}: set layers, "
+                "templates and classes back, or start again (warm_start=False)"
+            )
+        assert isinstance(model._stream, LayeredState)
+        return model._stream
+
+    def describe(self) -> str:
+        *below, top = self.net.layers
+        parts = [
+            f"{one.n_features} features of {' x '.join(map(str, one.weights_shape[:3]))}" for one in below
+        ]
+        parts.append(f"{top.n_features} templates of {' x '.join(map(str, top.weights_shape[:3]))}")
+        of = "" if self.labels is None else f" of the classes {', '.join(map(str, self.labels[:10]))}"
+        return " under ".join(parts) + of
+
+    def features(self, values: np.ndarray) -> list[np.ndarray]:
+        return [to_features(part) for part in self.net.split(values)]
+
+    def from_features(self, features: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([from_features(part).ravel() for part in features])
+
+    def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
+        """Return the position in ``predicted`` of each label, -1 for no label; raise an error for others."""
+        if y is None:
+            return None
+        labels = np.broadcast_to(y, n_rows) if np.ndim(y) == 0 else np.asarray(y)
+        if labels.shape != (n_rows,):
+            raise DataError(
+                f"y has shape {labels.shape}: give a class for each of the {n_rows} images, or one for all"
+            )
+        return encode_labels(labels, self.predicted, 0, "y", True)
+
+    @property
+    def coded(self) -> Hierarchy:
+        """The network with the number of each cluster as its class."""
+        codes = tuple(self.template_classes.tolist())
+        return replace(self.net, classes=codes)
+
+    def scoring(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
+        """Return the reduction that counts the errors in rows, and the classes of the rows."""
+        if not ds.has_y:
+            raise DataError(
+                f"{ds.url or 'X'} has no labels to compare with: pass y, or a dataset with labels"
+            )
+        check_classes(ds, "HierarchicalCompositionalNetwork")
+        classes = known_classes(ds) if self.labels is None else self.labels
+        return TemplateCounts(self.net, len(classes), beliefs), classes
+
+    def fit_steps(
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], counts: Stats
+    ) -> Steps:
+        online = is_online(model)
+        # With few labels, find templates as clusters first, then give each the class of most of its rows.
+        few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
+        begun = replace(self, net=replace(self.net, classes=None)) if few else self
+        network, result, history = yield from begun._attempts(model, rows)
+        if few:
+            assert self.labels is not None
+            found = TemplateCounts(network.net, len(self.labels), result.state.beliefs)
+            labelled = yield Collect("templates", found, rows["train"], self.labels)
+            coded = assign_classes(labelled["templates"], self.per_class)
+            network = replace(network, net=replace(network.net, classes=coded))
+            learner = network.learner(model, len(rows["train"].dataset), network.net.seed)
+            state = replace(learner.start(), beliefs=result.state.beliefs, first=result.state.first)
+            result = yield from learn(model, network, learner, state, rows, network.net.seed, "labels")
+            history = [
+                *history,
+                *({**record, "restart": history[-1]["restart"]} for record in result.history),
+            ]
+        beliefs, first = result.state.beliefs, result.state.first
+        if model.template_passes:
+            beliefs = yield from network._from_images(beliefs, first, rows["train"], model.template_passes)
+            empty = int((~np.any(network.net.split(beliefs)[-1] > 0, axis=(0, 1, 2))).sum())
+            if empty:
+                warn_user(
+                    f"{empty} of {network.net.n_templates} templates have no weights: no image came to them, "
+                    "or the evidence of their images is smaller than the cost of a weight by p_weight (of "
+                    f"templates now {weight_priors(model)[-1]:g}): give fewer templates or more images, or "
+                    "raise p_weight"
+                )
+            if "validation" in rows:
+                errors, classes = network.scoring(rows["validation"].dataset, beliefs)
+                counted = yield Collect("templates-validated", errors, rows["validation"], classes)
+                history = [*history[:-1], {**history[-1], "validation_error": errors.error(counted)}]
+        state = LayeredState(beliefs, first, iteration=result.state.iteration)
+        used = [np.any(part, axis=(1, 2, 3)) for part in network.features(state.beliefs > 0)]
+        model._keep(network, state, used, history)
+        last = history[-1]
+        if not online and last.get("weights_changed"):
+            warn_user(
+                f"{last['weights_changed']} weights still changed in the last pass: give more passes "
+                "(n_epochs), another random_state, or more templates"
+            )
+
+    def _from_images(
+        self, beliefs: np.ndarray, first: np.ndarray, rows: Rows, passes: int
+    ) -> Generator[Step, Any, np.ndarray]:
+        """Yield the passes that learn templates again from images; return the beliefs of all layers."""
+        n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
+        numbers = rng.choice(n, min(n, CANDIDATES), replace=False)
+        codes = np.zeros(len(numbers), int)
+        if self.net.classes is not None:
+            order = np.argsort(numbers)
+            stats = yield Collect("first-images", RowCodes(numbers[order]), rows, self.labels)
+            codes[order] = stats["codes"].astype(int) - 1
+        # The templates start from their first beliefs, so that no image has a template yet.
+        begun = np.concatenate(
+            [beliefs[: -self.net.split(first)[-1].size], self.net.split(first)[-1].ravel()]
+        )
+        images = choose_first_images(self.net, numbers, codes)
+        for number in range(passes):
+            evidence = TemplateEvidence(self.net, begun, *(images if number == 0 else (None, None)))
+            stats = yield Collect(f"templates-from-images-{number}", evidence, rows, self.labels)
+            begun = evidence.learned(first, stats)
+        return begun
+
+    def _attempts(
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows]
+    ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
+        """Yield fits from different seeds until one settles; return its result and the records."""
+        n, history = len(rows["train"].dataset), list[dict[str, Any]]()
+        on = continues_last_fit(model)
+        for restart in range(1 if on else max_fits(model)):
+            # A warm start keeps the pools of the last fit, because the weights depend on them.
+            seed = model._multi_layer("net").net.seed if on else model.seed_ + restart
+            network = replace(self, net=replace(self.net, seed=seed))
+            learner = network.learner(model, n, seed)
+            state = yield from first_state(model, network, learner.start(), restart)
+            name = f"learn-{restart}" if restart else "learn"
+            result = yield from learn(model, network, learner, state, rows, seed, name)
+            history += [{**record, "restart": restart} for record in result.history]
+            if result.state.quiet >= SETTLED:
+                break
+        return network, result, history

@@ -1,0 +1,181 @@
+"""Several objects in one image, found by a network that was fitted on images of single objects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelatent.contract.learners import Block
+from scalelatent.data import Dataset
+from scalelatent.data.read.containers import opened
+from scalelatent.engine.backend import make_backend
+from scalelatent.engine.threads import single_threaded
+from scalelatent.errors import DataError
+from scalelatent.estimators.inputs import check_finite
+from scalelatent.models.hcn.kernels.units import GRID
+from scalelatent.models.hcn.model.multi_layer_maps import FixedNetwork
+from scalelatent.models.hcn.model.object_search import choose_places, enlarge
+
+from .fit import check_images, image_of, replace_nan
+from .output import FoundObjects
+
+if TYPE_CHECKING:
+    from .multi_layer import MultiLayer
+
+
+@dataclass(frozen=True, eq=False)
+class SeveralObjects:
+    """Finder of several objects in larger images: a fitted network under another class layer.
+
+    :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes` returns it; nothing is learned again.
+
+    Attributes
+    ----------
+    classes_ : ndarray, shape (n_classes,)
+    n_objects : int
+        Largest number of objects per image.
+    image_shape : (int, int)
+        Height and width of the images.
+    frame : (int, int)
+        Height and width of an object: those of the images of the fit.
+    network : FixedNetwork
+        The fitted weights, for the larger images.
+    device : str
+        Device of the forward pass.
+
+    Notes
+    -----
+    Each template may be at each place with equal probability, if its frame is inside the image. Frames of two
+    objects do not overlap. One forward pass gives the scores of templates at all places. ``predict`` returns
+    the choice with the largest sum of scores; an object must explain more than the cost of its choice. The
+    search ends after 2,000 partial choices; ``exact`` is True if it proved the best choice before.
+
+    References
+    ----------
+    M. Lázaro-Gredilla et al., "Hierarchical compositional feature learning", arXiv:1611.02252 (2016),
+    section 2.4.
+    """
+
+    classes_: np.ndarray
+    n_objects: int
+    image_shape: tuple[int, int]
+    frame: tuple[int, int]
+    network: FixedNetwork
+    device: str = "auto"
+
+    @classmethod
+    def of(
+        cls,
+        network: MultiLayer,
+        beliefs: np.ndarray,
+        image_shape: Sequence[int],
+        n_objects: int,
+        device: str,
+    ) -> SeveralObjects:
+        """Return the finder for a fitted network; raise an error for images smaller than those of the fit."""
+        own = network.layer.image[1:]
+        sides = tuple(int(side) for side in image_shape)
+        if len(sides) != 2 or sides[0] < own[0] or sides[1] < own[1]:
+            raise DataError(
+                f"image_shape={image_shape!r}: give the (height, width) of the images, at least "
+                f"{own[0]} x {own[1]} as in the fit"
+            )
+        if n_objects < 1:
+            raise ValueError(f"n_objects={n_objects}: give a whole number of at least 1")
+        net = enlarge(network.coded, *sides)
+        fixed = FixedNetwork(net, beliefs, network.template_classes)
+        return cls(network.predicted, int(n_objects), (sides[0], sides[1]), own, fixed, device)
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Numbers of rows and columns of places of a frame."""
+        return self.network.net.layers[-1].places[:2]
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Return scores of the classes at each place, each that of its best template.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, h, w) or (n, channels, h, w)
+
+        Returns
+        -------
+        ndarray of float64, shape (n, rows, columns, classes)
+            Scores in nats relative to an empty place, in memory.
+
+        Raises
+        ------
+        DataError
+            If images have another shape, or pixels other values than those of the fit.
+        """
+        return np.concatenate([part for _, part in self._scores(X)])
+
+    def predict(self, X: Any) -> FoundObjects:
+        """Find the objects in images and their positions.
+
+        Parameters
+        ----------
+        X : Dataset or array-like, shape (n, h, w) or (n, channels, h, w)
+            Read in blocks, in this process.
+
+        Returns
+        -------
+        FoundObjects
+            Labels, positions and scores.
+
+        Raises
+        ------
+        DataError
+            As in :meth:`decision_function`.
+        """
+        cost = math.log(math.prod(self.places) * self.network.net.n_templates)
+        codes, positions, scores, exact = [], [], [], []
+        for n_rows, found in self._scores(X):
+            code = np.full((n_rows, self.n_objects), -1)
+            position, score = np.full((*code.shape, 2), -1), np.zeros(code.shape)
+            for row, at_places in enumerate(found):
+                best = at_places.max(axis=2)
+                places, proven = choose_places(best - cost, self.frame, self.n_objects)
+                exact.append(proven)
+                for i, place in enumerate(places):
+                    code[row, i], position[row, i] = at_places[place].argmax(), place
+                    score[row, i] = best[place]
+            codes.append(code)
+            positions.append(position)
+            scores.append(score)
+        code = np.concatenate(codes)
+        none = np.str_("") if self.classes_.dtype.kind == "U" else np.int64(-1)
+        labels = np.where(code < 0, none, self.classes_[code])
+        return FoundObjects(labels, np.concatenate(positions), np.concatenate(scores), np.array(exact))
+
+    def _scores(self, X: Any) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the number of images of a block, and their class scores at each place."""
+        ds, net = self._images(X), self.network.net
+        backend, size = make_backend(self.device), self.network.wants.block_rows or 1
+        with single_threaded():
+            for start in range(0, len(ds), size):
+                x = ds.read_x(start, min(start + size, len(ds)))
+                check_finite(x, "X", start)
+                pixels = net.layers[0].evidence_in(Block(x, None, None, start))
+                scores = net.forward(self.network.weights, pixels, backend)[-1][1] / GRID
+                of = self.network.template_codes
+                best = [scores[:, of == code].max(axis=1) for code in range(len(self.classes_))]
+                yield len(x), np.stack(best, axis=3)
+
+    def _images(self, X: Any) -> Dataset:
+        """Return images as a dataset; raise an error for images of another shape."""
+        layer, X = self.network.net.layers[0], opened(X, "X")
+        if not isinstance(X, Dataset):
+            X = X if hasattr(X, "shape") else np.asarray(X)
+            X = Dataset.from_arrays(X if layer.missing is None else replace_nan(X))
+        check_images(X, "X")
+        if image_of(X.feature_shape) != layer.seen:
+            raise DataError(
+                f"{X.url or 'X'}: images are {X.feature_shape}, but with_classes was called for "
+                f"{layer.seen[1]} x {layer.seen[2]}: give images of that shape, or call with_classes again"
+            )
+        return X

@@ -1,0 +1,483 @@
+"""The estimator of several layers: classes, clusters, missing labels, what it gives and refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import scalelatent as sl
+from scalelatent.contract.kinds import find_kind, import_object
+from scalelatent.errors import DataError, RunError
+from scalelatent.generators.images import image_set
+from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
+from scalelatent.models.hcn.model import hierarchy, multi_layer_learning
+from scalelatent.models.hcn.model.hierarchy import Hierarchy
+from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages, to_sparse
+from scalelatent.models.hcn.model.templates import assign_classes, class_layer
+from scalelatent.storage.record import read_record
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")
+
+TRAITS = image_set("traits", size=5, gap=1)
+X, Y = TRAITS.rows(0, 40)
+Y = Y.astype(int)
+WAYS: dict[str, dict[str, Any]] = {
+    "kept": {"n_epochs": 24},
+    "online": {"online": True, "n_epochs": 2, "batch_size": 4, "inner_iterations": 3, "n_chains": 2},
+}
+WAYS["from images"] = {**WAYS["online"], "p_weight": (0.5, 0.1), "template_passes": 3}
+WAYS["from images"]["read_noise"] = (0.1, 1e-4)
+
+
+def network(**params: Any) -> HierarchicalCompositionalNetwork:
+    how: dict[str, Any] = {"layers": [(4, 5)], "templates": 2, "n_epochs": 4, "random_state": 3}
+    return HierarchicalCompositionalNetwork(**how | params)
+
+
+def same(a: Any, b: Any) -> None:
+    for one, other in zip(a.beliefs_, b.beliefs_, strict=True):
+        assert_array_equal(one, other)
+    assert_array_equal(a.template_classes_, b.template_classes_)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> HierarchicalCompositionalNetwork:
+    return network(n_epochs=30).fit(X, Y)
+
+
+def test_what_it_learns_and_gives(fitted: Any, tmp_path: Any) -> None:
+    m = fitted
+    high, wide = X.shape[1] - 4, X.shape[2] - 4
+    assert [w.shape for w in m.weights_] == [(4, 1, 5, 5), (4, 4, high, wide)]
+    assert [pool.shape for pool in m.pools_] == [(9, *X.shape[1:]), (9, high, wide)]
+    assert m.classes_.tolist() == [0, 1]
+    assert m.template_classes_.tolist() == [0, 0, 1, 1]
+    assert [used.shape for used in m.used_] == [(4,), (4,)]
+    assert {record["restart"] for record in m.history_} == {0}
+    scores = m.transform(X)
+    assert scores.shape == (40, 4)
+    of_classes = m.decision_function(X)
+    assert_array_equal(of_classes, np.stack([scores[:, :2].max(1), scores[:, 2:].max(1)], axis=1))
+    assert_array_equal(m.predict(X), of_classes.argmax(axis=1))
+    assert m.score(X, Y) == np.mean(m.predict(X) == Y)
+    written = m.predict(sl.Dataset.from_arrays(X, Y).save(tmp_path / "x.zarr"), out=tmp_path / "y.zarr")
+    assert_array_equal(written.read_y(0, 40), m.predict(X))
+    assert_array_equal(m.infer(X).templates, scores.argmax(axis=1))
+    made = m.reconstruct(X)
+    assert made.shape == (40, 1, *X.shape[1:])
+
+
+def test_save_and_load(fitted: Any, tmp_path: Any) -> None:
+    names = np.array(["left", "right"])[Y]
+    for m in (fitted, network().fit(X, names), network(templates=3).fit(X)):
+        m.save(tmp_path / "m.zarr", overwrite=True)
+        again = sl.load_model(tmp_path / "m.zarr")
+        same(m, again)
+        assert_array_equal(again.classes_, m.classes_)
+        assert_array_equal(again.pools_[0], m.pools_[0])
+        assert_array_equal(again.predict(X), m.predict(X))
+        assert_array_equal(again.sample(3, random_state=1), m.sample(3, random_state=1))
+
+
+def test_images_are_read_by_a_noise_of_their_own(tmp_path: Any) -> None:
+    """Features are learned without it; a saved network has it."""
+    how: dict[str, Any] = WAYS["from images"] | {"n_epochs": 1}
+    m, other = network(**how).fit(X, Y), network(**how | {"read_noise": None}).fit(X, Y)
+    assert_array_equal(m.beliefs_[0], other.beliefs_[0])
+    assert (m.beliefs_[1] != other.beliefs_[1]).any()
+    assert (m._network.layer.p01, m._network.layer.p10) == (0.1, 1e-4)
+    m.save(tmp_path / "m")
+    assert_array_equal(sl.load_model(tmp_path / "m").transform(X), m.transform(X))
+    given, drawn = m.transform(X), m.sample(40, random_state=0)
+    m.set_params(read_noise=(0.3, 0.2))
+    assert (m.transform(X) != given).any()
+    assert (m.sample(40, random_state=0) != drawn).any()
+    assert m.to_cnn_weights().evidence != sl.load_model(tmp_path / "m").to_cnn_weights().evidence
+    assert_array_equal(m.set_params(read_noise=(0.1, 1e-4)).transform(X), given)
+    with pytest.raises(ValueError, match=r"read_noise=0.2: give \(p01, p10\)"):
+        m.set_params(read_noise=0.2).predict(X)
+
+
+def test_templates_from_images_are_what_validation_tells_of() -> None:
+    how = WAYS["from images"] | {"n_epochs": 1, "n_chains": 1}
+    m = network(**how).fit(X[:32], Y[:32], validation=(X[32:], Y[32:]))
+    assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(X[32:], Y[32:]))
+    with pytest.warns(UserWarning, match=r"templates have no weights.*of templates now 1e-20"):
+        network(**how | {"p_weight": (0.5, 1e-20)}).fit(X, Y)
+
+
+def test_a_noise_of_reading_is_not_that_of_learning() -> None:
+    how = WAYS["from images"] | {"n_epochs": 1, "n_chains": 1, "template_passes": 0}
+    m = network(**how | {"read_noise": np.array([0.1, 1e-4])}).fit(X, Y)
+    other = network(**how | {"read_noise": None}).fit(X, Y)
+    assert_array_equal(
+        m.set_params(read_noise=None).partial_fit(X[:8], Y[:8]).beliefs_[0],
+        other.partial_fit(X[:8], Y[:8]).beliefs_[0],
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_same_bits_and_resume(way: str, tmp_path: Any) -> None:
+    how = WAYS[way]
+    engine: dict[str, Any] = {"report_steps": 1} | ({"leaf_rows": 8} if way == "kept" else {})
+    fit: dict[str, Any] = {"validation": (X[32:], Y[32:]), "engine": engine}
+    if way == "kept":
+        how = how | {"n_epochs": 4, "n_chains": 2}
+    whole = network(n_jobs=1, **how).fit(X[:32], Y[:32], **fit)
+    for n_jobs in (2, 4):
+        same(whole, network(n_jobs=n_jobs, **how).fit(X[:32], Y[:32], **fit))
+
+    class Stop(sl.Callback):
+        def on_report(self, record: dict[str, Any]) -> None:
+            raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        network(**how).fit(X[:32], Y[:32], run_dir=run, callbacks=Stop(), **fit)
+    with pytest.raises(RunError):
+        network(**how | {"pool": 1}).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
+    resumed = network(**how).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
+    same(whole, resumed)
+    keys = ("pass", "weights_on", "validation_error")
+    told = [[[record[key] for key in keys] for record in m.history_] for m in (whole, resumed)]
+    assert told[0] == told[1]
+
+
+def test_a_fit_goes_on_in_the_midst_of_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    visit, visits = LayeredMessages.visit, []
+
+    def stopping(*args: Any) -> Any:
+        visits.append(visit(*args))
+        if len(visits) == 6:
+            raise KeyboardInterrupt
+        return visits[-1]
+
+    how: dict[str, Any] = {"engine": {"leaf_rows": 10}}
+    monkeypatch.setattr(LayeredMessages, "visit", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", **how)
+    resumed = network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", resume=True, **how)
+    assert len(visits) < 6 + 16
+    same(resumed, network().fit(X, Y, **how))
+
+
+LABELS = {"all": Y, "some": np.where(np.arange(40) % 4 == 0, -1, Y), "none": None}
+
+
+def keep_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an earlier version did: messages of all templates, each of them."""
+    start = Hierarchy.start
+    monkeypatch.setattr(Hierarchy, "start", lambda net, n_rows, own_class_only=False: start(net, n_rows))
+    monkeypatch.setattr(multi_layer_learning, "to_sparse", np.copy)
+
+
+def check_messages_of_all_templates(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    how: dict[str, Any] = {"n_epochs": 10, "n_chains": 2, "damping": 0.1}
+    y, engine = LABELS[labels], {"leaf_rows": 10}
+    found = network(**how).fit(X, y, engine=engine)
+    with monkeypatch.context() as patch:
+        keep_as_before(patch)
+        same(found, network(**how).fit(X, y, engine=engine))
+    assert found.history_[-1]["weights_on"] > 100
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_what_is_kept_comes_to_the_bits_of_all_messages(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_messages_of_all_templates(labels, monkeypatch)
+
+
+def test_another_order_of_trees_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: trees come in the order of images that were put in order of class."""
+    monkeypatch.setattr(hierarchy, "reorder_images", lambda order, ranks, n_pixels: order)
+    with pytest.raises(AssertionError):
+        check_messages_of_all_templates("all", monkeypatch)
+
+
+def test_messages_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other mutant: small ones are 0 from visit to visit."""
+    monkeypatch.setattr(
+        multi_layer_learning, "to_sparse", lambda values: to_sparse(np.where(np.abs(values) < 9, 0, values))
+    )
+    with pytest.raises(AssertionError):
+        check_messages_of_all_templates("none", monkeypatch)
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_runs_of_earlier_versions_go_on(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Stopped in the midst of a pass, with messages of all templates, each of them."""
+    visit, visits = LayeredMessages.visit, 0
+
+    def stopping(*args: Any) -> Any:
+        nonlocal visits
+        visits += 1
+        if visits == 7:
+            raise KeyboardInterrupt
+        return visit(*args)
+
+    y, engine = LABELS[labels], {"leaf_rows": 10}
+    with monkeypatch.context() as patch:
+        keep_as_before(patch)
+        patch.setattr(LayeredMessages, "visit", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", engine=engine)
+    whole = read_record(tmp_path / "run" / "engine", "leaf-hcn_learn-000001-10.rec")["layers"]["1"]["to_w"]
+    assert isinstance(whole, np.ndarray)
+    resumed = network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", resume=True, engine=engine)
+    same(resumed, network().fit(X, y, engine=engine))
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
+    """Each pass leaves its own; those that no checkpoint needs go with the next one."""
+    sizes: list[list[int]] = []
+    run = tmp_path / "run"
+
+    class Look(sl.Callback):
+        def on_checkpoint(self, info: dict[str, Any]) -> None:
+            sizes.append([file.stat().st_size for file in run.rglob("leaf-*")])
+
+    engine: dict[str, Any] = {"leaf_rows": 10}
+    m = network(n_epochs=9, n_chains=1)
+    told = m.plan(X, LABELS[labels], engine=engine)
+    m.fit(X, LABELS[labels], run_dir=run, engine=engine, callbacks=Look())
+    assert max(map(len, sizes)) == 5 * 4
+    assert max(map(sum, sizes)) < told["disk_bytes"]
+    assert 5 * 40 * told["bytes_per_image"] < told["disk_bytes"]
+    assert max(map(max, sizes)) < 10 * told["bytes_per_image"]
+    assert " MiB a worker, at most 1" in told["summary"]
+
+
+def test_rows_without_labels() -> None:
+    whole = network().fit(X, Y)
+    # A class -1 there is not, and some labels that are missing change what is learned.
+    some = np.where(np.arange(40) % 4 == 0, -1, Y)
+    partly = network().fit(X, some)
+    assert partly.classes_.tolist() == [0, 1]
+    assert any((a != b).any() for a, b in zip(whole.beliefs_, partly.beliefs_, strict=True))
+    assert partly.score(X, some) == np.mean((partly.predict(X) == Y)[some >= 0])
+    # Classes are given to clusters where few rows have one.
+    few = np.full(40, -1)
+    few[:6] = Y[:6]
+    m = network().fit(X, few)
+    assert sorted(m.template_classes_.tolist()) == [0, 0, 1, 1]
+    stored = sl.Dataset.from_arrays(X, few)
+    same(m, network().fit(stored))
+    # Elsewhere -1 is a class like others.
+    binary = sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(X.reshape(40, -1), np.where(Y == 0, -1, 1))
+    assert binary.classes_.tolist() == [-1, 1]
+
+
+def test_all_labels_among_rows_that_may_have_none() -> None:
+    """Rows of a dataset that has -1 elsewhere, each with a label: those of a dataset where all have one."""
+    stored = sl.Dataset.from_arrays(X, np.where(np.arange(40) < 32, Y, -1))[:32]
+    assert -1 in stored.classes
+    m = network().fit(stored)
+    same(m, network().fit(X[:32], Y[:32]))
+    assert m.classes_.tolist() == [0, 1]
+
+
+def test_a_class_of_the_rows_without_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: -1 is a class like others."""
+    monkeypatch.setattr("scalelatent.models.hcn.multi_layer.known_classes", lambda ds: ds.classes)
+    with pytest.raises(DataError, match="class -1 has no rows"):
+        test_all_labels_among_rows_that_may_have_none()
+
+
+def test_clusters() -> None:
+    m = network(templates=4).fit(X, validation=(X, Y))
+    assert m.classes_.tolist() == [0, 1, 2, 3]
+    counts = np.zeros((2, 4))
+    np.add.at(counts, (Y, m.predict(X)), 1)
+    assert m.score(X, Y) == pytest.approx(counts.max(axis=0).sum() / 40)
+    assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(X, Y))
+    with pytest.raises(DataError, match="no labels to compare with"):
+        m.score(X)
+
+
+def test_classes_of_templates() -> None:
+    assert class_layer(3, 2) == (0, 0, 1, 1, 2, 2)
+    assert assign_classes(np.array([[9, 8, 7, 0], [0, 6, 6, 0]]), 2) == (0, 0, 1, 1)
+    assert assign_classes(np.zeros((2, 4)), 2) == (0, 0, 1, 1)
+
+
+def test_classes_do_not_depend_on_the_noise(fitted: Any) -> None:
+    from dataclasses import replace
+
+    told = fitted._row_map("probabilities").network
+    layers = tuple(replace(layer, p01=0.2, p10=0.2) for layer in told.net.layers)
+    m = HierarchicalCompositionalNetwork(**fitted.get_params())
+    network = replace(fitted._network, net=replace(fitted._network.net, layers=layers))
+    m._network, m._stream, m.n_features_in_ = network, fitted._stream, fitted.n_features_in_
+    scores, others = fitted.decision_function(X), m.decision_function(X)
+    sure = np.abs(np.diff(scores, axis=1)[:, 0]) > 20
+    assert sure.any()
+    assert_array_equal(m.predict(X)[sure], fitted.predict(X)[sure])
+    assert (scores != others).any()
+
+
+def test_hidden_pixels_and_drawn_images(fitted: Any) -> None:
+    known = np.ones(X.shape, bool)
+    known[:, :, 6:] = False
+    filled = fitted.inpaint(X, known)[:, 0]
+    assert_array_equal(filled[:, :, :6], X[:, :, :6])
+    found = fitted.inpaint(X, known, y=Y)
+    assert_array_equal(found, fitted.inpaint(X, known, y=Y.tolist()))
+    with pytest.raises(DataError, match="not one of the 2 classes"):
+        fitted.inpaint(X, known, y=7)
+    drawn = fitted.sample(30, y=1, noise=False, random_state=0)
+    assert drawn.shape == (30, 1, *X.shape[1:])
+    noise = (fitted.sample(30, y=1, random_state=0) != drawn).mean()
+    assert 0 < noise < 0.01
+    assert_array_equal(drawn, fitted.sample(30, y=np.ones(30, int), noise=False, random_state=0))
+    with pytest.raises(DataError, match="give a class for each of the 2 images"):
+        fitted.sample(2, y=[1])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_that_are_all_off_are_told(way: str) -> None:
+    how = {**WAYS[way], "n_epochs": 1, "p_weight": [1e-9, 1e-20], "n_chains": 1}
+    with pytest.warns(
+        UserWarning, match=r"all weights are off .*raise p_weight \(now 1e-09, of the first layer\)$"
+    ):
+        m = network(**how).fit(X, Y)
+    assert m.history_[-1]["share_on"] == 0
+
+
+def test_a_stream_and_a_warm_start() -> None:
+    how = {**WAYS["online"], "n_epochs": 1, "n_chains": 1}
+    m = network(**how).partial_fit(X[:20], Y[:20])
+    before = m.beliefs_[0]
+    assert (m.partial_fit(X[20:], Y[20:]).beliefs_[0] != before).any()
+    warm = network(warm_start=True).fit(X, Y)
+    before, pools = warm.beliefs_[0], warm.pools_[0]
+    warm.set_params(random_state=9).fit(X, Y)
+    assert (warm.beliefs_[0] != before).any()
+    assert_array_equal(warm.pools_[0], pools)
+    for other in ({"templates": 3}, {"layers": [(5, 5)]}, {"templates": None}):
+        with pytest.raises(ValueError, match="the last fit was of 4 features of 1 x 5 x 5 under 4 templates"):
+            network(warm_start=True).fit(X, Y).set_params(**other).fit(X)
+
+
+REFUSED = [
+    ({"pool": 4}, "an odd number"),
+    ({"templates": 0}, "templates=0: give a whole number of at least 1"),
+    ({"p_weight": [0.1]}, "one for each of the 1 layers and one for the templates"),
+    ({"layers": [(4, 5), (3, 30)]}, "features of layer 2 of 30 x 30 are larger than the places of layer 1"),
+    ({"n_restarts": 2}, "n_restarts=2 is set"),
+    ({"inner_iterations": 3}, "belongs to online=True"),
+    ({"templates": None, "pool": 5}, "has no pools"),
+    ({"templates": None, "template_passes": 1}, "no templates: set templates"),
+    ({"read_noise": (0.1, 0.6)}, r"read_noise=.*: give \(p01, p10\)"),
+    ({"patience": 2}, "waits for better classes"),
+]
+
+
+@pytest.mark.parametrize(("params", "says"), REFUSED, ids=[says for _, says in REFUSED])
+def test_parameters_that_do_not_fit(params: dict[str, Any], says: str) -> None:
+    with pytest.raises((ValueError, DataError), match=says):
+        network(**params).fit(X, Y)
+
+
+def test_labels_that_cannot_be_learned() -> None:
+    whole = sl.Dataset.from_arrays(X, np.where(np.arange(40) < 30, Y, 5))
+    for given, says in (
+        ((X, np.full(40, -1)), "all labels are -1"),
+        ((whole[:30],), "class 5 has no rows here"),
+        ((X, Y + 0.5), "unknown label type: continuous"),
+        ((sl.Dataset.from_arrays(X, X.reshape(40, -1)),), "outputs beside the rows"),
+    ):
+        with pytest.raises(DataError, match=says):
+            network().fit(*given)
+    with pytest.raises(DataError, match="online=True learns templates from labels alone"):
+        network(online=True).fit(X)
+    with pytest.raises(DataError, match="validation has no labels"):
+        network().fit(X, Y, validation=X)
+    with pytest.raises(DataError, match="not one of the 2 classes"):
+        network().fit(X, Y, validation=(X, Y + 1))
+
+
+def test_runs_are_scored_by_classes(fitted: Any) -> None:
+    scorer, ds = import_object(find_kind("hcn").scorer)(), sl.Dataset.from_arrays(X, Y)
+    accuracy = fitted.score(ds)
+    assert scorer.score(fitted, ds) == {"accuracy": accuracy, "error": pytest.approx(1 - accuracy)}
+    assert scorer.test_scores(fitted, sl.Dataset.from_arrays(X), lambda *_: None) == {}
+
+
+def test_plan_and_search() -> None:
+    told = network().plan(X, Y)
+    assert set(told["stages"]) == {"learn", "templates"}
+    assert told["disk_bytes"] > 40 * told["bytes_per_image"]
+    search = sl.Search(network(n_epochs=2), {"templates": [1, 2]}).fit(X, Y, validation=(X, Y))
+    assert search.best_score_ == search.best_estimator_.score(X, Y)
+
+
+@pytest.mark.slow
+def test_four_labels_of_the_two_trait_set() -> None:
+    """Templates are found without labels, then named: the bare form, at most one of 1,000 images wrong."""
+    images, patterns = image_set("traits"), image_set("traits", labels="pattern")
+    (x, category), (_, pattern) = images.rows(0, 100), patterns.rows(0, 100)
+    first = [int(np.flatnonzero(pattern == kind)[0]) for kind in range(4)]
+    labels = np.where(np.isin(np.arange(100), first), category.astype(int), -1)
+    m = HierarchicalCompositionalNetwork(layers=[(4, 13)], templates=2, random_state=0).fit(x, labels)
+    assert m.score(*images.rows(5000, 6000)) >= 0.999
+
+
+def test_the_forward_pass_as_that_of_a_convolutional_network(fitted: Any) -> None:
+    form = fitted.to_cnn_weights()
+    for weights, own in zip(form.weights, fitted.weights_, strict=True):
+        assert_array_equal(weights, own)
+    for pool, own in zip(form.pools, fitted.pools_, strict=True):
+        assert_array_equal(pool, own.astype(np.float32))
+    assert_array_equal(form.template_classes, fitted.template_classes_)
+    assert not hasattr(sl.HierarchicalCompositionalNetwork(), "to_cnn_weights")
+
+
+@pytest.fixture(scope="module")
+def grey() -> Any:
+    images = image_set("traits", size=5, gap=1, blur=1).rows(0, 40)[0]
+    return network(filters=8, n_epochs=2).fit(images, Y), images
+
+
+def test_filters_make_channels_of_grey_images(grey: Any, tmp_path: Any) -> None:
+    m, images = grey
+    assert m.weights_[0].shape == (4, 8, 5, 5)
+    assert m.weights_[1].shape[1] == 4
+    assert m.predict(images).shape == (40,)
+    assert_array_equal(m.transform(images.reshape(40, -1)), m.transform(images))
+    m.save(tmp_path / "m")
+    again = sl.load_model(tmp_path / "m")
+    assert_array_equal(again.transform(images), m.transform(images))
+    with pytest.raises(DataError, match="filters keep only edges"):
+        m.inpaint(images, images > 0)
+    with pytest.raises(DataError, match=r"images are \(8, 8\), but .* was fitted on"):
+        m.predict(np.zeros((1, 8, 8), np.uint8))
+
+
+def test_the_threshold_of_filters_is_that_of_their_steps(grey: Any) -> None:
+    m, images = grey
+    same(m, network(filters=8, n_epochs=2, threshold=64).fit(images, Y))
+    less = network(filters=8, n_epochs=2, threshold=16).fit(images, Y)
+    on = [one._network.layer.evidence(images) > 0 for one in (m, less)]
+    assert on[0].sum() < on[1].sum()
+    assert not (on[0] & ~on[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"filters": 3}, "give an even number of directions"),
+        ({"filters": 8, "filter_size": 2}, "give an odd number: a filter has a middle"),
+        ({"filter_size": 5}, "filter_size=5 is set, but filters is None"),
+        ({"filters": 8, "threshold": 0}, r"threshold=0: with filters it is .*: give a number in \(0, 255\]"),
+        ({"filters": 8, "missing": 9.0}, "missing=9.0 is set, but filters need all grey values"),
+        ({"filters": 8, "templates": None}, "filters need templates: set templates"),
+        ({"filters": 8}, "rows from 0 on hold only 0 and 1, .* remove filters"),
+        ({"filters": 8, "filter_size": 11}, "filters of 11 x 11 need larger grey images"),
+    ],
+)
+def test_filters_of_what_is_no_grey_image(how: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        network(**how).fit(X, Y)

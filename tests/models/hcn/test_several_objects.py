@@ -1,0 +1,229 @@
+"""Several objects in one image, of a network that was fitted on images of one."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import scalelatent as sl
+from scalelatent.engine.backend import make_backend
+from scalelatent.errors import DataError
+from scalelatent.generators.images import image_set
+from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
+from scalelatent.models.hcn.model.hierarchy import Hierarchy, place_features
+from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
+from scalelatent.models.hcn.model.multi_layer_learning import LayeredState
+from scalelatent.models.hcn.model.object_search import choose_places, enlarge
+from scalelatent.models.hcn.multi_layer import MultiLayer, build_multi_layer
+
+TRAITS = image_set("traits")
+HEIGHT, WIDTH = TRAITS.image_shape
+FEW = image_set("traits", size=5, gap=1)
+
+
+def overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
+    return abs(one[0] - other[0]) < frame[0] and abs(one[1] - other[1]) < frame[1]
+
+
+def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
+    """All sets of at most so many places whose frames lie apart."""
+    where = where or (lambda place: place)
+    for n in range(most + 1):
+        for some in itertools.combinations(places, n):
+            if not any(overlap(where(a), where(b), frame) for a, b in itertools.combinations(some, 2)):
+                yield some
+
+
+def fitted_by_hand(names: Any) -> Any:
+    """A model of the two traits with the weights that made them."""
+    m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, random_state=0)
+    below = FeatureLayer((1, HEIGHT, WIDTH), 4, (13, 13), 1e-3, 1e-3, 0.25, 0.5)
+    network = build_multi_layer(m, (below,), np.array(names), 2)
+    above = np.zeros((4, *network.net.layers[1].image), bool)
+    # Templates of a class lie side by side: those of equal traits, then the others.
+    for places, (shape, diagonal) in zip(above, [(0, 0), (1, 1), (0, 1), (1, 0)], strict=True):
+        places[shape, 2, 2] = places[2 + diagonal, 2, 2 + 15] = True
+    parts = from_features(TRAITS.features[:, None].astype(bool)), from_features(above)
+    beliefs = np.concatenate([np.where(w, 1.0, -1.0).ravel() for w in parts])
+    m._network, m._stream, m.n_features_in_ = network, LayeredState(beliefs, beliefs), HEIGHT * WIDTH
+    return m
+
+
+@pytest.mark.parametrize("names", [[0, 1], ["same", "other"]])
+def test_traits_side_by_side_are_told_with_their_places(names: list[Any]) -> None:
+    """Two traits at random offsets, and a third image of one, and a fourth of none."""
+    n, room, rng = 40, (HEIGHT + 6, 2 * WIDTH + 12), np.random.default_rng(0)
+    images, labels = TRAITS.rows(0, 2 * n)
+    wide, truth = np.zeros((n + 2, *room), np.uint8), np.full((n + 2, 2, 2), -1)
+    for i in range(n + 1):
+        left = rng.integers(7)
+        for j, column in enumerate((left, left + WIDTH + rng.integers(6))[: 2 if i < n else 1]):
+            truth[i, j] = row, _ = rng.integers(7), column
+            wide[i, row : row + HEIGHT, column : column + WIDTH] = images[2 * i + j if i < n else 0]
+    several = fitted_by_hand(names).with_classes(room)
+    found = several.predict(wide)
+    none = "" if isinstance(names[0], str) else -1
+    expected = np.array(names)[labels.astype(int)].reshape(n, 2)
+    assert (found.labels[:n] == expected).mean() >= 0.99
+    assert_array_equal(found.labels[n:], [[names[labels[0]], none], [none, none]])
+    # Templates are told within the two pixels that traits and pools move by.
+    assert (np.abs(found.positions - truth) <= 2).all(axis=2).mean() >= 0.99
+    assert_array_equal(found.positions[n:][found.labels[n:] == none], -1)
+    assert_array_equal(found.scores > 0, found.labels != none)
+    assert found.exact.all()
+    scores = several.decision_function(wide[:3])
+    assert scores.shape == (3, 7, WIDTH + 13, 2)
+    (row, column), name = found.positions[0, 0], found.labels[0, 0]
+    assert found.scores[0, 0] == scores[0, row, column, names.index(name)] == scores[0, row, column].max()
+
+
+def test_images_of_the_fit_are_told_as_before() -> None:
+    m, (x, _) = fitted_by_hand([0, 1]), TRAITS.rows(0, 50)
+    one = m.with_classes((HEIGHT, WIDTH), n_objects=3)
+    assert_array_equal(one.decision_function(x)[:, 0, 0], m.decision_function(x))
+    found = one.predict(sl.Dataset.from_arrays(x))
+    assert_array_equal(found.labels[:, 0], m.predict(x))
+    assert_array_equal(found.labels[:, 1:], -1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "frame", "most"), [((1, 12), (1, 3), 3), ((4, 4), (2, 2), 4), ((3, 5), (2, 3), 2)]
+)
+def test_places_are_those_of_the_best_of_all_sets(shape: Any, frame: Any, most: int) -> None:
+    rng, places = np.random.default_rng(3), list(np.ndindex(*shape))
+    choices = list(sets_apart(places, frame, most))
+    greedy = 0
+    for trial in range(30):
+        gains = rng.normal(0.5, 1, shape) if trial else -rng.random(shape)
+        totals = [sum(gains[place] for place in some) for some in choices]
+        chosen, exact = choose_places(gains, frame, most)
+        assert exact
+        assert set(chosen) == set(choices[int(np.argmax(totals))])
+        assert chosen == sorted(chosen, key=lambda place: place[::-1])
+        greedy += bool(chosen) and np.unravel_index(gains.argmax(), shape) not in chosen
+    assert greedy  # the largest gain alone would have led astray
+
+
+def test_a_search_without_end_gives_the_best_it_has_seen() -> None:
+    """Sums that are all but the same: as good as the greedy choice, and said to be no more."""
+    gains = 100 + np.random.default_rng(0).random((30, 30))
+    chosen, exact = choose_places(gains, (8, 8), 9)
+    assert not exact
+    assert not any(overlap(a, b, (8, 8)) for a, b in itertools.combinations(chosen, 2))
+    left, greedy = gains.copy(), 0.0
+    for _ in range(9):
+        row, column = np.unravel_index(left.argmax(), left.shape)
+        greedy += left[row, column]
+        left[max(0, row - 7) : row + 8, max(0, column - 7) : column + 8] = 0
+    assert sum(gains[place] for place in chosen) >= greedy > 0
+
+
+def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
+    """Without pools, against all sets of templates at places: what they make, seen through noise."""
+    below = FeatureLayer((1, 3, 3), 2, (2, 2), 0.1, 0.05, 0.25, 0.5)
+    features = np.array([[[[1, 1], [0, 1]]], [[[0, 1], [1, 0]]]], bool)
+    above = np.zeros((3, 2, 2, 2), bool)
+    above[0, 0, 0, 0] = above[1, 1, 0, 1] = above[2, 1, 1, 0] = True
+    top = replace(below, image=(2, 2, 2), n_features=3, window=(2, 2))
+    net = Hierarchy((below, top), (0, 1, 1), side=1)
+    weights = [from_features(features), from_features(above)]
+    beliefs = np.concatenate([np.where(w, 1.0, -1.0).ravel() for w in weights])
+    network = MultiLayer(net, np.array([0, 1]), 2)
+    m = HierarchicalCompositionalNetwork([(2, 2)], templates=2)
+    m._network, m._stream = network, LayeredState(beliefs, beliefs)
+    several = m.with_classes((4, 7))
+    places = [(t, r, c) for t in range(3) for r in range(2) for c in range(5)]
+    choices = list(sets_apart(places, (3, 3), 2, lambda place: place[1:]))
+    made = np.zeros((len(choices), 4, 7), bool)
+    for image, some in zip(made, choices, strict=True):
+        for template, row, column in some:
+            at = np.zeros((3, 1, 1), bool)
+            at[template] = True
+            image[row : row + 3, column : column + 3] |= place_features(
+                place_features(at, weights[1]), weights[0]
+            )[0]
+    log_on, log_off = np.log([0.05, 0.9]), np.log([0.95, 0.1])  # by what is made
+    noise, told = np.random.default_rng(1), []
+    x = (made[noise.integers(len(choices), size=40)] ^ (noise.random((40, 4, 7)) < 0.05)).astype(np.uint8)
+    found = several.predict(x)
+    cost = np.log(len(places)) * np.array([len(some) for some in choices])
+    for image, labels, positions in zip(x, found.labels, found.positions, strict=True):
+        likely = np.where(image, log_on[made.astype(int)], log_off[made.astype(int)]).sum(axis=(1, 2)) - cost
+        some = choices[int(likely.argmax())]
+        best = {(min(t, 1), r, c) for t, r, c in some}
+        mine = {(label, *place) for label, place in zip(labels, positions, strict=True) if label >= 0}
+        # Ties are as good: another set may make the same pixels, or as likely ones.
+        chosen = [i for i, s in enumerate(choices) if {(min(t, 1), r, c) for t, r, c in s} == mine]
+        assert likely[chosen].max() >= likely.max() - 0.05
+        told.append(mine == best)
+    assert np.mean(told) > 0.5
+    assert (found.labels >= 0).any()
+    assert (found.labels < 0).any()
+
+
+def test_weights_stay_and_pools_go_on() -> None:
+    m = fitted_by_hand([0, 1])
+    net, wide = m._network.net, enlarge(m._network.net, HEIGHT + 3, 2 * WIDTH)
+    assert [layer.weights_shape for layer in wide.layers] == [layer.weights_shape for layer in net.layers]
+    for own, more in zip(net.priors, wide.priors, strict=True):
+        assert_array_equal(own[:, 1:-1, 1:-1], more[:, 1 : own.shape[1] - 1, 1 : own.shape[2] - 1])
+    pixels = wide.layers[0].evidence(np.zeros((1, wide.layers[0].n_pixels), np.uint8))
+    weights = [part > 0 for part in net.split(m._stream.beliefs)]
+    assert wide.forward(weights, pixels, make_backend("cpu"))[-1][1].shape == (1, 4, 4, WIDTH + 1)
+
+
+def test_what_is_refused() -> None:
+    m = fitted_by_hand([0, 1])
+    for shape in [(HEIGHT - 1, WIDTH), (HEIGHT, WIDTH, 1), (HEIGHT,)]:
+        with pytest.raises(DataError, match=f"at least {HEIGHT} x {WIDTH}"):
+            m.with_classes(shape)
+    with pytest.raises(ValueError, match="n_objects=0"):
+        m.with_classes((HEIGHT, WIDTH), n_objects=0)
+    several = m.with_classes((HEIGHT, 2 * WIDTH))
+    with pytest.raises(DataError, match="with_classes was called for"):
+        several.predict(np.zeros((2, HEIGHT, WIDTH)))
+    with pytest.raises(DataError, match="row 1, pixel 0 is 2"):
+        several.predict(np.stack([np.zeros((HEIGHT, 2 * WIDTH)), np.full((HEIGHT, 2 * WIDTH), 2)]))
+    with pytest.raises(DataError, match="NaN"):
+        several.predict(np.full((1, HEIGHT, 2 * WIDTH), np.nan))
+    assert not hasattr(HierarchicalCompositionalNetwork([(4, 13)]), "with_classes")
+
+
+def test_clusters_have_their_numbers() -> None:
+    x, _ = FEW.rows(0, 20)
+    m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=2, random_state=0)
+    with pytest.warns(UserWarning, match="weights still changed"):
+        m.fit(sl.Dataset.from_arrays(x, np.zeros(20)).without_labels())
+    several = m.with_classes((x.shape[1], x.shape[2] + 1))
+    assert several.decision_function(np.pad(x, ((0, 0), (0, 0), (0, 1)))).shape == (20, 1, 2, 2)
+    assert several.classes_.tolist() == [0, 1]
+
+
+def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
+    """What is saved is the network: it is asked again for its larger images after a load."""
+    x, y = FEW.rows(0, 20)
+    m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=2, random_state=0)
+    with pytest.warns(UserWarning, match="weights still changed"):
+        m.fit(x, y.astype(int))
+    m.save(tmp_path / "m.zarr")
+    shape = x.shape[1], 2 * x.shape[2]
+    wide = np.concatenate([x, x[::-1]], axis=2)
+    stored = sl.Dataset.from_arrays(wide).save(tmp_path / "x.zarr")
+    found = m.with_classes(shape).predict(wide)
+    assert (found.labels >= 0).any()
+    again = sl.load_model(tmp_path / "m.zarr").with_classes(shape)
+    for given in (wide, stored, da.from_array(wide, chunks=(7, -1, -1))):
+        same(again.predict(given), found)
+    same(pickle.loads(pickle.dumps(again.predict))(wide), found)  # as a worker has it
+
+
+def same(one: Any, other: Any) -> None:
+    for name in ("labels", "positions", "scores"):
+        assert_array_equal(getattr(one, name), getattr(other, name))
