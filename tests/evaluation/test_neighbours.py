@@ -39,7 +39,7 @@ def test_distances_are_those_of_least_squares(
     train = Dataset.from_arrays(TRAIN, LABELS).save(tmp_path / "rows", chunk_rows=30)
     for size in (4096, 7):
         monkeypatch.setattr(neighbours, "BLOCK_ROWS", size)
-        monkeypatch.setattr(neighbours, "ASKED_ROWS", 5 if size == 7 else 256)
+        monkeypatch.setattr(neighbours, "QUERY_ROWS", 5 if size == 7 else 256)
         found = nearest_neighbours(train, X, tangents=tangents, sides=sides, n_candidates=90, damping=0.0)
         np.testing.assert_allclose(found.distances, wanted.min(axis=1), rtol=1e-6, atol=1e-9)
         np.testing.assert_array_equal(found.rows, wanted.argmin(axis=1))
@@ -62,7 +62,7 @@ def test_of_equal_rows_the_first_and_what_cannot_be() -> None:
         nearest_neighbours(train, np.ones((2, 2)), sides=1)
     with pytest.raises(ValueError, match="sides=3"):
         nearest_neighbours(train, np.ones((2, 2)), sides=3)
-    with pytest.raises(DataError, match="rows of 2 features; give dense ones of 3"):
+    with pytest.raises(DataError, match="rows of 2 features; give dense rows of 3"):
         nearest_neighbours(train, np.ones((2, 3)))
     with pytest.raises(DataError, match="no labels"):
         nearest_neighbours(Dataset.from_arrays(np.zeros((6, 2))), np.ones((2, 2)))

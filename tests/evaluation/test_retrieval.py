@@ -122,7 +122,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "levels": [3]}, "give numbers from 1 to 2"),
     ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "queries": 4}, "queries=4: give 1 to 3"),
     ({"output": np.zeros((1, 2)), "labels": [0]}, "retrieval needs at least two"),
-    ({"output": np.full((3, 2), np.nan), "labels": [0, 1, 1]}, "holds NaN"),
+    ({"output": np.full((3, 2), np.nan), "labels": [0, 1, 1]}, "contains NaN"),
     ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "metric": "overlap"}, "counts the codes"),
     ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "metric": "hamming"}, "is not one of cosine"),
 ]

@@ -57,7 +57,7 @@ def test_refusals():
         score_dataset(model, Dataset.from_arrays(x))
     with pytest.raises(DataError, match=r"label .*7.* unknown to the model, whose classes are 0, 1, 2"):
         score_dataset(model, Dataset.from_arrays(x, np.array([0, 1, 7])))
-    with pytest.raises(DataError, match="has 2 features a row; the model was fitted to 3"):
+    with pytest.raises(DataError, match="has 2 features per row, but the model was fitted to 3"):
         score_dataset(model, Dataset.from_arrays(x[:, :2], y))
 
 
@@ -81,7 +81,7 @@ def test_a_model_without_classes_is_scored_by_its_output():
     assert "accuracy" not in got
     topics = Dataset.from_arrays(x, (np.eye(3) > 0).repeat(8, axis=0).astype(float))
     assert score_dataset(Halved(), topics, ["retrieval"])["retrieval"] == got["retrieval"]
-    with pytest.raises(DataError, match="instead of one class each.*ask for retrieval"):
+    with pytest.raises(DataError, match="instead of one class each.*use the metric retrieval"):
         score_dataset(Halved(), topics, ["nmi"])
     with pytest.raises(
         JobError, match=r"unknown metric 'log_loss' of Halved, which predicts no classes.*nmi"
@@ -110,7 +110,9 @@ def test_codes_are_ranked_by_what_they_share():
     assert score_dataset(Coded(), ds)["retrieval"]["accuracy"][:4] == [1.0] * 4
     assert score_dataset(Coded(), ds, ["retrieval"]) == score_dataset(Coded(), ds)
     for name in ("nmi", "accuracy"):
-        told = f"metric '{name}' clusters components.*codes.*ask for retrieval, or fit with output='pca'"
+        told = (
+            f"metric '{name}' clusters components.*codes.*use the metric retrieval, or fit with output='pca'"
+        )
         with pytest.raises(JobError, match=told):
             score_dataset(Coded(), ds, ["retrieval", name])
         with pytest.raises(JobError, match=told):

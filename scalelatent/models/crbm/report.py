@@ -12,7 +12,7 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.grid import space_ranges
 from scalelatent.evaluation import OutputErrors, occlusion_errors
-from scalelatent.evaluation.output_scores import joined
+from scalelatent.evaluation.output_scores import concatenate
 from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.models.crbm.kernels.inference import CONVERGED
 from scalelatent.report.figures import plot_learning
@@ -125,7 +125,7 @@ def _inputs(
 ) -> DenseOrCsr:
     """What the sampled rows are predicted from."""
     if not corrupted:
-        return joined([data.read_x(a, b) for a, b in pieces])
+        return concatenate([data.read_x(a, b) for a, b in pieces])
     from scalelatent.kernels.corruption import corrupt
 
     rows = np.concatenate([np.arange(a, b) for a, b in pieces])
