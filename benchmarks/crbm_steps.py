@@ -9,7 +9,7 @@ products  of a batch's rows with a step's parameters, milliseconds on one thread
           copying the parameters
 threads   rows a second on 2 threads against 1
 cluster   a LocalCluster of 2 workers with 1 thread against 2 threads in this process, batch 160
-local     errors of local steps (chains that climb by themselves, then are averaged) at the same rows seen
+local     errors of local steps (chains that ascend by themselves, then are averaged) at the same rows seen
 
 784 visible, 256 hidden units, noisy MNIST 10 %, rows in memory (stored for the cluster). Each figure of the
 first three is the least of several segments, taken in turn where two are compared. Needs SCALELATENT_DATA.
@@ -41,8 +41,8 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callback
 from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.corruption import corrupt
-from scalelatent.models.crbm.kernels.products import affine, climb_outer
-from scalelatent.models.crbm.kernels.update import StepRates, Way, climb
+from scalelatent.models.crbm.kernels.products import affine, ascend_outer
+from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, ascend
 
 MEAN_SWEEPS = 32
 LOCAL_STEPS = 16
@@ -201,7 +201,7 @@ def few_rows(args: Any) -> list[dict[str, Any]]:
         return filled
 
     theta, new, bias, none = draw(units, 784), draw(units, 784), draw(units), np.zeros((0, 784), np.float32)
-    way, pace = Way(theta, none, new, none), StepRates(1e-3, 0.0, 0.0)
+    way, pace = StepArrays(theta, none, new, none), StepRates(1e-3, 0.0, 0.0)
     for rows in (10, 20, 40, 80, 160):
         x, left, biases = draw(rows, 784), draw(rows, units), draw(rows, units)
 
@@ -209,18 +209,18 @@ def few_rows(args: Any) -> list[dict[str, Any]]:
             np.matmul(x, theta.T, out=biases)
             np.add(biases, bias, out=biases)
 
-        def library_climb(x: Any = x, left: Any = left) -> None:
-            climb(way.part(slice(None), -1), np.matmul(left.T, x).reshape(-1), 0, pace)
+        def library_ascend(x: Any = x, left: Any = left) -> None:
+            ascend(way.slice_part(slice(None), -1), np.matmul(left.T, x).reshape(-1), 0, pace)
 
         seconds = least_seconds(
             args,
             partial(affine, x, theta, bias, biases, np),
             library,
-            partial(climb_outer, way, left, x, pace),
-            library_climb,
+            partial(ascend_outer, way, left, x, pace),
+            library_ascend,
             partial(np.copyto, new, theta),
         )
-        names = ("biases", "biases_openblas", "climb", "climb_openblas", "copy")
+        names = ("biases", "biases_openblas", "ascend", "climb_openblas", "copy")
         out.append(
             {"rows": rows, **{f"ms_{k}": round(1e3 * s, 3) for k, s in zip(names, seconds, strict=True)}}
         )

@@ -177,7 +177,7 @@ def rate(
     edges = v * h * rows * sweeps / seconds
     from scalelatent.models.crbm.kernels import gpu
 
-    kernel, _, kept = gpu._way("sum_product", v, h)
+    kernel, _, kept = gpu._choose_kernel("sum_product", v, h)
     card = backend.xp.cuda.runtime.getDeviceProperties(backend.xp.cuda.runtime.getDevice())
     divisions = DIVISIONS_A_CLOCK * card["multiProcessorCount"] * 1e3 * card["clockRate"]
     found = {

@@ -1,7 +1,13 @@
-"""The tables of benchmarks/README.md, from the files in results/: python benchmarks/tables.py [--check]
+"""Tables of the files in results/, and those of benchmarks/README.md.
 
-A table of the page follows a line ``<!-- table: NAME -->``; this rewrites it. ``--check`` writes nothing and
-fails where the page has another figure than the file.
+    python benchmarks/tables.py                 rewrite the tables of the page
+    python benchmarks/tables.py --check         write nothing; fail if the page differs from the files
+    python benchmarks/tables.py --list          print the names of all tables, with their columns
+    python benchmarks/tables.py NAME ...        print these tables
+
+In the page, a table follows a line ``<!-- table: NAME -->``, or ``<!-- table: NAME: FIRST; SECOND -->`` for
+the rows that start with one of these words. A line ``<!-- source: FILE -->`` or
+``<!-- source: FILE/PART -->`` is followed by the command, machine, date and seed of a file or of its part.
 """
 
 from __future__ import annotations
@@ -15,8 +21,11 @@ from typing import Any
 
 from common import RESULTS
 
+import scalelatent as sl
+
 PAGE = RESULTS.parent / "README.md"
-_MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(?:\|.*\n)*")
+_TABLE = re.compile(r"(<!-- table: (\w+)(?:: (.*))? -->\n)(?:\|.*\n)*")
+_SOURCE = re.compile(r"(<!-- source: (\w+)(?:/(.*))? -->\n)(?:`python .*\n)?")
 
 TABLES: dict[str, Callable[[], str]] = {}
 # Parts of results/mbn_clustering.json and their names on the page.
@@ -995,27 +1004,70 @@ def defaults_subsets() -> Iterable[Iterable[Any]]:
         yield line["set"], *(f"{value:.1f}" for pair in points for value in pair)
 
 
-def rewritten(page: str) -> str:
-    """The page with its tables as the files have them.
+@shown("set|bootstrap network|k-means|spectral clustering")
+def defaults_clusters() -> Iterable[Iterable[Any]]:
+    for line in read("defaults")["clusters"]:
+        yield line["set"], *(f"{model['nmi']:.1f} %" for model in line["models"].values())
 
-    Raises
-    ------
-    SystemExit
-        A table without a marker, or a marker without a table.
-    """
-    marked = _MARKED.findall(page)
-    names = [name for _, name in marked]
-    if sorted(names) != sorted(TABLES):
-        raise SystemExit(f"marked in the page, or made here, alone: {sorted(set(names) ^ set(TABLES))}")
-    if loose := re.findall(r"\n\n(\|.*\n)", page):
-        raise SystemExit(f"no marker stands before the table that begins with {loose[0]!r}")
-    return _MARKED.sub(lambda found: found[1] + TABLES[found[2]](), page)
+
+@shown("task|scalelatent|rivals")
+def defaults_others() -> Iterable[Iterable[Any]]:
+    found = read("defaults")
+    for line in found["densities"]:
+        ours, *rivals = (f"{name} {value:.1f}" for name, value in line["models"].items())
+        yield f"likelihood, {line['set']}", ours, ", ".join(rivals)
+    for part in ("outputs", "documents"):
+        for line in found[part]:
+            shown_as = {name: f"{name} {model['error']:.1f} %" for name, model in line["models"].items()}
+            ours = [text for name, text in shown_as.items() if hasattr(sl, name)]
+            rivals = [text for name, text in shown_as.items() if not hasattr(sl, name)]
+            yield f"errors, {line['set']}", ", ".join(ours), ", ".join(rivals)
+
+
+def selected(name: str, starts: str | None) -> str:
+    """Return a table, or those of its rows that start with one of the words."""
+    text = TABLES[name]()
+    if starts is None:
+        return text
+    words = tuple(f"| {word.strip()}" for word in starts.split(";"))
+    lines = text.splitlines(keepends=True)
+    return "".join(lines[:2] + [line for line in lines[2:] if line.startswith(words)])
+
+
+def source(name: str, part: str | None) -> str:
+    """Return the command, machine, date and seed of a file, or of a part of it."""
+    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    run = content["parts"][part] if part else content
+    machine = run["machine"]
+    return f"`{run['command']}`; {machine['cpu']}, {machine['date']}, seed {run['seed']}.\n"
+
+
+def rewritten(page: str) -> str:
+    """Return the page with its tables and sources as the files have them."""
+    page = _SOURCE.sub(lambda found: found[1] + source(found[2], found[3]), page)
+    return _TABLE.sub(lambda found: found[1] + selected(found[2], found[3]), page)
+
+
+def main(arguments: list[str]) -> None:
+    """Print tables, or rewrite or check the page."""
+    if arguments == ["--list"]:
+        for name, table in TABLES.items():
+            print(f"{name}: {table().splitlines()[0]}")
+    elif arguments and arguments != ["--check"]:
+        for name in arguments:
+            if name not in TABLES:
+                raise SystemExit(
+                    f"there is no table {name!r}; `python benchmarks/tables.py --list` prints the names"
+                )
+            print(TABLES[name]())
+    else:
+        before = PAGE.read_text(encoding="utf-8")
+        after = rewritten(before)
+        if not arguments:
+            PAGE.write_text(after, encoding="utf-8")
+        elif before != after:
+            raise SystemExit("benchmarks/README.md and results/ differ: run `python benchmarks/tables.py`")
 
 
 if __name__ == "__main__":
-    before = PAGE.read_text(encoding="utf-8")
-    after = rewritten(before)
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(after, encoding="utf-8")
-    elif before != after:
-        raise SystemExit("benchmarks/README.md and results/ differ: run `python benchmarks/tables.py`")
+    main(sys.argv[1:])

@@ -257,29 +257,30 @@ class StreamedEstimator(  # type: ignore[call-arg]
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-            numpy, memmap, zarr and dask arrays, ``xarray.DataArray``, torch tensors, scipy sparse rows, data
-            frames, lists. What is lazy is read in blocks as the fit comes to them.
+            Rows: NumPy, memmap, zarr and Dask arrays, ``xarray.DataArray``, torch tensors, SciPy sparse
+            arrays, data frames or lists. Lazy arrays are read in blocks.
         y : array-like, shape (n,) or (n, outputs), or Dataset, or None
-            Labels or outputs, where the model learns from such; a Dataset ``X`` brings its own.
+            Labels or outputs, for models that learn from them. A Dataset ``X`` contains its own.
         validation : Dataset or (X, y) or None
-            Rows for early stopping, and to choose what is kept.
+            Rows for early stopping; the fit keeps the parameters with the best validation result.
         sample_weight : array-like, shape (n,), or None
-            Of the estimators that take weights.
+            Weights of the rows, for estimators that accept weights.
         client : distributed.Client, cluster or None
-            A cluster to run on, by its client or as an object of Dask's (``LocalCluster``, ``KubeCluster``,
-            ``SLURMCluster``); None takes the enclosing ``with sl.cluster(…)``, else this process.
+            Dask cluster to run on: a client, or a cluster object such as ``LocalCluster``, ``KubeCluster`` or
+            ``SLURMCluster``. None uses the enclosing ``with sl.cluster(…)`` or, without one, this process.
         run_dir : path or None
-            Folder for checkpoints, shared by all workers.
+            Folder for checkpoints; all workers must be able to write to it.
         resume : bool
-            Go on with the fit that ``run_dir`` holds.
+            Continue the fit in ``run_dir``.
         callbacks : Callback or sequence of Callback
+            Objects that are notified of passes, steps and events.
         engine : dict or None
-            block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch, keep_scratch, cache,
-            on_bad_shard; of learning by steps also checkpoint_steps, report_steps, validate_steps, run_rows,
-            buffer_runs.
+            Options of the engine: block_rows, leaf_rows, checkpoint_seconds, checkpoint_passes, scratch,
+            keep_scratch, cache, on_bad_shard; for online learning also checkpoint_steps, report_steps,
+            validate_steps, run_rows, buffer_runs.
         verbose : bool or None
-            Show progress: a display that moves on a terminal and in a notebook, lines elsewhere. None: in a
-            notebook alone.
+            Show progress: a live display on a terminal and in a notebook, lines elsewhere. None shows it in
+            notebooks only.
 
         Returns
         -------
@@ -288,23 +289,23 @@ class StreamedEstimator(  # type: ignore[call-arg]
         Raises
         ------
         DataError
-            Rows, labels or outputs that cannot be used, naming dataset and row.
+            Rows, labels or outputs are invalid; the message names the dataset and the row.
         ValueError
-            A parameter out of range.
+            A parameter is out of range.
         DivergenceError
-            Weights have grown beyond float32; it is also a FloatingPointError.
+            Weights have grown beyond float32. It is also a FloatingPointError.
         PlanError
-            What memory or disk cannot hold.
+            The fit needs more memory or disk than there is.
         RunError
-            The run folder holds another fit; the cluster has no workers.
+            The run folder contains another fit, or the cluster has no workers.
 
         Warns
         -----
         LongFitWarning
-            It would take over an hour: with the time, and what would shorten it.
+            The fit would take more than an hour; the message says how to shorten it.
         DataConversionWarning
-            The feature whose standard deviation is hardly larger than the rounding of its values to float32,
-            by name, where the model does not subtract means first.
+            The standard deviation of a feature is hardly larger than the rounding of its values to float32,
+            and the model does not subtract the mean first.
 
         Examples
         --------
@@ -348,10 +349,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         self, train: Dataset, held: Dataset | None, resources: Resources, engine: Mapping[str, Any]
     ) -> None:
         """Refuse a fit that exceeds memory or disk, and warn of a long fit; only long fits are measured."""
-        told = self._plan(Forecast(self._kind, train, held, resources, engine, measure=False))
-        if told["expected_seconds"] > LONG_SECONDS / 10:
-            told = self._plan(Forecast(self._kind, train, held, resources, engine, measure=True))
-        if text := long_fit(told):
+        plan = self._plan(Forecast(self._kind, train, held, resources, engine, measure=False))
+        if plan["expected_seconds"] > LONG_SECONDS / 10:
+            plan = self._plan(Forecast(self._kind, train, held, resources, engine, measure=True))
+        if text := long_fit(plan):
             warn_user(text, LongFitWarning)
 
     def _serve_steps(self, call: FitCall, place: Place | None, callbacks: Callbacks) -> None:
@@ -397,20 +398,20 @@ class StreamedEstimator(  # type: ignore[call-arg]
         X, y, validation, client, engine
             As in :meth:`fit`.
         memory_limit : str, int or None
-            Of a worker, for example ``"4GB"``; None asks the cluster or this process.
+            Memory of a worker, for example ``"4GB"``. None asks the cluster or this process.
 
         Returns
         -------
         dict
-            For each of its ``stages`` rows, tasks or steps, bytes of a statistic and memory by what holds it;
-            peak bytes a worker and on a device, bytes of scratch, disk and checkpoints; ``seconds`` by what
-            takes them, their sum ``expected_seconds``, ``seconds_per_pass``, and ``passes``: ``at_least``,
-            ``expected`` and ``at_most``. A model may tell more.
+            ``stages``: rows, tasks or steps, bytes of a statistic and memory by purpose, for each stage.
+            Peak bytes per worker and on a device; bytes of scratch, disk and checkpoints. ``seconds`` by
+            activity, their sum ``expected_seconds``, and ``seconds_per_pass``. ``passes``: ``at_least``,
+            ``expected`` and ``at_most``. Some models add more entries.
 
         Raises
         ------
         PlanError
-            It cannot fit: naming the setting that would.
+            The fit needs more memory or disk than there is; the message names a setting that would fit.
 
         Examples
         --------
@@ -446,23 +447,23 @@ class StreamedEstimator(  # type: ignore[call-arg]
         ----------
         X : Dataset or array-like, shape (n, features)
         out : path, url or None
-            Write a dataset there instead of returning an array.
+            Write a dataset at this path or URL instead of returning an array.
         client : distributed.Client, cluster or None
-            Where ``out`` is written from; None takes the enclosing cluster, else this process.
+            Cluster that writes ``out``. None uses the enclosing ``with sl.cluster(…)``, or this process.
         overwrite : bool
-            Replace what lies at ``out``.
+            Replace an existing dataset at ``out``.
         callbacks : Callback or sequence of Callback
-            Told of progress.
+            Objects that are notified of progress.
 
         Returns
         -------
         ndarray, shape (n, width); a lazy array for a dask array; a Dataset with ``out``
-            A data frame where ``set_output`` asks for one.
+            A data frame if ``set_output`` requests one.
 
         Raises
         ------
         DataError
-            Rows of another width, or that cannot be used; a result that does not fit into memory.
+            Rows are invalid or have another number of features, or the result does not fit into memory.
 
         Examples
         --------
@@ -508,8 +509,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         if out is None:
             shape, dtype = row_map.output()
             self._check_room(len(ds) * int(np.prod(shape)) * np.dtype(dtype).itemsize, len(ds))
-            told = Progress(Callbacks(callbacks), name, 0)
-            return map_to_array(row_map, ds, self.device, self.n_jobs, told)
+            progress = Progress(Callbacks(callbacks), name, 0)
+            return map_to_array(row_map, ds, self.device, self.n_jobs, progress)
         with FitSession(
             self._kind, device=self.device, n_jobs=self.n_jobs, client=client, callbacks=callbacks
         ) as session:
@@ -569,8 +570,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return str(estimator_html_repr(self)) + learned_table(self)
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
-        told = {"text/plain": repr(self)}
-        return told | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
+        bundle = {"text/plain": repr(self)}
+        return bundle | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
 
     def report(self, folder: str | Path, *, data: ValidationLike | RowsLike | None = None) -> str:
         """Write a page about the fitted model: its numbers, the course of the fit, results on some rows.
@@ -578,11 +579,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
         Parameters
         ----------
         folder : path or str
-            Where ``report/index.html`` and its figures go; made where it is missing. Of a run folder the
-            page tells the settings and the course of the fit, too.
+            Folder for ``report/index.html`` and its figures; it is created if it is missing. For a run
+            folder, the page also shows the settings and the history of the fit.
         data : Dataset, array-like of shape (n, features), or (X, y), optional
-            Rows to show. None takes those that the run folder names, else stored validation or training
-            rows of the fit; rows that were in memory are not known any more.
+            Rows to evaluate. None uses the rows that the run folder names, or the stored validation or
+            training rows of the fit. Rows that were in memory during the fit are not available.
 
         Returns
         -------
@@ -592,9 +593,9 @@ class StreamedEstimator(  # type: ignore[call-arg]
         Raises
         ------
         NotFittedError
-            There was no fit.
+            The model is not fitted.
         DataError
-            There is no report for this kind of model.
+            This kind of model has no report.
 
         Examples
         --------
@@ -616,14 +617,14 @@ class StreamedEstimator(  # type: ignore[call-arg]
         Parameters
         ----------
         url : str or path
-            A folder to make: a path, ``s3://bucket/model.zarr`` or another address.
+            Folder to create: a path, or a URL such as ``s3://bucket/model.zarr``.
         overwrite : bool
-            Replace what lies there.
+            Replace an existing model.
 
         Raises
         ------
         DataError
-            It exists, or cannot be written.
+            The folder exists already, or cannot be written.
 
         Examples
         --------

@@ -123,7 +123,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         Returns
         -------
         ndarray of float64, shape (n, classes); a lazy array for a dask array; a Dataset with ``out``
-            All-versus-all gives shares of votes.
+            Each row sums to 1. The architecture "all_vs_all" of capsules gives shares of votes.
 
         Examples
         --------
@@ -180,21 +180,25 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-        y : array-like, shape (n,); a Dataset brings its own
+            Rows to predict.
+        y : array-like, shape (n,), or None
+            True classes. None uses the labels of a Dataset.
         sample_weight : array-like, shape (n,), or None
-        callbacks : Callback or sequence
-            Told of progress.
+            Weights of the rows.
+        callbacks : Callback or sequence of Callback
+            Objects that are notified of progress.
 
         Returns
         -------
         float
+            Accuracy between 0 and 1.
 
         Raises
         ------
         DataError
-            No labels, or targets in their place; weights that sum to 0.
+            The rows have no labels, or the weights sum to 0.
         ValueError
-            ``y`` or ``sample_weight`` with more than one column.
+            ``y`` or ``sample_weight`` has more than one column.
 
         Examples
         --------
@@ -216,20 +220,20 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
             if column is not None and len(column) != len(ds):
                 raise DataError(f"{name} has {len(column)} entries for {len(ds)} rows: give one a row")
         right = total = 0.0
-        told = Progress(Callbacks(callbacks), "score", 0)
+        progress = Progress(Callbacks(callbacks), "score", 0)
         for first in range(0, len(ds), SCORE_ROWS):
             stop = min(first + SCORE_ROWS, len(ds))
             truth, weight = (None if c is None else np.asarray(c[first:stop]) for c in given.values())
             truth = ds.read_y(first, stop) if truth is None else truth
             weight = ds.read_weight(first, stop) if weight is None else weight.astype(float)
-            part = _Part(told, first, len(ds))
+            part = _Part(progress, first, len(ds))
             hit = (self.predict(ds[first:stop], callbacks=part) == truth).astype(float)
             right += float(hit.sum() if weight is None else hit @ weight)
             total += float(len(hit) if weight is None else weight.sum())
         if total == 0:
             raise DataError(
-                f"the weights of {ds.url or 'the rows'} sum to 0, so there is no share of them to give: pass "
-                "sample_weight above 0 for some rows"
+                f"the weights of {ds.url or 'the rows'} sum to 0, so the accuracy is undefined: pass a "
+                "sample_weight above 0 for at least one row"
             )
         return right / total
 
@@ -255,11 +259,11 @@ def predict_by(
 class _Part(Callback):
     """Callback that converts the progress of one range of rows into the progress of all rows."""
 
-    def __init__(self, told: Progress, first: int, total: int) -> None:
-        self._told, self._first, self._total = told, first, total
+    def __init__(self, progress: Progress, first: int, total: int) -> None:
+        self._progress, self._first, self._total = progress, first, total
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        self._told(self._first + info["rows_done"], self._total)
+        self._progress(self._first + info["rows_done"], self._total)
 
 
 def _labels_of(scores: np.ndarray, classes: np.ndarray) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Importers: files of other programs become datasets, a shard at a time, whatever their size."""
+"""Importers: each converts files of one format to a dataset, one shard at a time, whatever their size."""

@@ -1,4 +1,4 @@
-"""Parquet, CSV and Arrow files, streamed as record batches: a few of them are in memory, and a few shards."""
+"""Import Parquet, CSV and Arrow files as streams of record batches; memory is bounded by a few batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_https, is_local, locate
 from scalelatent.storage.objects import ObjectLocation
 
-from .files import local_copy
-from .stream import Beside, Progress, RowReader, write_rows
+from .files import PathOrUrl, download
+from .stream import PairedReader, RowReader, write_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -28,28 +28,23 @@ if TYPE_CHECKING:
     import pyarrow.dataset
     import pyarrow.fs
 
-    from scalelatent.data.schema import LayoutOptions
+    from .stream import ImportOptions
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 65_536
 _CSV_BLOCK_BYTES = 2 << 20
-# Batches that are decoded ahead: each holds _BATCH_BYTES.
-_AHEAD = 2
-
-Source = str | os.PathLike[str]
+# Number of batches that are decoded ahead; each holds _BATCH_BYTES.
+_BATCHES_AHEAD = 2
 
 
 def import_parquet(
-    source: Source,
-    url: str | os.PathLike[str],
+    source: PathOrUrl,
+    url: PathOrUrl,
     *,
     label: str | None = None,
     weight: str | None = None,
     features: Sequence[str] | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Unpack[LayoutOptions],
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
     """Import columns of Parquet files; memory is bounded by a row group's columns and a few shards.
 
@@ -57,18 +52,19 @@ def import_parquet(
     ----------
     source : str or path
         A file, a folder of files (also those in its folders, by name), or a pattern with ``*``: on a disk, in
-        an object store (``s3://``, ``gs://``), or one file by ``https://…#sha256=…``. Needs pyarrow:
+        an object store (``s3://``, ``gs://``), or one file as ``https://…#sha256=…``. Needs pyarrow:
         ``pip install 'scalelatent[arrow]'``.
     url : str
-        Where the dataset goes.
+        Dataset to write.
     label : str, optional
-        Column of labels: numbers or strings, also of a dictionary.
+        Column of labels: numbers or strings, also dictionary-encoded.
     weight : str, optional
         Column of row weights, finite and >= 0.
     features : sequence of str, optional
         Columns of a row, in this order; by default all others. Numbers, or lists of numbers of a fixed size;
-        a lone column of nested lists or tensors gives rows of that shape. Rows have their common type.
-    overwrite, progress, shuffle, **layout
+        a single column of nested lists or tensors gives rows of that shape. Rows have the common dtype of
+        their columns.
+    **options
         See `import_npy`.
 
     Returns
@@ -79,8 +75,8 @@ def import_parquet(
     Raises
     ------
     DataError
-        No such file or column, columns that are not numeric, a null, NaN or infinity (with row and column), a
-        damaged file, an output that exists. No dataset is left behind.
+        A missing file or column, columns that are not numeric, a null, NaN or infinity (with row and column),
+        a damaged file, an output that exists. No dataset stays behind.
 
     Examples
     --------
@@ -91,30 +87,26 @@ def import_parquet(
     ...     import_parquet(f"{folder}/*.parquet", "memory://doc-parquet", label="kind", overwrite=True)
     <Dataset 3 rows x (2,) float64, 2 classes, 'memory://doc-parquet'>
     """
-    how = {"overwrite": overwrite, "progress": progress, "shuffle": shuffle, **layout}
-    return _import("parquet", source, url, label, weight, features, how)
+    return _import("parquet", source, url, label, weight, features, options)
 
 
 def import_csv(
-    source: Source,
-    url: str | os.PathLike[str],
+    source: PathOrUrl,
+    url: PathOrUrl,
     *,
     label: str | None = None,
     weight: str | None = None,
     features: Sequence[str] | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Unpack[LayoutOptions],
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import columns of CSV files with a line of names, plain or compressed (``.gz``, ``.bz2``, ``.zst``).
+    """Import columns of CSV files with a header line, plain or compressed (``.gz``, ``.bz2``, ``.zst``).
 
-    The text is read twice, to count its rows first. Features are read as float64: `convert_dataset` gives
-    them another type.
+    The text is read twice, first to count its rows. Features are read as float64; `convert_dataset` changes
+    the dtype.
 
     Parameters
     ----------
-    source, url, label, weight, features, overwrite, progress, shuffle, **layout
+    source, url, label, weight, features, **options
         See `import_parquet`.
 
     Returns
@@ -125,7 +117,7 @@ def import_csv(
     Raises
     ------
     DataError
-        As `import_parquet`; also text where a number should be.
+        As `import_parquet`; also text in a column of numbers.
 
     Examples
     --------
@@ -136,27 +128,23 @@ def import_csv(
     ...     import_csv(file, "memory://doc-csv", label="kind", overwrite=True).read_x(0, 2).tolist()
     [[1.0, 2.0], [3.0, 4.5]]
     """
-    how = {"overwrite": overwrite, "progress": progress, "shuffle": shuffle, **layout}
-    return _import("csv", source, url, label, weight, features, how)
+    return _import("csv", source, url, label, weight, features, options)
 
 
 def import_arrow(
-    source: Source,
-    url: str | os.PathLike[str],
+    source: PathOrUrl,
+    url: PathOrUrl,
     *,
     label: str | None = None,
     weight: str | None = None,
     features: Sequence[str] | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Unpack[LayoutOptions],
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
     """Import columns of Arrow (Feather) files, whose record batches may be compressed.
 
     Parameters
     ----------
-    source, url, label, weight, features, overwrite, progress, shuffle, **layout
+    source, url, label, weight, features, **options
         See `import_parquet`.
 
     Returns
@@ -178,128 +166,134 @@ def import_arrow(
     ...     import_arrow(f"{folder}/t.arrow", "memory://doc-arrow", overwrite=True)
     <Dataset 3 rows x (4,) uint8, 'memory://doc-arrow'>
     """
-    how = {"overwrite": overwrite, "progress": progress, "shuffle": shuffle, **layout}
-    return _import("arrow", source, url, label, weight, features, how)
+    return _import("arrow", source, url, label, weight, features, options)
 
 
 def _import(
     kind: str,
-    source: Source,
-    url: str | os.PathLike[str],
+    source: PathOrUrl,
+    url: PathOrUrl,
     label: str | None,
     weight: str | None,
     features: Sequence[str] | None,
-    how: dict[str, Any],
+    options: ImportOptions,
 ) -> Dataset:
     what = f"{kind} {os.fspath(source)}"
     arrow(f"importing {what}")
-    with explained(what):
+    with arrow_errors(what):
         table = _open(kind, os.fspath(source), what)
         columns = FrameColumns(table.schema, what, label=label, weight=weight, features=features)
         if kind == "csv":
             table = _as_numbers(table, columns)
             columns = FrameColumns(table.schema, what, label=label, weight=weight, features=features)
-        n_rows, classes = _look_through(table, columns, kind)
-        chosen = None if features is None else columns.names
-        how |= {"importer": kind, "sources": [source], "classes": classes, "options": {"features": chosen}}
+        n_rows, classes = _count_rows(table, columns, kind)
+        batches = _scan(table, columns, kind, columns.all_names)
         return write_table(
-            url, TableRows(_scan(table, columns, kind, columns.all_names), columns, n_rows), columns, **how
+            url,
+            TableReader(batches, columns, n_rows),
+            columns,
+            importer=kind,
+            sources=[source],
+            classes=classes,
+            provenance={"features": None if features is None else columns.names},
+            **options,
         )
 
 
 def write_table(
-    url: str | os.PathLike[str],
-    x: TableRows,
-    columns: FrameColumns,
-    *,
-    options: dict[str, Any],
-    **how: Any,
+    url: PathOrUrl, x: TableReader, columns: FrameColumns, *, provenance: dict[str, Any], **options: Any
 ) -> Dataset:
-    """Write rows of a table, with the labels and weights beside them."""
-    options = {"label": columns.label, "weight": columns.weight, **options}
+    """Write the rows of a table with their labels and weights like `write_rows`."""
+    provenance = {"label": columns.label, "weight": columns.weight, **provenance}
     label_type = None if columns.label is None else x.label_type
-    y = None if label_type is None else Beside(x, label_type, lambda: x.labels)
-    weight = None if columns.weight is None else Beside(x, np.dtype(np.float64), lambda: x.weights)
-    with contextlib.closing(x):
-        return write_rows(url, x, y, weight=weight, options=options, **how)
+    y = None if label_type is None else PairedReader(x, label_type, lambda: x.labels)
+    weight = None if columns.weight is None else PairedReader(x, np.dtype(np.float64), lambda: x.weights)
+    return write_rows(url, x, y, weight=weight, provenance=provenance, **options)
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Errors of Arrow in words that name the file."""
+def arrow_errors(what: str) -> Iterator[None]:
+    """Turn errors of Arrow into a `DataError` that names the file."""
     pa = arrow(what)
     try:
         yield
-    except (pa.ArrowException, FileNotFoundError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise DataError(f"{what} does not exist: {error}; check the path") from error
-        raise DataError(f"{what} cannot be read: {error}; check that it is such a file, and whole") from error
+    except FileNotFoundError as error:
+        raise DataError(f"{what} does not exist: {error}; check the path") from error
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{what} cannot be read: {error}; check that it is a whole file of that format"
+        ) from error
 
 
 def _open(kind: str, source: str, what: str) -> pyarrow.dataset.Dataset:
-    """The files as one table, in the order of their names; nothing but schemas is read."""
-    import pyarrow.dataset as tables
+    """Return the files as one table, in the order of their names; only their schemas are read."""
+    import pyarrow.dataset
 
     if is_https(source):
-        source = str(local_copy(source, what))
+        source = str(download(source, what))
     filesystem: pyarrow.fs.FileSystem | None = None
     if is_local(source):
         path = str(locate(source).local_path(""))
         names = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
     else:
-        place = locate(source)
-        assert isinstance(place, ObjectLocation)
-        filesystem, root = place.filesystem
+        location = locate(source)
+        assert isinstance(location, ObjectLocation)
+        filesystem, root = location.filesystem
         names = sorted(filesystem.glob(root)) if glob.has_magic(root) else [root]
     if not names:
-        raise DataError(f"{what}: no file is called like that; check the pattern")
-    how: dict[str, Any] = {"format": _format(kind), "filesystem": filesystem}
+        raise DataError(f"{what}: no file matches; check the pattern")
+    how: dict[str, Any] = {"format": _file_format(kind), "filesystem": filesystem}
     if len(names) == 1:
-        names = sorted(tables.dataset(names[0], **how).files)
+        names = sorted(pyarrow.dataset.dataset(names[0], **how).files)
     if not names:
         raise DataError(f"{what} is a folder without files; nothing to import")
-    return tables.dataset(names, **how)
+    return pyarrow.dataset.dataset(names, **how)
 
 
-def _format(kind: str, column_types: dict[str, pyarrow.DataType] | None = None) -> pyarrow.dataset.FileFormat:
+def _file_format(
+    kind: str, column_types: dict[str, pyarrow.DataType] | None = None
+) -> pyarrow.dataset.FileFormat:
     import pyarrow.csv
     import pyarrow.dataset as tables
 
     if kind == "parquet":
-        # Pages as they are needed: else whole row groups are held, several at a time.
+        # Read pages when they are needed; otherwise Arrow holds several whole row groups.
         scan = tables.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False)
         return tables.ParquetFileFormat(default_fragment_scan_options=scan)
     if kind == "arrow":
         return tables.IpcFileFormat()
     scan = tables.CsvFragmentScanOptions(
-        convert_options=_csv_types(column_types),
+        convert_options=_csv_options(column_types),
         read_options=pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
     )
     return tables.CsvFileFormat(default_fragment_scan_options=scan)
 
 
 def _as_numbers(table: pyarrow.dataset.Dataset, columns: FrameColumns) -> pyarrow.dataset.Dataset:
-    """A CSV table whose features and weights are float64, whatever the first lines look like."""
+    """Return a CSV table whose features and weights are float64, whatever types Arrow guessed."""
     import pyarrow as pa
-    import pyarrow.dataset as tables
+    import pyarrow.dataset
 
     names = [*columns.names, *([columns.weight] if columns.weight else [])]
     types = dict.fromkeys(names, pa.float64())
-    return tables.dataset(table.files, format=_format("csv", types), filesystem=table.filesystem)
+    return pyarrow.dataset.dataset(
+        table.files, format=_file_format("csv", types), filesystem=table.filesystem
+    )
 
 
 def _scan(
     table: pyarrow.dataset.Dataset, columns: FrameColumns, kind: str, names: list[str]
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Record batches of some columns, in order."""
+    """Return the record batches of some columns, in order."""
     if kind == "csv":
         return _scan_csv(table, columns, names)
     row_bytes = max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
-    threads = kind == "parquet"  # of Arrow files they would read far ahead, and hold what they read
+    # With threads a scan of Arrow files reads far ahead and keeps what it has read.
+    threads = kind == "parquet"
     batches: Iterator[pyarrow.RecordBatch] = table.to_batches(
         columns=names,
         batch_size=max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)),
-        batch_readahead=_AHEAD if threads else 0,
+        batch_readahead=_BATCHES_AHEAD if threads else 0,
         fragment_readahead=1,
         use_threads=threads,
     )
@@ -309,18 +303,18 @@ def _scan(
 def _scan_csv(
     table: pyarrow.dataset.Dataset, columns: FrameColumns, names: list[str]
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Of CSV files by a reader of its own for each: a scan of the table would hold all that it has parsed."""
+    """Yield record batches from one reader per file, because a scan of the table keeps all that it parsed."""
     import pyarrow.csv
 
     types = {name: table.schema.field(name).type for name in columns.all_names}
-    convert = _csv_types(types, names)
+    convert = _csv_options(types, names)
     read = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
     for path in table.files:
         with table.filesystem.open_input_stream(path) as text:
             yield from pyarrow.csv.open_csv(text, read_options=read, convert_options=convert)
 
 
-def _csv_types(
+def _csv_options(
     types: dict[str, pyarrow.DataType] | None, names: list[str] | None = None
 ) -> pyarrow.csv.ConvertOptions:
     import pyarrow.csv
@@ -328,10 +322,10 @@ def _csv_types(
     return pyarrow.csv.ConvertOptions(column_types=types, include_columns=names, strings_can_be_null=True)
 
 
-def _look_through(
+def _count_rows(
     table: pyarrow.dataset.Dataset, columns: FrameColumns, kind: str
 ) -> tuple[int, np.ndarray | None]:
-    """Number of rows, and the distinct labels where they are strings."""
+    """Return the number of rows, and the sorted distinct labels if labels are strings."""
     found: set[str] = set()
     n_rows = 0
     if columns.label_type is not None and columns.label_type.kind == "U":
@@ -348,8 +342,8 @@ def _look_through(
     return n_rows, np.array(sorted(found)) if found else None
 
 
-class TableRows(RowReader):
-    """Features of a table in order; labels and weights of the rows read last beside them."""
+class TableReader(RowReader):
+    """Features of a table's rows; `labels` and `weights` hold those of the rows of the last `read`."""
 
     def __init__(self, batches: Iterator[pyarrow.RecordBatch], columns: FrameColumns, n_rows: int) -> None:
         self.name, self.dtype = columns.what, columns.dtype
@@ -357,7 +351,7 @@ class TableRows(RowReader):
         self.label_type = columns.label_type
         self._columns, self._batches = columns, batches
         self._rest: pyarrow.RecordBatch | None = None
-        self._row = 0
+        self._next_row = 0
         self.labels, self.weights = np.empty(0), np.empty(0)
 
     def read(self, rows: int) -> np.ndarray:
@@ -368,33 +362,35 @@ class TableRows(RowReader):
             batch = next(self._batches, None) if self._rest is None else self._rest
             if batch is None:
                 raise DataError(
-                    f"{self.name} holds {self._row} rows, but {self.n_rows} were counted; it changed"
+                    f"{self.name} holds {self._next_row} rows, but {self.n_rows} were counted; it changed "
+                    "during the import: import it again"
                 )
             part = batch.slice(0, rows - filled)
             self._rest = batch.slice(part.num_rows) if part.num_rows < batch.num_rows else None
-            out[filled : filled + part.num_rows] = self.rows_of(part, self._row)
+            out[filled : filled + part.num_rows] = self.rows_of(part, self._next_row)
             if columns.label is not None:
-                labels.append(self.labels_of(part, self._row))
+                labels.append(self.labels_of(part, self._next_row))
             if columns.weight is not None:
-                weights.append(columns.weights(part, self._row))
+                weights.append(columns.weights(part, self._next_row))
             filled += part.num_rows
-            self._row += part.num_rows
+            self._next_row += part.num_rows
         self.labels = np.concatenate(labels) if labels else self.labels
         self.weights = np.concatenate(weights) if weights else self.weights
         return out
 
     def rows_of(self, part: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
-        """Rows of a part of a table, whose first one has this number."""
+        """Return the features of a record batch; `first_row` is the number of its first row."""
         return self._columns.rows(part, first_row)
 
     def labels_of(self, part: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
-        """Their labels."""
+        """Return the labels of a record batch; `first_row` is the number of its first row."""
         return self._columns.labels(part, first_row)
 
     def finish(self) -> None:
         if self._rest is not None or any(batch.num_rows for batch in self._batches):
             raise DataError(
-                f"{self.name} holds more than the {self.n_rows} rows that were counted; it changed"
+                f"{self.name} holds more than the {self.n_rows} rows that were counted; it changed during "
+                "the import: import it again"
             )
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""CSR rows in npz archives: scipy's `save_npz`, or arrays under a prefix, read as a stream.
+"""Import CSR rows from npz archives: scipy's `save_npz`, or arrays under a prefix.
 
-Three arrays of one archive are read side by side, a row group at a time; none is ever whole in memory.
+The three arrays of CSR rows are read together, one row group at a time; no array is whole in memory.
 """
 
 from __future__ import annotations
@@ -8,26 +8,29 @@ from __future__ import annotations
 import contextlib
 import os
 import zipfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalelatent.data.csr import canonical, check_dtype
+from scalelatent.data.csr import check_dtype
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.errors import DataError
 
-from .files import find_key
-from .npy import open_array, open_member, open_npy, open_npz, read_header, read_small
-from .stream import Progress, RowReader, RowStream, string_classes, write_rows
+from .files import PathOrUrl, choose_array
+from .npy import array_names, open_array, open_member, open_npy, open_npz, read_header, read_small
+from .stream import BinaryReader, CsrReader, import_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Unpack
 
     from scipy.sparse import csr_array
 
-_SCAN = 1 << 20
-_PARTS = ("indices", "indptr")
+    from .stream import ImportOptions, RowReader
+
+# Number of column indices that are read at a time to find the highest one.
+_SCAN_ENTRIES = 1 << 20
 
 
 def choose_group_rows(
@@ -35,53 +38,56 @@ def choose_group_rows(
     n_rows: int,
     nnz: int,
     dtype: np.dtype,
-    wanted: int | None,
+    group_rows: int | None,
 ) -> tuple[int, int]:
     """Return how many rows a row group holds, so that every group is small, and the last row pointer.
 
-    All row pointers are read once, in order: `read_pointers(a, b)` returns those of the rows `a:b`.
+    All row pointers are read once, in order: `read_pointers(a, b)` returns those of the rows `a:b`. A number
+    of rows in `group_rows` is kept.
     """
-    rows = choose_csr_layout(n_rows, nnz, dtype, shard_rows=wanted).shard_rows
-    sizes = [rows >> k for k in range(rows.bit_length())] if wanted is None else [rows]
-    most = dict.fromkeys(sizes, 0)
+    rows = choose_csr_layout(n_rows, nnz, dtype, shard_rows=group_rows).shard_rows
+    sizes = [rows >> k for k in range(rows.bit_length())] if group_rows is None else [rows]
+    largest = dict.fromkeys(sizes, 0)
     last = 0
     for first in range(0, n_rows, rows):
         part = read_pointers(first, min(first + rows, n_rows))
         for size in sizes:
             edges = np.append(part[:-1:size], part[-1])
-            most[size] = max(most[size], int(np.diff(edges).max()))
+            largest[size] = max(largest[size], int(np.diff(edges).max()))
         last = int(part[-1])
-    entry = dtype.itemsize + 4
-    fits = [size for size in sizes if most[size] * entry <= 4 * GROUP_BYTES]
-    return max(fits, default=1 if wanted is None else rows), last
+    entry_bytes = dtype.itemsize + 4
+    fitting = [size for size in sizes if largest[size] * entry_bytes <= 4 * GROUP_BYTES]
+    return max(fitting, default=1 if group_rows is None else rows), last
 
 
-class CsrStream(RowReader):
-    """CSR rows of an archive, read in order."""
+class NpzCsrReader(CsrReader):
+    """CSR rows of an npz archive.
 
-    sparse = True
+    Without an array of values, `is_pattern` makes all stored entries 1.
+    """
+
     nnz: int
 
     def __init__(
         self,
         archive: zipfile.ZipFile,
-        path: str | os.PathLike[str],
+        path: PathOrUrl,
         prefix: str,
         values: str | None = None,
         *,
-        pattern: bool = False,
+        is_pattern: bool = False,
     ) -> None:
         self.name = f"npz file {os.fspath(path)}" + (f", CSR arrays {prefix!r}" if prefix else "")
-        self._archive, self._path, self._head = archive, path, f"{prefix}_" if prefix else ""
-        check_format(archive, path, self._head)
-        self._open_streams: list[Any] = []
-        self.values = self._find_values(values, pattern)
-        self._pointers = self._vector("indptr")
-        self._columns = self._vector("indices")
-        self._data = None if self.values is None else self._vector(self.values)
-        for part in (self._pointers, self._columns):
-            if part.dtype.kind not in "iu":
-                raise DataError(f"{part.name} has dtype {part.dtype}; integers are needed: save it again")
+        self._archive, self._path, self._prefix = archive, path, f"{prefix}_" if prefix else ""
+        _check_format(archive, path, self._prefix)
+        self._vectors: list[_Vector] = []
+        self.values = self._find_values(values, is_pattern)
+        self._pointers = self._open_vector("indptr")
+        self._columns = self._open_vector("indices")
+        self._data = None if self.values is None else self._open_vector(self.values)
+        for vector in (self._pointers, self._columns):
+            if vector.dtype.kind not in "iu":
+                raise DataError(f"{vector.name} has dtype {vector.dtype}; integers are needed: save it again")
         self.dtype = np.dtype(np.uint8)
         if self._data is not None:
             self.dtype = check_dtype(self._data.dtype, self._data.name)
@@ -92,18 +98,10 @@ class CsrStream(RowReader):
                 )
         self.nnz = self._columns.length
         self.shape = self._find_shape(self._pointers.length - 1)
-        self.group_rows = 0
-        self._unsorted = self._added = self._row = 0
 
-    @property
-    def notes(self) -> dict[str, int]:
-        """What had to be put right."""
-        found = {"rows_sorted": self._unsorted, "entries_added": self._added}
-        return {name: count for name, count in found.items() if count}
-
-    def plan(self, group_rows: int | None) -> None:
-        """Look through the row pointers: check them, and choose row groups that are small everywhere."""
-        self.group_rows, last = choose_group_rows(
+    def plan(self, group_rows: int | None) -> int:
+        """Check all row pointers, and return the number of rows of a row group."""
+        rows, last = choose_group_rows(
             lambda a, b: self._read_pointers(b - a, a), self.n_rows, self.nnz, self.dtype, group_rows
         )
         if last != self.nnz:
@@ -112,148 +110,139 @@ class CsrStream(RowReader):
                 "belong together"
             )
         self._pointers.finish()
-        self._pointers = self._vector("indptr")
-        self._last = 0
+        self._pointers = self._open_vector("indptr")
+        return rows
 
     def read(self, rows: int) -> csr_array:
-        pointers = self._read_pointers(rows, self._row)
+        pointers = self._read_pointers(rows, self._next_row)
         count = int(pointers[-1] - pointers[0])
         columns = self._columns.read(count)
         if columns.dtype.kind == "u":
             columns = columns.astype(np.int64)
         data = np.ones(count, np.uint8) if self._data is None else self._data.read(count)
-        found, unsorted, added = canonical(
-            data, columns, pointers - pointers[0], self.shape[1], self._row, self.name
-        )
-        self._unsorted, self._added, self._row = (
-            self._unsorted + unsorted,
-            self._added + added,
-            self._row + rows,
-        )
-        return found
+        return self.canonical_rows(data, columns, pointers - pointers[0])
 
     def finish(self) -> None:
-        for stream in (self._columns, self._data):
-            if stream is not None:
-                stream.finish()
+        for vector in (self._columns, self._data):
+            if vector is not None:
+                vector.finish()
 
     def close(self) -> None:
-        for stream in self._open_streams:
-            stream.close()
+        for vector in self._vectors:
+            vector.close()
 
     def _read_pointers(self, rows: int, first: int) -> np.ndarray:
-        """The pointers of the next rows, the one before them included: int64 (rows + 1,)."""
+        """Return the pointers of the next rows, after that of their start: int64 (rows + 1,)."""
         if first == 0:
-            self._last = int(self._pointers.read(1)[0])
-            if self._last != 0:
-                raise DataError(f"{self._pointers.name} begins with {self._last}; row pointers begin with 0")
-        part = np.empty(rows + 1, np.int64)
-        part[0] = self._last
-        part[1:] = self._pointers.read(rows)
-        falls = np.flatnonzero(np.diff(part) < 0)
+            self._last_pointer = int(self._pointers.read(1)[0])
+            if self._last_pointer != 0:
+                raise DataError(
+                    f"{self._pointers.name} begins with {self._last_pointer}; row pointers begin with 0"
+                )
+        pointers = np.empty(rows + 1, np.int64)
+        pointers[0] = self._last_pointer
+        pointers[1:] = self._pointers.read(rows)
+        falls = np.flatnonzero(np.diff(pointers) < 0)
         if falls.size:
             i = int(falls[0])
             raise DataError(
-                f"{self._pointers.name} falls from {part[i]} to {part[i + 1]} at row {first + i}; row "
-                "pointers have to rise. The array is damaged, or it is not an indptr"
+                f"{self._pointers.name} falls from {pointers[i]} to {pointers[i + 1]} at row {first + i}; "
+                "row pointers must not fall. The array is damaged, or it is not an indptr"
             )
-        if part[-1] > self.nnz:
-            i = int(np.argmax(part > self.nnz)) - 1
+        if pointers[-1] > self.nnz:
+            i = int(np.argmax(pointers > self.nnz)) - 1
             raise DataError(
-                f"{self._pointers.name}: row {first + i} ends at entry {part[i + 1]}, but there are "
+                f"{self._pointers.name}: row {first + i} ends at entry {pointers[i + 1]}, but there are "
                 f"{self.nnz}; the arrays do not belong together"
             )
-        self._last = int(part[-1])
-        return part
+        self._last_pointer = int(pointers[-1])
+        return pointers
 
-    def _find_values(self, values: str | None, pattern: bool) -> str | None:
-        keys = keys_of(self._archive)
+    def _find_values(self, values: str | None, is_pattern: bool) -> str | None:
+        """Return the name of the array of values behind the prefix; None if all values are 1."""
+        names = array_names(self._archive)
         name = "data" if values is None else values
-        if self._head + name in keys:
+        if self._prefix + name in names:
             return name
-        if pattern and values is None:
+        if is_pattern and values is None:
             return None
-        others = [k.removeprefix(self._head) for k in keys if k.startswith(self._head) and self._head]
-        others = [k for k in others if k not in (*_PARTS, "shape", "format")]
+        others = [n.removeprefix(self._prefix) for n in names if self._prefix and n.startswith(self._prefix)]
+        others = [n for n in others if n not in ("indices", "indptr", "shape", "format")]
         hint = f"; with --values name one of {', '.join(others)}" if others else ""
         raise DataError(
-            f"npz file {os.fspath(self._path)} has no array {self._head + name!r} of values{hint}"
+            f"npz file {os.fspath(self._path)} has no array {self._prefix + name!r} of values{hint}"
         )
 
     def _find_shape(self, n_rows: int) -> tuple[int, int]:
+        """Return (rows, columns) from the array `shape`, or else from the highest column of all entries."""
         if n_rows < 1:
             raise DataError(f"{self.name} holds no rows ({self._pointers.name} is too short)")
-        key = f"{self._head}shape"
-        if key not in keys_of(self._archive):
+        key = f"{self._prefix}shape"
+        if key not in array_names(self._archive):
             highest = -1
-            scan = self._vector("indices")
-            for first in range(0, self.nnz, _SCAN):
-                highest = max(highest, int(scan.read(min(_SCAN, self.nnz - first)).max()))
+            columns = self._open_vector("indices")
+            for first in range(0, self.nnz, _SCAN_ENTRIES):
+                highest = max(highest, int(columns.read(min(_SCAN_ENTRIES, self.nnz - first)).max()))
             return n_rows, max(highest + 1, 1)
         shape = read_small(self._archive, self._path, key)
         if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
             raise DataError(
                 f"npz file {os.fspath(self._path)}, array {key!r} is {shape}; two numbers are needed"
             )
-        rows, columns = (int(v) for v in shape)
+        rows, width = (int(v) for v in shape)
         if rows != n_rows:
             raise DataError(
                 f"{self.name}: the shape says {rows} rows, but {self._pointers.name} has {n_rows}; the "
                 "arrays do not belong together"
             )
-        if columns < 1:
-            raise DataError(f"{self.name}: the shape says {columns} columns; at least one is needed")
-        return rows, columns
+        if width < 1:
+            raise DataError(f"{self.name}: the shape says {width} columns; at least one is needed")
+        return rows, width
 
-    def _vector(self, part: str) -> _Vector:
-        vector = _Vector(self._archive, self._path, self._head + part)
-        self._open_streams.append(vector)
+    def _open_vector(self, name: str) -> _Vector:
+        vector = _Vector(self._archive, self._path, self._prefix + name)
+        self._vectors.append(vector)
         return vector
 
 
 class _Vector:
-    """Numbers of a one-dimensional array of an archive, in order; it may be empty."""
+    """Values of a one-dimensional array of an archive, in order; the array can be empty."""
 
-    def __init__(self, archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> None:
+    def __init__(self, archive: zipfile.ZipFile, path: PathOrUrl, key: str) -> None:
         self.name = f"npz file {os.fspath(path)}, array {key!r}"
         with open_array(archive, path, key) as file:
-            shape, _, dtype = read_header(file, self.name, scalar=True)
+            shape, _, self.dtype = read_header(file, self.name, allow_scalar=True)
         if len(shape) != 1:
             raise DataError(f"{self.name} has shape {shape}; CSR rows are made of arrays of one axis")
-        self.dtype, self.length = dtype, shape[0]
-        self._stream: RowStream | None = open_member(archive, path, key) if self.length else None
+        self.length = shape[0]
+        self._reader: BinaryReader | None = open_member(archive, path, key) if self.length else None
 
     def read(self, count: int) -> np.ndarray:
-        if self._stream is None or count == 0:
+        if self._reader is None or count == 0:
             return np.zeros(0, self.dtype.newbyteorder("="))
-        return self._stream.read(count)
+        return self._reader.read(count)
 
     def finish(self) -> None:
-        if self._stream is not None:
-            self._stream.finish()
+        if self._reader is not None:
+            self._reader.finish()
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
+        if self._reader is not None:
+            self._reader.close()
 
 
-def keys_of(archive: zipfile.ZipFile) -> list[str]:
-    """Names of the arrays of an npz archive."""
-    return [n.removesuffix(".npy") for n in archive.namelist()]
+def _find_prefixes(archive: zipfile.ZipFile) -> list[str]:
+    """Return the prefixes of all CSR arrays; that of scipy's own arrays is empty."""
+    names = set(array_names(archive))
+    heads = [n.removesuffix("indptr") for n in names if n == "indptr" or n.endswith("_indptr")]
+    return sorted(head.rstrip("_") for head in heads if f"{head}indices" in names)
 
 
-def prefixes_of(archive: zipfile.ZipFile) -> list[str]:
-    """Prefixes under which there are CSR arrays; empty for scipy's own."""
-    keys = set(keys_of(archive))
-    heads = [k.removesuffix("indptr") for k in keys if k == "indptr" or k.endswith("_indptr")]
-    return sorted(h.rstrip("_") for h in heads if f"{h}indices" in keys)
-
-
-def check_format(archive: zipfile.ZipFile, path: str | os.PathLike[str], head: str) -> None:
-    """Refuse scipy's other formats, which cannot be read in rows."""
-    if f"{head}format" not in keys_of(archive):
+def _check_format(archive: zipfile.ZipFile, path: PathOrUrl, prefix: str) -> None:
+    """Raise `DataError` for sparse formats of scipy that cannot be read in rows."""
+    if f"{prefix}format" not in array_names(archive):
         return
-    kind = read_small(archive, path, f"{head}format").item()
+    kind = read_small(archive, path, f"{prefix}format").item()
     kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
     if kind != "csr":
         raise DataError(
@@ -263,51 +252,48 @@ def check_format(archive: zipfile.ZipFile, path: str | os.PathLike[str], head: s
 
 
 def import_csr(
-    file: str | os.PathLike[str],
-    url: str | os.PathLike[str],
+    file: PathOrUrl,
+    url: PathOrUrl,
     *,
     csr_prefix: str | None = None,
     values: str | None = None,
     y: str | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Any,
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
     """Import CSR rows from an npz archive, compressed or not; memory is bounded by one row group.
 
-    Columns in any order are sorted and entries of the same place are added, as scipy means them; the
-    provenance says of how many.
+    Columns in any order are sorted and entries of the same place are added, as scipy defines them; the
+    provenance counts both.
 
     Parameters
     ----------
     file : path
-        What `scipy.sparse.save_npz` writes, or any npz with the arrays of CSR rows.
+        What `scipy.sparse.save_npz` writes, or any npz archive with the arrays of CSR rows.
     url : str
-        Where the dataset goes.
+        Dataset to write.
     csr_prefix : str, optional
-        The rows are the arrays `P_data`, `P_indices`, `P_indptr` and, where it is there, `P_shape`. By
-        default those without a prefix, or with the prefix `x` (any case), or with the only one there is.
+        The rows are the arrays `P_data`, `P_indices`, `P_indptr` and, if it exists, `P_shape`. By default the
+        arrays without a prefix, or with the prefix `x` (any case), or with the only prefix.
     values : str, optional
-        Values `P_<values>` instead of `P_data`: one pattern with several kinds of values.
+        Use the values `P_<values>` instead of `P_data`: one pattern with several kinds of values.
     y : str, optional
         Labels (n,), targets (n, v) or multi-labels: the name of an array of the archive, the prefix of CSR
-        arrays in it (without values: ones), or an npy or npz file. By default `y` in any case, where it is
-        there.
-    overwrite, progress, shuffle, **layout
-        See `import_npy`; `shard_rows` are the rows of a row group.
+        arrays in the archive (ones if it has no values), or an npy or npz file. By default `y` or `Y`, if it
+        exists.
+    **options
+        See `import_npy`; `shard_rows` is the number of rows of a row group.
 
     Returns
     -------
     Dataset
-        CSR rows in the type of the values.
+        CSR rows in the dtype of the values.
 
     Raises
     ------
     DataError
-        A file that is missing, cut short or no npz; arrays that are missing or do not fit together; row
-        pointers that fall; columns out of range; NaN or infinity (with row and column); an output that
-        exists. No dataset is left behind.
+        A file that is missing, truncated or no npz archive; arrays that are missing or do not belong
+        together; row pointers that fall; columns out of range; NaN or infinity (with row and column); an
+        output that exists. No dataset stays behind.
 
     Examples
     --------
@@ -319,105 +305,79 @@ def import_csr(
     """
     with contextlib.ExitStack() as opened:
         archive = opened.enter_context(open_npz(file))
-        prefix = _find_prefix(archive, file, csr_prefix)
-        x = CsrStream(archive, file, prefix, values)
+        prefix = _choose_prefix(archive, file, csr_prefix)
+        x = NpzCsrReader(archive, file, prefix, values)
         opened.callback(x.close)
-        x.plan(layout.pop("shard_rows", None))
-        labels, shown, classes = _open_y(archive, file, y, opened)
-        if isinstance(labels, CsrStream):
-            labels.plan(x.group_rows)
-        return write_rows(
+        options["shard_rows"] = group_rows = x.plan(options.get("shard_rows"))
+        y_name, open_y = _find_y(archive, file, y, group_rows, opened)
+        return import_rows(
+            lambda: x,
+            open_y,
             url,
-            x,
-            labels,
-            classes=classes,
             importer="csr",
             sources=[file],
-            options={"options": {"csr_prefix": prefix, "values": x.values, "y": shown}},
-            overwrite=overwrite,
-            progress=progress,
-            shuffle=shuffle,
-            shard_rows=x.group_rows,
-            **layout,
+            provenance={"options": {"csr_prefix": prefix, "values": x.values, "y": y_name}},
+            **options,
         )
 
 
-def _find_prefix(archive: zipfile.ZipFile, path: str | os.PathLike[str], wanted: str | None) -> str:
-    found = prefixes_of(archive)
-    if wanted is not None:
-        if wanted.rstrip("_") in found:
-            return wanted.rstrip("_")
+def _choose_prefix(archive: zipfile.ZipFile, path: PathOrUrl, prefix: str | None) -> str:
+    found = _find_prefixes(archive)
+    if prefix is not None:
+        if prefix.rstrip("_") in found:
+            return prefix.rstrip("_")
     elif "" in found:
         return ""
     else:
         rows = [p for p in found if p.lower() == "x"] or found
         if len(rows) == 1:
             return rows[0]
-    keys = keys_of(archive)
-    check_format(archive, path, "")
-    head = "indptr and indices" if wanted is None else f"{wanted}_indptr and {wanted}_indices"
+    _check_format(archive, path, "")
+    arrays = "indptr and indices" if prefix is None else f"{prefix}_indptr and {prefix}_indices"
     known = f"; CSR arrays are there under {', '.join(map(repr, found))}" if found else ""
-    several = wanted is None and len(found) > 1
-    problem = "has several sets of CSR arrays" if several else f"has no arrays {head}"
+    is_ambiguous = prefix is None and len(found) > 1
+    problem = "has several sets of CSR arrays" if is_ambiguous else f"has no arrays {arrays}"
+    names = ", ".join(array_names(archive)) or "nothing"
     raise DataError(
-        f"npz file {os.fspath(path)} {problem}{known}. It holds {', '.join(keys) or 'nothing'}: name the "
-        "prefix with --csr-prefix P "
-        "(csr_prefix='P'), or import dense rows with `scalelatent data import npz`"
+        f"npz file {os.fspath(path)} {problem}{known}. It holds {names}: "
+        "name the prefix with --csr-prefix P (csr_prefix='P'), or import dense rows with `scalelatent data "
+        "import npz`"
     )
 
 
-def _open_y(
-    archive: zipfile.ZipFile, path: str | os.PathLike[str], y: str | None, opened: contextlib.ExitStack
-) -> tuple[RowReader | None, str | None, np.ndarray | None]:
-    """(stream of y or None, what provenance calls it, classes of string labels)."""
-    if y is not None and y not in keys_of(archive) and os.path.exists(y):
-        return _open_y_file(y, opened)
-    heads = [p for p in prefixes_of(archive) if p and (p == y or (y is None and p.lower() == "y"))]
-    if heads:
-        return _csr(archive, path, heads[0], opened), heads[0], None
-    key = find_key(keys_of(archive), "y", y, f"npz file {os.fspath(path)}")
-    if key is None:
-        return None, None, None
-    return _with_classes(lambda: open_member(archive, path, key), key, opened)
+def _find_y(
+    archive: zipfile.ZipFile,
+    path: PathOrUrl,
+    y: str | None,
+    group_rows: int,
+    opened: contextlib.ExitStack,
+) -> tuple[str | None, Callable[[], RowReader] | None]:
+    """Return the name of the labels in the provenance and a function that opens them, or None and None."""
 
+    def multilabels(archive: zipfile.ZipFile, path: PathOrUrl, prefix: str) -> RowReader:
+        reader = NpzCsrReader(archive, path, prefix, is_pattern=True)
+        opened.callback(reader.close)
+        reader.plan(group_rows)
+        return reader
 
-def _open_y_file(path: str, opened: contextlib.ExitStack) -> tuple[RowReader, str, np.ndarray | None]:
-    shown = os.path.basename(path)
-    if not zipfile.is_zipfile(path):
-        return _with_classes(lambda: open_npy(path, "labels"), shown, opened)
-    archive = opened.enter_context(open_npz(path))
-    if prefixes_of(archive):
-        return _csr(archive, path, _find_prefix(archive, path, None), opened), shown, None
-    keys = keys_of(archive)
-    found = keys if len(keys) == 1 else [key for key in keys if key.lower() == "y"]
-    if len(found) != 1:
-        raise DataError(
-            f"npz file {path} of labels holds {', '.join(keys) or 'nothing'}: it has to hold one array, or "
-            "one called y, or CSR arrays of multi-labels; save the labels alone, for example as an npy file"
-        )
-    return _with_classes(lambda: open_member(archive, path, found[0]), shown, opened)
-
-
-def _csr(
-    archive: zipfile.ZipFile, path: str | os.PathLike[str], prefix: str, opened: contextlib.ExitStack
-) -> CsrStream:
-    stream = CsrStream(archive, path, prefix, pattern=True)
-    opened.callback(stream.close)
-    return stream
-
-
-def _with_classes(
-    open_y: Callable[[], RowReader], shown: str, opened: contextlib.ExitStack
-) -> tuple[RowReader, str, np.ndarray | None]:
-    def stream() -> RowReader:
-        found = open_y()
-        opened.callback(found.close)
-        return found
-
-    y = stream()
-    if len(y.shape) > 2:
-        raise DataError(f"{y.name} has shape {y.shape}; y is labels (n,) or targets (n, v)")
-    if y.dtype.kind not in "US":
-        return y, shown, None
-    classes = string_classes(y)
-    return stream(), shown, classes
+    if y is not None and y not in array_names(archive) and os.path.exists(y):
+        shown = os.path.basename(y)
+        if not zipfile.is_zipfile(y):
+            return shown, lambda: open_npy(y, "labels")
+        labels = opened.enter_context(open_npz(y))
+        if _find_prefixes(labels):
+            return shown, lambda: multilabels(labels, y, _choose_prefix(labels, y, None))
+        names = array_names(labels)
+        found = names if len(names) == 1 else [name for name in names if name.lower() == "y"]
+        if len(found) != 1:
+            raise DataError(
+                f"npz file {y} of labels holds {', '.join(names) or 'nothing'}: it must hold one array, or "
+                "one called y, or CSR arrays of multi-labels; save the labels alone, for example as an npy "
+                "file"
+            )
+        return shown, lambda: open_member(labels, y, found[0])
+    prefixes = [p for p in _find_prefixes(archive) if p and (p == y or (y is None and p.lower() == "y"))]
+    if prefixes:
+        return prefixes[0], lambda: multilabels(archive, path, prefixes[0])
+    name = choose_array(array_names(archive), "y", y, f"npz file {os.fspath(path)}")
+    return name, None if name is None else lambda: open_member(archive, path, name)

@@ -1,11 +1,12 @@
-"""The files that importers read: opening them, and which array of one holds the rows and which the labels."""
+"""Open the files that importers read, and choose the arrays in them that hold rows and labels."""
 
 from __future__ import annotations
 
 import gzip
 import os
 import re
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -15,22 +16,33 @@ from scalelatent.storage.object_file import open_object
 from scalelatent.storage.objects import ObjectLocation
 from scalelatent.storage.plain_files import open_plain
 
+PathOrUrl = str | os.PathLike[str]
+
 _MAX_SHOWN = 20
+_GZIP_MAGIC = b"\x1f\x8b"
+_CHECKSUM = re.compile(r"(md5|sha1|sha256|sha512)=([0-9a-f]+)")
+_DOWNLOAD_TIMEOUT_SECONDS = 60
 
 
-def find_keys(
+def choose_arrays(
     arrays: Sequence[str] | Mapping[str, str], x: str | None, y: str | None, where: str
 ) -> tuple[str, str | None]:
-    """Names of the arrays that hold rows and labels; labels may be absent."""
-    rows = find_key(arrays, "x", x, where)
+    """Return the names of the arrays with rows and labels; the second is None if there are no labels.
+
+    `arrays` holds the names of all arrays, or maps each name to a description for messages. Labels are
+    searched in the group of the rows, unless `y` names them.
+    """
+    rows = choose_array(arrays, "x", x, where)
     assert rows is not None
     group = rows.rpartition("/")[0]
-    beside = [name for name in arrays if name.rpartition("/")[0] == group]
-    return rows, find_key(arrays if y else beside, "y", y, where)
+    siblings = [name for name in arrays if name.rpartition("/")[0] == group]
+    return rows, choose_array(arrays if y else siblings, "y", y, where)
 
 
-def find_key(arrays: Sequence[str] | Mapping[str, str], role: str, key: str | None, where: str) -> str | None:
-    """Name of the array that plays a role, "x" or "y"; labels may be absent. See `find_keys`."""
+def choose_array(
+    arrays: Sequence[str] | Mapping[str, str], role: str, key: str | None, where: str
+) -> str | None:
+    """Return the name of the array called `key`, or else `role` ("x" or "y"); None for missing labels."""
     if key:
         found = [name for name in arrays if name == key.strip("/")]
     else:
@@ -43,70 +55,69 @@ def find_key(arrays: Sequence[str] | Mapping[str, str], role: str, key: str | No
         problem = f"has no array {key!r}"
     else:
         problem = f"has {len(found)} arrays that could be {role!r}" if found else f"has no array {role!r}"
-    raise DataError(f"{where} {problem}; it holds {_list(arrays)}: name one with --{role} KEY ({role}='KEY')")
+    raise DataError(
+        f"{where} {problem}; it holds {_describe(arrays)}: name one with --{role} KEY ({role}='KEY')"
+    )
 
 
-def _list(arrays: Sequence[str] | Mapping[str, str]) -> str:
-    what = arrays if isinstance(arrays, Mapping) else {}
-    names = [f"{name} {what[name]}" if name in what else name for name in arrays]
+def _describe(arrays: Sequence[str] | Mapping[str, str]) -> str:
+    descriptions = arrays if isinstance(arrays, Mapping) else {}
+    names = [f"{name} {descriptions[name]}" if name in descriptions else name for name in arrays]
     rest = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
     return (", ".join(names[:_MAX_SHOWN]) or "nothing") + rest
 
 
-_GZIP_MAGIC = b"\x1f\x8b"
-
-
-_CHECKSUM = re.compile(r"(md5|sha1|sha256|sha512)=([0-9a-f]+)")
-_DOWNLOAD_SECONDS = 60
-
-
 def file_size(file: IO[bytes]) -> int:
-    """Bytes of an open file, which stays where it is."""
-    at = file.tell()
+    """Return the bytes of an open file, without moving its position."""
+    position = file.tell()
     size = file.seek(0, os.SEEK_END)
-    file.seek(at)
+    file.seek(position)
     return size
 
 
-def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+def cache_folder(folder: PathOrUrl | None = None) -> Path:
+    """Return the folder of downloads: `folder`, else SCALELATENT_CACHE, else the cache of the user."""
     import pooch
 
-    return Path(given or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"))
+    return Path(folder or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"))
 
 
-def local_copy(address: str | os.PathLike[str], what: str) -> Path:
-    """A file of a web server in the cache, downloaded if it is not there; the address has its checksum."""
+def download(address: PathOrUrl, what: str) -> Path:
+    """Return the path of a cached file of a web server, after downloading it if it is missing.
+
+    `address` ends in the checksum of the file, for example ``https://host/x.npy#sha256=…``.
+    """
     import pooch
 
     url, _, fragment = os.fspath(address).partition("#")
     given = _CHECKSUM.fullmatch(fragment.lower())
     if given is None:
         raise DataError(
-            f"{what} {url}: a download needs a checksum, so that the rows are the same each "
-            f"time; write it behind the address, {url}#sha256=…"
+            f"{what} {url}: a download needs a checksum, so that the rows are the same each time; write it "
+            f"behind the address, {url}#sha256=…"
         )
-    downloader = pooch.HTTPDownloader(timeout=_DOWNLOAD_SECONDS)
+    downloader = pooch.HTTPDownloader(timeout=_DOWNLOAD_TIMEOUT_SECONDS)
     checksum = f"{given[1]}:{given[2]}"
     name = f"{given[2][:16]}-{file_name(url)}"
     try:
         return Path(pooch.retrieve(url, checksum, name, cache_folder() / "downloads", downloader=downloader))
-    except (OSError, ValueError) as error:  # of the network (requests); of the checksum
+    except (OSError, ValueError) as error:  # requests raises OSError; a wrong checksum is a ValueError
         raise DataError(
-            f"{what} {url} could not be downloaded as the file with {checksum}: {error}; check "
-            "address and checksum, or download it elsewhere and import the file"
+            f"{what} {url} could not be downloaded as the file with {checksum}: {error}; check address and "
+            "checksum, or download it elsewhere and import the file"
         ) from error
 
 
-def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
-    """Open a file to read, on a disk, in an object store or of a web server, or say what is wrong with it."""
+def open_file(path: PathOrUrl, what: str) -> IO[bytes]:
+    """Open a file on a disk, in an object store or on a web server; raise `DataError` if that fails."""
     if is_https(path):
-        path = local_copy(path, what)
+        path = download(path, what)
     try:
         if not is_local(path):
             folder, _, key = os.fspath(path).rpartition("/")
-            place = locate(folder)
-            assert isinstance(place, ObjectLocation)
-            return open_object(place, key)
+            location = locate(folder)
+            assert isinstance(location, ObjectLocation)
+            return open_object(location, key)
         return open(path, "rb", opener=lambda name, _: open_plain(name))
     except FileNotFoundError as error:
         raise DataError(f"{what} {os.fspath(path)} does not exist; check the path") from error
@@ -116,25 +127,40 @@ def open_file(path: str | os.PathLike[str], what: str) -> IO[bytes]:
         ) from error
 
 
-def open_maybe_gzip(path: str | os.PathLike[str], what: str) -> IO[bytes]:
-    """Open a file to read that may be packed with gzip, which its content tells and not its name."""
+def open_maybe_gzip(path: PathOrUrl, what: str) -> IO[bytes]:
+    """Open a file like `open_file`, and unpack it if its first bytes are those of gzip."""
     raw = open_file(path, what)
     try:
-        packed = raw.read(2) == _GZIP_MAGIC
+        is_packed = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
-        return cast("IO[bytes]", _GzipFile(raw)) if packed else raw
+        return cast("IO[bytes]", _GzipFile(raw)) if is_packed else raw
     except BaseException:
         raw.close()
         raise
 
 
-def is_packed(file: IO[bytes]) -> bool:
-    """Whether a file of `open_maybe_gzip` is unpacked as it is read."""
+def is_gzip(file: IO[bytes]) -> bool:
+    """Return whether a file from `open_maybe_gzip` is unpacked while it is read."""
     return isinstance(file, gzip.GzipFile)
 
 
+def read_lines(path: PathOrUrl, what: str) -> Iterator[tuple[int, bytes]]:
+    """Yield (number from 1, line) of a text file, plain or gzip; raise `DataError` if the file is damaged."""
+    number = 0
+    with open_maybe_gzip(path, what) as file:
+        try:
+            for line in file:
+                number += 1
+                yield number, line
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(
+                f"{what} {os.fspath(path)} is damaged after line {number:,}: {error}; download or copy it "
+                "again"
+            ) from error
+
+
 class _GzipFile(gzip.GzipFile):
-    """One that also closes the file below."""
+    """Gzip file that also closes the packed file."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         super().__init__(fileobj=raw)

@@ -1,4 +1,4 @@
-"""AnnData files (HDF5, or a zarr folder), read in pieces: rows, one column of labels, names of variables."""
+"""Import AnnData files (HDF5, or a zarr folder): rows, one column of labels, names of the variables."""
 
 from __future__ import annotations
 
@@ -15,34 +15,37 @@ from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_local, locate
 
 from .csr_archive import choose_group_rows
-from .hdf5 import H5Rows, open_h5
-from .stream import Progress, RowReader, import_rows
-from .zarr_arrays import ZarrChunks
+from .files import PathOrUrl
+from .hdf5 import Hdf5Reader, open_h5
+from .stream import CsrReader, RowReader, import_rows, read_errors
+from .zarr_arrays import ZarrReader
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from scipy.sparse import csr_array
+
+    from .stream import ImportOptions
 
 # The provenance keeps the names of at most this many variables, because every opening of a dataset reads it.
 _MAX_NAMES = 65_536
+_COPY_AGAIN = "download or copy the file again"
 _WRITE_AGAIN = "read it with anndata and write it again: anndata.read_h5ad(FILE).write_h5ad(NEW)"
 
 
 def import_h5ad(
-    file: str | os.PathLike[str],
-    url: str | os.PathLike[str],
+    file: PathOrUrl,
+    url: PathOrUrl,
     *,
     layer: str | None = None,
     label: str | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Any,
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
     """Import the rows of an AnnData file, sparse (CSR) or dense; memory is bounded by a few shards.
 
-    Columns of CSR rows in any order are sorted and entries of the same place are added; the provenance says
-    how many. It also keeps the names of the variables, ``ds.attrs["provenance"]["feature_names"]``, if
-    there are at most 65,536. The package anndata is not needed.
+    Columns of CSR rows in any order are sorted and entries of the same place are added; the provenance counts
+    both. It also keeps the names of the variables, ``ds.attrs["provenance"]["feature_names"]``, if there are
+    at most 65,536. The package anndata is not needed.
 
     Parameters
     ----------
@@ -50,25 +53,25 @@ def import_h5ad(
         An HDF5 file (``.h5ad``), which needs h5py (``pip install 'scalelatent[hdf5]'``), or a folder that
         ``AnnData.write_zarr`` wrote.
     url : str
-        Where the dataset goes.
+        Dataset to write.
     layer : str, optional
         Layer that holds the rows; by default ``X``.
     label : str, optional
         Column of ``obs`` that holds labels: categories, strings or numbers, one for every row.
-    overwrite, progress, shuffle, **layout
-        See `import_npy`; `shard_rows` are the rows of a row group where rows are sparse.
+    **options
+        See `import_npy`; `shard_rows` is the number of rows of a row group if rows are sparse.
 
     Returns
     -------
     Dataset
-        Rows (n, variables), dense or CSR as they are in the file; unused categories are no classes.
+        Rows (n, variables), dense or CSR as they are in the file; unused categories do not become classes.
 
     Raises
     ------
     DataError
-        A file that is missing, cut short, damaged or no AnnData file; no such layer or column (the message
+        A file that is missing, truncated, damaged or no AnnData file; no such layer or column (the message
         lists those that exist); rows stored by columns (CSC); a row without a label; NaN or infinity (with
-        row and column); an output that exists. No dataset is left behind.
+        row and column); an output that exists. No dataset stays behind.
 
     Examples
     --------
@@ -85,7 +88,7 @@ def import_h5ad(
         root = _open(file, what, opened)
         key = "X" if layer is None else f"layers/{layer}"
         layers = list(root["layers"]) if "layers" in root else []
-        # Some versions of anndata write no X, others a value without a shape, where there is none.
+        # For rows without X some versions of anndata write no X, and others a value without a shape.
         has_x = "X" in root and (_is_group(root["X"]) or bool(root["X"].shape))
         if not (has_x if layer is None else layer in layers):
             missing = "X" if layer is None else f"layer {layer!r}"
@@ -94,26 +97,23 @@ def import_h5ad(
                 "(layer='NAME')"
             )
         x = _open_rows(root, key, f"{what}, {key}")
-        if isinstance(x, _CsrRows):
-            layout["shard_rows"] = x.plan(layout.get("shard_rows"))
+        if isinstance(x, _AnnDataCsrReader):
+            options["shard_rows"] = x.plan(options.get("shard_rows"))
         names = _read_names(root, x, what)
-        options = {"layer": layer, "label": label} | ({} if names is None else {"feature_names": names})
+        provenance = {"layer": layer, "label": label} | ({} if names is None else {"feature_names": names})
         return import_rows(
             lambda: x,
-            None if label is None else lambda: _Column(root, "obs", label, what),
+            None if label is None else lambda: _ColumnReader(root, "obs", label, what),
             url,
             importer="h5ad",
             sources=[file],
-            options=options,
-            overwrite=overwrite,
-            progress=progress,
-            shuffle=shuffle,
-            **layout,
+            provenance=provenance,
+            **options,
         )
 
 
-def _open(file: str | os.PathLike[str], what: str, opened: contextlib.ExitStack) -> Any:
-    """Open the file or the folder as a group of h5py or of zarr."""
+def _open(file: PathOrUrl, what: str, opened: contextlib.ExitStack) -> Any:
+    """Open the file or the folder as a group of h5py or of zarr; `opened` closes it."""
     path = os.fspath(file)
     is_folder = os.path.isdir(path) if is_local(file) else path.rstrip("/").endswith(".zarr")
     if is_folder:
@@ -121,7 +121,7 @@ def _open(file: str | os.PathLike[str], what: str, opened: contextlib.ExitStack)
 
         try:
             root: Any = zarr.open_group(locate(file).zarr_store(read_only=True), mode="r")
-        except Exception as error:  # zarr has errors of several kinds
+        except Exception as error:  # zarr raises errors of several types
             raise DataError(
                 f"{what} is a folder, but zarr cannot open it: {error}; check the path"
             ) from error
@@ -161,18 +161,18 @@ def _open_rows(root: Any, key: str, what: str) -> RowReader:
         )
     for part in item:
         _refuse_elsewhere(root, item[part], what)
-    return _CsrRows(BackedCsr(item, item.attrs["shape"], what), what)
+    return _AnnDataCsrReader(BackedCsr(item, item.attrs["shape"], what), what)
 
 
 def _open_array(root: Any, key: str, what: str) -> RowReader:
-    """Return a reader of an array, which has rows of its own in this file."""
+    """Return a reader of an array; raise `DataError` if its numbers are in another file."""
     array = root[key]
     _refuse_elsewhere(root, array, what)
-    return ZarrChunks(array, what) if hasattr(array, "metadata") else H5Rows(array, what)
+    return ZarrReader(array, what) if hasattr(array, "metadata") else Hdf5Reader(array, what)
 
 
 def _refuse_elsewhere(root: Any, array: Any, what: str) -> None:
-    """Refuse an HDF5 array whose numbers are in another file."""
+    """Raise `DataError` for an HDF5 array whose numbers are in another file."""
     if not hasattr(array, "external"):
         return
     if array.external or array.is_virtual or array.file.filename != root.file.filename:
@@ -180,12 +180,12 @@ def _refuse_elsewhere(root: Any, array: Any, what: str) -> None:
 
 
 def _read_names(root: Any, x: RowReader, what: str) -> list[str] | None:
-    """Return the names of the variables; None where they are too many to keep."""
+    """Return the names of the variables; None if they are too many to keep."""
     width = x.shape[1] if len(x.shape) == 2 else 0
     index = root["var"].attrs.get("_index", "_index")
     if not 0 < width <= _MAX_NAMES or index not in root["var"]:
         return None
-    names = _Column(root, "var", index, what)
+    names = _ColumnReader(root, "var", index, what)
     if names.n_rows != width:
         raise DataError(
             f"{what} has {names.n_rows} variables in var, but {x.name} has {width} columns; the file is "
@@ -194,10 +194,9 @@ def _read_names(root: Any, x: RowReader, what: str) -> list[str] | None:
     return [str(name) for name in names.read(width)]
 
 
-class _CsrRows(RowReader):
-    """CSR rows of an AnnData file, read in order."""
+class _AnnDataCsrReader(CsrReader):
+    """CSR rows of an AnnData file."""
 
-    sparse = True
     nnz: int
 
     def __init__(self, rows: BackedCsr, name: str) -> None:
@@ -205,12 +204,11 @@ class _CsrRows(RowReader):
         if 0 in self.shape:
             raise DataError(f"{name} has shape {self.shape}, which is empty: nothing to import")
         self._rows = rows
-        self._row = self._sorted = self._added = 0
 
     def plan(self, group_rows: int | None) -> int:
         """Check all row pointers, and return the number of rows of a row group."""
         self.nnz = self._rows.n_stored
-        with _explained(self.name, 0, self.n_rows):
+        with read_errors(self.name, 0, self.n_rows, _COPY_AGAIN):
             rows, last = choose_group_rows(self._rows.pointers, self.n_rows, self.nnz, self.dtype, group_rows)
             first = int(self._rows.pointers(0, 0)[0])
         if (first, last) != (0, self.nnz):
@@ -220,24 +218,18 @@ class _CsrRows(RowReader):
             )
         return rows
 
-    @property
-    def notes(self) -> dict[str, int]:
-        found = {"rows_sorted": self._sorted, "entries_added": self._added}
-        return {name: count for name, count in found.items() if count}
-
     def read(self, rows: int) -> csr_array:
-        with _explained(self.name, self._row, self._row + rows):
-            found, ordered, added = self._rows.read_counted(self._row, self._row + rows)
-        self._row, self._sorted, self._added = self._row + rows, self._sorted + ordered, self._added + added
-        return found
+        a = self._next_row
+        with read_errors(self.name, a, a + rows, _COPY_AGAIN):
+            return self.count_repairs(self._rows.read_counted(a, a + rows))
 
 
-class _Column(RowReader):
-    """One column of obs or var, read in order: categories by their values, strings or numbers."""
+class _ColumnReader(RowReader):
+    """One column of obs or var: strings, numbers, or the values of categories."""
 
     def __init__(self, root: Any, table: str, column: str, what: str) -> None:
         self.name, self._what, self._label = f"{what}, {table} column {column!r}", what, column
-        self._next = 0
+        self._next_row = 0
         group = root[table]
         known = [name for name in group if name != "__categories"]
         if column not in known:
@@ -278,8 +270,8 @@ class _Column(RowReader):
         return _as_plain(found)
 
     def read(self, rows: int) -> np.ndarray:
-        a, self._next = self._next, self._next + rows
-        with _explained(self.name, a, a + rows):
+        a, self._next_row = self._next_row, self._next_row + rows
+        with read_errors(self.name, a, a + rows, _COPY_AGAIN):
             values = self._values.read(rows)
             missing = np.zeros(rows, bool) if self._mask is None else self._mask.read(rows).astype(bool)
         if self._categories is not None:
@@ -300,18 +292,5 @@ class _Column(RowReader):
 
 def _as_plain(values: np.ndarray) -> np.ndarray:
     """Return strings of any kind as strings of one width, and numbers as they are."""
-    # numpy does not cast its own variable-width strings (kind "T") to a width that it would have to find out.
+    # numpy does not cast its variable-width strings (kind "T") to the width of the longest one.
     return values.astype(object).astype(str) if values.dtype.kind in "OT" else values
-
-
-@contextlib.contextmanager
-def _explained(name: str, start: int, stop: int) -> Any:
-    """Turn errors of h5py, zarr and their codecs into one that names the rows."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"{name}: rows {start}:{stop} cannot be read: {error}; download or copy the file again"
-        ) from error

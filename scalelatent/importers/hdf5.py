@@ -1,4 +1,4 @@
-"""HDF5 files, read in bands of whole chunks: each chunk is unpacked once, memory is bounded by a band."""
+"""Import HDF5 files in bands of whole chunks: each chunk is unpacked once; a band bounds the memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_local
 
-from .files import find_keys, open_file
-from .stream import Progress, RowReader, import_rows
+from .files import PathOrUrl, choose_arrays, open_file
+from .stream import RowReader, import_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     import h5py
 
-    from scalelatent.data.schema import LayoutOptions
+    from .stream import ImportOptions
 
-_SHOWN = 3
+_MAX_SHOWN = 3
+# A band holds about this many bytes, or one chunk if that is larger.
+_BAND_BYTES = 2 << 20
+# A band holds at most this many bytes; larger chunks are unpacked several times.
+_MAX_BAND_BYTES = 64 << 20
+
+_ABSENT_ADVICE = "put that file there, or copy the whole array to a file of its own"
+_SILENT = "and HDF5 would read fill values instead"
 
 
 def check_storage(
@@ -31,21 +38,34 @@ def check_storage(
     allow_external: bool = False,
     seen: frozenset[tuple[str, str]] = frozenset(),
 ) -> None:
-    """Refuse an array whose numbers lie outside of its file, and parts of one that HDF5 would make up."""
-    raw = list(array.external or ())
+    """Raise `DataError` if numbers of the array are in other files, or absent from those files.
+
+    HDF5 reads zeros or fill values for absent numbers, without an error. `seen` holds the file and the name
+    of each virtual dataset that refers to this array.
+    """
+    external = list(array.external or ())
     sources = array.virtual_sources() if array.is_virtual else []
-    if (raw or sources) and not allow_external:
-        names = list(dict.fromkeys([name for name, _, _ in raw] + [s.file_name for s in sources]))
-        shown = ", ".join(map(repr, names[:_SHOWN])) + (
-            f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
-        )
-        kind = "by external raw storage" if raw else "as a virtual dataset"
+    if (external or sources) and not allow_external:
+        names = list(dict.fromkeys([name for name, _, _ in external] + [s.file_name for s in sources]))
+        more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+        kind = "by external raw storage" if external else "as a virtual dataset"
         raise DataError(
-            f"{what} does not hold its numbers: {kind} it takes them from {shown}. Look at what those are, "
-            "then import it with `scalelatent data import hdf5 --allow-external` (allow_external=True)"
+            f"{what} does not hold its numbers: {kind} it takes them from "
+            f"{', '.join(map(repr, names[:_MAX_SHOWN]))}{more}. Look at these files, then import the array "
+            "with `scalelatent data import hdf5 --allow-external` (allow_external=True)"
         )
-    if raw:
-        _check_raw(array, raw, what)
+    bytes_left = array.nbytes if external else 0
+    for name, offset, size in external:
+        path = os.path.join(os.environ.get("HDF5_EXTFILE_PREFIX", ""), name)
+        needed = offset + min(size, bytes_left)
+        found = os.path.getsize(path) if os.path.isfile(path) else None
+        if found is None or found < needed:
+            problem = "is missing" if found is None else f"has {found:,} bytes of {needed:,}"
+            raise DataError(
+                f"{what}: its raw storage {path!r} {problem}, and HDF5 would read zeros instead; put that "
+                "file there (a relative name counts from the current folder)"
+            )
+        bytes_left -= needed - offset
     here = (os.path.realpath(array.file.filename), array.name)
     if here in seen:
         raise DataError(f"{what} is a virtual dataset of itself; nothing to import")
@@ -53,86 +73,57 @@ def check_storage(
         _check_source(array, source, what, seen | {here})
 
 
-def _check_raw(array: h5py.Dataset, raw: list[tuple[str, int, int]], what: str) -> None:
-    left = array.nbytes
-    for name, offset, size in raw:
-        path = os.path.join(os.environ.get("HDF5_EXTFILE_PREFIX", ""), name)
-        wanted = min(size, left)
-        found = os.path.getsize(path) if os.path.isfile(path) else None
-        if found is None or found < offset + wanted:
-            there = "is missing" if found is None else f"has {found:,} bytes of {offset + wanted:,}"
-            raise DataError(
-                f"{what}: its raw storage {path!r} {there}, and HDF5 would read zeros instead; put that file "
-                "there (a relative name counts from the current folder)"
-            )
-        left -= wanted
-
-
 def _check_source(array: h5py.Dataset, source: Any, what: str, seen: frozenset[tuple[str, str]]) -> None:
+    """Raise `DataError` if a source of a virtual dataset is absent or too small."""
     import h5py
 
     where = f"{what}: its source {source.dset_name!r} in {source.file_name!r}"
     if "%" in source.file_name + source.dset_name:
         raise DataError(
-            f"{where} is a pattern of names, of which a missing one cannot be told; copy the array "
-            "to a file of its own first"
+            f"{where} is a pattern of names, so a missing file cannot be detected; copy the array to a file "
+            "of its own first"
         )
-    step = "put that file there, or copy the array to a file of its own where it is whole"
+    if source.file_name == ".":
+        _check_source_array(array.file, source, where, seen)
+        return
+    # HDF5 looks for the file next to the virtual one first, then from the current folder.
+    folder = os.environ.get("HDF5_VDS_PREFIX") or os.path.dirname(array.file.filename)
+    sibling = os.path.join(folder, source.file_name)
     try:
-        if source.file_name == ".":
-            _check_found(array.file, source, where, step, seen)
-            return
-        with h5py.File(_found(array.file.filename, source.file_name), "r") as file:
-            _check_found(file, source, where, step, seen)
+        with h5py.File(sibling if os.path.exists(sibling) else source.file_name, "r") as file:
+            _check_source_array(file, source, where, seen)
     except OSError as error:
-        raise DataError(
-            f"{where} cannot be opened, and HDF5 would read fill values instead: {error}; {step}"
-        ) from error
+        raise DataError(f"{where} cannot be opened, {_SILENT}: {error}; {_ABSENT_ADVICE}") from error
 
 
-def _found(virtual: str, name: str) -> str:
-    """The file that HDF5 takes for a name: beside the virtual one, else from the current folder."""
-    beside = os.path.join(os.environ.get("HDF5_VDS_PREFIX") or os.path.dirname(virtual), name)
-    return beside if os.path.exists(beside) else name
-
-
-def _check_found(
-    file: h5py.File, source: Any, where: str, step: str, seen: frozenset[tuple[str, str]]
-) -> None:
+def _check_source_array(file: h5py.File, source: Any, where: str, seen: frozenset[tuple[str, str]]) -> None:
     import h5py
 
     found = file.get(source.dset_name)
     if not isinstance(found, h5py.Dataset):
-        raise DataError(f"{where} is not in that file, and HDF5 would read fill values instead; {step}")
-    declared = source.src_space.shape  # empty where all of the source is meant, whatever its shape
-    short = any(want > have for want, have in zip(declared, found.shape, strict=False))
-    if short or (not declared and found.size < source.vspace.get_select_npoints()):
+        raise DataError(f"{where} is not in that file, {_SILENT}; {_ABSENT_ADVICE}")
+    declared = source.src_space.shape  # empty if the virtual dataset takes the whole source
+    is_short = any(needed > have for needed, have in zip(declared, found.shape, strict=False))
+    if is_short or (not declared and found.size < source.vspace.get_select_npoints()):
         raise DataError(
-            f"{where} has shape {found.shape}, which is less than the virtual dataset takes from it, and "
-            f"HDF5 would read fill values instead; {step}"
+            f"{where} has shape {found.shape}, which is less than the virtual dataset takes from it, "
+            f"{_SILENT}; {_ABSENT_ADVICE}"
         )
     check_storage(found, where, True, seen)
 
 
-_BAND_BYTES = 2 << 20
-_MAX_BAND_BYTES = 64 << 20
-
-
 def import_hdf5(
-    file: str | os.PathLike[str],
-    url: str | os.PathLike[str],
+    file: PathOrUrl,
+    url: PathOrUrl,
     x: str | None = None,
     y: str | None = None,
     *,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
     allow_external: bool = False,
-    **layout: Unpack[LayoutOptions],
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
     """Import rows and labels from an HDF5 file; memory is bounded by a few shards.
 
-    Rows are read in bands of whole HDF5 chunks, so that each chunk is unpacked once. Where one chunk spans so
+    Rows are read in bands of whole HDF5 chunks, so that each chunk is unpacked once. If one chunk spans so
     many rows that a band would take more than 64 MiB, chunks are unpacked several times instead.
 
     Parameters
@@ -140,28 +131,28 @@ def import_hdf5(
     file : path
         The file. Needs h5py: ``pip install 'scalelatent[hdf5]'``.
     url : str
-        Where the dataset goes.
+        Dataset to write.
     x, y : str, optional
-        Names of the arrays, paths where they lie in groups (``train/data``). By default the one array called
-        ``x``, in either case, in any group, and, where it is there, ``y`` in the same group.
+        Names of the arrays, with the path of their groups (``train/data``). By default the only array called
+        ``x`` or ``X`` in any group, and ``y`` or ``Y`` in the same group if it exists.
     allow_external : bool
-        Take arrays whose numbers lie in other files, too: external raw storage may name any file of this
-        machine, and virtual datasets any other HDF5 file.
-    overwrite, progress, shuffle, **layout
+        Import arrays whose numbers are in other files: external raw storage can name any file of this
+        machine, and virtual datasets can name any other HDF5 file.
+    **options
         See `import_npy`.
 
     Returns
     -------
     Dataset
-        Rows (n, ...) and labels (n,), numbers or strings, or targets (n, v), in the types of the file.
+        Rows (n, ...) and labels (n,), numbers or strings, or targets (n, v), in the dtypes of the file.
 
     Raises
     ------
     DataError
-        A file that is missing, cut short, damaged or no HDF5 file; an array that is not in it (the message
-        lists those that are), that lies in other files, or is of another type or shape; NaN or infinity;
-        labels of another number; rows that the disk cannot hold; an output that exists. No dataset is left
-        behind.
+        A file that is missing, truncated, damaged or no HDF5 file; an array that is missing (the message
+        lists the arrays of the file), is in other files, or has a wrong dtype or shape; NaN or infinity;
+        another number of labels than rows; rows that the disk cannot hold; an output that exists. No dataset
+        stays behind.
 
     Examples
     --------
@@ -175,31 +166,27 @@ def import_hdf5(
     """
     where = f"HDF5 file {os.fspath(file)}"
     with open_h5(file, "HDF5 file") as opened:
-        arrays = describe_arrays(opened)
-        x_name, y_name = find_keys(arrays, x, y, where)
+        x_name, y_name = choose_arrays(describe_arrays(opened), x, y, where)
 
-        def rows(name: str) -> H5Rows:
+        def reader(name: str) -> Hdf5Reader:
             what = f"{where}, array {name!r}"
             check_storage(opened[name], what, allow_external)
-            return H5Rows(opened[name], what)
+            return Hdf5Reader(opened[name], what)
 
         return import_rows(
-            lambda: rows(x_name),
-            None if y_name is None else lambda: rows(y_name),
+            lambda: reader(x_name),
+            None if y_name is None else lambda: reader(y_name),
             url,
             importer="hdf5",
             sources=[file],
-            options={"x": x_name, "y": y_name} | ({"external": True} if allow_external else {}),
-            overwrite=overwrite,
-            progress=progress,
-            shuffle=shuffle,
-            **layout,
+            provenance={"x": x_name, "y": y_name} | ({"external": True} if allow_external else {}),
+            **options,
         )
 
 
-def open_h5(path: str | os.PathLike[str], what: str) -> h5py.File:
-    """Open an HDF5 file to read, or say what is wrong with it."""
-    raw = open_file(path, what)  # its messages say more than HDF5's
+def open_h5(path: PathOrUrl, what: str) -> h5py.File:
+    """Open an HDF5 file to read; raise `DataError` if that fails."""
+    raw = open_file(path, what)  # its messages are clearer than those of HDF5
     where = f"{what} {os.fspath(path)}"
     try:
         import h5py
@@ -208,7 +195,7 @@ def open_h5(path: str | os.PathLike[str], what: str) -> h5py.File:
             f"{where} cannot be read without h5py: install it with pip install 'scalelatent[hdf5]'"
         ) from error
     try:
-        if is_local(path):  # by its name, which virtual datasets are relative to
+        if is_local(path):  # h5py must know the name, because virtual datasets are relative to it
             raw.close()
             return h5py.File(path, "r")
         return h5py.File(raw, "r")
@@ -221,7 +208,7 @@ def open_h5(path: str | os.PathLike[str], what: str) -> h5py.File:
 
 
 def describe_arrays(file: h5py.File) -> dict[str, str]:
-    """Path -> shape and type of every array in the file."""
+    """Map the path of every array in the file to its shape and dtype, as text for messages."""
     import h5py
 
     found: dict[str, str] = {}
@@ -234,11 +221,11 @@ def describe_arrays(file: h5py.File) -> dict[str, str]:
     return found
 
 
-class H5Rows(RowReader):
-    """Rows of an HDF5 array, in order."""
+class Hdf5Reader(RowReader):
+    """Rows of an HDF5 array; with `is_matlab` its axes are in reverse order, as MATLAB writes them."""
 
     def __init__(
-        self, array: h5py.Dataset, name: str, *, matlab: bool = False, rows_last: bool = False
+        self, array: h5py.Dataset, name: str, *, is_matlab: bool = False, rows_last: bool = False
     ) -> None:
         import h5py
 
@@ -247,55 +234,53 @@ class H5Rows(RowReader):
                 f"{name} holds no array, but a single value or nothing; rows x features are needed"
             )
         self.name = name
-        self._strings = h5py.check_string_dtype(array.dtype) is not None
-        self._array = array.asstr("utf-8") if self._strings else array
-        self._matlab = matlab
-        self._axis = len(array.shape) - 1 if matlab != rows_last else 0
-        # Axes of what HDF5 reads, in the order of a row of the dataset: the rows first.
-        features = [a for a in range(len(array.shape)) if a != self._axis]
-        self._order = [self._axis, *(reversed(features) if matlab else features)]
-        self.shape = tuple(int(array.shape[a]) for a in self._order)
-        self.dtype = np.dtype(str) if self._strings else array.dtype
+        is_text = h5py.check_string_dtype(array.dtype) is not None
+        self._array = array.asstr("utf-8") if is_text else array
+        self._row_axis = len(array.shape) - 1 if is_matlab != rows_last else 0
+        feature_axes = [a for a in range(len(array.shape)) if a != self._row_axis]
+        self._axes = [self._row_axis, *(reversed(feature_axes) if is_matlab else feature_axes)]
+        self.shape = tuple(int(array.shape[a]) for a in self._axes)
+        self.dtype = np.dtype(str) if is_text else array.dtype
         if 0 in self.shape:
             raise DataError(f"{name} has shape {self.shape}, which is empty: nothing to import")
-        self._band_rows = self._choose_band(array)
+        self._band_rows = self._choose_band_rows(array)
         self._band = np.empty(0)
-        self._row = self._taken = 0
+        # Next row of the array, and next row of the band.
+        self._row = self._band_row = 0
 
-    def _choose_band(self, array: h5py.Dataset) -> int:
-        """Rows to read at a time: whole chunks, about 4 MiB, never much more than 64 MiB."""
+    def _choose_band_rows(self, array: h5py.Dataset) -> int:
+        """Return the rows of a band: those of whole chunks, unless they exceed the maximum bytes."""
         row_bytes = max(1, n_features(self.shape[1:]) * array.dtype.itemsize)
-        chunk = 1 if array.chunks is None else int(array.chunks[self._axis])
-        if chunk * row_bytes > _MAX_BAND_BYTES:
+        chunk_rows = 1 if array.chunks is None else int(array.chunks[self._row_axis])
+        if chunk_rows * row_bytes > _MAX_BAND_BYTES:
             return max(1, _MAX_BAND_BYTES // row_bytes)
-        return chunk * max(1, _BAND_BYTES // (chunk * row_bytes))
+        return chunk_rows * max(1, _BAND_BYTES // (chunk_rows * row_bytes))
 
     def read(self, rows: int) -> np.ndarray:
-        kind = np.dtype(object) if self.dtype.kind == "U" else self.dtype.newbyteorder("=")
-        out = np.empty((rows, *self.shape[1:]), kind)
+        dtype = np.dtype(object) if self.dtype.kind == "U" else self.dtype.newbyteorder("=")
+        out = np.empty((rows, *self.shape[1:]), dtype)
         filled = 0
         while filled < rows:
-            if self._taken == len(self._band):
-                self._band = np.empty(0)  # before the next one is read: one in memory, not two
-                self._band, self._taken = self._read_band(), 0
-            count = min(rows - filled, len(self._band) - self._taken)
-            out[filled : filled + count] = self._band[self._taken : self._taken + count]
+            if self._band_row == len(self._band):
+                self._band = np.empty(0)  # free the old band before the next one is read
+                self._band, self._band_row = self.read_band(), 0
+            count = min(rows - filled, len(self._band) - self._band_row)
+            out[filled : filled + count] = self._band[self._band_row : self._band_row + count]
             filled += count
-            self._taken += count
+            self._band_row += count
         return out.astype(str) if self.dtype.kind == "U" else out
 
-    def _read_band(self) -> np.ndarray:
-        """The next rows as HDF5 reads them, their axes in order."""
+    def read_band(self) -> np.ndarray:
+        """Return the next band (rows, *feature_shape), in the dtype of HDF5."""
         a, b = self._row, min(self._row + self._band_rows, self.n_rows)
-        window = (slice(None),) * self._axis + (slice(a, b),)
         try:
-            band = self._array[window]
+            band = self._array[(slice(None),) * self._row_axis + (slice(a, b),)]
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{self.name} is damaged in rows {a}:{b}: {error}; download or copy the file again"
             ) from error
         self._row = b
-        return np.asarray(band).transpose(self._order)
+        return np.asarray(band).transpose(self._axes)
 
     def close(self) -> None:
         self._band = np.empty(0)

@@ -1,7 +1,7 @@
-"""IDX files, the format of MNIST: plain or gzip, read as a stream.
+"""Import IDX files, the format of MNIST, plain or gzip, as a stream.
 
-The format: two zero bytes, a byte for the type, one for the number of axes, the axes as big-endian uint32,
-the numbers.
+An IDX file holds two zero bytes, one byte for the type, one byte for the number of axes, the length of each
+axis as big-endian uint32, and the numbers.
 """
 
 from __future__ import annotations
@@ -16,50 +16,43 @@ import numpy as np
 from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
-from .files import file_size, is_packed, open_maybe_gzip
-from .stream import Progress, RowStream, write_rows
+from .files import PathOrUrl, file_size, is_gzip, open_maybe_gzip
+from .stream import BinaryReader, import_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from scalelatent.data.schema import LayoutOptions
+    from .stream import ImportOptions
 
-_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 def import_idx(
-    images: str | os.PathLike[str],
-    labels: str | os.PathLike[str] | None,
-    url: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Unpack[LayoutOptions],
+    images: PathOrUrl, labels: PathOrUrl | None, url: PathOrUrl, **options: Unpack[ImportOptions]
 ) -> Dataset:
     """Import IDX files, for example those of MNIST; memory is bounded by one shard.
 
     Parameters
     ----------
     images : path
-        Images (n, ...), plain or gzip (told by the content, not by the name).
+        Images (n, ...), plain or gzip; the content decides which, not the name.
     labels : path or None
         Labels (n,).
     url : str
-        Where the dataset goes.
-    overwrite, progress, shuffle, **layout
+        Dataset to write.
+    **options
         See `import_npy`.
 
     Returns
     -------
     Dataset
-        Rows and labels in the types of the files.
+        Rows and labels in the dtypes of the files.
 
     Raises
     ------
     DataError
-        A file that is missing, cut short, too long, damaged or no IDX file; labels of another number; an
-        output that exists. No dataset is left behind.
+        A file that is missing, truncated, too long, damaged or no IDX file; another number of labels than
+        images; an output that exists. No dataset stays behind.
 
     Examples
     --------
@@ -72,58 +65,50 @@ def import_idx(
     array([[1, 2],
            [3, 4]], dtype=uint8)
     """
-    x = open_idx(images, "image file")
-    y = None
-    try:
-        y = None if labels is None else open_idx(labels, "label file")
-        if len(x.shape) < 2:
-            raise DataError(
-                f"{x.name} has one axis, {x.shape}, so it holds labels, not images; give the image file "
-                f"first, then the label file"
-            )
-        if y is not None and len(y.shape) != 1:
-            raise DataError(
-                f"{y.name} has {len(y.shape)} axes, {y.shape}, so it holds images, not labels; give the "
-                f"image file first, then the label file"
-            )
-        sources = [images] if labels is None else [images, labels]
-        return write_rows(
-            url,
-            x,
-            y,
-            importer="idx",
-            sources=sources,
-            overwrite=overwrite,
-            progress=progress,
-            shuffle=shuffle,
-            **layout,
-        )
-    finally:
-        for stream in (x, y):
-            if stream is not None:
-                stream.close()
+    return import_rows(
+        lambda: _open_part(images, "image"),
+        None if labels is None else lambda: _open_part(labels, "label"),
+        url,
+        importer="idx",
+        sources=[images] if labels is None else [images, labels],
+        **options,
+    )
 
 
-def open_idx(path: str | os.PathLike[str], what: str) -> RowStream:
-    """A stream over an IDX file whose header, and size where it is not compressed, have been checked."""
+def _open_part(path: PathOrUrl, part: str) -> BinaryReader:
+    """Return a reader of the "image" or the "label" file; raise `DataError` if the two were swapped."""
+    reader = open_idx(path, f"{part} file")
+    axes = len(reader.shape)
+    if (axes > 1) == (part == "image"):
+        return reader
+    reader.close()
+    holds, needed = ("images", "labels") if axes > 1 else ("labels", "images")
+    raise DataError(
+        f"{reader.name} has {axes} {'axes' if axes > 1 else 'axis'}, {reader.shape}, so it holds {holds}, "
+        f"not {needed}; give the image file first, then the label file"
+    )
+
+
+def open_idx(path: PathOrUrl, what: str) -> BinaryReader:
+    """Return a reader of an IDX file, after a check of its header and, if it is not packed, of its size."""
     file = open_maybe_gzip(path, what)
     name = f"{what} {os.fspath(path)}"
     try:
         shape, dtype, offset = _read_header(file, name)
-        stream = RowStream(file, name, shape, dtype, offset)
-        if not is_packed(file):
-            stream.check_size(file_size(file))
-        return stream
+        reader = BinaryReader(file, name, shape, dtype, offset)
+        if not is_gzip(file):
+            reader.check_size(file_size(file))
+        return reader
     except BaseException:
         file.close()
         raise
 
 
 def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype, int]:
-    """Shape, dtype and length of the header."""
+    """Return shape, dtype, and bytes of the header."""
     try:
         magic = file.read(4)
-        if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not 1 <= magic[3] <= 8:
+        if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES or not 1 <= magic[3] <= 8:
             raise DataError(
                 f"{name} is no IDX file: at byte 0 the magic number 00 00 TT NN (type TT 08, 09, 0b, 0c, 0d "
                 f"or 0e, NN axes; 00 00 08 03 for images, 00 00 08 01 for labels) was expected, found "
@@ -139,5 +124,5 @@ def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype,
         )
     shape = tuple(int(v) for v in np.frombuffer(axes, ">u4"))
     if math.prod(shape) == 0:
-        raise DataError(f"{name}: its header says shape {shape}, which is empty: nothing to import")
-    return shape, np.dtype(_TYPES[magic[2]]), 4 + len(axes)
+        raise DataError(f"{name}: its header declares shape {shape}, which is empty: nothing to import")
+    return shape, np.dtype(_DTYPES[magic[2]]), 4 + len(axes)

@@ -1,4 +1,4 @@
-"""A folder of image files: decoded by several threads, in order, a shard at a time."""
+"""Import a folder of image files: several threads decode them, in order, one shard at a time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ import numpy as np
 from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
-from .stream import Beside, Progress, RowReader, write_rows
+from .stream import PairedReader, RowReader, write_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from PIL import Image
 
-    from scalelatent.data.schema import LayoutOptions
+    from .files import PathOrUrl
+    from .stream import ImportOptions
 
 FORMATS = {
     "BMP": (".bmp",),
@@ -38,61 +39,71 @@ FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "WEBP": (".webp",),
 }
-"""Pillow's names of the formats that are read, and how their files are called; none that runs programs."""
+"""Suffixes of the supported formats by Pillow's name; formats whose decoders start programs are absent."""
 
 _SUFFIXES = {suffix for names in FORMATS.values() for suffix in names}
-_NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})")
-_NAMES = 65_536  # file names kept as Python strings at a time
+_INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")
+# Number of file names that exist as Python strings at a time; the others are rows of a numpy array.
+_MAX_NAMES = 65_536
+# Number of images that a thread decodes at a time.
+_BATCH_IMAGES = 32
+_MAX_THREADS = 16
+# Below this size opening a file costs more than decoding it, and only one thread at a time can open files.
+_SMALL_FILE_BYTES = 8192
+# Number of skipped files that the provenance names.
+_MAX_SKIPPED_NAMES = 10
 
 
 @dataclass
 class ImageFolder:
-    """The images below a folder: names of folders and counts, so that a folder of millions costs little."""
+    """Images below a folder, as folders and counts, so that millions of images need little memory."""
 
     root: Path
-    """The folder."""
     folders: list[tuple[str, int]] = field(default_factory=list)
-    """Folders that hold images, relative to the root, in order, and how many each holds."""
+    """Folders that hold images, relative to the root, in order, and the number of images in each."""
     other: Counter[str] = field(default_factory=Counter)
-    """Suffixes of the files that are not images by their names, and how many there are of each."""
+    """Number of files of each suffix that is not an image suffix."""
 
     @property
     def n_files(self) -> int:
         return sum(count for _, count in self.folders)
 
     def classes(self) -> np.ndarray | None:
-        """Names of the folders right below the root, sorted; numbers where all are written as numbers."""
+        """Return the sorted names of the folders directly below the root, as integers if all are integers.
+
+        Return None if all images are directly in the root.
+        """
         tops = {folder.split(os.sep)[0] for folder, _ in self.folders}
         if tops == {""}:
             return None
         if "" in tops:
             n = next(count for folder, count in self.folders if folder == "")
             raise DataError(
-                f"image folder {self.root} holds {n} images beside {len(tops) - 1} folders of images, so "
+                f"image folder {self.root} holds {n} images next to {len(tops) - 1} folders of images, so "
                 "they have no class; move them into a folder, or import all without labels with --no-labels "
                 "(labels=False)"
             )
-        if all(_NUMBER.fullmatch(name) for name in tops):
+        if all(_INTEGER.fullmatch(name) for name in tops):
             numbers = np.array(sorted(map(int, tops)))
             return numbers.astype(np.min_scalar_type(int(numbers[-1]))) if numbers[0] >= 0 else numbers
         return np.array(sorted(tops))
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """(name of the class folder, path relative to the root) of each image, in order."""
+        """Yield (name of the class folder, path relative to the root) of each image, in order."""
         for folder, count in self.folders:
             names, _, _ = _scan(self.root / folder)
             if len(names) != count:
                 raise DataError(
-                    f"image folder {self.root / folder} held {count} images when the import began and holds "
-                    f"{len(names)} now; import again when nothing writes there"
+                    f"image folder {self.root / folder} held {count} images when the import started and "
+                    f"holds {len(names)} now; import again when nothing writes there"
                 )
             top = folder.split(os.sep)[0]
             for name in names:
                 yield top, os.path.join(folder, os.fsdecode(bytes(name)))
 
 
-def list_images(root: str | os.PathLike[str]) -> ImageFolder:
-    """The images below a folder, those of a folder by name before those of the folders in it."""
+def _list_images(root: PathOrUrl) -> ImageFolder:
+    """Return the images below a folder: first those of each folder by name, then those of its folders."""
     found = ImageFolder(Path(root))
     if not found.root.is_dir():
         problem = "is a file, not a folder" if found.root.exists() else "does not exist"
@@ -101,14 +112,15 @@ def list_images(root: str | os.PathLike[str]) -> ImageFolder:
     if not found.folders:
         others = ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in found.other.most_common(5))
         raise DataError(
-            f"image folder {found.root} holds no images, that is no files named "
+            f"image folder {found.root} holds no images, that is no files with the suffixes "
             f"{', '.join(sorted(_SUFFIXES))}; it holds {others or 'no files at all'}. Give the folder that "
             "holds the class folders"
         )
     return found
 
 
-def _walk(found: ImageFolder, folder: str, above: list[str]) -> None:
+def _walk(found: ImageFolder, folder: str, parents: list[str]) -> None:
+    """Add the images of a folder and of the folders in it; `parents` are the real paths up to the root."""
     try:
         names, inner, other = _scan(found.root / folder)
     except OSError as error:
@@ -121,12 +133,12 @@ def _walk(found: ImageFolder, folder: str, above: list[str]) -> None:
     for name in inner:
         path = os.path.join(folder, name)
         real = os.path.realpath(found.root / path)
-        if real not in above:  # a link to a folder above it would have no end
-            _walk(found, path, [*above, real])
+        if real not in parents:  # following a link to a parent folder would not end
+            _walk(found, path, [*parents, real])
 
 
 def _scan(folder: Path) -> tuple[np.ndarray, list[str], Counter[str]]:
-    """Sorted names of a folder's images and of the folders in it, and the suffixes of the other files."""
+    """Return the sorted names of a folder's images and folders, and the suffixes of its other files."""
     parts: list[np.ndarray] = []
     names: list[bytes] = []
     inner: list[str] = []
@@ -142,7 +154,7 @@ def _scan(folder: Path) -> tuple[np.ndarray, list[str], Counter[str]]:
                 other[suffix] += 1
             else:
                 names.append(os.fsencode(entry.name))
-                if len(names) == _NAMES:
+                if len(names) == _MAX_NAMES:
                     parts.append(np.array(names))
                     names = []
     if names:
@@ -150,68 +162,58 @@ def _scan(folder: Path) -> tuple[np.ndarray, list[str], Counter[str]]:
     return np.sort(np.concatenate(parts)) if parts else np.array([], "S1"), sorted(inner), other
 
 
-_BATCH = 32  # images a thread decodes at a time
-_MAX_THREADS = 16
-_SMALL_FILE = 8192
-"""Below so many bytes opening costs more than decoding, and only one thread at a time can do that."""
-_MAX_NAMED = 10  # skipped files named in the provenance
-
-
 def import_images(
-    folder: str | os.PathLike[str],
-    url: str | os.PathLike[str],
+    folder: PathOrUrl,
+    url: PathOrUrl,
     *,
     size: tuple[int, int] | None = None,
     crop: bool = False,
     color: str | None = None,
     labels: bool = True,
     skip_bad: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Unpack[LayoutOptions],
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
     """Import a folder of image files; memory is bounded by a few shards and the file names of one folder.
 
-    A row is an image, upright as its EXIF tag says: (h, w) where it is gray, (h, w, 3) in colour; uint8, or
-    uint16 for 16-bit gray. Images come in the order of their paths, so class by class: most online learners
-    want `shuffle`.
+    A row is an image, rotated as its EXIF tag requires: (h, w) if it is gray, (h, w, 3) in colour; uint8, or
+    uint16 for 16-bit gray. Images come in the order of their paths, so class by class: use `shuffle` before
+    online learning.
 
     Parameters
     ----------
     folder : path
         Images (BMP, GIF, JPEG, JPEG 2000, PNG, PPM, TIFF, WebP) in folders whose names are the classes, at
-        any depth below them; or right in `folder`, and then without labels.
+        any depth below them; or directly in `folder`, and then without labels.
     url : str
-        Where the dataset goes.
+        Dataset to write.
     size : (int, int), optional
         Height and width that every image is resized to (bilinear, over the whole area of a pixel); by default
-        all have to have one size.
+        all images must have one size.
     crop : bool
         Cut out the middle of an image of another shape than `size` before resizing; by default it is
         stretched.
     color : {'gray', 'rgb'}, optional
-        Make all images gray, or coloured; transparency is left out. By default they stay what they are, and
-        all have to be of one kind.
+        Convert all images to gray or to colour, and drop transparency. By default all images must be of one
+        kind.
     labels : bool
-        Whether the folders right below `folder` are the classes. They are numbers if all are written as
-        numbers (without leading zeros), else strings.
+        Whether the folders directly below `folder` are the classes. They are integers if all names are
+        integers (without leading zeros), else strings.
     skip_bad : bool
-        Leave out images that cannot be read, or are not like the first one, and count them in the provenance
-        (`skipped`); by default the first such image is an error that names it.
-    overwrite, progress, shuffle, **layout
+        Skip images that cannot be read or differ from the first one in shape or dtype, and count them in the
+        provenance (`skipped`); by default the first such image raises an error that names it.
+    **options
         See `import_npy`.
 
     Returns
     -------
     Dataset
-        The images; its provenance counts the files, those skipped, and those that are not images by name.
+        Images; the provenance counts the files, the skipped images, and the files without an image suffix.
 
     Raises
     ------
     DataError
-        A folder that is missing, empty or without images; an image that cannot be read or is not like the
-        first; images beside class folders; an output that exists. No dataset is left behind.
+        A folder that is missing, empty or without images; an image that cannot be read or differs from the
+        first in shape or dtype; images next to class folders; an output that exists. No dataset stays behind.
 
     Examples
     --------
@@ -224,56 +226,50 @@ def import_images(
     ...     import_images(folder, "memory://doc-images", size=(3, 4), color="gray", overwrite=True)
     <Dataset 2 rows x (3, 4) uint8, 2 classes, 'memory://doc-images'>
     """
-    decoder = image_decoder(size, crop, color)
-    found = list_images(folder)
+    decoder = ImageDecoder(size, crop, color)
+    found = _list_images(folder)
     classes = found.classes() if labels else None
-    options: dict[str, Any] = {"size": None if size is None else list(size), "crop": crop, "color": color}
-    options |= {"files": found.n_files, "other_files": sum(found.other.values())}
-    x = _Images(found, decoder, skip_bad)
-    try:
-        return write_rows(
-            url,
-            x,
-            None if classes is None else Beside(x, classes.dtype, lambda: x.labels_read(classes.dtype)),
-            importer="images",
-            sources=[found.root.resolve()],
-            classes=classes if classes is not None and classes.dtype.kind == "U" else None,
-            options=options,
-            overwrite=overwrite,
-            progress=progress,
-            shuffle=shuffle,
-            **layout,
-        )
-    finally:
-        x.close()
+    counts = {"files": found.n_files, "other_files": sum(found.other.values())}
+    x = _FolderReader(found, decoder, skip_bad)
+    return write_rows(
+        url,
+        x,
+        None if classes is None else PairedReader(x, classes.dtype, lambda: x.labels_read(classes.dtype)),
+        importer="images",
+        sources=[found.root.resolve()],
+        classes=classes if classes is not None and classes.dtype.kind == "U" else None,
+        provenance={**decoder.provenance(), **counts},
+        **options,
+    )
 
 
-class _Unusable(Exception):
-    """An image that can be read, but makes no row; says why."""
+class _UnusableImage(Exception):
+    """Error for an image that can be read, but cannot become a row; its message is the end of a sentence."""
 
 
-class _Unlike(_Unusable):
-    """An image that is not like the first one; says what it is."""
-
-
-def image_decoder(size: tuple[int, int] | None, crop: bool, color: str | None) -> ImageDecoder:
-    """The decoder of these wishes; refuses those that have no meaning."""
-    if color not in (None, "gray", "rgb"):
-        raise DataError(f"color is {color!r}, but it has to be 'gray', 'rgb' or None")
-    if size is not None and (len(size) != 2 or min(size) < 1):
-        raise DataError(f"size is {size!r}, but it has to be (height, width), both at least 1")
-    if crop and size is None:
-        raise DataError("crop needs a size: --size HxW (size=(height, width))")
-    return ImageDecoder(size, crop, color)
+class _DifferentImage(_UnusableImage):
+    """Error for an image that differs from the first one in shape or dtype, which its message states."""
 
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """Makes the array of a row from the bytes of an image file."""
+    """Function from the bytes of an image file to the array of a row."""
 
     size: tuple[int, int] | None
     crop: bool
     color: str | None
+
+    def __post_init__(self) -> None:
+        if self.color not in (None, "gray", "rgb"):
+            raise DataError(f"color is {self.color!r}, but it must be 'gray', 'rgb' or None")
+        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+            raise DataError(f"size is {self.size!r}, but it must be (height, width), both at least 1")
+        if self.crop and self.size is None:
+            raise DataError("crop needs a size: --size HxW (size=(height, width))")
+
+    def provenance(self) -> dict[str, Any]:
+        """Return the parameters as JSON values."""
+        return {"size": self.size and list(self.size), "crop": self.crop, "color": self.color}
 
     def __call__(self, content: bytes) -> np.ndarray:
         from PIL import Image, ImageOps
@@ -288,22 +284,22 @@ class ImageDecoder:
             return np.asarray(image)
 
     def _draft(self, image: Image.Image) -> None:
-        """Let the JPEG decoder leave out colour, and what is finer than half a wanted pixel: less work."""
+        """Let the JPEG decoder skip unused colour, and details below half a pixel of the row: less work."""
         side = None if self.size is None else 2 * max(self.size)
         image.draft("L" if self.color == "gray" else None, None if side is None else (side, side))
 
     def _recolor(self, image: Image.Image) -> Image.Image:
         if image.mode in ("I", "F") or image.mode.startswith("I;16"):
             if self.color == "rgb":
-                raise _Unusable(
+                raise _UnusableImage(
                     f"is gray of more than 8 bits (Pillow's mode {image.mode}), which has no colour"
                 )
             return image
         if self.color is not None:
             return image.convert("L" if self.color == "gray" else "RGB")
         if image.has_transparency_data:
-            raise _Unusable(
-                "has transparency; choose --gray or --rgb (color='gray' or 'rgb') to leave it out"
+            raise _UnusableImage(
+                "has transparency; choose --gray or --rgb (color='gray' or 'rgb') to drop it"
             )
         return image if image.mode in ("L", "RGB") else image.convert("L" if image.mode == "1" else "RGB")
 
@@ -312,75 +308,74 @@ class ImageDecoder:
 
         if self.size is None or (image.height, image.width) == self.size:
             return image
-        wanted = self.size[1], self.size[0]
-        if image.mode.startswith("I;16"):  # Pillow interpolates 8 and 32 bits
+        width_height = self.size[1], self.size[0]
+        if image.mode.startswith("I;16"):  # Pillow interpolates 8 and 32 bits only
             return self._resize(image.convert("I")).convert("I;16")
         if self.crop:
-            return ImageOps.fit(image, wanted, Image.Resampling.BILINEAR)
-        return image.resize(wanted, Image.Resampling.BILINEAR)
+            return ImageOps.fit(image, width_height, Image.Resampling.BILINEAR)
+        return image.resize(width_height, Image.Resampling.BILINEAR)
 
 
-class _Images(RowReader):
-    """The images of a folder; like the first one that can be read."""
+class _FolderReader(RowReader):
+    """Images of a folder; shape and dtype are those of the first image that can be read."""
 
     def __init__(self, found: ImageFolder, decoder: ImageDecoder, skip_bad: bool) -> None:
         self.name = f"image folder {found.root}"
         self._root, self._decoder, self._skip_bad = found.root, decoder, skip_bad
         self._files = found.files()
         self._first, first = self._find_first(found.files())
-
-        small = (self._root / self._first).stat().st_size < _SMALL_FILE
+        is_small = (self._root / self._first).stat().st_size < _SMALL_FILE_BYTES
         self._pool = ThreadPoolExecutor(
-            min(dask.system.cpu_count(), 2 if small else _MAX_THREADS), "scalelatent-decode"
+            min(dask.system.cpu_count(), 2 if is_small else _MAX_THREADS), "scalelatent-decode"
         )
         self.shape, self.dtype = (found.n_files, *first.shape), first.dtype
-        self._kept = self._unreadable = self._unlike = 0
+        self._n_read = self._n_unreadable = self._n_different = 0
         self._skipped: list[str] = []
-        self.classes_read: list[str] = []
-        """Class folders of the images of the last `read`."""
+        self._class_names: list[str] = []
 
     def read(self, rows: int) -> np.ndarray:
         out = np.empty((rows, *self.shape[1:]), self.dtype)
-        self.classes_read = []
+        self._class_names = []
         filled = 0
         while filled < rows:
             files = list(itertools.islice(self._files, rows - filled))
             if not files:
                 break
             filled += self._decode(files, out[filled : filled + len(files)])
-        self._kept += filled
+        self._n_read += filled
         return out[:filled]
 
     def labels_read(self, dtype: np.dtype) -> np.ndarray:
-        names = self.classes_read
+        """Return the labels of the images of the last `read`."""
+        names = self._class_names
         return np.array(names if dtype.kind == "U" else [int(n) for n in names], dtype)
 
     def finish(self) -> None:
-        """Refuse a first image that nearly all others differ from."""
-        if self._unlike > self._kept:
+        """Raise `DataError` if most images differ from the first one, so that few were imported."""
+        if self._n_different > self._n_read:
             raise DataError(
-                f"{self.name}: {self._unlike} images are not like the first, {self._first}, and only "
-                f"{self._kept} are; give one size with --size HxW (size=(height, width)) or one kind with "
+                f"{self.name}: {self._n_different} images are not like the first, {self._first}, and only "
+                f"{self._n_read} are; give one size with --size HxW (size=(height, width)) or one kind with "
                 "--gray or --rgb (color=), or remove the first image"
             )
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Which images were skipped, for the provenance."""
         if not self._skip_bad:
             return {}
-        counts = {"unreadable": self._unreadable, "unlike_first": self._unlike}
+        counts = {"unreadable": self._n_unreadable, "unlike_first": self._n_different}
         return {"skipped": {**counts, "first": self._skipped}}
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def _find_first(self, files: Iterator[tuple[str, str]]) -> tuple[str, np.ndarray]:
+        """Return path and array of the first image that can be used."""
         problem = ""
         for _, path in files:
             try:
                 return path, self._load(path)
-            except Exception as error:  # decoders raise whatever a damaged file leads to
+            except Exception as error:  # decoders raise errors of many types for a damaged file
                 problem = problem or f"{path} {_reason(error)}"
                 if not self._skip_bad:
                     raise self._refusal(path, error) from error
@@ -390,47 +385,48 @@ class _Images(RowReader):
         return self._decoder((self._root / path).read_bytes())
 
     def _decode(self, files: list[tuple[str, str]], out: np.ndarray) -> int:
-        """Decode files into consecutive rows; return how many there are."""
-        batches = [range(a, min(a + _BATCH, len(files))) for a in range(0, len(files), _BATCH)]
-        bad: dict[int, Exception] = {}
+        """Decode files into the first rows of `out`, without the skipped ones; return the number of rows."""
+        batches = [range(a, min(a + _BATCH_IMAGES, len(files))) for a in range(0, len(files), _BATCH_IMAGES)]
+        skipped: set[int] = set()
         for errors in self._pool.map(lambda batch: self._decode_batch(files, batch, out), batches):
             for i, error in errors.items():
                 if not self._skip_bad:
                     raise self._refusal(files[i][1], error) from error
-                self._skip(files[i][1], error)
-            bad |= errors
-        good = [i for i in range(len(files)) if i not in bad]
-        self.classes_read += [files[i][0] for i in good]
-        if bad:
+                self._count_skipped(files[i][1], error)
+            skipped |= errors.keys()
+        good = [i for i in range(len(files)) if i not in skipped]
+        self._class_names += [files[i][0] for i in good]
+        if skipped:
             out[: len(good)] = out[good]
         return len(good)
 
     def _decode_batch(
         self, files: list[tuple[str, str]], batch: range, out: np.ndarray
     ) -> dict[int, Exception]:
-        bad: dict[int, Exception] = {}
+        """Decode some of the files, each into its row of `out`; return the errors by row."""
+        errors: dict[int, Exception] = {}
         for i in batch:
             try:
                 row = self._load(files[i][1])
                 if row.shape != self.shape[1:] or row.dtype != self.dtype:
-                    raise _Unlike(_describe(row.shape, row.dtype))
+                    raise _DifferentImage(_describe(row.shape, row.dtype))
                 out[i] = row
-            except Exception as error:  # noqa: BLE001 - decoders raise whatever damaged files lead to
-                bad[i] = error
-        return bad
+            except Exception as error:  # noqa: BLE001 - decoders raise errors of many types
+                errors[i] = error
+        return errors
 
-    def _skip(self, path: str, error: Exception) -> None:
-        if isinstance(error, _Unusable):
-            self._unlike += 1
+    def _count_skipped(self, path: str, error: Exception) -> None:
+        if isinstance(error, _UnusableImage):
+            self._n_different += 1
         else:
-            self._unreadable += 1
-        if len(self._skipped) < _MAX_NAMED:
+            self._n_unreadable += 1
+        if len(self._skipped) < _MAX_SKIPPED_NAMES:
             self._skipped.append(path)
 
     def _refusal(self, path: str, error: Exception) -> DataError:
         head = f"image {self._root / path} {_reason(error)}"
-        rest = "leave such images out with --skip-bad (skip_bad=True)"
-        if isinstance(error, _Unlike):
+        rest = "skip such images with --skip-bad (skip_bad=True)"
+        if isinstance(error, _DifferentImage):
             return DataError(
                 f"{head}, but the first image, {self._first}, is {_describe(self.shape[1:], self.dtype)}; "
                 "bring all to one size with --size HxW (size=(height, width)), to one kind with --gray or "
@@ -442,9 +438,9 @@ class _Images(RowReader):
 def _reason(error: Exception) -> str:
     from PIL import UnidentifiedImageError
 
-    if isinstance(error, _Unlike):
+    if isinstance(error, _DifferentImage):
         return f"is {error}"
-    if isinstance(error, _Unusable):
+    if isinstance(error, _UnusableImage):
         return str(error)
     if isinstance(error, UnidentifiedImageError):
         return f"cannot be read: it is none of {', '.join(FORMATS)}"

@@ -1,45 +1,39 @@
-"""Public datasets by name: downloaded once, checked, kept in a cache folder, imported."""
+"""Import public datasets by name: download their files once, check them, and keep them in a cache folder."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalelatent.data.dataset import Dataset
+from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
 from scalelatent.generators.bases import base_digits
 
-from .files import cache_folder
+from .files import PathOrUrl, cache_folder
 from .idx import open_idx
-from .stream import ArrayStream, Chain, Progress, write_rows
+from .stream import ArrayReader, ConcatenatedReader, write_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from scalelatent.data.schema import LayoutOptions
+    from .stream import ImportOptions
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a public dataset."""
+    """File of a public dataset."""
 
     title: str
-    """Its name."""
+    """Name of the file."""
     checksum: str
-    """What it has to be: algorithm and hexadecimal digits."""
+    """Algorithm and hexadecimal digits, for example "md5:8d4f…"."""
     urls: tuple[str, ...]
-    """Where it lies; asked in this order."""
-
-
-def _pair(mirrors: tuple[str, ...], head: str, images: str, labels: str) -> tuple[RemoteFile, ...]:
-    """Images and labels of a part."""
-    names = (f"{head}-images-idx3-ubyte.gz", images), (f"{head}-labels-idx1-ubyte.gz", labels)
-    return tuple(RemoteFile(name, checksum, tuple(m + name for m in mirrors)) for name, checksum in names)
+    """Addresses, in the order in which they are tried."""
 
 
 _MNIST = (
@@ -56,34 +50,39 @@ _RCV1_TEST = (
     (5976063, "48143ac703cbe33299f7ae9f4995db49a258690f60e5debbff8995c34841c7f5"),
     (5976060, "dfcb0d658311481523c6e6ca0c3f5a3e1d3d12cde5d7a8ce629a9006ec7dbb39"),
 )
-_RCV1_TRAIN = (5976057, "5468f656d0ba7a83afc7ad44841cf9a53048a5c083eedc005dcdb5cc768924ae")
-_RCV1_TOPICS = (5976048, "2a98e5e5d8b770bded93afc8930d88299474317fe14181aee1466cc754d0d1c1")
 
 
-def _rcv1(title: str, place: tuple[int, str]) -> RemoteFile:
-    return RemoteFile(title, f"sha256:{place[1]}", (f"https://ndownloader.figshare.com/files/{place[0]}",))
+def _idx_pair(mirrors: tuple[str, ...], prefix: str, images: str, labels: str) -> tuple[RemoteFile, ...]:
+    """Return the files of images and labels with these checksums."""
+    names = (f"{prefix}-images-idx3-ubyte.gz", images), (f"{prefix}-labels-idx1-ubyte.gz", labels)
+    return tuple(RemoteFile(name, checksum, tuple(m + name for m in mirrors)) for name, checksum in names)
 
 
-def _rcv1_files() -> dict[str, tuple[RemoteFile, ...]]:
-    """The topics of all stories, then the stories of a part."""
-    topics = _rcv1("rcv1v2.topics.qrels.gz", _RCV1_TOPICS)
-    test = (_rcv1(f"lyrl2004_vectors_test_pt{i}.dat.gz", place) for i, place in enumerate(_RCV1_TEST))
-    return {
-        "train": (topics, _rcv1("lyrl2004_vectors_train.dat.gz", _RCV1_TRAIN)),
-        "test": (topics, *test),
-    }
+def _rcv1(title: str, number: int, digest: str) -> RemoteFile:
+    return RemoteFile(title, f"sha256:{digest}", (f"https://ndownloader.figshare.com/files/{number}",))
 
 
-# Checksums: of MNIST taken from the original files, of Fashion-MNIST its authors', of RCV1 scikit-learn's.
+_RCV1_TOPICS = _rcv1(
+    "rcv1v2.topics.qrels.gz",
+    5976048,
+    "2a98e5e5d8b770bded93afc8930d88299474317fe14181aee1466cc754d0d1c1",
+)
+_RCV1_TRAIN = _rcv1(
+    "lyrl2004_vectors_train.dat.gz",
+    5976057,
+    "5468f656d0ba7a83afc7ad44841cf9a53048a5c083eedc005dcdb5cc768924ae",
+)
+
+# Checksums: MNIST from the original files, Fashion-MNIST from its authors, RCV1 from scikit-learn.
 ORIGINS: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
     "mnist": {
-        "train": _pair(
+        "train": _idx_pair(
             _MNIST,
             "train",
             "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
             "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
         ),
-        "test": _pair(
+        "test": _idx_pair(
             _MNIST,
             "t10k",
             "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
@@ -91,62 +90,66 @@ ORIGINS: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
         ),
     },
     "fashion-mnist": {
-        "train": _pair(
+        "train": _idx_pair(
             _FASHION,
             "train",
             "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
             "md5:25c81989df183df01b3e8a0aad5dffbe",
         ),
-        "test": _pair(
+        "test": _idx_pair(
             _FASHION,
             "t10k",
             "md5:bef4ecab320f06d8554ea6380940ec79",
             "md5:bb300cfdad3c16e7a12a480ee83cd310",
         ),
     },
-    "rcv1": _rcv1_files(),
+    "rcv1": {
+        "train": (_RCV1_TOPICS, _RCV1_TRAIN),
+        "test": (
+            _RCV1_TOPICS,
+            *(
+                _rcv1(f"lyrl2004_vectors_test_pt{part}.dat.gz", number, digest)
+                for part, (number, digest) in enumerate(_RCV1_TEST)
+            ),
+        ),
+    },
 }
-"""Name -> part -> its files."""
+"""Name of a dataset -> part -> its files; for RCV1 the topics of all stories come first."""
 
+NAMES = ("digits", *ORIGINS)
+"""Datasets that `import_named` imports."""
 
 PARTS = ("train", "test", "all")
 _TIMEOUT_SECONDS = 30
 
 
-NAMES = ("digits", *ORIGINS)
-"""Datasets that `import_named` knows."""
-
-
 def import_named(
     name: str,
-    url: str | os.PathLike[str],
+    url: PathOrUrl,
     *,
     part: str = "train",
-    cache: str | os.PathLike[str] | None = None,
+    cache: PathOrUrl | None = None,
     mirror: str | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Unpack[LayoutOptions],
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import a public dataset by its name; what is not in the cache is downloaded and checked.
+    """Import a public dataset by its name; files that are not in the cache are downloaded and checked.
 
     Parameters
     ----------
     name : {'digits', 'mnist', 'fashion-mnist', 'rcv1'}
-        scikit-learn's 1,797 digits 8 x 8, enlarged to gray values 0 to 255 (nothing is downloaded); MNIST and
+        scikit-learn's 1,797 digits 8 x 8, scaled to gray values 0 to 255 (nothing is downloaded); MNIST and
         Fashion-MNIST, 70,000 images 28 x 28 of 10 classes, uint8; RCV1-v2, 804,414 news stories as weights of
         47,236 terms (CSR float64), with 103 topics as multi-labels.
     url : str
-        Where the dataset goes.
+        Dataset to write.
     part : {'train', 'test', 'all'}
-        60,000 rows, 10,000 rows, or both one after the other; of RCV1 23,149, 781,265, or both; digits have
-        no parts and ignore it.
+        60,000 rows, 10,000 rows, or both one after the other; for RCV1 23,149, 781,265, or both; ignored for
+        digits.
     cache : path, optional
-        Folder of the downloads; by default that of the variable SCALELATENT_CACHE, else the user's cache.
+        Folder of the downloads; by default the environment variable SCALELATENT_CACHE, else the user's cache.
     mirror : str, optional
-        Address of a folder that holds the files, instead of the known ones.
-    overwrite, progress, shuffle, **layout
+        Address of a folder on a server with the files, instead of the known addresses.
+    **options
         See `import_npy`.
 
     Returns
@@ -157,55 +160,60 @@ def import_named(
     Raises
     ------
     DataError
-        A name that is not known; no mirror could be reached, or none had the right file (the message says how
-        to go on without a network); an output that exists. No dataset is left behind.
+        An unknown name; no address could be reached, or none had the right file (the message explains how to
+        import without a network); an output that exists. No dataset stays behind.
 
     Examples
     --------
     >>> import_named("digits", "memory://doc-named", overwrite=True)
     <Dataset 1,797 rows x (8, 8) uint8, 10 classes, 'memory://doc-named'>
     """
-    common: dict[str, Any] = {"overwrite": overwrite, "progress": progress, "shuffle": shuffle, **layout}
     if name == "digits":
-        return _import_digits(url, common)
+        what = "scikit-learn's digits"
+        images, labels = (ArrayReader(values, what) for values in base_digits())
+        return write_rows(url, images, labels, importer="digits", sources=["digits.csv.gz"], **options)
     paths = fetch_named(name, part=part, cache=cache, mirror=mirror)
     if name == "rcv1":
-        from .rcv1 import import_rcv1  # compiled kernels come with it
+        from .rcv1 import import_rcv1  # this module loads numba, which other names do not need
 
-        return import_rcv1(paths, url, options={"part": part}, **common)
+        return import_rcv1(paths, url, part, options)
     with contextlib.ExitStack() as opened:
-        streams = []
+        readers = []
         for path in paths:
-            stream = open_idx(path, f"file of {name}")
-            opened.callback(stream.close)
-            streams.append(stream)
-        x, y = Chain(streams[::2]), Chain(streams[1::2])
-        return write_rows(url, x, y, importer=name, sources=list(paths), options={"part": part}, **common)
+            readers.append(open_idx(path, f"file of {name}"))
+            opened.callback(readers[-1].close)
+        x, y = ConcatenatedReader(readers[::2]), ConcatenatedReader(readers[1::2])
+        return write_rows(url, x, y, importer=name, sources=paths, provenance={"part": part}, **options)
 
 
 def fetch_named(
     name: str,
     *,
     part: str = "train",
-    cache: str | os.PathLike[str] | None = None,
+    cache: PathOrUrl | None = None,
     mirror: str | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Paths of a dataset's files in the cache; those that are not there are downloaded.
+    """Return the paths of a dataset's files in the cache, after downloading the missing ones.
 
     Parameters
     ----------
     name : {'mnist', 'fashion-mnist', 'rcv1'}
-        The dataset.
+        Name of the dataset.
     part, cache, mirror
         See `import_named`.
     progress : callable, optional
-        Called with (bytes done, bytes in all) of the file that is being downloaded.
+        Called with (bytes done, total bytes) of the current file.
+
+    Returns
+    -------
+    list of Path
+        Images and labels of each part in turn; for RCV1 the topics and then the stories.
 
     Raises
     ------
     DataError
-        See `import_named`. What could not be downloaded whole is not kept.
+        See `import_named`. An incomplete download is not kept.
 
     Examples
     --------
@@ -225,28 +233,28 @@ def fetch_named(
 
 
 def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None, progress: Progress | None) -> Path:
-    """One file, from the first place that has it as it should be."""
+    """Return the path of one file, downloaded from the first address that has the file with its checksum."""
     import pooch
 
     problems = []
     for url in file.urls if mirror is None else (f"{mirror.rstrip('/')}/{file.title}",):
-        # pooch writes aside, compares the checksum and renames: a torn download is never kept.
+        # pooch downloads to a temporary file, compares the checksum and renames the file.
         download = pooch.HTTPDownloader(
-            progressbar=_Bytes(progress) if progress else False, timeout=_TIMEOUT_SECONDS
+            progressbar=_PoochProgress(progress) if progress else False, timeout=_TIMEOUT_SECONDS
         )
         try:
             return Path(pooch.retrieve(url, file.checksum, file.title, folder, downloader=download))
-        except (OSError, ValueError) as error:  # of the network (requests); of the checksum
+        except (OSError, ValueError) as error:  # requests raises OSError; a wrong checksum is a ValueError
             problems.append(f"{url} ({_reason(error)})")
     raise DataError(
         f"{name}: {file.title} is not in the cache and could not be downloaded: {'; '.join(problems)}. "
         f"Without a network, download it elsewhere and put it into {folder}, then try again"
-        f"{_by_hand(name, file)}. Another place that has it: --mirror URL (mirror=)"
+        f"{_idx_command(name, file)}. Another server that has it: --mirror URL (mirror=)"
     )
 
 
-def _by_hand(name: str, file: RemoteFile) -> str:
-    """The command that imports the files of the part, where there is one."""
+def _idx_command(name: str, file: RemoteFile) -> str:
+    """Return advice with the command that imports the downloaded files of the part, if they are IDX files."""
     pair = next(files for files in ORIGINS[name].values() if file in files)
     if not all("idx" in each.title for each in pair):
         return ""
@@ -261,16 +269,16 @@ def _reason(error: Exception) -> str:
     if isinstance(error, exceptions.Timeout):
         return f"no answer within {_TIMEOUT_SECONDS} s"
     if isinstance(error, exceptions.ChunkedEncodingError):
-        return "the connection broke off in the middle"
+        return "the connection was interrupted"
     if isinstance(error, exceptions.ConnectionError):
         return "no connection"
     if isinstance(error, ValueError):
-        return "another file: its checksum is wrong"
+        return "the checksum is wrong: it is another file"
     return str(error)
 
 
-class _Bytes:
-    """What pooch shows progress with."""
+class _PoochProgress:
+    """Progress bar in the form that pooch calls."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -284,12 +292,12 @@ class _Bytes:
         self._done = 0
 
     def close(self) -> None:
-        """Nothing to do."""
+        pass
 
 
 @contextlib.contextmanager
 def _quiet_pooch() -> Iterator[None]:
-    """No log lines between ours."""
+    """Suppress the log lines of pooch about each download."""
     import pooch
 
     logger = pooch.get_logger()
@@ -299,9 +307,3 @@ def _quiet_pooch() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _import_digits(url: str | os.PathLike[str], common: dict[str, Any]) -> Dataset:
-    images, labels = base_digits()
-    x, y = ArrayStream(images, "scikit-learn's digits"), ArrayStream(labels, "scikit-learn's digits")
-    return write_rows(url, x, y, importer="digits", sources=["digits.csv.gz"], **common)

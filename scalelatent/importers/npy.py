@@ -1,4 +1,4 @@
-"""NumPy's npy and npz files, read as a stream: no array is ever whole in memory, nothing is unpickled."""
+"""Import NumPy's npy and npz files as a stream: no array is whole in memory, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -16,58 +16,47 @@ from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_https, is_local
 
-from .files import file_size, find_keys, local_copy, open_file
-from .stream import ArrayStream, Progress, RowStream, import_rows
+from .files import PathOrUrl, choose_arrays, download, file_size, open_file
+from .stream import ArrayReader, BinaryReader, import_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from scalelatent.data.schema import LayoutOptions
+    from .stream import ImportOptions, RowReader
 
-    from .stream import RowReader
-
-_SMALL = 64
+# Maximum number of values in an array that describes others, such as a shape.
+_MAX_SMALL = 64
+_UNPACK_ERRORS = (OSError, EOFError, zlib.error, zipfile.BadZipFile)
 
 
 def import_npy(
-    file: str | os.PathLike[str],
-    url: str | os.PathLike[str],
-    *,
-    y: str | os.PathLike[str] | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Unpack[LayoutOptions],
+    file: PathOrUrl, url: PathOrUrl, *, y: PathOrUrl | None = None, **options: Unpack[ImportOptions]
 ) -> Dataset:
-    """Import an npy file of rows (n, ...) and, if given, one of labels (n,); memory is bounded by one shard.
+    """Import an npy file of rows (n, ...) and optionally one of labels (n,); memory is bounded by one shard.
 
     Parameters
     ----------
     file : path
-        Rows: bool, integers or floats, C or Fortran order.
+        Rows: bool, integers or floats, in C or Fortran order.
     url : str
-        Where the dataset goes.
+        Dataset to write.
     y : path, optional
         Labels: numbers or strings.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shuffle : int, optional
-        Seed of a shuffle of all rows; by default they keep their order.
-    **layout
-        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+    **options
+        Options of all importers. `overwrite` (bool): replace the dataset at `url`. `progress` (callable):
+        called with (rows done, total rows). `shuffle` (int): seed of a shuffle of all rows; by default rows
+        keep their order. `chunk_rows`, `shard_rows`, `compressor`: see `create_dataset`.
 
     Returns
     -------
     Dataset
-        The rows, in the type of the file.
+        Rows in the dtype of the file.
 
     Raises
     ------
     DataError
-        A file that is missing, cut short, too long or no npy file; Python objects; NaN or infinity (with row
-        and column); labels of another number; an output that exists. No dataset is left behind.
+        A file that is missing, truncated, too long or no npy file; Python objects; NaN or infinity (with row
+        and column); another number of labels than rows; an output that exists. No dataset stays behind.
 
     Examples
     --------
@@ -77,29 +66,22 @@ def import_npy(
     ...     import_npy(f"{folder}/x.npy", "memory://doc-npy", overwrite=True)
     <Dataset 3 rows x (3,) float64, 'memory://doc-npy'>
     """
-    options = {"importer": "npy", "sources": [file] if y is None else [file, y]}
     return import_rows(
         lambda: open_npy(file, "rows"),
         None if y is None else lambda: open_npy(y, "labels"),
         url,
-        overwrite=overwrite,
-        progress=progress,
-        shuffle=shuffle,
+        importer="npy",
+        sources=[file] if y is None else [file, y],
         **options,
-        **layout,
     )
 
 
 def import_npz(
-    file: str | os.PathLike[str],
-    url: str | os.PathLike[str],
+    file: PathOrUrl,
+    url: PathOrUrl,
     x: str | None = None,
     y: str | None = None,
-    *,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Unpack[LayoutOptions],
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
     """Import rows and labels from an npz archive, compressed or not; memory is bounded by one shard.
 
@@ -108,21 +90,21 @@ def import_npz(
     file : path
         The archive.
     url : str
-        Where the dataset goes.
+        Dataset to write.
     x, y : str, optional
-        Names of the arrays in the archive; by default `x` and, where it is there, `y`, in either case.
-    overwrite, progress, shuffle, **layout
+        Names of the arrays with rows and labels; by default `x` or `X`, and `y` or `Y` if it exists.
+    **options
         See `import_npy`.
 
     Returns
     -------
     Dataset
-        The rows, in the type of the file.
+        Rows in the dtype of the file.
 
     Raises
     ------
     DataError
-        As `import_npy`; also an array that is not in the archive (the message lists those that are).
+        As `import_npy`; also a missing array (the message lists the arrays of the archive).
 
     Examples
     --------
@@ -133,24 +115,21 @@ def import_npz(
     ['a', 'b', 'a']
     """
     with open_npz(file) as archive:
-        keys = [n.removesuffix(".npy") for n in archive.namelist()]
-        x_name, y_name = find_keys(keys, x, y, f"npz file {os.fspath(file)}")
-        options = {"importer": "npz", "sources": [file], "options": {"x": x_name, "y": y_name}}
+        x_name, y_name = choose_arrays(array_names(archive), x, y, f"npz file {os.fspath(file)}")
         return import_rows(
             lambda: open_member(archive, file, x_name),
             None if y_name is None else lambda: open_member(archive, file, y_name),
             url,
-            overwrite=overwrite,
-            progress=progress,
-            shuffle=shuffle,
+            importer="npz",
+            sources=[file],
+            provenance={"x": x_name, "y": y_name},
             **options,
-            **layout,
         )
 
 
 @contextlib.contextmanager
-def open_npz(file: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
-    """The archive, closed at the end."""
+def open_npz(file: PathOrUrl) -> Iterator[zipfile.ZipFile]:
+    """Open an npz archive, and close it at the end of the `with` block."""
     with open_file(file, "npz file") as raw:
         try:
             archive = zipfile.ZipFile(raw)
@@ -162,70 +141,75 @@ def open_npz(file: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
         yield archive
 
 
-def read_small(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> np.ndarray:
-    """A small array of an archive whole, such as a shape."""
+def array_names(archive: zipfile.ZipFile) -> list[str]:
+    """Return the names of the arrays in an npz archive."""
+    return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def read_small(archive: zipfile.ZipFile, path: PathOrUrl, key: str) -> np.ndarray:
+    """Return a whole array of at most 64 values of an archive, such as a shape."""
     name = f"npz file {os.fspath(path)}, array {key!r}"
     with open_array(archive, path, key) as file:
-        shape, _, dtype = read_header(file, name, scalar=True)
-        if len(shape) > 1 or math.prod(shape) > _SMALL:
+        shape, _, dtype = read_header(file, name, allow_scalar=True)
+        if len(shape) > 1 or math.prod(shape) > _MAX_SMALL:
             raise DataError(f"{name} has shape {shape}; a few numbers are needed")
         try:
             raw = file.read(math.prod(shape) * dtype.itemsize)
-        except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        except _UNPACK_ERRORS as error:
             raise DataError(f"{name} is damaged: {error}; save or copy it again") from error
     if len(raw) < math.prod(shape) * dtype.itemsize:
-        raise DataError(f"{name} is cut short; save or copy it again")
+        raise DataError(f"{name} is truncated; save or copy it again")
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def open_npy(path: str | os.PathLike[str], what: str) -> RowReader:
-    """Rows of an npy file; a memory map where it is in Fortran order."""
-    raw = open_file(path, f"npy file of {what}")
+def open_npy(path: PathOrUrl, content: str) -> RowReader:
+    """Return a reader of an npy file; `content` ("rows" or "labels") names the file in messages."""
+    raw = open_file(path, f"npy file of {content}")
     name = f"npy file {os.fspath(path)}"
     try:
-        shape, fortran, dtype = read_header(raw, name)
-        stream = RowStream(raw, name, shape, dtype, raw.tell())
-        stream.check_size(file_size(raw))
-        if fortran and len(shape) > 1:
-            raw.close()
-            if is_https(path):
-                path = local_copy(path, f"npy file of {what}")
-            elif not is_local(path):
-                raise DataError(
-                    f"{name} is stored column by column (Fortran order), which is read through a memory "
-                    "map; copy it to a disk first"
-                )
-            # Rows of columns, through a memory map: slow, but bounded.
-            return ArrayStream(np.load(path, mmap_mode="r", allow_pickle=False), name)
-        return stream
+        shape, is_fortran, dtype = read_header(raw, name)
+        reader = BinaryReader(raw, name, shape, dtype, raw.tell())
+        reader.check_size(file_size(raw))
+        if not is_fortran or len(shape) == 1:
+            return reader
+        raw.close()
+        if is_https(path):
+            path = download(path, f"npy file of {content}")
+        elif not is_local(path):
+            raise DataError(
+                f"{name} is stored column by column (Fortran order), which is read through a memory map; "
+                "copy it to a disk first"
+            )
+        # A memory map gathers rows from columns: slow, but with bounded memory.
+        return ArrayReader(np.load(path, mmap_mode="r", allow_pickle=False), name)
     except BaseException:
         raw.close()
         raise
 
 
-def open_member(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> RowStream:
-    """A stream over one array of an npz archive."""
+def open_member(archive: zipfile.ZipFile, path: PathOrUrl, key: str) -> BinaryReader:
+    """Return a reader of one array of an npz archive."""
     name = f"npz file {os.fspath(path)}, array {key!r}"
     file = open_array(archive, path, key)
-    shape, fortran, dtype = read_header(file, name)
-    if fortran and len(shape) > 1:
+    shape, is_fortran, dtype = read_header(file, name)
+    if is_fortran and len(shape) > 1:
         raise DataError(
             f"{name} is stored column by column (Fortran order), which cannot be read in rows; save it again "
             f"with np.savez(..., {key}=np.ascontiguousarray(array)), or as an npy file"
         )
-    stream = RowStream(file, name, shape, dtype, file.tell())
-    stream.check_size(archive.getinfo(_member(archive, key)).file_size)
-    return stream
+    reader = BinaryReader(file, name, shape, dtype, file.tell())
+    reader.check_size(archive.getinfo(_member(archive, key)).file_size)
+    return reader
 
 
-def open_array(archive: zipfile.ZipFile, path: str | os.PathLike[str], key: str) -> IO[bytes]:
-    """The file of one array of an npz archive."""
+def open_array(archive: zipfile.ZipFile, path: PathOrUrl, key: str) -> IO[bytes]:
+    """Open the file of one array of an npz archive."""
     try:
         return archive.open(_member(archive, key))
-    except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+    except (*_UNPACK_ERRORS, RuntimeError, NotImplementedError) as error:
         raise DataError(
-            f"npz file {os.fspath(path)}, array {key!r} is damaged where it begins: {error}; download or "
-            "copy it again"
+            f"npz file {os.fspath(path)}, array {key!r} is damaged at its start: {error}; download or copy "
+            "it again"
         ) from error
 
 
@@ -234,9 +218,9 @@ def _member(archive: zipfile.ZipFile, key: str) -> str:
 
 
 def read_header(
-    file: IO[bytes], name: str, *, scalar: bool = False
+    file: IO[bytes], name: str, *, allow_scalar: bool = False
 ) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether in Fortran order, and dtype; arrays of Python objects are refused."""
+    """Return shape, whether the order is Fortran's, and dtype; raise `DataError` for Python objects."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         version = np.lib.format.read_magic(file)
@@ -244,19 +228,19 @@ def read_header(
             raise DataError(
                 f"{name} has npy version {version}; versions 1.0 and 2.0 can be read: save it again"
             )
-        shape, fortran, dtype = readers[version](file)
+        shape, is_fortran, dtype = readers[version](file)
     except DataError:
         raise
-    except (ValueError, EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:
+    except (*_UNPACK_ERRORS, ValueError) as error:
         raise DataError(
             f"{name} is not an npy array, or is damaged at byte 0: {error}; save or copy it again"
         ) from error
     if dtype.hasobject:
         raise DataError(
-            f"{name} holds Python objects, which only pickle can read; it is refused because such a file "
-            "can run any code. Save it again as numbers or strings, for example np.save(path, "
+            f"{name} holds Python objects, which only pickle can read; it is refused because such a file can "
+            "run any code. Save it again as numbers or strings, for example np.save(path, "
             "array.astype('float32'))"
         )
-    if len(shape) == 0 and not scalar:
+    if len(shape) == 0 and not allow_scalar:
         raise DataError(f"{name} holds a single number; rows x features are needed")
-    return tuple(shape), fortran, dtype
+    return tuple(shape), is_fortran, dtype

@@ -1,9 +1,8 @@
-"""What all importers share: rows read in order from a file, and their way into a dataset."""
+"""Row readers, the common interface of all importers, and `write_rows`, which writes a dataset from them."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 import zipfile
 import zlib
@@ -13,17 +12,17 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 import dask.system
 import numpy as np
 
-from scalelatent.data.csr import check_values, stack
+from scalelatent.data.csr import canonical, check_values, stack
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.schema import (
+    LayoutOptions,
     as_classes,
     as_labels,
     check_finite,
     check_rows_dtype,
     n_features,
 )
-from scalelatent.data.write.batches import MAX_THREADS, RowBatch, write_shards
-from scalelatent.data.write.batches import Progress as Progress
+from scalelatent.data.write.batches import MAX_THREADS, Progress, RowBatch, write_shards
 from scalelatent.data.write.create import check_room, check_rows_fit, removed_on_failure
 from scalelatent.data.write.shuffle import shuffle_dataset
 from scalelatent.data.write.writer import DatasetWriter, create_dataset
@@ -34,27 +33,41 @@ from scalelatent.storage.write_checks import scratch
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from scalelatent.data.schema import LayoutOptions, OutputOptions
+    from scipy.sparse import csr_array
+
+    from scalelatent.data.schema import OutputOptions
     from scalelatent.kernels.arrays import DenseOrCsr
+
+    from .files import PathOrUrl
 
 _READ_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 30
+# Maximum bytes of the shards that wait in memory to be written.
 _WAITING_BYTES = 64 << 20
-LABEL_ROWS = 65_536  # labels looked through at a time
+# Number of labels that are read at a time to find the classes.
+LABEL_ROWS = 65_536
+
+
+class ImportOptions(LayoutOptions, total=False):
+    """Keyword arguments that all importers share; `import_npy` documents them."""
+
+    overwrite: bool
+    progress: Progress | None
+    shuffle: int | None
 
 
 class RowReader:
-    """What an importer reads from: an array (n, ...) handed out in order."""
+    """Array (n, ...) in a source, which `read` returns in parts, in order."""
 
     name: str
-    """What to call it in messages."""
+    """Name of the source in messages."""
     shape: tuple[int, ...]
-    """(n_rows, *feature_shape), as promised."""
+    """(n_rows, *feature_shape) as the source declares it."""
     dtype: np.dtype
     sparse: bool = False
-    """Whether `read` gives scipy CSR."""
+    """Whether `read` returns scipy CSR arrays."""
     nnz: int | None = None
-    """Entries of CSR rows, where they are known before."""
+    """Number of stored entries of CSR rows, if known before they are read."""
 
     @property
     def n_rows(self) -> int:
@@ -62,47 +75,73 @@ class RowReader:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What was only learned by reading, for the provenance."""
+        """Provenance that is known only after all rows were read."""
         return {}
 
     def read(self, rows: int) -> DenseOrCsr:
-        """The next rows, in native byte order; fewer only at the end of a source that leaves some out."""
+        """Return the next rows in native byte order; fewer only at the end of a source that skips rows."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Refuse what follows the last row."""
+        """Raise `DataError` if the source continues after its last row."""
 
     def close(self) -> None:
-        """Let go of files and threads; those that others opened stay open."""
+        """Close the files and threads that this reader opened."""
 
 
-class Beside(RowReader):
-    """What belongs to the rows that another reader has read last: labels, weights, topics of another file."""
+class CsrReader(RowReader):
+    """CSR rows, and the number of rows and entries that `read` had to repair."""
+
+    sparse = True
+    _next_row = _rows_sorted = _entries_added = 0
+
+    @property
+    def notes(self) -> dict[str, int]:
+        counts = {"rows_sorted": self._rows_sorted, "entries_added": self._entries_added}
+        return {name: count for name, count in counts.items() if count}
+
+    def canonical_rows(self, data: np.ndarray, columns: np.ndarray, pointers: np.ndarray) -> csr_array:
+        """Return the next rows in canonical form: columns sorted, entries of the same place added."""
+        return self.count_repairs(
+            canonical(data, columns, pointers, self.shape[1], self._next_row, self.name)
+        )
+
+    def count_repairs(self, result: tuple[csr_array, int, int]) -> csr_array:
+        """Count the sorted rows and the added entries in a result of `canonical`; return its rows."""
+        rows, n_sorted, n_added = result
+        self._next_row += rows.shape[0]
+        self._rows_sorted += n_sorted
+        self._entries_added += n_added
+        return rows
+
+
+class PairedReader(RowReader):
+    """Labels, weights or topics of the rows that another reader read last."""
 
     def __init__(
         self,
         rows: RowReader,
         dtype: np.dtype,
-        taken: Callable[[], DenseOrCsr],
+        read_last: Callable[[], DenseOrCsr],
         width: int | None = None,
         name: str | None = None,
     ) -> None:
-        self.name, self.dtype, self._taken = name or rows.name, dtype, taken
+        self.name, self.dtype, self._read_last = name or rows.name, dtype, read_last
         self.shape = rows.shape[:1] if width is None else (rows.n_rows, width)
         self.sparse = width is not None
 
     def read(self, rows: int) -> DenseOrCsr:
-        found = self._taken()
-        assert found.shape[0] == rows
-        return found
+        values = self._read_last()
+        assert values.shape[0] == rows
+        return values
 
 
-class Chain(RowReader):
-    """Rows of several readers of one width and type, one after another."""
+class ConcatenatedReader(RowReader):
+    """Rows of several readers of one width and dtype, one reader after the other."""
 
     def __init__(self, readers: Sequence[RowReader]) -> None:
         self._readers = readers
-        self._at = self._done = 0
+        self._index = self._rows_read = 0
         self.name = " and ".join(reader.name for reader in readers)
         self.dtype, self.sparse = readers[0].dtype, readers[0].sparse
         self.shape = (sum(reader.n_rows for reader in readers), *readers[0].shape[1:])
@@ -111,17 +150,18 @@ class Chain(RowReader):
     def read(self, rows: int) -> DenseOrCsr:
         parts = []
         while rows:
-            reader = self._readers[self._at]
-            parts.append(self._take(reader, min(rows, reader.n_rows - self._done)))
+            reader = self._readers[self._index]
+            parts.append(self.read_part(reader, min(rows, reader.n_rows - self._rows_read)))
             count = parts[-1].shape[0]
-            rows, self._done = rows - count, self._done + count
-            if self._done == reader.n_rows and self._at + 1 < len(self._readers):
-                self._at, self._done = self._at + 1, 0
+            rows, self._rows_read = rows - count, self._rows_read + count
+            if self._rows_read == reader.n_rows and self._index + 1 < len(self._readers):
+                self._index, self._rows_read = self._index + 1, 0
         if self.sparse:
             return stack(parts)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _take(self, reader: RowReader, rows: int) -> DenseOrCsr:
+    def read_part(self, reader: RowReader, rows: int) -> DenseOrCsr:
+        """Return the next rows of one of the readers."""
         return reader.read(rows)
 
     def finish(self) -> None:
@@ -133,16 +173,8 @@ class Chain(RowReader):
             reader.close()
 
 
-class Streams(NamedTuple):
-    """What a dataset is written from."""
-
-    x: RowReader
-    y: RowReader | None
-    weight: RowReader | None
-
-
-class RowStream(RowReader):
-    """Rows of one dtype and shape, read in order from an open file; memory is bounded by one `read`."""
+class BinaryReader(RowReader):
+    """Rows of one dtype and shape in an open binary file; memory is bounded by one `read`."""
 
     def __init__(
         self, file: IO[bytes], name: str, shape: tuple[int, ...], dtype: np.dtype, offset: int
@@ -152,51 +184,51 @@ class RowStream(RowReader):
         self._start = self._offset = offset
         self._row_bytes = n_features(shape[1:]) * dtype.itemsize
         if shape[0] < 1 or self._row_bytes < 1:
-            raise DataError(f"{name}: its header says shape {shape}, which is empty: nothing to import")
+            raise DataError(f"{name}: its header declares shape {shape}, which is empty: nothing to import")
         if self._row_bytes > _MAX_ROW_BYTES:
             raise DataError(
-                f"{name}: its header says shape {shape}, that is {self._row_bytes:,} bytes a row; the "
-                f"header is damaged, or each row has to be cut into several (limit {_MAX_ROW_BYTES:,})"
+                f"{name}: its header declares shape {shape}, that is {self._row_bytes:,} bytes a row; the "
+                f"header is damaged, or each row must be cut into several (limit {_MAX_ROW_BYTES:,})"
             )
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole file, header included."""
+        """Bytes of the whole file, including its header."""
         return self._start + self.n_rows * self._row_bytes
 
     def check_size(self, found: int) -> None:
-        """Compare the size of the file with what its header promises, before anything is written."""
+        """Raise `DataError` if the bytes of the file differ from those that its header declares."""
         if found < self.total_bytes:
-            self._truncated(found)
+            self._refuse_truncated(found)
         if found > self.total_bytes:
-            self._trailing(found - self.total_bytes)
+            self._refuse_longer(found - self.total_bytes)
 
     def read(self, rows: int) -> np.ndarray:
         raw = np.empty(rows * self._row_bytes, np.uint8)
         filled = 0
         while filled < len(raw):
-            part = self._bytes(min(_READ_BYTES, len(raw) - filled))
+            part = self._read_bytes(min(_READ_BYTES, len(raw) - filled))
             if not part:
-                self._truncated(self._offset)
+                self._refuse_truncated(self._offset)
             raw[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
             filled += len(part)
         values = raw.view(self.dtype).reshape(rows, *self.shape[1:])
         return values.astype(self.dtype.newbyteorder("="), copy=False)
 
     def finish(self) -> None:
-        """Check that the file ends after its last row; a compressed file then checks its checksum, too."""
-        rest = self._bytes(_READ_BYTES)
+        """Raise `DataError` if bytes follow the last row; at the end a packed file checks its checksum."""
+        rest = self._read_bytes(_READ_BYTES)
         if rest:
-            self._trailing(len(rest))
+            self._refuse_longer(len(rest))
 
     def close(self) -> None:
         self._file.close()
 
-    def _bytes(self, count: int) -> bytes:
+    def _read_bytes(self, count: int) -> bytes:
         try:
             part = self._file.read(count)
         except EOFError:
-            self._truncated(self._offset)
+            self._refuse_truncated(self._offset)
         except (OSError, zlib.error, zipfile.BadZipFile) as error:
             raise DataError(
                 f"{self.name} is damaged after byte {self._offset:,} of its content: {error}; "
@@ -205,47 +237,61 @@ class RowStream(RowReader):
         self._offset += len(part)
         return part
 
-    def _truncated(self, found: int) -> NoReturn:
+    def _refuse_truncated(self, found: int) -> NoReturn:
         raise DataError(
             f"{self.name} is truncated: shape {self.shape} of {self.dtype} needs {self.total_bytes:,} bytes "
             f"with its header, but it ends at byte {found:,} (in row "
             f"{max(0, found - self._start) // self._row_bytes:,}); download or copy it again"
         )
 
-    def _trailing(self, count: int) -> None:
+    def _refuse_longer(self, count: int) -> None:
         raise DataError(
-            f"{self.name} goes on after its last row: its header promises shape {self.shape} and an end at "
+            f"{self.name} continues after its last row: its header declares shape {self.shape} and an end at "
             f"byte {self.total_bytes:,}, but at least {count:,} bytes follow; the header is wrong, or it is "
             "another kind of file"
         )
 
 
-class ArrayStream(RowReader):
-    """Rows of an array in memory."""
+class ArrayReader(RowReader):
+    """Rows of an array in memory, or of any object with a shape and a dtype that slices like one."""
 
     def __init__(self, values: np.ndarray, name: str) -> None:
         self.name, self.shape, self.dtype = name, values.shape, values.dtype
         if 0 in values.shape:
             raise DataError(f"{name} has shape {values.shape}, which is empty: nothing to import")
         self._values = values
-        self._next = 0
+        self._next_row = 0
 
     def read(self, rows: int) -> np.ndarray:
-        part = np.ascontiguousarray(self._values[self._next : self._next + rows])
-        self._next += len(part)
+        part = np.ascontiguousarray(self._values[self._next_row : self._next_row + rows])
+        self._next_row += len(part)
         return part if part.dtype.isnative else part.astype(part.dtype.newbyteorder("="))
 
     def close(self) -> None:
         self._values = self._values[:0]
 
 
+@contextlib.contextmanager
+def read_errors(name: str, start: int, stop: int, advice: str) -> Iterator[None]:
+    """Turn any error of a library while it reads rows `start:stop` into a `DataError` that names them."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # h5py, zarr, fsspec and each codec raise errors of their own
+        raise DataError(f"{name}: rows {start}:{stop} cannot be read: {error}; {advice}") from error
+
+
 def import_rows(
     open_x: Callable[[], RowReader],
     open_y: Callable[[], RowReader] | None,
-    url: str | os.PathLike[str],
+    url: PathOrUrl,
     **options: Any,
 ) -> Dataset:
-    """Check the arrays, look through string labels for their classes, then `write_rows`."""
+    """Write rows and labels like `write_rows`, after a check of their shapes and dtypes.
+
+    Labels that are strings are read twice: first to find the classes, then to write them.
+    """
     with contextlib.ExitStack() as opened:
         x = open_x()
         opened.callback(x.close)
@@ -258,21 +304,19 @@ def import_rows(
         opened.callback(y.close)
         if len(y.shape) > 2:
             raise DataError(
-                f"{y.name} has shape {y.shape}; labels have to be one per row, shape (n,), or targets of "
-                "shape (n, v)"
+                f"{y.name} has shape {y.shape}; labels must be one per row, shape (n,), or targets of shape "
+                "(n, v)"
             )
         if len(y.shape) == 2 and y.shape[1] > 1:
             check_rows_dtype(y.dtype, y.name)
-        if y.dtype.kind not in "US":
-            return write_rows(url, x, y, **options)
-        classes = string_classes(y)
-        again = open_y()
-        opened.callback(again.close)
-        return write_rows(url, x, again, classes=classes, **options)
+        if y.dtype.kind in "US":
+            options["classes"] = _find_classes(y)
+            y = open_y()
+        return write_rows(url, x, y, **options)
 
 
-def string_classes(y: RowReader) -> np.ndarray:
-    """The distinct labels of a stream, read to its end."""
+def _find_classes(y: RowReader) -> np.ndarray:
+    """Return the sorted distinct labels of a reader of strings, after reading it to its end."""
     found: set[str] = set()
     for a in range(0, y.n_rows, LABEL_ROWS):
         part = y.read(min(LABEL_ROWS, y.n_rows - a)).reshape(-1)
@@ -281,44 +325,60 @@ def string_classes(y: RowReader) -> np.ndarray:
     return np.array(sorted(found))
 
 
+class _Readers(NamedTuple):
+    """Readers of the three columns of a dataset."""
+
+    x: RowReader
+    y: RowReader | None
+    weight: RowReader | None
+
+
 def write_rows(
-    url: str | os.PathLike[str],
+    url: PathOrUrl,
     x: RowReader,
     y: RowReader | None,
     *,
     weight: RowReader | None = None,
     importer: str,
-    sources: list[str | os.PathLike[str]],
+    sources: Sequence[PathOrUrl],
     classes: np.ndarray | None = None,
+    provenance: dict[str, Any] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
-    options: dict[str, Any] | None = None,
     shuffle: int | None = None,
     **layout: Unpack[LayoutOptions],
 ) -> Dataset:
-    """Write the rows of a stream `x`, labels of a stream `y` and weights, or None, to a dataset."""
-    if y is not None and y.n_rows != x.n_rows:
-        raise DataError(
-            f"{x.name} holds {x.n_rows} rows, but {y.name} holds {y.n_rows} labels; give the two files (or "
-            f"arrays) that belong together"
-        )
-    # Names only: the folders of the machine that imported do not belong in a dataset.
-    provenance = {"importer": importer, "source": [file_name(s) for s in sources], **(options or {})}
-    columns: dict[str, Any] = {
-        "dtype": x.dtype.newbyteorder("="),
-        "nnz": x.nnz,
-        "provenance": provenance,
-        "weighted": weight is not None,
-        **_y_options(y, classes),
-    }
-    streams = Streams(x, y, weight)
-    if shuffle is None:
-        return _write(locate(url), streams, columns | layout, overwrite, progress)
-    return _write_shuffled(locate(url), shuffle, streams, columns, layout, overwrite, progress)
+    """Write rows, labels and weights from their readers to a dataset, then close the readers.
+
+    `importer`, the names of the files in `sources`, and the values in `provenance` become the provenance of
+    the dataset. If anything fails, Ctrl-C included, no dataset stays behind.
+    """
+    readers = _Readers(x, y, weight)
+    with contextlib.ExitStack() as opened:
+        for reader in readers:
+            if reader is not None:
+                opened.callback(reader.close)
+        if y is not None and y.n_rows != x.n_rows:
+            raise DataError(
+                f"{x.name} holds {x.n_rows} rows, but {y.name} holds {y.n_rows} labels; give the two files "
+                "(or arrays) that belong together"
+            )
+        # The provenance keeps file names without the folders, because datasets move to other machines.
+        names = [file_name(source) for source in sources]
+        columns: dict[str, Any] = {
+            "dtype": x.dtype.newbyteorder("="),
+            "nnz": x.nnz,
+            "provenance": {"importer": importer, "source": names, **(provenance or {})},
+            "weighted": weight is not None,
+            **_y_options(y, classes),
+        }
+        if shuffle is None:
+            return _write(locate(url), readers, columns | layout, overwrite, progress)
+        return _write_shuffled(locate(url), shuffle, readers, columns, layout, overwrite, progress)
 
 
 def _y_options(y: RowReader | None, classes: np.ndarray | None) -> OutputOptions:
-    """Arguments of `create_dataset` for what a stream `y` holds."""
+    """Return the arguments of `create_dataset` for the labels or targets of a reader."""
     if y is None:
         return {}
     dtype = y.dtype.newbyteorder("=")
@@ -332,85 +392,83 @@ def _y_options(y: RowReader | None, classes: np.ndarray | None) -> OutputOptions
 def _write_shuffled(
     location: Location,
     seed: int,
-    streams: Streams,
+    readers: _Readers,
     columns: dict[str, Any],
     layout: LayoutOptions,
     overwrite: bool,
     progress: Progress | None,
 ) -> Dataset:
-    """Write the rows in order to a dataset beside the wanted one, then shuffle them into place."""
+    """Write the rows in order to a temporary dataset next to `location`, then shuffle them into place."""
 
-    def half(first: int) -> Progress | None:
-        """Each of the two steps is half of the way."""
-        return None if progress is None else lambda done, n: progress((first * n + done) // 2, n)
+    def half_progress(first: int) -> Progress | None:
+        """Return a callback for the first (0) or the second (1) half of the work."""
+        return None if progress is None else lambda done, total: progress((first * total + done) // 2, total)
 
-    # Now, not after the rows were read: what they are shuffled from lies beside them until the end.
+    # Check before reading: the temporary dataset needs as much space as the shuffled one.
     check_room(location, overwrite, resumable=False)
-    packed = {"compressor": layout["compressor"]} if "compressor" in layout else {}
-    x = streams.x
-    check_rows_fit(location, x.n_rows, x.shape[1:], x.dtype, columns["nnz"], copies=2, **packed)
-    aside = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
-    with scratch(aside):
-        ordered = _write(aside, streams, columns | layout, False, half(0))
+    compression = {"compressor": layout["compressor"]} if "compressor" in layout else {}
+    x = readers.x
+    check_rows_fit(location, x.n_rows, x.shape[1:], x.dtype, columns["nnz"], copies=2, **compression)
+    temporary = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
+    with scratch(temporary):
+        ordered = _write(temporary, readers, columns | layout, False, half_progress(0))
         return shuffle_dataset(
-            ordered, location.url, seed=seed, overwrite=overwrite, progress=half(1), **layout
+            ordered, location.url, seed=seed, overwrite=overwrite, progress=half_progress(1), **layout
         )
 
 
 def _write(
     location: Location,
-    streams: Streams,
+    readers: _Readers,
     arguments: dict[str, Any],
     overwrite: bool,
     progress: Progress | None,
 ) -> Dataset:
-    """Write the rows to a dataset; on any failure, Ctrl-C as well, nothing stays."""
-
+    """Write the rows to a dataset; remove it if anything fails, Ctrl-C included."""
     check_room(location, overwrite, resumable=False)
-    x = streams.x
+    x = readers.x
     writer = create_dataset(location.url, x.n_rows, x.shape[1:], overwrite=overwrite, **arguments)
     with removed_on_failure(writer):
-        _copy(writer, streams, progress)
-        for stream in streams:
-            if stream is not None:
-                stream.finish()
-                writer.note(stream.notes)
+        _copy(writer, readers, progress)
+        for reader in readers:
+            if reader is not None:
+                reader.finish()
+                writer.note(reader.notes)
         return writer.finalize()
 
 
 def _row_bytes(x: RowReader) -> int:
-    """Bytes of a row, of a CSR row on the average."""
+    """Return the bytes of a row; the mean for CSR rows."""
     if x.nnz is None:
         return max(1, n_features(x.shape[1:]) * x.dtype.itemsize)
     return max(1, x.nnz * (x.dtype.itemsize + 4) // x.n_rows)
 
 
-def _copy(writer: DatasetWriter, streams: Streams, progress: Progress | None) -> None:
-    """Read shards in this thread while others hash, pack and write those before; a few are in memory."""
-    shard_bytes = writer.shard_rows * _row_bytes(streams.x)
-
+def _copy(writer: DatasetWriter, readers: _Readers, progress: Progress | None) -> None:
+    """Read shards in this thread, while other threads hash, compress and write the previous ones."""
+    shard_bytes = writer.shard_rows * _row_bytes(readers.x)
     threads = min(dask.system.cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
-    # One shard more than cores waits to be written, so that no core waits for one to be read.
-    write_shards(writer, _shards(writer, streams), progress, threads=threads + 1)
+    # One more shard than cores waits to be written, so that no core waits for the reader.
+    write_shards(writer, _shards(writer, readers), progress, threads=threads + 1)
 
 
-def _shards(writer: DatasetWriter, streams: Streams) -> Iterator[RowBatch]:
-    """The rows of each shard; fewer than promised where the source left some out."""
-    i = 0
-    while i < writer.n_shards:
-        a, b = writer.shard_bounds(i)
-        batch = [_next_rows(streams, a, b, writer.attrs.y_kind)]
+def _shards(writer: DatasetWriter, readers: _Readers) -> Iterator[RowBatch]:
+    """Yield the rows of each shard; shrink the dataset if the source skipped rows."""
+    shard = 0
+    while shard < writer.n_shards:
+        a, b = writer.shard_bounds(shard)
+        batch = [_next_rows(readers, a, b, writer.attrs.y_kind)]
         if len(batch[0]) < b - a:
             writer.shrink(a + len(batch[0]))
             if not len(batch[0]):
                 return
-        yield batch.pop()  # and hold it no longer: the thread that writes it does, as long as it is needed
-        i += 1
+        yield batch.pop()  # keep no reference: the rows are freed as soon as their thread has written them
+        shard += 1
 
 
-def _next_rows(streams: Streams, start: int, stop: int, y_kind: str | None) -> RowBatch:
-    """The next rows and as many labels, checked; `start` is the number of the first."""
-    x, y, weight = streams
+def _next_rows(readers: _Readers, start: int, stop: int, y_kind: str | None) -> RowBatch:
+    """Return the next rows with their labels and weights, checked; `start` is the number of the first."""
+    x, y, weight = readers
     rows = x.read(stop - start)
     (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, start, x.name)
     n = rows.shape[0]

@@ -1,8 +1,8 @@
-"""Compiled reading of svmlight text: lines to CSR, decimal numbers to the nearest float64.
+"""Compiled parser of svmlight text: lines to CSR arrays, decimal numbers to the nearest float64.
 
-Numbers are read as Python's `float` reads them, to the last bit, by the method of Lemire, "Number parsing at
-a gigabyte per second" (2021): exact products of small powers of ten, else one or two products with a 128-bit
-power of five. The few numbers of more than 19 digits that this cannot decide are listed for the caller.
+Numbers are identical to those of Python's `float`, by the method of Lemire, "Number parsing at a gigabyte per
+second" (2021): exact products with small powers of ten, else one or two products with a 128-bit power of
+five. The few numbers of more than 19 digits that the method cannot decide are listed for the caller.
 """
 
 from __future__ import annotations
@@ -14,24 +14,30 @@ from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.philox import mulhi
 
 STATE = (
-    "rows", "entries", "labels", "slow", "lines", "lowest", "highest", "commas", "bare", "fractions", "error",
-    "at", "lowest_label", "highest_label",
+    "rows", "entries", "labels", "undecided", "lines", "lowest", "highest", "commas", "bare", "fractions",
+    "error", "position", "lowest_label", "highest_label",
 )  # fmt: skip
-"""Names of the counters of `parse_lines`. bare: rows without a label; fractions: labels that are not
-integers; slow: numbers left to the caller; at: byte of the error, or of the last line."""
-N_STATE = len(STATE)
-ROWS, ENTRIES, LABELS, SLOW, LINES, LOWEST, HIGHEST, COMMAS, BARE, FRACTIONS, ERROR = range(N_STATE - 3)
-AT, LOWEST_LABEL, HIGHEST_LABEL = N_STATE - 3, N_STATE - 2, N_STATE - 1
-BAD_LABEL, BAD_COLUMN, NO_VALUE, BAD_VALUE, FULL = 1, 2, 3, 4, 5
-"""What may be wrong with a line. FULL: the arrays of the caller are too short."""
+"""Names of the counters of `parse_lines`.
 
-_LEAST, _MOST = -342, 308
+lowest, highest: columns. bare: rows without a label. fractions: labels that are not integers. undecided:
+numbers left to the caller. position: byte of the error, or of the last line.
+"""
+N_STATE = len(STATE)
+(
+    ROWS, ENTRIES, LABELS, UNDECIDED, LINES, LOWEST, HIGHEST, COMMAS, BARE, FRACTIONS,
+    ERROR, POSITION, LOWEST_LABEL, HIGHEST_LABEL,
+) = range(N_STATE)  # fmt: skip
+BAD_LABEL, BAD_COLUMN, NO_VALUE, BAD_VALUE, FULL = 1, 2, 3, 4, 5
+"""Values of the counter `error`. FULL: the arrays of the caller are too short."""
+
+# Exponents of ten outside this range give 0 or infinity.
+_MIN_POWER, _MAX_POWER = -342, 308
 
 
 def _powers_of_five() -> np.ndarray:
-    """The first 128 bits of 5**q for q from -342 to 308, as (high, low) uint64."""
-    out = np.empty((_MOST - _LEAST + 1, 2), np.uint64)
-    for q in range(_LEAST, _MOST + 1):
+    """Return the first 128 bits of 5**q for q from -342 to 308, as rows (high, low) of uint64."""
+    out = np.empty((_MAX_POWER - _MIN_POWER + 1, 2), np.uint64)
+    for q in range(_MIN_POWER, _MAX_POWER + 1):
         if q < 0:
             power = 5**-q
             bits = (power - 1).bit_length()
@@ -39,12 +45,12 @@ def _powers_of_five() -> np.ndarray:
         else:
             value = 5**q << 128
         value >>= value.bit_length() - 128
-        out[q - _LEAST] = value >> 64, value & (2**64 - 1)
+        out[q - _MIN_POWER] = value >> 64, value & (2**64 - 1)
     return out
 
 
 def new_state() -> np.ndarray:
-    """Counters for `parse_lines`."""
+    """Return the initial counters of `parse_lines`: int64 (N_STATE,)."""
     state = np.zeros(N_STATE, np.int64)
     limits = np.iinfo(np.int64)
     state[[LOWEST, LOWEST_LABEL]] = limits.max
@@ -56,14 +62,15 @@ FIVES = _powers_of_five()
 TENS = np.array([float(10**k) for k in range(23)])
 TWOS = np.array([np.ldexp(1.0, k) for k in range(-1074, 1024)])
 _ONE, _TEN = np.uint64(1), np.uint64(10)
-_MASK = np.uint64(0x1FF)  # 64 - 55 bits
-_TOP = np.uint64(1 << 63)
+# The 64 - 55 bits of a product that decide whether a second product is needed.
+_LOW_BITS = np.uint64(0x1FF)
+_TOP_BIT = np.uint64(1 << 63)
 
 
 @part
 def _leading_zeros(w: np.uint64) -> int:
     count = 0
-    while not w & _TOP:
+    while not w & _TOP_BIT:
         w = w << _ONE
         count += 1
     return count
@@ -71,19 +78,19 @@ def _leading_zeros(w: np.uint64) -> int:
 
 @part
 def _to_float(w: np.uint64, q: int) -> float:
-    """w * 10**q, rounded to the nearest float64; w uint64 above 0."""
+    """Return w * 10**q, rounded to the nearest float64; w > 0."""
     if -22 <= q <= 22 and w <= np.uint64(1 << 53):
         exact = np.float64(w)
         return exact * TENS[q] if q >= 0 else exact / TENS[-q]
-    if q < _LEAST:
+    if q < _MIN_POWER:
         return 0.0
-    if q > _MOST:
+    if q > _MAX_POWER:
         return np.inf
     zeros = _leading_zeros(w)
     w = w << np.uint64(zeros)
-    five, rest = FIVES[q - _LEAST, 0], FIVES[q - _LEAST, 1]
+    five, rest = FIVES[q - _MIN_POWER, 0], FIVES[q - _MIN_POWER, 1]
     high, low = mulhi(w, five), w * five
-    if high & _MASK == _MASK:
+    if high & _LOW_BITS == _LOW_BITS:
         more = mulhi(w, rest)
         low += more
         if more > low:
@@ -99,7 +106,7 @@ def _to_float(w: np.uint64, q: int) -> float:
         mantissa = (mantissa + (mantissa & _ONE)) >> _ONE
         return np.float64(mantissa) * TWOS[0]
     if low <= _ONE and -4 <= q <= 23 and mantissa & np.uint64(3) == _ONE and mantissa << shift == high:
-        mantissa = mantissa & ~_ONE  # exactly halfway: to even
+        mantissa = mantissa & ~_ONE  # exactly halfway: round to even
     mantissa = (mantissa + (mantissa & _ONE)) >> _ONE
     if mantissa >= np.uint64(1 << 53):
         mantissa = np.uint64(1 << 52)
@@ -110,7 +117,8 @@ def _to_float(w: np.uint64, q: int) -> float:
 
 
 @part
-def _word(text: np.ndarray, at: int, stop: int, lower: bytes) -> bool:
+def _starts_with(text: np.ndarray, at: int, stop: int, lower: bytes) -> bool:
+    """Return whether the text continues with a word, in either case."""
     if at + len(lower) > stop:
         return False
     for k in range(len(lower)):  # noqa: SIM110  numba has no all()
@@ -124,13 +132,16 @@ _INF, _INFINITY, _NAN, _QID = b"inf", b"infinity", b"nan", b"qid:"
 
 @part
 def _number(text: np.ndarray, at: int, stop: int) -> tuple[float, int, bool]:
-    """(value, byte after it, whether it is certain) of the number at a place; no number: the place itself."""
+    """Return the number that starts at a byte, the byte after it, and whether its last bit is certain.
+
+    If there is no number, the byte after it is the first byte.
+    """
     first, negative = at, False
     if at < stop and (text[at] == 43 or text[at] == 45):
         negative = text[at] == 45
         at += 1
     for name, value in ((_INFINITY, np.inf), (_INF, np.inf), (_NAN, np.nan)):
-        if _word(text, at, stop, name):
+        if _starts_with(text, at, stop, name):
             return -value if negative else value, at + len(name), True
     w, digits, kept, scale, more = np.uint64(0), 0, 0, 0, False
     point: bool = False
@@ -173,17 +184,17 @@ def _number(text: np.ndarray, at: int, stop: int) -> tuple[float, int, bool]:
 
 @part
 def _is_space(c: int) -> bool:
-    return c <= 32 and c != 10  # whatever else is not a character parts words, too
+    return c <= 32 and c != 10  # all control characters separate words
 
 
 @part
 def _is_end(text: np.ndarray, at: int, stop: int) -> bool:
-    """Whether the content of a line ends here: newline, comment, end of the text."""
+    """Return whether the content of a line ends here: at a newline, a comment or the end of the text."""
     return at >= stop or text[at] == 10 or text[at] == 35
 
 
 @part
-def _skip(text: np.ndarray, at: int, stop: int) -> int:
+def _skip_spaces(text: np.ndarray, at: int, stop: int) -> int:
     while at < stop and _is_space(text[at]):
         at += 1
     return at
@@ -203,10 +214,10 @@ def _read_labels(
     stop: int,
     keep: bool,
     labels: np.ndarray,
-    slow: np.ndarray,
+    undecided: np.ndarray,
     state: np.ndarray,
 ) -> tuple[int, int]:
-    """(byte after the labels, how many): the first word, unless that is an entry already."""
+    """Read the labels in the first word, unless it is an entry; return the byte after them and a count."""
     count, end = 0, _word_end(text, place, stop)
     for k in range(place, end):
         if text[k] == 58:
@@ -215,13 +226,13 @@ def _read_labels(
     while place < end:
         value, after, certain = _number(text, place, end)
         if after == place or (after < end and (text[after] != 44 or after + 1 == end)):
-            state[ERROR], state[AT] = BAD_LABEL, place
+            state[ERROR], state[POSITION] = BAD_LABEL, place
             return place, 0
         if keep:
             if not certain:
-                slow[2 * state[SLOW]] = -1 - state[LABELS]
-                slow[2 * state[SLOW] + 1] = place
-                state[SLOW] += 1
+                undecided[2 * state[UNDECIDED]] = -1 - state[LABELS]
+                undecided[2 * state[UNDECIDED] + 1] = place
+                state[UNDECIDED] += 1
             labels[state[LABELS]] = value
         state[LABELS] += 1
         count += 1
@@ -255,30 +266,34 @@ def parse_lines(
     keep: bool,
     data: np.ndarray,
     columns: np.ndarray,
-    counts: np.ndarray,
+    row_entries: np.ndarray,
     labels: np.ndarray,
-    label_counts: np.ndarray,
-    slow: np.ndarray,
+    row_labels: np.ndarray,
+    undecided: np.ndarray,
     state: np.ndarray,
 ) -> None:
-    """Read whole lines; blank ones, comments after '#', and 'qid:' are passed over."""
+    """Parse the whole lines in `text[:stop]` and count them; skip blank lines, '#' comments and 'qid:'.
+
+    With `keep` the numbers are stored: values, columns, entries of each row, labels, labels of each row.
+    `undecided` receives pairs (index, byte) of numbers for the caller; the index of label k is -1 - k.
+    """
     at = 0
     while at < stop:
-        state[AT] = at
-        place = _skip(text, at, stop)
-        row_labels, row_entries, empty = 0, 0, _is_end(text, place, stop)
+        state[POSITION] = at
+        place = _skip_spaces(text, at, stop)
+        n_labels, n_entries, empty = 0, 0, _is_end(text, place, stop)
         if not empty:
-            if keep and state[ROWS] >= counts.shape[0]:
+            if keep and state[ROWS] >= row_entries.shape[0]:
                 state[ERROR] = FULL
                 return
-            place, row_labels = _read_labels(text, place, stop, keep, labels, slow, state)
+            place, n_labels = _read_labels(text, place, stop, keep, labels, undecided, state)
             if state[ERROR]:
                 return
         while True:
-            place = _skip(text, place, stop)
+            place = _skip_spaces(text, place, stop)
             if _is_end(text, place, stop):
                 break
-            if text[place] == 113 and _word(text, place, stop, _QID):
+            if text[place] == 113 and _starts_with(text, place, stop, _QID):
                 place = _word_end(text, place, stop)
                 continue
             first, column = place, 0
@@ -286,24 +301,24 @@ def parse_lines(
                 column = column * 10 + (np.int64(text[place]) - 48)  # type: ignore[assignment]
                 place += 1
             if place == first or place >= stop or text[place] != 58:
-                state[ERROR], state[AT] = BAD_COLUMN, first
+                state[ERROR], state[POSITION] = BAD_COLUMN, first
                 return
             place += 1
             if _is_end(text, place, stop) or _is_space(text[place]):
-                state[ERROR], state[AT] = NO_VALUE, first
+                state[ERROR], state[POSITION] = NO_VALUE, first
                 return
             if keep:
                 value, after, certain = _number(text, place, stop)
                 if after == place or not (_is_end(text, after, stop) or _is_space(text[after])):
-                    state[ERROR], state[AT] = BAD_VALUE, first
+                    state[ERROR], state[POSITION] = BAD_VALUE, first
                     return
                 if state[ENTRIES] >= data.shape[0]:
                     state[ERROR] = FULL
                     return
                 if not certain:
-                    slow[2 * state[SLOW]] = state[ENTRIES]
-                    slow[2 * state[SLOW] + 1] = place
-                    state[SLOW] += 1
+                    undecided[2 * state[UNDECIDED]] = state[ENTRIES]
+                    undecided[2 * state[UNDECIDED] + 1] = place
+                    state[UNDECIDED] += 1
                 data[state[ENTRIES]] = value
                 columns[state[ENTRIES]] = column
                 place = after
@@ -312,13 +327,13 @@ def parse_lines(
             state[LOWEST] = min(state[LOWEST], column)
             state[HIGHEST] = max(state[HIGHEST], column)
             state[ENTRIES] += 1
-            row_entries += 1
+            n_entries += 1
         while place < stop and text[place] != 10:  # a comment
             place += 1
         at = place + 1
         state[LINES] += 1
         if not empty:
             if keep:
-                counts[state[ROWS]] = row_entries
-                label_counts[state[ROWS]] = row_labels
+                row_entries[state[ROWS]] = n_entries
+                row_labels[state[ROWS]] = n_labels
             state[ROWS] += 1

@@ -1,15 +1,13 @@
-"""RCV1-v2 as words: the token files of LYRL2004 (Lewis, Yang, Rose, Li 2004) and their topics.
+"""Import RCV1-v2 as counts of word stems: the token files of LYRL2004 (Lewis, Yang, Rose, Li 2004).
 
-A token file has for each document the lines `.I NUMBER` and `.W`, lines of word stems, and a blank one; the
-topic file (qrels) has lines `TOPIC NUMBER 1`. Both may be packed with gzip.
+A token file holds for each document the lines `.I NUMBER` and `.W`, lines of word stems, and a blank line.
+The topics are in a file of lines `TOPIC NUMBER 1`. Both files can be packed with gzip.
 """
 
 from __future__ import annotations
 
-import os
-import zlib
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,26 +17,27 @@ from scalelatent.data.csr import csr_of
 from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
 
-from .files import open_maybe_gzip
+from .files import PathOrUrl, read_lines
 from .rcv1 import Topics
-from .stream import Progress, RowReader, write_rows
+from .stream import RowReader, write_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from scipy.sparse import csr_array
 
-    from scalelatent.data.schema import LayoutOptions
+    from .stream import ImportOptions
 
-COUNT_MAX = int(np.iinfo(np.uint16).max)
-LONGEST_NUMBER = 18  # digits that int64 holds
+_MAX_COUNT = int(np.iinfo(np.uint16).max)
+# Every number of at most this many digits fits into int64.
+_MAX_DIGITS = 18
 
 
 def leaf_topics(topics: Sequence[str]) -> list[str]:
-    """Topics of RCV1 that have none below them, in the given order.
+    """Return the leaves of RCV1's tree of topics, in the given order.
 
-    The code of a topic begins with that of the one above it (C15, C151, C1511); above all are CCAT, ECAT,
-    GCAT and MCAT. Of all 103 topics 82 are leaves.
+    The code of a topic begins with that of its parent (C15, C151, C1511); the roots are CCAT, ECAT, GCAT and
+    MCAT. Of all 103 topics, 82 are leaves.
 
     Parameters
     ----------
@@ -48,6 +47,7 @@ def leaf_topics(topics: Sequence[str]) -> list[str]:
     Returns
     -------
     list of str
+        Codes without children among `topics`.
 
     Examples
     --------
@@ -63,23 +63,20 @@ def leaf_topics(topics: Sequence[str]) -> list[str]:
 
 
 def import_tokens(
-    tokens: Sequence[str | os.PathLike[str]],
-    topics: str | os.PathLike[str],
-    url: str | os.PathLike[str],
+    tokens: Sequence[PathOrUrl],
+    topics: PathOrUrl,
+    url: PathOrUrl,
     *,
     stems: int = 2000,
     leaves: bool = False,
     drop_empty: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Unpack[LayoutOptions],
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import RCV1-v2 from its token files: counts of the commonest word stems, and topics.
+    """Import RCV1-v2 from its token files: counts of the most frequent word stems, and topics.
 
-    The files are read twice, line by line: once to find the commonest stems, once to write the rows; with
-    `drop_empty` once more, to count the rows that stay. In memory are the vocabulary (300,000 stems), and the
-    2.6 million pairs of the topic file.
+    The files are read twice, line by line: first to find the most frequent stems, then to write the rows;
+    with `drop_empty` once more, to count the remaining rows. Memory holds the vocabulary (300,000 stems) and
+    the 2.6 million pairs of the topic file.
 
     Parameters
     ----------
@@ -89,16 +86,16 @@ def import_tokens(
     topics : path
         ``rcv1-v2.topics.qrels``, or its ``.gz``.
     url : str
-        Where the dataset goes.
+        Dataset to write.
     stems : int
-        Columns: so many stems that occur most often over all documents (of equals the first by the alphabet),
-        in the order of the alphabet.
+        Number of columns: the stems with the most occurrences in all documents (ties by the alphabet), in the
+        order of the alphabet.
     leaves : bool
-        Keep the topics without topics below them alone; documents may then have none.
+        Keep only topics without children; documents may then have no topic.
     drop_empty : bool
-        Leave out documents without any of the stems, which have no cosine (``metric="cosine"`` refuses them);
+        Exclude documents without any of the stems, which have no cosine (``metric="cosine"`` refuses them);
         the provenance counts them (`left_out`).
-    overwrite, progress, shuffle, **layout
+    **options
         See `import_npy`.
 
     Returns
@@ -109,8 +106,8 @@ def import_tokens(
     Raises
     ------
     DataError
-        A file that is damaged or of another format, naming its line; a document without topics; fewer stems
-        than wanted; an output that exists. No dataset is left behind.
+        A file that is damaged or of another format (with its line); a document without topics; fewer stems
+        than `stems`; an output that exists. No dataset stays behind.
 
     Examples
     --------
@@ -128,121 +125,107 @@ def import_tokens(
     files = [Path(path) for path in tokens]
     if not files:
         raise DataError("no token file was given: give lyrl2004_tokens_train.dat.gz, for example")
-    of_documents = Topics(Path(topics), leaf_topics if leaves else None)
-    x = _Counts(files, stems, drop_empty)
-    try:
-        y = of_documents.beside(x, lambda: x.documents)
-        told = {"stems": x.stems, "topics": of_documents.names}
-        return write_rows(
-            url, x, y, importer="rcv1", sources=[*files, topics], options=told,
-            overwrite=overwrite, progress=progress, shuffle=shuffle, **layout,
-        )  # fmt: skip
-    finally:
-        x.close()
+    document_topics = Topics(Path(topics), leaf_topics if leaves else None)
+    x = _StemCountsReader(files, stems, drop_empty)
+    y = document_topics.paired_with(x, lambda: x.documents)
+    provenance = {"stems": x.stems, "topics": document_topics.names}
+    sources = [*files, topics]
+    return write_rows(url, x, y, importer="rcv1", sources=sources, provenance=provenance, **options)
 
 
-def _documents_of(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number, stems) of each document of a token file."""
-    what = f"token file {path}"
+def _read_documents(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield (number, stems) of each document of a token file."""
     number, line_number, expected = -1, 0, ".I"
     words: list[str] = []
 
-    def wrong(line: str) -> DataError:
+    def malformed(line_number: int, line: str) -> DataError:
         return DataError(
-            f"{what} is damaged at line {line_number:,}: {line.strip()[:40]!r} where {expected} was "
-            "expected; documents are '.I NUMBER', '.W' and lines of stems. Download or copy it again"
+            f"token file {path} is damaged at line {line_number:,}: {line.strip()[:40]!r} where {expected} "
+            "was expected; documents are '.I NUMBER', '.W' and lines of stems. Download or copy it again"
         )
 
-    with open_maybe_gzip(path, "token file") as file:
-        try:
-            for raw in file:
-                line_number += 1
-                line = raw.decode("latin-1")
-                if line.startswith(".I"):
-                    if expected == ".W":
-                        raise wrong(line)
-                    if number >= 0:
-                        yield number, words
-                    parts = line.split()
-                    # int() refuses a superscript, which is a digit but not decimal.
-                    if len(parts) != 2 or not parts[1].isdecimal() or len(parts[1]) > LONGEST_NUMBER:
-                        expected = "'.I NUMBER'"
-                        raise wrong(line)
-                    number, words, expected = int(parts[1]), [], ".W"
-                elif expected == ".W":
-                    if line.strip() != ".W":
-                        raise wrong(line)
-                    expected = "stems or .I"
-                elif line.strip():
-                    if number < 0:
-                        raise wrong(line)
-                    words += line.split()
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(
-                f"{what} is damaged after line {line_number:,}: {error}; download or copy it again"
-            ) from error
+    for line_number, raw in read_lines(path, "token file"):
+        line = raw.decode("latin-1")
+        if line.startswith(".I"):
+            if expected == ".W":
+                raise malformed(line_number, line)
+            if number >= 0:
+                yield number, words
+            parts = line.split()
+            # A superscript is a digit, but not a decimal, and int() refuses it.
+            if len(parts) != 2 or not parts[1].isdecimal() or len(parts[1]) > _MAX_DIGITS:
+                expected = "'.I NUMBER'"
+                raise malformed(line_number, line)
+            number, words, expected = int(parts[1]), [], ".W"
+        elif expected == ".W":
+            if line.strip() != ".W":
+                raise malformed(line_number, line)
+            expected = "stems or .I"
+        elif line.strip():
+            if number < 0:
+                raise malformed(line_number, line)
+            words += line.split()
     if expected == ".W":
-        raise wrong("the end of the file")
+        raise malformed(line_number, "the end of the file")
     if number >= 0:
         yield number, words
 
 
-class _Counts(RowReader):
-    """Counts of the commonest stems of each document, or of each that has some."""
+class _StemCountsReader(RowReader):
+    """Counts of the most frequent stems in each document, or in each that has some.
+
+    `documents` holds the numbers of the documents of the last `read`.
+    """
 
     sparse = True
 
-    def __init__(self, files: list[Path], wanted: int, drop_empty: bool) -> None:
+    def __init__(self, files: list[Path], n_stems: int, drop_empty: bool) -> None:
         self.name = " and ".join(f"token file {path}" for path in files)
         self.dtype = np.dtype(np.uint16)
-        total: Counter[str] = Counter()
-        holding: Counter[str] = Counter()
+        n_occurrences: Counter[str] = Counter()
+        n_documents: Counter[str] = Counter()
         n_rows = 0
         for path in files:
-            for _, words in _documents_of(path):
-                total.update(words)
-                holding.update(set(words))
+            for _, words in _read_documents(path):
+                n_occurrences.update(words)
+                n_documents.update(set(words))
                 n_rows += 1
         if not n_rows:
             raise DataError(f"{self.name} holds no document; there is nothing to import")
-        if len(total) < wanted:
+        if len(n_occurrences) < n_stems:
             raise DataError(
-                f"{self.name}: {wanted:,} stems are wanted, but there are {len(total):,} different ones; "
-                "give a lower number of stems"
+                f"{self.name}: {n_stems:,} stems are needed, but there are {len(n_occurrences):,} different "
+                "ones; give a lower number of stems"
             )
-        commonest = sorted(total, key=lambda stem: (-total[stem], stem))[:wanted]
-        self.stems = sorted(commonest)
-        self.nnz = sum(holding[stem] for stem in self.stems)
+        self.stems = sorted(sorted(n_occurrences, key=lambda stem: (-n_occurrences[stem], stem))[:n_stems])
+        self.nnz = sum(n_documents[stem] for stem in self.stems)
         self.documents = np.empty(0, np.int64)
-        """Numbers of the documents of the last `read`."""
         self._columns = {stem: column for column, stem in enumerate(self.stems)}
-        self._left_out: int | None = None
+        self._n_excluded: int | None = None
         if drop_empty:
-            # CSR datasets do not shrink: how many rows there are has to be known before.
-            kept = sum(1 for _ in self._documents(files, drop_empty))
-            self._left_out, n_rows = n_rows - kept, kept
-        self.shape = (n_rows, wanted)
-        self._stream = self._documents(files, drop_empty)
+            # The number of rows must be known before, because CSR datasets do not shrink.
+            n_kept = sum(1 for _ in self._read_all(files, drop_empty))
+            self._n_excluded, n_rows = n_rows - n_kept, n_kept
+        self.shape = (n_rows, n_stems)
+        self._stream = self._read_all(files, drop_empty)
 
-    def _documents(self, files: list[Path], drop_empty: bool) -> Generator[tuple[int, list[str]], None, None]:
+    def _read_all(self, files: list[Path], drop_empty: bool) -> Iterator[tuple[int, list[str]]]:
+        """Yield (number, stems) of the documents of all files, without excluded ones."""
         for path in files:
-            for number, words in _documents_of(path):
+            for number, words in _read_documents(path):
                 if not (drop_empty and self._columns.keys().isdisjoint(words)):
                     yield number, words
 
     def read(self, rows: int) -> csr_array:
         numbers, columns, counts, pointers = [], [], [], [0]
         for _ in range(rows):
-            document = next(self._stream, None)
-            if document is None:
-                self._changed()
-            number, words = document  # type: ignore[misc]
-            held = Counter(map(self._columns.get, words))
-            held.pop(None, None)
-            entries = sorted(held.items())
+            number, words = next(self._stream, None) or self._refuse_changed()
+            stems = Counter(map(self._columns.get, words))
+            del stems[None]  # words that are no columns
+            entries = sorted(stems.items())
             numbers.append(number)
             columns += [column for column, _ in entries]
-            counts += [min(count, COUNT_MAX) for _, count in entries]
+            counts += [min(count, _MAX_COUNT) for _, count in entries]
             pointers.append(len(columns))
         self.documents = np.array(numbers, np.int64)
         values = np.array(counts, self.dtype)
@@ -250,15 +233,11 @@ class _Counts(RowReader):
 
     @property
     def notes(self) -> dict[str, int]:
-        """How many documents were left out, for the provenance."""
-        return {} if self._left_out is None else {"left_out": self._left_out}
+        return {} if self._n_excluded is None else {"left_out": self._n_excluded}
 
     def finish(self) -> None:
         if next(self._stream, None) is not None:
-            self._changed()
+            self._refuse_changed()
 
-    def close(self) -> None:
-        self._stream.close()
-
-    def _changed(self) -> NoReturn:
+    def _refuse_changed(self) -> NoReturn:
         raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")

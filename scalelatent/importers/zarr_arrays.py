@@ -1,4 +1,4 @@
-"""Zarr arrays made elsewhere, also virtual ones: references into files of other kinds (kerchunk)."""
+"""Import zarr arrays of other programs, also virtual ones: references into other files (kerchunk)."""
 
 from __future__ import annotations
 
@@ -9,52 +9,47 @@ import numpy as np
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.write.convert import open_arrays
-from scalelatent.errors import DataError
 
-from .stream import ArrayStream, Progress, import_rows
+from .files import PathOrUrl
+from .stream import ArrayReader, import_rows, read_errors
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from scalelatent.data.schema import LayoutOptions
+    from .stream import ImportOptions
 
 
 def import_zarr(
-    source: str | os.PathLike[str],
-    url: str | os.PathLike[str],
+    source: PathOrUrl,
+    url: PathOrUrl,
     x: str | None = None,
     y: str | None = None,
-    *,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shuffle: int | None = None,
-    **layout: Unpack[LayoutOptions],
+    **options: Unpack[ImportOptions],
 ) -> Dataset:
     """Import rows and labels from zarr arrays, or from a file of references to parts of other files.
 
     Parameters
     ----------
     source : url
-        A zarr array (format 2 or 3), a group of some, or references as kerchunk and VirtualiZarr write them
-        (``.json``, ``.parq``): zarr then reads the files that they name, with the codecs that those need.
+        A zarr array (format 2 or 3), a group of arrays, or references that kerchunk or VirtualiZarr wrote
+        (``.json``, ``.parq``): zarr then reads the files that they name, with the codecs of those files.
     url : str
-        Where the dataset goes.
+        Dataset to write.
     x, y : str, optional
-        Arrays of a group that hold rows and labels; by default ``x`` and, where it is there, ``y``, in either
-        case.
-    overwrite, progress, shuffle, **layout
+        Arrays of a group with rows and labels; by default ``x`` or ``X``, and ``y`` or ``Y`` if it exists.
+    **options
         See `import_npy`.
 
     Returns
     -------
     Dataset
-        The rows, in the type of the array.
+        Rows in the dtype of the array.
 
     Raises
     ------
     DataError
-        No such array; a chunk, or a file that is referred to, that cannot be read; NaN or infinity (with row
-        and column); an output that exists. No dataset is left behind.
+        A missing array; a chunk, or a file named in the references, that cannot be read; NaN or infinity
+        (with row and column); an output that exists. No dataset stays behind.
 
     Examples
     --------
@@ -67,28 +62,20 @@ def import_zarr(
     rows, labels = open_arrays(source, x=x, y=y)
     what = f"zarr {os.fspath(source)}"
     return import_rows(
-        lambda: ZarrChunks(rows, what),
-        None if labels is None else lambda: ZarrChunks(labels, f"{what}, labels"),
+        lambda: ZarrReader(rows, what),
+        None if labels is None else lambda: ZarrReader(labels, f"{what}, labels"),
         url,
         importer="zarr",
         sources=[source],
-        options={"x": x, "y": y},
-        overwrite=overwrite,
-        progress=progress,
-        shuffle=shuffle,
-        **layout,
+        provenance={"x": x, "y": y},
+        **options,
     )
 
 
-class ZarrChunks(ArrayStream):
-    """Rows of a zarr array, in order."""
+class ZarrReader(ArrayReader):
+    """Rows of a zarr array."""
 
     def read(self, rows: int) -> np.ndarray:
-        first = self._next
-        try:
+        a = self._next_row
+        with read_errors(self.name, a, a + rows, "check the files that hold its chunks"):
             return super().read(rows)
-        except Exception as error:  # of zarr, of fsspec and of each codec
-            raise DataError(
-                f"{self.name}: rows {first}:{first + rows} cannot be read: {error}; check the files that its "
-                "chunks lie in"
-            ) from error

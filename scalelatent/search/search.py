@@ -91,22 +91,21 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     Parameters
     ----------
     estimator : estimator
-        Of a kind that job files know; never changed.
+        An estimator of scalelatent. The search never changes it.
     param_grid : dict of str to sequence, or iterable of dict
-        A grid (every combination), or the candidates themselves, each a dict of parameters
-        (`sklearn.model_selection.ParameterGrid` and `ParameterSampler` are such iterables).
+        A grid, of which every combination is a candidate, or the candidates themselves, each a dict of
+        parameters. `sklearn.model_selection.ParameterGrid` and `ParameterSampler` are such iterables.
     cv : int, splitter, iterable of (train, test) or None
-        Folds where ``fit`` gets no validation rows, as in scikit-learn; one row alone (an image) is scored
-        itself. A number (None: 5) is that of
-        ``KFold(n)``, contiguous runs of rows, for every kind: rows that are sorted by class need a splitter
-        that shuffles. Where candidates share passes the rows of a fold weigh 0 for its fits.
+        Cross-validation, used if ``fit`` gets no validation rows. A number of folds n (None: 5) means
+        ``KFold(n)``: folds are contiguous rows and are not stratified. Rows that are sorted by class
+        therefore need a splitter that shuffles. A data set of one row is scored on that row.
     scoring : str, callable or None
-        Greater is better: a name of ``sklearn.metrics.get_scorer_names()``, a scorer ``scoring(model, X, y)``
-        or a function ``scoring(model, dataset)``, called for each candidate and fold. Rows count by their
-        weights where scikit-learn's metric takes such. "accuracy", "balanced_accuracy", "f1_macro" and
-        "neg_log_loss" of classifiers are computed in one shared pass. A network's output is scored by "nmi",
-        "accuracy" (of clusters) or "retrieval", for which rows have labels. None: the accuracy of a
-        classifier, ``score`` of a conditional RBM or of parts of images, "nmi" of a network.
+        Score to maximise: a name of ``sklearn.metrics.get_scorer_names()``, a scorer
+        ``scoring(model, X, y)``, or a function ``scoring(model, dataset)``. Rows have weights if
+        scikit-learn's metric supports weights. For classifiers "accuracy", "balanced_accuracy", "f1_macro"
+        and "neg_log_loss" are computed in one shared pass. A bootstrap network is scored by "nmi",
+        "accuracy" (of clusters) or "retrieval", which need labels. None means accuracy for a classifier,
+        "nmi" for a bootstrap network, and ``score`` of the estimator for other models.
     refit : bool
         After cross-validation, fit the best parameters on all rows. With validation rows the best candidate
         is fitted already.
@@ -119,33 +118,43 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     error_score : "raise" or float
         Score of a candidate that diverges.
     memory_limit : str, int or None
-        Of a process, for example ``"4GB"``; None asks the cluster or this process. Candidates whose
-        statistics do not fit together learn in groups.
+        Memory of a process, for example ``"4GB"``. None asks the cluster or this process. Candidates whose
+        statistics do not fit into memory together are trained in groups.
     n_jobs : int or None
-        Threads in this process, of the refit too; None is what ``joblib.parallel_config`` says, else all
-        cores, and the estimator's own for the refit.
+        Threads in this process, for the refit as well. None uses ``joblib.parallel_config`` or, without it,
+        all cores; the refit then uses ``n_jobs`` of the estimator.
     random_state : int, Generator, RandomState or None
-        For candidates whose own is None.
+        Seed of candidates whose ``random_state`` is None.
 
     Attributes
     ----------
     cv_results_ : dict
         As in scikit-learn: ``params``, ``param_*``, ``split*_test_score``, ``mean_test_score``,
         ``std_test_score``, ``rank_test_score``, ``mean_fit_time``, ``std_fit_time``, ``mean_score_time``,
-        ``std_score_time`` (seconds; of passes that candidates share its share); and ``n_passes`` and
-        ``error`` of each candidate. ``results_`` is another name of it.
-    best_index_, best_params_, best_score_ : int, dict, float
+        ``std_score_time`` in seconds; the time of a shared pass is divided among its candidates. Also
+        ``n_passes`` and ``error`` of each candidate. ``results_`` is an alias.
+    best_index_ : int
+        Index of the best candidate in ``cv_results_``.
+    best_params_ : dict
+        Parameters of the best candidate.
+    best_score_ : float
+        Mean test score of the best candidate.
     best_estimator_ : estimator
+        The fitted best candidate.
     n_splits_ : int
+        Number of folds; 1 with validation rows.
     n_passes_ : int
-        Passes over the rows that the search took, without the refit.
+        Passes over the rows during the search, without the refit.
     refit_time_ : float
-        Seconds; after a refit.
+        Seconds of the refit, after cross-validation.
     seed_ : int
+        Seed of the search.
     scoring_ : str or callable
+        The scoring that was used.
     n_features_in_ : int
+        Number of features of the rows.
     feature_names_in_ : ndarray of str, shape (features,)
-        Where ``X`` names its columns.
+        Names of the features, if ``X`` has column names.
 
     Examples
     --------
@@ -207,16 +216,19 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
+            Rows.
         y : array-like, shape (n,), or (n, v) for a conditional RBM, or None
-            A Dataset brings its own. A network is scored on labels, and learns without.
+            Labels or outputs. A Dataset ``X`` contains its own. A bootstrap network uses labels only for
+            its score.
         validation : Dataset or (X, y) or None
-            Rows for early stopping and for the scores; None: ``cv``.
+            Rows for early stopping and for the scores. None uses ``cv``.
         sample_weight : array-like, shape (n,), or None
+            Weights of the rows.
         groups : array-like, shape (n,), or None
-            For splitters that ask for them.
+            Groups of the rows, for splitters that need them.
         client, run_dir, resume, callbacks, engine, verbose
-            As in the estimator's ``fit``. A record of ``on_pass_end`` is that of the best candidate so far,
-            with ``candidates`` (how many share the pass) and ``members`` (all records).
+            As in ``fit`` of the estimator. The record of ``on_pass_end`` describes the best candidate so far;
+            ``candidates`` is the number of candidates that share the pass, ``members`` has all records.
 
         Returns
         -------
@@ -225,13 +237,13 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         Raises
         ------
         DataError
-            Rows or labels that cannot be used; a class with all its rows in one fold.
+            Rows or labels are invalid, or all rows of a class are in one fold.
         ValueError
-            A parameter out of range, naming the candidate.
+            A parameter is out of range; the message names the candidate.
         RunError
-            The run folder holds another search.
+            The run folder contains another search.
         PlanError
-            A candidate does not fit into memory even alone.
+            A single candidate does not fit into memory.
 
         Examples
         --------
@@ -277,7 +289,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             begun, scores = self._fit_together(base, params, watched, folds, scoring, run_dir, where)
         else:
             begun, scores = self._fit_apart(base, params, watched, splits, scoring, run_dir, where)
-        self._tell_failed(begun)
+        self._report_failed(begun)
         self._gather(params, begun, scores)
         if held is not None:
             self.best_estimator_ = next(one.model for one in begun if one.number == self.best_index_)
@@ -361,8 +373,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """Fit candidates one after the other; return the candidates and their scores by key."""
         if self.halving:
             raise ValueError(
-                "halving=True compares candidates after passes that they share, and these "
-                f"{'folds are not runs of rows' if base._shares_passes else 'models are fitted one by one'}: "
+                "halving=True compares candidates after shared passes, but these "
+                f"{'folds are not contiguous' if base._shares_passes else 'models are fitted one by one'}: "
                 "set halving=False"
             )
         begun = make_apart(base, params, watched["train"], watched.get("validation"), splits)
@@ -408,7 +420,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         self.scoring_ = scoring.given
         if self.halving and scoring.shared is None and self.estimator._shares_passes:
             raise ValueError(
-                "halving=True compares candidates on their way, where there is not a model yet that a "
+                "halving=True compares candidates during the fit, when no complete model exists that a "
                 f"function could score: give scoring as one of {', '.join(SCORERS)}, or set halving=False"
             )
         return scoring
@@ -459,13 +471,13 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             one.score_seconds = (time.perf_counter() - began) / len(sound)
         return scores
 
-    def _tell_failed(self, candidates: Sequence[Candidate]) -> None:
+    def _report_failed(self, candidates: Sequence[Candidate]) -> None:
         for one in candidates:
             if one.error is not None:
-                told = f"candidate {one.number} ({one.key}) ended after {one.passes} passes: {one.error}"
+                text = f"candidate {one.number} ({one.key}) ended after {one.passes} passes: {one.error}"
                 if isinstance(self.error_score, str):
-                    raise ScalelatentError(told)
-                warnings.warn(f"{told}; its score is {self.error_score}", UserWarning, stacklevel=4)
+                    raise ScalelatentError(text)
+                warnings.warn(f"{text}; its score is {self.error_score}", UserWarning, stacklevel=4)
 
     def _gather(
         self, params: Sequence[dict[str, Any]], candidates: Sequence[Candidate], scores: Mapping[str, float]
@@ -474,7 +486,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         mean = self.cv_results_["mean_test_score"]
         if not np.isfinite(mean).any():
             raise ScalelatentError(
-                f"no candidate of {len(params)} has a score; the first ended so: "
+                f"none of the {len(params)} candidates has a score; the first one ended with: "
                 f"{self.cv_results_['error'][0]}"
             )
         self.best_index_ = int(np.where(np.isnan(mean), -np.inf, mean).argmax())
@@ -536,12 +548,16 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features)
-        y : array-like, shape (n,), or (n, v) for a conditional RBM; a Dataset brings its own
+            Rows to score.
+        y : array-like, shape (n,), or (n, v) for a conditional RBM, or None
+            Labels or outputs. None uses those of a Dataset ``X``.
         sample_weight : array-like, shape (n,), or None
+            Weights of the rows.
 
         Returns
         -------
         float
+            The score; larger is better.
 
         Examples
         --------
@@ -565,7 +581,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         found = self.cv_results_
         best_first = np.argsort(found["rank_test_score"], kind="stable")
         rows = "".join(
-            f"<tr><td>{found['rank_test_score'][i]}</td><td>{escape(_told(found['params'][i]))}</td>"
+            f"<tr><td>{found['rank_test_score'][i]}</td><td>{escape(_describe(found['params'][i]))}</td>"
             f"<td>{found['mean_test_score'][i]:.4g}</td><td>{found['std_test_score'][i]:.2g}</td>"
             f"<td>{found['mean_fit_time'][i]:.2f}</td></tr>"
             for i in best_first[:SHOWN]
@@ -575,8 +591,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         return f"{drawn}<table>{head}{rows}</table>{more}"
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
-        told = {"text/plain": repr(self)}
-        return told | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
+        bundle = {"text/plain": repr(self)}
+        return bundle | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -587,5 +603,5 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         return tags
 
 
-def _told(params: dict[str, Any]) -> str:
+def _describe(params: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in params.items()) or "as the estimator"

@@ -58,12 +58,9 @@ def test_tables_are_light() -> None:
 def test_the_names_of_the_crbm_are_those_of_its_mathematics() -> None:
     assert tuple(LEARNERS) == crbm.LEARNERS
     assert (*crbm.INFERENCES, "independent") == tuple(beliefs.INFERENCES)
-    assert crbm.DAMPED == beliefs.DAMPED
     assert crbm.USERS["loss"] == tuple(name for name, one in LEARNERS.items() if one.costs)
     assert crbm.USERS["gibbs_steps"] == tuple(name for name, one in LEARNERS.items() if one.gibbs_steps)
-    damped = [name for name, one in LEARNERS.items() if one.inference in crbm.DAMPED]
-    assert tuple(damped) == crbm.DAMPED_LEARNERS
-    assert crbm.MOST_SCALE == MAX_WEIGHT / 8
+    assert crbm.MAX_INIT_SCALE == MAX_WEIGHT / 8
 
 
 def test_numbers() -> None:

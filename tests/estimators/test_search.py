@@ -323,7 +323,7 @@ def test_a_candidate_that_runs_away(digits: Arrays, held_out: Arrays, models: An
         (
             {"cv": KFold(3, shuffle=True, random_state=0), "halving": True},
             ValueError,
-            "folds are not runs of rows: set halving=False",
+            "folds are not contiguous: set halving=False",
         ),
         ({"scoring": "roc"}, ValueError, "scoring='roc' is not one of accuracy"),
         ({"halving": True, "min_passes": 0}, ValueError, "min_passes=0"),

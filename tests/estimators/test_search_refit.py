@@ -65,7 +65,7 @@ def test_threads_of_the_search_are_those_of_the_refit(
 
 def test_halving_does_not_compare_by_a_function(digits: Arrays, tmp_path: Path) -> None:
     search = Search(BASE, GRID, halving=True, min_passes=1, scoring=lambda model, rows: 0.0)
-    with pytest.raises(ValueError, match="halving=True compares candidates on their way"):
+    with pytest.raises(ValueError, match="halving=True compares candidates during the fit"):
         search.fit(*digits, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

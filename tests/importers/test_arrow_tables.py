@@ -139,7 +139,7 @@ def test_what_is_refused_leaves_nothing(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
 def test_files_that_are_not_there_or_damaged(kind: str, tmp_path: Path) -> None:
     for source in ("no", "no*"):
-        with pytest.raises(DataError, match=r"does not exist|no file is called like that"):
+        with pytest.raises(DataError, match=r"does not exist|no file matches"):
             _run(kind, tmp_path / source, tmp_path / "ds")
     content = _write(kind, _table(), tmp_path / "t").read_bytes()
     (tmp_path / "t").write_bytes(content[: len(content) // 2] + (b"x,y" if kind == "csv" else b""))

@@ -119,7 +119,7 @@ def test_labels_in_an_npz_file_of_their_own(
 
 def test_labels_in_an_npz_file_that_are_not_told_apart(tmp_path: Path) -> None:
     np.savez(tmp_path / "y.npz", a=np.arange(200), b=np.arange(200))
-    with pytest.raises(DataError, match=r"y\.npz of labels holds a, b: it has to hold one array"):
+    with pytest.raises(DataError, match=r"y\.npz of labels holds a, b: it must hold one array"):
         import_csr(_npz(tmp_path / "x.npz", _arrays()), tmp_path / "ds", y=str(tmp_path / "y.npz"))
 
 
@@ -210,7 +210,7 @@ def _put(place: int, value: Any) -> Any:
         (_bad(shape=np.array([200, 0])), ["0 columns"]),
         (_bad(format=np.array(b"csc")), ["format 'csc'", "tocsr()"]),
         (_bad(y=np.zeros(7)), ["holds 200 rows, but", "7 labels"]),
-        (_bad(y=np.zeros((200, 2, 2))), ["y is labels (n,) or targets (n, v)"]),
+        (_bad(y=np.zeros((200, 2, 2))), ["labels must be one per row, shape (n,), or targets"]),
         ({"x": np.zeros((3, 3))}, ["has no arrays indptr and indices", "scalelatent data import npz"]),
         (_arrays("A_") | _arrays("B_"), ["several sets of CSR arrays", "'A', 'B'", "--csr-prefix"]),
         ({k: v for k, v in _arrays("X_", X_tf=X.data).items() if k != "X_data"}, ["--values name one of tf"]),

@@ -266,7 +266,7 @@ def test_npz_whose_array_is_damaged_where_it_begins(tmp_path: Path, names: str) 
     at = 0 if names == "a.npz" else content.index(b"PK\3\4", 4)
     content[at : at + 4] = b"????"
     (tmp_path / names).write_bytes(content)
-    with pytest.raises(DataError, match=rf"{names}, array '[xy]' is damaged where it begins: .*again"):
+    with pytest.raises(DataError, match=rf"{names}, array '[xy]' is damaged at its start: .*again"):
         import_npz(tmp_path / names, tmp_path / "ds")
     assert not (tmp_path / "ds").exists()
 

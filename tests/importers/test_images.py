@@ -87,7 +87,7 @@ def test_images_without_classes(folder: Path, tmp_path: Path) -> None:
     assert not ds.has_y
     assert len(ds) == 40
     save(folder / "stray.png", GRAY[0])
-    with pytest.raises(DataError, match=r"holds 1 images beside 2 folders of images.*--no-labels"):
+    with pytest.raises(DataError, match=r"holds 1 images next to 2 folders of images.*--no-labels"):
         import_images(folder, tmp_path / "out")
     assert len(import_images(folder, tmp_path / "all", labels=False)) == 41
 
@@ -134,8 +134,8 @@ def test_what_has_no_clear_meaning_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is gray of more than 8 bits .* which has no colour"):
         _one(tmp_path, GRAY[0].astype("u2"), color="rgb")
     for how, message in (
-        ({"size": (0, 3)}, r"size is \(0, 3\), but it has to be \(height, width\)"),
-        ({"color": "grey"}, "color is 'grey', but it has to be 'gray', 'rgb' or None"),
+        ({"size": (0, 3)}, r"size is \(0, 3\), but it must be \(height, width\)"),
+        ({"color": "grey"}, "color is 'grey', but it must be 'gray', 'rgb' or None"),
         ({"crop": True}, "crop needs a size"),
     ):
         with pytest.raises(DataError, match=message):
@@ -275,7 +275,7 @@ def test_a_folder_that_changes_meanwhile(folder: Path, tmp_path: Path, change: s
         elif done == 5:
             (folder / "dog" / "30.png").unlink()
 
-    with pytest.raises(DataError, match=r"dog held 15 images when the import began and holds 1[46] now"):
+    with pytest.raises(DataError, match=r"dog held 15 images when the import started and holds 1[46] now"):
         import_images(folder, tmp_path / "out", shard_rows=5, progress=interfere)
     assert nothing_at(tmp_path / "out")
 

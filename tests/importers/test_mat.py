@@ -143,9 +143,7 @@ def test_bad_variables(tmp_path: Path, version: str) -> None:
     refused(save(path, version, {"x": X, "X": X}), "has 2 arrays that could be 'x'")
     refused(save(path, version, {"x": X, "y": Y[:30, None]}), "holds 31 rows, but .* holds 30 labels")
     cube = np.zeros((31, 2, 2))
-    refused(
-        save(path, version, {"x": X, "y": cube}), r"'y' has shape \(31, 2, 2\); labels have to be one per"
-    )
+    refused(save(path, version, {"x": X, "y": cube}), r"'y' has shape \(31, 2, 2\); labels must be one per")
     refused(save(path, version, {"x": X, "y": X + 1j}), "'y'.*have to be real numbers")
     refused(save(path, version, {"x": X + 1j}), "rows have to be real numbers")
     refused(save(path, version, {"x": WORDS.tolist()}), "holds Python objects")
@@ -217,7 +215,7 @@ def test_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path, monkeyp
     free = psutil.virtual_memory()._replace(available=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     monkeypatch.setattr("scipy.io.loadmat", lambda *a, **k: pytest.fail("was read"))
-    refused(path, r"variables x, y take 0 MB and have to be read whole.*save\(\.\.\., '-v7\.3'\)")
+    refused(path, r"variables x, y take 0 MB and must be read whole.*save\(\.\.\., '-v7\.3'\)")
 
 
 @pytest.mark.realdata

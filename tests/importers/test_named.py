@@ -172,10 +172,10 @@ def refused(tmp_path: Path, *message: str, **how: Any) -> None:
 def test_wrong_checksum_torn_and_absent(server: Server, tmp_path: Path) -> None:
     name = "train-images-idx3-ubyte.gz"
     server.files[name] = FILES["t10k-images-idx3-ubyte.gz"]
-    refused(tmp_path, f"{server.url}/{name} (another file: its checksum is wrong)")
+    refused(tmp_path, f"{server.url}/{name} (the checksum is wrong: it is another file)")
     server.files[name] = FILES[name]
     server.torn = True
-    refused(tmp_path, f"{server.url}/{name} (the connection broke off in the middle)")
+    refused(tmp_path, f"{server.url}/{name} (the connection was interrupted)")
     server.files = {}
     refused(tmp_path, f"{server.url}/{name} (the server answered 404 Not Found)")
 

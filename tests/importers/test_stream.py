@@ -16,17 +16,17 @@ from scipy.io import savemat
 import scalelatent.data as data
 from scalelatent.data import Dataset, import_images, import_npy, open_dataset
 from scalelatent.errors import DataError
-from scalelatent.importers.stream import ArrayStream, import_rows
+from scalelatent.importers.stream import ArrayReader, import_rows
 
 ROWS = np.random.Generator(np.random.Philox(5)).integers(0, 256, (90, 6)).astype("u1")
 LABELS = np.array(["b", "a", "c"])[np.arange(90) % 3]
 
 
 def _write(url: Path, rows: Any = None, **how: Any) -> Dataset:
-    x = ArrayStream(ROWS, "rows") if rows is None else rows
+    x = ArrayReader(ROWS, "rows") if rows is None else rows
     return import_rows(
         lambda: x,
-        lambda: ArrayStream(LABELS, "labels"),
+        lambda: ArrayReader(LABELS, "labels"),
         url,
         importer="test",
         sources=["a/b"],
@@ -41,7 +41,7 @@ def _all_files(folder: Path) -> list[str]:
 
 def test_rows_labels_progress_and_provenance(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    ds = _write(tmp_path / "ds", progress=lambda *c: calls.append(c), options={"kind": 3})
+    ds = _write(tmp_path / "ds", progress=lambda *c: calls.append(c), provenance={"kind": 3})
     np.testing.assert_array_equal(ds.read_x(0, 90), ROWS)
     assert ds.read_y(0, 90).tolist() == LABELS.tolist()
     assert calls == [(10 * i, 90) for i in range(1, 10)]
@@ -61,7 +61,7 @@ def test_few_shards_are_in_memory(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("dask.system.cpu_count", lambda: 3)
     gate, reads = threading.Semaphore(0), []
 
-    class Counted(ArrayStream):
+    class Counted(ArrayReader):
         def read(self, rows: int) -> np.ndarray:
             reads.append(rows)
             if len(reads) == 5:  # three are being written, one waits: the reader must not come here before
@@ -125,7 +125,7 @@ def test_failed_import_with_shuffle_leaves_nothing(tmp_path: Path, shuffles: lis
     rows = ROWS.astype("f4")
     rows[55, 2] = np.nan
     with pytest.raises(DataError, match="row 55, column 2 is nan"):
-        _write(tmp_path / "ds", ArrayStream(rows, "rows"), shuffle=7)
+        _write(tmp_path / "ds", ArrayReader(rows, "rows"), shuffle=7)
     assert _all_files(tmp_path) == []
     assert shuffles == []
 

@@ -137,7 +137,7 @@ def test_documents_without_any_stem_are_left_out_with_their_topics(
     kept = [number for number, words in docs.items() if set(words) & set(chosen)]
     assert set(docs) - set(kept) >= {100, 107, 124, 511, 512, 513}
     assert (len(ds), told["left_out"]) == (len(kept), len(docs) - len(kept))
-    assert f"left out {told['left_out']} documents without any of the 20 stems" in done.output
+    assert f"excluded {told['left_out']} documents without any of the 20 stems" in done.output
     expected = {
         (*(docs[number].count(stem) for stem in chosen), *(name in held[number] for name in told["topics"]))
         for number in kept
@@ -157,14 +157,14 @@ def test_files_that_change_while_documents_are_left_out(with_empty, tmp_path: Pa
     from scalelatent.importers import tokens as module
 
     tokens, topics, _, _ = with_empty
-    read, opened = module._documents_of, []
+    read, opened = module._read_documents, []
 
     def changing(path):
         opened.append(path)
         found = list(read(path))
         return iter(found[:5] if len(opened) > 4 else found)
 
-    monkeypatch.setattr(module, "_documents_of", changing)
+    monkeypatch.setattr(module, "_read_documents", changing)
     with pytest.raises(DataError, match="changed while it was read"):
         import_tokens(tokens, topics, tmp_path / "out", stems=20, drop_empty=True)
 
@@ -179,7 +179,7 @@ def test_files_that_change_while_documents_are_left_out(with_empty, tmp_path: Pa
         (".I 7\n", r"'the end of the file' where \.W was expected"),
         ("\n", "holds no document"),
         (".I 8\n.W\noil gas\n", "has no topic of document 8"),
-        (".I 7\n.W\noil oil\n", "2 stems are wanted, but there are 1 different ones"),
+        (".I 7\n.W\noil oil\n", "2 stems are needed, but there are 1 different ones"),
     ],
 )
 def test_damaged_files_are_named_and_leave_nothing(tmp_path: Path, text: str, message: str) -> None:

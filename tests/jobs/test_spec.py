@@ -191,3 +191,9 @@ def test_rows_other_forms():
 
 def test_nearest_lists_all_where_none_is_near():
     assert nearest("q", ["b", "a"]) == "known are: a, b"
+
+
+def test_a_removed_parameter_is_accepted_at_the_value_of_this_version_only():
+    crbm = changed(model={"kind": "crbm", "damping": 1})
+    assert "damping" not in resolve(crbm, environ={}).params
+    refuse(changed(model={"kind": "crbm", "damping": 0.5}), "damping=0.5", "remove damping")

@@ -20,9 +20,9 @@ from scalelatent.kernels.vectors import LANES
 from scalelatent.models.crbm.kernels.cpu.coupling import make_coupling
 from scalelatent.models.crbm.kernels.cpu.mean_field import mean_field
 from scalelatent.models.crbm.kernels.cpu.sum_product import sum_product_pairs
-from scalelatent.models.crbm.kernels.products import add_outer_less, affine, climb_outer
-from scalelatent.models.crbm.kernels.update import StepRates, Way
-from scalelatent.models.crbm.model.energy import nll_of_units
+from scalelatent.models.crbm.kernels.products import add_outer_difference, affine, ascend_outer
+from scalelatent.models.crbm.kernels.update import StepArrays, StepRates
+from scalelatent.models.crbm.model.energy import compute_log_loss
 from scalelatent.models.mbn.kernels.cpu.dense import make_bank, nearest
 from scalelatent.models.mbn.kernels.cpu.sparse import make_sparse_bank, nearest_sparse
 
@@ -68,13 +68,13 @@ def _network(v: int, h: int) -> list[np.ndarray]:
     w, x = _draw(5, v, h), _draw(6, 20, h)
     out, none = np.empty((20, v), dtype="f4"), np.zeros((0, h), dtype="f4")
     affine(x, w, _draw(7, v), out, np)
-    way = Way(w, none, np.empty_like(w), none)
-    climb_outer(way, out, x, StepRates(0.1, 0.01, 0.0))
+    way = StepArrays(w, none, np.empty_like(w), none)
+    ascend_outer(way, out, x, StepRates(0.1, 0.01, 0.0))
     total = np.zeros((v, h))
-    add_outer_less(out, x, w, total, make_backend("cpu"))
+    add_outer_difference(out, x, w, total, make_backend("cpu"))
     graphs, pairs = (make_coupling(0.1 * w), _draw(8, 20, v), _draw(9, 20, h), 3), np.zeros(w.shape)
     found, beliefs = mean_field(*graphs), sum_product_pairs(*graphs, None, pairs)
-    rest = [total, nll_of_units(out, np.abs(np.sin(out)), np.sign(out), np)]
+    rest = [total, compute_log_loss(out, np.abs(np.sin(out)), np.sign(out), np)]
     return [*rest, out, way.new_theta, found.lv, found.lh, beliefs.lv, beliefs.lh, beliefs.log_z, pairs]
 
 

@@ -71,7 +71,7 @@ def test_page_of_a_restoring_model(tmp_path: Path, source: str) -> None:
 def test_page_names_the_sample_size_and_prefers_the_exact_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scalelatent.models.crbm.report._rows_worth", lambda model: 50)
+    monkeypatch.setattr("scalelatent.models.crbm.report._choose_sample_rows", lambda model: 50)
     model, data = fitted("corruption"), Dataset.from_arrays(V)
     sampled = collect_rbm(model, data).errors
     run = RunFiles(locate(tmp_path), history=[])

@@ -141,12 +141,12 @@ def test_what_a_crbm_is_worth_is_held_against_doing_nothing(tmp_path: Path) -> N
     )
     head, table = rbm_numbers(read_run(tmp_path), model, evidence, "test")
     assert dict(head)["doing nothing"] == f"{100 * flipped.mean():.2f} %"
-    assert f"{100 * flipped.mean():.2f} %" == dict(table)["error of doing nothing: x given back as it is"]
+    assert f"{100 * flipped.mean():.2f} %" == dict(table)["error of doing nothing: x is returned unchanged"]
     assert "of 400 rows; 95 % interval" in dict(table)["test error, all outputs"]
     assert dict(table)["seed"] == "1234567"
     other = RbmEvidence(400, v, evidence.predicted, None, False, None, evidence.errors, {})
     ones = v.mean(axis=0)
-    told = dict(rbm_numbers(read_run(tmp_path), model, other, "test")[0])["knowing nothing of x"]
+    told = dict(rbm_numbers(read_run(tmp_path), model, other, "test")[0])["ignoring x"]
     assert told == f"{100 * np.minimum(ones, 1 - ones).mean():.2f} %"
 
 

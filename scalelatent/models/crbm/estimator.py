@@ -1,4 +1,4 @@
-"""Conditional restricted Boltzmann machines as a scikit-learn estimator."""
+"""The estimator of conditional restricted Boltzmann machines."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from scalelatent.estimators.learned import IN_PLACE, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows
 from scalelatent.kernels.streams import resolve_seed, stream
+from scalelatent.models.crbm.model.beliefs import sweeps_at_epoch
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.online import CrbmLearner
-from scalelatent.models.crbm.model.predict import CrbmOutput, CrbmScoring, sweeps_in
+from scalelatent.models.crbm.model.predict import CrbmOutput, CrbmScoring
 from scalelatent.models.crbm.model.state import CrbmState
 
 from .fit import (
@@ -41,112 +42,113 @@ from .fit import (
     check_patience,
     check_rows,
     check_shape,
+    choose_targets,
     fit_steps,
-    fitting_state,
-    given_parameters,
     hold_out,
     make_learner,
+    make_shape,
+    pack_parameters,
     plan,
-    shape_of,
-    targets_of,
+    resize_state,
 )
 from .output import (
-    MOST_LOOKED_AT,
+    MAX_CHECKED,
     Beliefs,
-    WatchedOutput,
-    free_energies,
+    CountingOutput,
+    check_sweeps,
+    choose_checked_rows,
+    compute_free_energies,
     infer_rows,
-    places_of,
-    sweeps_of,
 )
-from .parameters import PARAMETERS, batch_size, choose_held_rows
+from .parameters import PARAMETERS, choose_batch_size, choose_held_rows
 
 if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-OF_YOUR_OWN = f"{IN_PLACE}, or make a model of weights of your own: ConditionalRBM.from_weights"
+# Advice if someone assigns to a learned attribute.
+ASSIGNMENT_ADVICE = f"{IN_PLACE}, or make a model from your own weights: ConditionalRBM.from_weights"
 _FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
 
 
-def _parameter(name: str) -> Learned:
-    return Learned(OF_YOUR_OWN, lambda model: getattr(model._shape.split(model._theta), name))
+def _make_attribute(name: str) -> Learned:
+    """Return the attribute that reads one array of the parameter vector."""
+    return Learned(ASSIGNMENT_ADVICE, lambda model: getattr(model._shape.split(model._theta), name))
 
 
 class ConditionalRBM(StreamedEstimator):
-    """Binary outputs of any width from observed rows, by a conditional RBM trained by belief propagation.
+    """Conditional RBM that predicts binary outputs from observed rows, trained by belief propagation.
 
-    p(v, h | x) is proportional to exp(v'W h + v'Wvx x + h'Whx x + bv'v + bh'h): given x, an RBM of its own
-    for each row. Denoises and completes images, predicts multi-labels or any other structured output. Fits
-    numpy arrays, memmaps, zarr and dask arrays, scipy CSR and :class:`~scalelatent.Dataset` rows of any
-    number, in process or on a Dask cluster, with the same bits. Without x it is a plain RBM.
+    The model is p(v, h | x) proportional to exp(v'W h + v'Wvx x + h'Whx x + bv'v + bh'h): given x, each row
+    has an RBM with its own biases and shared W. It restores and completes images, and predicts multi-labels
+    or other structured outputs. Without x it is a plain RBM. It accepts numpy arrays, memmaps, zarr and dask
+    arrays, scipy CSR and :class:`~scalelatent.Dataset` rows of any number, in this process or on a Dask
+    cluster, with the same bits.
 
     Parameters
     ----------
     n_hidden : int, default 256
+        Number of hidden units.
     learner : {"mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic"}
-        What takes the place of the intractable expectation: sum-product belief propagation, mean field,
-        contrastive divergence, its persistent chains (one for each place of a batch), a search that draws h
-        for the perceptron loss, loss-augmented inference of the maximum-margin learners by mixed- or
-        max-product belief propagation. "logistic" has no hidden units.
+        How the intractable expectation of the gradient is approximated: sum-product belief propagation, mean
+        field, contrastive divergence, persistent contrastive divergence (one chain for each row of a batch),
+        perceptron loss with a sampling search, or loss-augmented inference of the maximum-margin learners by
+        mixed-product or max-product belief propagation. "logistic" has no hidden units.
     inference : {"sum-product", "mixed-product", "max-product", "mean-field"} or None
-        What predicts. None: the learner's own (mean field for the Gibbs learners); training and test should
-        match.
+        Inference of predictions. None: that of the learner, mean field for sampling learners. Training and
+        prediction should match.
     n_sweeps : int or None
-        Sweeps of an inference. None: 7 + epoch, epochs counted from 1; predictions take those of the epoch
-        that is kept.
+        Sweeps of an inference. None: 7 + epoch, epochs counted from 1; predictions use the sweeps of the best
+        epoch.
     tol : float or None
-        End the sweeps of a row when no belief moved by more; learning takes one sweep more, which leaves the
-        pair beliefs behind. None: always ``n_sweeps``.
-    damping : float, default 1
-        Weight of the new messages of "sum-product" and "max-product", in (0, 1], in training and prediction;
-        the rest is that of the sweep before. 1: no damping. Max-product often settles with 0.5 only.
+        A row stops sweeping as soon as no belief has changed by more. Training takes one sweep more, for the
+        pair beliefs. None: always ``n_sweeps``.
     gibbs_steps : int or None
-        k of the Gibbs learners, and steps of the search of "cd-percloss"; refused for others. None: 1, of the
-        latter 10.
+        Gibbs steps of "cd", "pcd" and "cd-percloss"; other learners refuse it. None: 1, and 10 for
+        "cd-percloss".
     loss : "hamming" or array-like, shape (v,) or (2, v)
-        Of "mssvm" and "lssvm", refused for others: 1 for each wrong output, or what each costs; two rows are
-        the costs of an output that is wrongly 1, and wrongly 0.
+        Loss of "mssvm" and "lssvm"; other learners refuse it. "hamming": 1 for each wrong output. An array
+        gives the cost of each wrong output; two rows give the costs of an output that is wrongly 1, and
+        wrongly 0.
     learning_rate : float, sequence of (rate, epochs), or None
-        Of the mean gradient of a batch. None: .2 for 4 epochs, or as many as show 5,600 rows,
-        .1 for 3, or as many as show 4,200, then .05; ``partial_fit`` takes .05.
+        Factor of the mean gradient of a batch. None: 0.2 for 4 epochs and until 5,600 rows were shown, then
+        0.1 for 3 epochs and until 4,200 rows were shown, then 0.05. ``partial_fit`` uses 0.05 for None.
     momentum, weight_decay : float, default 0
-        The decay is that of the three matrices.
+        Momentum of the steps, and decay of the three matrices.
     batch_size : int or None
-        Rows of a gradient. None: 20, or what fewer rows and ``n_chains`` allow (``batch_size_``).
+        Rows of a gradient. None: 20, or as many as fewer rows and ``n_chains`` allow (``batch_size_``).
     n_epochs : int, "paper" or None
-        Passes over the rows. "paper": 50. None: at most 50; the fit ends when epochs that show 4,000
-        rows, and at least 3, have each had a validation error that is not at least .5 % lower than the best
-        before. Without ``validation``, and from 100 rows on, every tenth row is held out for that (of many,
-        10,000 rows in 64 runs). A plain RBM, which predicts nothing, and fewer rows take as many epochs as
-        show 20,000 rows, from 10 to 50.
+        Passes over the rows. "paper": 50. None: at most 50; the fit ends after epochs that show 4,000 rows,
+        and at least 3 epochs, none of which had a validation error at least 0.5 % lower than the best one
+        before. Without ``validation``, every tenth row is held out for that from 100 rows on (at most 10,000
+        rows). Fewer rows take as many epochs as show 20,000 rows, from 10 to 50. The validation error of a
+        plain RBM is its reconstruction error: wrong outputs, predicted from the hidden units given the row.
     n_chains : int or None
-        Parts of a batch that are computed independently, by threads or workers; ``batch_size`` is a multiple
-        of it. None: one for twenty rows, two from 20 rows on, at most 8; 1 reads the parameters least, and is
-        best for one thread. It changes bits of rounding only, the number of workers none; with
-        ``local_steps`` it changes the result.
+        Parts of a batch that threads or workers compute independently; ``batch_size`` must be a multiple of
+        it. None: about one per 20 rows, two from 20 rows on, at most 8. One chain reads the parameters least
+        and is best for one thread. The number changes rounding only; with ``local_steps`` it changes the
+        result.
     local_steps : int or None
-        Chains take so many steps by themselves, on batches of ``batch_size`` rows of their own, then their
-        parameters are averaged: for large clusters, and slow networks. None: a step a batch. With
-        ``n_chains=1`` nothing is averaged: the steps of one chain, whose parameters stay on the card of a GPU
-        for so many, and are climbed where they lie on a CPU, the fastest way on one thread.
+        Each chain takes this many steps, on batches of ``batch_size`` rows of its own, before the parameters
+        of all chains are averaged: for large clusters and slow networks. None: one step per batch. With
+        ``n_chains=1`` the parameters stay on the GPU, or are updated in place on the CPU, which is fastest on
+        one thread.
     patience : int or None
-        End after so many epochs without a better validation error, which needs validation rows, or
-        ``n_epochs=None``, which holds some out. None: all epochs. The parameters that did best on the
-        validation rows are kept either way.
+        End the fit after this many epochs without a better validation error. None: take all epochs. The
+        parameters with the lowest validation error are kept in both cases.
     init_scale : float, default 0.01
-        Standard deviation of the first W and Whx, at most 5; all else begins at 0.
+        Standard deviation of the initial W and Whx, at most 5; the other parameters start at 0.
     conditional : bool, default True
-        False: a plain RBM of the rows ``X``, as :class:`sklearn.neural_network.BernoulliRBM` is one.
+        False: a plain RBM of the rows ``X``, as :class:`sklearn.neural_network.BernoulliRBM`.
     corruption : dict or None
-        Learn to restore: rows are clean v, and x is made of them again in each epoch. ``{"kind": "flip",
-        "rate": 0.1}`` or ``{"kind": "occlude", "size": 8}`` (a square patch set to 0).
+        Learn to restore clean rows v from corrupted rows x, which are drawn again in each epoch: ``{"kind":
+        "flip", "rate": 0.1}`` or ``{"kind": "occlude", "size": 8}`` (a square patch set to 0).
     warm_start : bool
         Start from the parameters of the last fit.
     random_state : int, Generator, RandomState or None
-        None draws a seed and keeps it in ``seed_``. A seed never changes the speed.
+        None draws a seed and keeps it in ``seed_``.
     device : {"auto", "cpu", "gpu"}
     n_jobs : int or None
-        Threads of a fit in this process; None is what ``joblib.parallel_config`` says, else all cores. The
+        Threads of a fit in this process; None: the setting of ``joblib.parallel_config``, else all cores. The
         result is the same for any number.
 
     Attributes
@@ -161,27 +163,25 @@ class ConditionalRBM(StreamedEstimator):
     n_sweeps_ : int
         Sweeps of a prediction.
     inference_ : str
-        What predicts.
+        Inference of a prediction.
     n_iter_, best_epoch_ : int
-        Epochs, and the one whose parameters these are.
+        Number of epochs, and the epoch of these parameters.
     history_ : list of dict
-        One record an epoch: objective (log-loss of the outputs' beliefs, nats an output, or of the other
-        learners their energy gap), train_error (of the negative phase), validation_error, changed_error
-        (among outputs that x has otherwise), converged (share of rows), learning_rate, n_sweeps, …
+        One record per epoch: objective (log-loss of the outputs' beliefs in nats per output, or energy gap
+        for the other learners), train_error (of the negative phase), validation_error, changed_error (among
+        outputs that differ between x and v), converged (share of rows), learning_rate, n_sweeps, …
     best_validation_error_ : float or None
     seed_ : int
     n_features_in_ : int
 
-    Notes
-    -----
-    ``X`` are the observed rows and ``y`` the outputs v, 0 or 1: (n, v), dense, CSR multi-labels, or a
-    Dataset; a Dataset ``X`` with targets brings its own. With ``corruption`` ``X`` are the clean rows, with
-    ``conditional=False`` those of a plain RBM (``y`` is ignored); so are the rows ``y`` where ``X`` is None
-    or of width 0. ``validation`` is of the same form. A resumed fit may have another ``learning_rate`` or
-    ``n_epochs``, which hold from there on; one that holds rows out keeps ``n_epochs=None``.
+    Notes ----- ``X`` are the observed rows and ``y`` the outputs v, 0 or 1: (n, v), dense, CSR, or a Dataset;
+    ``X`` may be a Dataset with targets. With ``corruption`` ``X`` are the clean rows, and with
+    ``conditional=False`` the rows of a plain RBM (``y`` is ignored). If ``X`` is None or has width 0, ``y``
+    are these rows. ``validation`` has the same form. A resumed fit may change ``learning_rate`` and
+    ``n_epochs``, unless the fit holds out rows (``n_epochs=None``).
 
-    ``transform`` gives the beliefs of the hidden units, float32 (n, h); of a plain RBM, whose rows are v,
-    their probabilities given v.
+    ``transform`` returns the beliefs of the hidden units, float32 (n, h); for a plain RBM their probabilities
+    given v.
 
     References
     ----------
@@ -189,7 +189,7 @@ class ConditionalRBM(StreamedEstimator):
 
     Examples
     --------
-    Rows of 12 outputs, two patterns; a tenth of the inputs is flipped:
+    Rows of 12 outputs with two patterns; a tenth of the inputs is flipped:
 
     >>> rng = np.random.default_rng(0)
     >>> v = np.repeat([[1] * 6 + [0] * 6, [0] * 6 + [1] * 6], 100, axis=0).astype("uint8")
@@ -203,24 +203,25 @@ class ConditionalRBM(StreamedEstimator):
     _rounds_rows = True
     _parameters = PARAMETERS
     _sign_of_fit = "_theta"
-    W_ = _parameter("W")
-    Wvx_ = _parameter("Wvx")
-    Whx_ = _parameter("Whx")
-    bv_ = _parameter("bv")
-    bh_ = _parameter("bh")
+    W_ = _make_attribute("W")
+    Wvx_ = _make_attribute("Wvx")
+    Whx_ = _make_attribute("Whx")
+    bv_ = _make_attribute("bv")
+    bh_ = _make_attribute("bh")
     batch_size_: int
     best_epoch_: int
     best_validation_error_: float | None
     inference_: str
     n_sweeps_: int
-    # Where outputs come from: pairs of rows, clean rows that are corrupted, or rows themselves.
+    # "pairs": rows x and outputs v; "corruption": clean rows v, from which x is made; "plain": rows v without
+    # x.
     _source: str = "pairs"
     _n_outputs: int
-    # (rows, period): these last rows of each period of the training rows are held out to end the fit.
+    # (rows, period): these last rows of each period of the training rows are held out.
     _held: tuple[int, int] = (0, 1)
     _shape: CrbmShape
     _theta: np.ndarray
-    # What a stream goes on from beside the parameters; None after a fit or a load.
+    # State from which partial_fit continues; None after a fit or a load.
     _stream_state: CrbmState | None
 
     def __init__(
@@ -231,7 +232,6 @@ class ConditionalRBM(StreamedEstimator):
         inference: str | None = None,
         n_sweeps: int | None = None,
         tol: float | None = None,
-        damping: float = 1.0,
         gibbs_steps: int | None = None,
         loss: npt.ArrayLike = "hamming",
         learning_rate: float | Sequence[tuple[float, int]] | None = None,
@@ -255,7 +255,6 @@ class ConditionalRBM(StreamedEstimator):
         self.inference = inference
         self.n_sweeps = n_sweeps
         self.tol = tol
-        self.damping = damping
         self.gibbs_steps = gibbs_steps
         self.loss = loss
         self.learning_rate = learning_rate
@@ -277,38 +276,41 @@ class ConditionalRBM(StreamedEstimator):
     # -- rows ------------------------------------------------------------------------------------------------
 
     def _pairs(self, X: Any, y: LabelsLike | None, *, reset: bool = False, what: str = "X") -> Dataset:
-        """Rows with their outputs, from whatever was given; with ``reset`` they say what is learned."""
-        nothing = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
-        if not self.conditional and not nothing:
-            y = None  # ignored, as by scikit-learn's transformers
-        if nothing and y is not None and X is not None:
+        """Return the rows with their outputs; ``reset`` sets what kind of rows the model learns from.
+
+        ``what`` names the rows in messages.
+        """
+        no_x = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
+        if not self.conditional and not no_x:
+            y = None  # ignored, as transformers of scikit-learn do
+        if no_x and y is not None and X is not None:
             _check_counts(int(X.shape[0]), y)
-        if nothing and not reset and self._source == "pairs":
-            raise DataError("X is missing: the model was fitted on rows x beside outputs v, so pass both")
+        if no_x and not reset and self._source == "pairs":
+            raise DataError("X is missing: the model was fitted on rows x and outputs v, so pass both")
         if reset:
             self._source = "pairs"
             if self.corruption is not None:
                 self._source = "corruption"
-            elif nothing or not self.conditional:
+            elif no_x or not self.conditional:
                 self._source = "plain"
         stored_pairs = not reset and isinstance(X, Dataset) and X.has_targets
-        if nothing or (self._source != "pairs" and y is None and not stored_pairs):
-            X = y if nothing else X
+        if no_x or (self._source != "pairs" and y is None and not stored_pairs):
+            X = y if no_x else X
             if X is None:
                 raise DataError(
-                    f"{type(self).__name__} was given no rows: pass X and the outputs y, or y alone for a "
+                    f"{type(self).__name__} received no rows: pass X and the outputs y, or y alone for a "
                     "plain RBM"
                 )
             return self._clean_rows(X, reset, what)
         if self._source == "plain":
             raise DataError(
-                f"{what}: this is a plain RBM, which learns rows alone, and there are outputs beside them: "
+                f"{what}: this is a plain RBM, which learns rows alone, but there are outputs y as well: "
                 "pass one of the two, or set conditional=True"
             )
         return self._paired_rows(X, y, reset, what)
 
     def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:
-        """Rows that are outputs themselves."""
+        """Return rows that are themselves the outputs."""
         given = None
         if not isinstance(v, Dataset):
             given = v = opened(v, what)
@@ -329,19 +331,19 @@ class ConditionalRBM(StreamedEstimator):
         return v
 
     def _paired_rows(self, X: RowsLike, y: LabelsLike | None, reset: bool, what: str) -> Dataset:
-        """Rows beside outputs."""
+        """Return rows x with outputs y."""
         ds = self._given_rows(X, what=what, reset=reset)
         if y is not None:
             ds = ds.with_target(y if isinstance(y, Dataset) else _target_rows(y, len(ds)))
         if not ds.has_targets:
             raise DataError(
-                f"{ds.url or what}: there are no outputs, rows of 0 and 1, to learn from: pass y of shape "
-                "(n, v), or a dataset with targets (Dataset.with_target, [data] target); one column: "
+                f"{ds.url or what}: there are no outputs to learn from: pass y of shape (n, v) with 0 and 1, "
+                "or a dataset with targets (Dataset.with_target, [data] target); for one column: "
                 "y.reshape(-1, 1)"
             )
         if not reset and ds.n_targets != self._n_outputs:
             raise DataError(
-                f"{ds.url or what}: there are {ds.n_targets} outputs a row, but {type(self).__name__} has "
+                f"{ds.url or what}: each row has {ds.n_targets} outputs, but {type(self).__name__} has "
                 f"{self._n_outputs}"
             )
         if not ds.is_stored and ds.lazy(0, 1) is None:
@@ -375,7 +377,9 @@ class ConditionalRBM(StreamedEstimator):
 
     def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         if sample_weight is not None:
-            raise DataError("sample_weight: a conditional RBM takes each row alike: leave the weights out")
+            raise DataError(
+                "sample_weight: a conditional RBM learns from all rows equally: leave out the weights"
+            )
         return self._pairs(X, y, reset=True)
 
     def _search_fit(self, rows: Dataset, **how: Any) -> Self:
@@ -392,7 +396,7 @@ class ConditionalRBM(StreamedEstimator):
     _plan = plan
 
     def _what_decides(self) -> dict[str, Any]:
-        return super()._what_decides() | {"batch_size": batch_size(self)}
+        return super()._what_decides() | {"batch_size": choose_batch_size(self)}
 
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
         theta, epoch = learner.weights(state)
@@ -404,20 +408,20 @@ class ConditionalRBM(StreamedEstimator):
     def _keep_parameters(self, shape: CrbmShape, theta: np.ndarray, epoch: int) -> None:
         self._shape, self._theta = shape, theta
         self.best_epoch_ = epoch
-        self.n_sweeps_ = sweeps_in(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
+        self.n_sweeps_ = sweeps_at_epoch(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
         self._stream_state = None
 
     def partial_fit(self, X: RowsLike, y: LabelsLike | None = None) -> Self:
-        """Learn from some more rows, at once: a step for each ``batch_size`` of them, in their order.
+        """Learn from more rows: one step per ``batch_size`` rows, in their order.
 
-        Goes on from a fit, from a loaded model or from earlier calls; velocity and persistent chains begin
-        again after a fit, and where a changed parameter changes their size. Sweeps stay those of the epoch
-        reached (``n_sweeps_``).
+        Continues from a fit, a loaded model or earlier calls. Velocity and persistent chains start again
+        after a fit, and if a changed parameter changes their size. The number of sweeps stays that of the
+        last epoch (``n_sweeps_``).
 
         Parameters
         ----------
         X : array-like, shape (n, x), Dataset or None
-            One row or more.
+            At least one row.
         y : array-like or Dataset, shape (n, v)
 
         Returns
@@ -427,7 +431,7 @@ class ConditionalRBM(StreamedEstimator):
         Raises
         ------
         DataError, ValueError
-            As in :meth:`.ConditionalRBM.fit`; a call may have fewer rows than a batch.
+            As in :meth:`.ConditionalRBM.fit`; but a call may have fewer rows than a batch.
 
         Examples
         --------
@@ -447,24 +451,24 @@ class ConditionalRBM(StreamedEstimator):
             check_rows(self, ds)
             if first:
                 self.seed_ = resolve_seed(self.random_state)
-                self._shape = shape_of(self, ds)
+                self._shape = make_shape(self, ds)
                 self._theta = self._shape.start(stream(self.seed_, "crbm-start"), float(self.init_scale))
                 self.n_iter_, self.history_ = 0, []
             learner = make_learner(self, ds, None, self.seed_)
-            # A stream goes on at the last rate of the default schedule.
+            # Streams use the last rate of the default schedule.
             rates = learner.rates[-1:] if self.learning_rate is None else learner.rates
-            size = batch_size(self)
+            size = choose_batch_size(self)
             learner = replace(learner, rates=rates, n_chains=1, chain_rows=size, local_steps=0)
             check_shape(self, learner.shape)
-            self.inference_, self.batch_size_ = learner.validation_inference, batch_size(self)
+            self.inference_, self.batch_size_ = learner.validation_inference, choose_batch_size(self)
             epoch = 1 if first else self.best_epoch_
             state = None if first else self._stream_state
             if state is None:
                 state = replace(learner.start(self._theta), iteration=epoch - 1)
-            state = fitting_state(learner, state)
-            state = learn_stream(learner, state, ds, self.device, batch_size(self), int(state.sums[2]))
+            state = resize_state(learner, state)
+            state = learn_stream(learner, state, ds, self.device, choose_batch_size(self), int(state.sums[2]))
             self._keep_parameters(learner.shape, state.theta, epoch)
-            self.best_validation_error_ = None  # that of a fit was of other parameters
+            self.best_validation_error_ = None  # an earlier fit measured other parameters
             self._stream_state = state
         return self
 
@@ -481,18 +485,18 @@ class ConditionalRBM(StreamedEstimator):
         n_sweeps: int = 20,
         **params: Any,
     ) -> Self:
-        """A fitted model with parameters that were made elsewhere, for inference, or to learn on from.
+        """Return a fitted model with the given parameters, for inference or further learning.
 
         Parameters
         ----------
         W : array-like, shape (v, h)
-            Of :class:`sklearn.neural_network.BernoulliRBM` ``components_.T``.
+            For a :class:`sklearn.neural_network.BernoulliRBM` this is ``components_.T``.
         bv, bh : array-like, shape (v,) and (h,)
             Biases of the outputs and of the hidden units.
         Wvx, Whx : array-like, shape (v, x) and (h, x), or None
-            What the observed rows do to them; one of the two may be None, which is 0. Both None: a plain RBM.
+            Couplings of both to the observed rows. None is 0; if both are None the model is a plain RBM.
         inference, n_sweeps
-            Of predictions, as in the constructor.
+            As in the constructor, for predictions.
         **params
             Other parameters of the constructor.
 
@@ -503,10 +507,10 @@ class ConditionalRBM(StreamedEstimator):
         Raises
         ------
         DataError
-            Shapes that do not belong together, non-finite values, couplings beyond what messages in float32
-            bear.
+            The shapes do not fit each other, values are not finite, or W is too large for messages in
+            float32.
         ValueError
-            A parameter out of range.
+            A parameter is out of range.
 
         Examples
         --------
@@ -518,12 +522,12 @@ class ConditionalRBM(StreamedEstimator):
         plain = Wvx is None and Whx is None
         model = cls(inference=inference, n_sweeps=n_sweeps, conditional=not plain, **params)
         model._check_params()
-        shape, theta = given_parameters(W, bv, bh, Wvx, Whx)
+        shape, theta = pack_parameters(W, bv, bh, Wvx, Whx)
         model._source, model._n_outputs = "plain" if plain else "pairs", shape.n_visible
         model.n_features_in_ = shape.n_visible if plain else shape.n_observed
         model.inference_, model.n_iter_, model.history_ = inference, 0, []
         model.best_validation_error_, model.seed_ = None, resolve_seed(model.random_state)
-        model.batch_size_ = batch_size(model)
+        model.batch_size_ = choose_batch_size(model)
         model._keep_parameters(shape, theta, 1)
         return model
 
@@ -547,18 +551,18 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """The most probable state of each output, by the inference of training.
+        """Return the most probable state of each output, by the inference of training.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, x)
-            Of a plain RBM: None (one row), or rows of width 0.
+            For a plain RBM: None (one row), or rows of width 0.
         n_sweeps : int or None
-            Sweeps; None: ``n_sweeps_``.
-        out : url or None
-            Write a dataset of them there instead of returning an array.
+            None: ``n_sweeps_``.
+        out : path or URL, optional
+            Write the states to a dataset there instead of returning an array.
         client, overwrite, callbacks
-            Where ``out`` is written from, whether it may be replaced, progress.
+            Cluster that writes ``out``, whether ``out`` may be replaced, progress.
 
         Returns
         -------
@@ -567,8 +571,8 @@ class ConditionalRBM(StreamedEstimator):
         Warns
         -----
         UserWarning
-            ``tol`` was not met by some of the rows; with ``out``, of 1,024 that are looked at. A lazy array
-            does not tell.
+            Some rows did not meet ``tol``; with ``out``, some of at most 1,024 checked rows. There is no
+            warning for a dask array.
 
         Examples
         --------
@@ -590,7 +594,7 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Beliefs of the outputs: how probable each is to be 1, by the inference of training.
+        """Return the belief that each output is 1, by the inference of training.
 
         Parameters
         ----------
@@ -600,7 +604,7 @@ class ConditionalRBM(StreamedEstimator):
         Returns
         -------
         ndarray of float32, shape (n, v); a lazy array for a dask array; a Dataset with ``out``
-            Of "mixed-product" and "max-product" those of max-marginals, which order states and are no
+            The beliefs of "mixed-product" and "max-product" are max-marginals: they order states, but are not
             probabilities.
 
         Examples
@@ -621,18 +625,17 @@ class ConditionalRBM(StreamedEstimator):
         *,
         callbacks: CallbackList = (),
     ) -> float:
-        """Share of outputs that are predicted right; streams over a Dataset.
+        """Return the share of outputs that are predicted correctly; streams over a Dataset.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, x)
         y : array-like or Dataset, shape (n, v)
-            A Dataset with targets brings its own. A model that corrupts its rows corrupts clean ones that
-            come without.
+            None: the targets of the Dataset ``X``. A model with ``corruption`` corrupts rows without outputs.
         sample_weight : array-like, shape (n,), or None
-            How much each row counts; None: those of a Dataset, where it has some, else all alike.
+            Weights of the rows. None: those of the Dataset, else equal weights.
         callbacks : Callback or sequence
-            Told of progress.
+            Receive progress.
 
         Returns
         -------
@@ -641,7 +644,7 @@ class ConditionalRBM(StreamedEstimator):
         Raises
         ------
         DataError
-            No outputs, of another width, or neither 0 nor 1; weights that sum to 0.
+            There are no outputs, they have another width or are not binary, or the weights sum to 0.
 
         Examples
         --------
@@ -661,7 +664,7 @@ class ConditionalRBM(StreamedEstimator):
         *,
         callbacks: CallbackList = (),
     ) -> dict[str, float]:
-        """The paper's errors: of all outputs, and of those that x has otherwise than v.
+        """Return the paper's errors: of all outputs, and of the outputs that differ between x and v.
 
         Parameters
         ----------
@@ -671,7 +674,8 @@ class ConditionalRBM(StreamedEstimator):
         Returns
         -------
         dict
-            ``all``, and ``changed``: NaN where x is not as wide as v, not of 0 and 1, or nowhere another.
+            ``all`` and ``changed``. The latter is NaN if x has another width than v, is not binary, or equals
+            v.
 
         Examples
         --------
@@ -686,13 +690,14 @@ class ConditionalRBM(StreamedEstimator):
         if sample_weight is not None:
             ds = ds.with_weight(sample_weight)
         targets = self._test_targets(ds)
-        how = self._shape, self.inference_, self.n_sweeps_, self.tol
-        reduction = CrbmScoring(*how, targets, self._theta, float(self.damping))
+        reduction = CrbmScoring(self._shape, self.inference_, self.n_sweeps_, self.tol, targets, self._theta)
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs, callbacks=callbacks) as session:
             session.begin(0, {}, {})
             stats = session.collect("score", reduction, Rows(ds))
         if not stats["units"][1]:
-            raise DataError(f"{ds.url or 'X'}: the weights of the rows sum to 0: none of them counts")
+            raise DataError(
+                f"{ds.url or 'X'}: the weights of the rows sum to 0: give at least one positive weight"
+            )
         wrong, changed = CrbmScoring.errors(stats)
         return {"all": wrong, "changed": changed}
 
@@ -706,23 +711,22 @@ class ConditionalRBM(StreamedEstimator):
         pairs: bool = False,
         log_z: bool = False,
     ) -> Beliefs:
-        """Run an inference and see how it went.
+        """Return the beliefs of an inference, with the sweeps and the convergence of each row, in memory.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, x)
-            Results are held in memory.
         inference : str or None
-            One of the parameter's, or "gibbs" (means over the second half of ``n_sweeps`` draws). None: that
-            of training.
+            A value of the parameter ``inference``. None: the inference of training.
         n_sweeps : int or None
             None: ``n_sweeps_``.
         tol : float or None
-            End a row's sweeps when no belief moves by more.
+            A row stops sweeping as soon as no belief has changed by more.
         pairs : bool
-            The mean over rows of the pairs' beliefs P(v_i = 1, h_j = 1) too (sum-product).
+            Return the mean over rows of P(v_i = 1, h_j = 1) as well (sum-product).
         log_z : bool
-            The Bethe estimate of each row's log partition function too (sum-product; exact for "logistic").
+            Return the Bethe estimate of each row's log partition function as well (sum-product; exact for
+            "logistic").
 
         Returns
         -------
@@ -731,12 +735,12 @@ class ConditionalRBM(StreamedEstimator):
         Raises
         ------
         ValueError
-            An inference that there is not, or that does not tell what was asked for; no sweeps.
+            An unknown inference, one that does not compute what was asked for, or ``n_sweeps`` below 1.
 
         Warns
         -----
         UserWarning
-            ``tol`` was not met by some of the rows.
+            Some rows did not meet ``tol``.
 
         Examples
         --------
@@ -748,20 +752,20 @@ class ConditionalRBM(StreamedEstimator):
         ((120, 6), True, (120,))
         """
         check_is_fitted(self)
-        rows = self._nothing(X) if self._source == "plain" else self._given_rows(X)
+        rows = self._check_no_x(X) if self._source == "plain" else self._given_rows(X)
         return infer_rows(
             self, rows, inference=inference, n_sweeps=n_sweeps, tol=tol, pairs=pairs, log_z=log_z
         )
 
     def free_energy(self, X: RowsLike, y: LabelsLike | None = None) -> np.ndarray:
-        """F(v, x): minus the log of the sum over h of exp(-E(v, h, x)).
+        """Return F(v, x), minus the log of the sum over h of exp(-E(v, h, x)).
 
-        Together with :meth:`infer`'s ``log_z`` it gives log p(v | x) = -F - log Z.
+        With ``log_z`` of :meth:`infer`, log p(v | x) = -F - log Z.
 
         Parameters
         ----------
         X, y
-            As in :meth:`score`; results are held in memory.
+            As in :meth:`score`.
 
         Returns
         -------
@@ -776,17 +780,16 @@ class ConditionalRBM(StreamedEstimator):
         """
         check_is_fitted(self)
         ds = self._pairs(X, y)
-        return free_energies(self._shape, self._theta, ds, self._test_targets(ds))
+        return compute_free_energies(self._shape, self._theta, ds, self._test_targets(ds))
 
     def _test_targets(self, ds: Dataset) -> Targets:
-        """Where the outputs of rows come from: clean ones that come alone are corrupted as test rows."""
-        return targets_of(self, ds, self.seed_, TEST_STAGE)
+        """Return where the outputs of rows come from; clean rows alone are corrupted as test rows."""
+        return choose_targets(self, ds, self.seed_, TEST_STAGE)
 
     def _row_map(self, what: tuple[str, int | None]) -> CrbmOutput:
         name, n_sweeps = what
-        sweeps = sweeps_of(self, n_sweeps)
-        how = self._shape, self._theta, self.inference_, sweeps, self.tol
-        return CrbmOutput(*how, name, float(self.damping))
+        sweeps = check_sweeps(self, n_sweeps)
+        return CrbmOutput(self._shape, self._theta, self.inference_, sweeps, self.tol, name)
 
     def _output(
         self,
@@ -798,41 +801,41 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool,
         callbacks: CallbackList,
     ) -> Any:
-        """Rows through a map, with a warning where they did not meet the tolerance."""
+        """Map rows to outputs, and warn if rows did not meet the tolerance."""
         check_is_fitted(self)
         to, X = (out, client, overwrite, callbacks), opened(X, "X")
         row_map = self._row_map((what, n_sweeps))
-        watched, told = WatchedOutput(**vars(row_map)), "the rows"
+        counting, checked = CountingOutput(**vars(row_map)), "the rows"
         if self._source == "plain":
             if isinstance(X, Dataset) or out is not None or is_dask(X):
                 raise DataError(
-                    "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs; "
-                    "leave X out (transform takes rows v)"
+                    "this is a plain RBM: it has no x to predict from, and all rows have the same beliefs: "
+                    "leave out X (transform takes rows v)"
                 )
-            block = Block(self._nothing(X), None, None, 0)
+            block = Block(self._check_no_x(X), None, None, 0)
             with single_threaded():
-                found = watched.apply(watched.prepare(make_backend(self.device)), block)
+                found = counting.apply(counting.prepare(make_backend(self.device)), block)
         elif self.tol is None or self.inference_ == "independent" or is_dask(X):
             return self._map(X, (what, n_sweeps), *to)
         elif out is None:
-            found = self._map_rows(self._given_rows(X), watched, *to)
-        else:  # workers have maps of their own, which tell nothing: some rows are inferred twice
+            found = self._map_rows(self._given_rows(X), counting, *to)
+        else:  # maps on workers do not report convergence, so some rows are inferred again here
             ds = self._given_rows(X)
             found = self._map_rows(ds, row_map, *to)
-            for part in places_of(len(ds)):
-                map_to_array(watched, ds[part], self.device, self.n_jobs)
-            if len(ds) > MOST_LOOKED_AT:
-                told = f"{MOST_LOOKED_AT} rows looked at"
-        watched.warn(told)
+            for part in choose_checked_rows(len(ds)):
+                map_to_array(counting, ds[part], self.device, self.n_jobs)
+            if len(ds) > MAX_CHECKED:
+                checked = f"{MAX_CHECKED} checked rows"
+        counting.warn(checked)
         return found
 
-    def _nothing(self, X: RowsLike) -> np.ndarray:
-        """Rows of a plain RBM: None is one."""
+    def _check_no_x(self, X: RowsLike) -> np.ndarray:
+        """Return rows of width 0 for a plain RBM; None is one row."""
         x = np.empty((1, 0), dtype=np.float32) if X is None else np.asarray(X)
         if x.ndim != 2 or x.shape[1]:
             raise DataError(
-                f"X has shape {x.shape}, but this is a plain RBM, which has no x: leave X out, or give rows "
-                "of width 0"
+                f"X has shape {x.shape}, but this is a plain RBM without x: leave out X, or give rows of "
+                "width 0"
             )
         return x
 
@@ -842,7 +845,7 @@ class ConditionalRBM(StreamedEstimator):
         tags.target_tags.required = False
         tags.target_tags.single_output = False
         tags.target_tags.multi_output = True
-        # Not a classifier, which has one column of classes; but each output is 0 or 1.
+        # scikit-learn's classifiers have one column of classes; here each output is 0 or 1.
         tags.classifier_tags = ClassifierTags(multi_class=False, multi_label=True)
         tags.transformer_tags.preserves_dtype = []
         return tags
@@ -867,26 +870,26 @@ class ConditionalRBM(StreamedEstimator):
         self._source, self._n_outputs = values["source"], shape.n_visible
         self.inference_ = values["inference"]
         self.best_validation_error_ = values["best_validation_error"]
-        self.batch_size_ = values.get("batch_size") or batch_size(self)
+        self.batch_size_ = values.get("batch_size") or choose_batch_size(self)
         self._keep_parameters(shape, theta, values["best_epoch"])
 
 
 def _check_counts(n_rows: int, y: Any) -> None:
     found = int(y.shape[0]) if hasattr(y, "shape") else len(y)
     if found != n_rows:
-        raise DataError(f"X has {n_rows} rows, but y has {found}: give one output row a row")
+        raise DataError(f"X has {n_rows} rows, but y has {found}: give one row of outputs per row")
 
 
 def _target_rows(y: LabelsLike | None, n_rows: int) -> Dataset:
-    """Outputs that are arrays, as a dataset."""
+    """Return outputs that are arrays as a dataset."""
     y = opened(y, "y")
     if is_plain(y) and not hasattr(y, "tocsr"):
         refuse_masked(y, "y")
         y = np.asarray(y)
     if len(getattr(y, "shape", ())) != 2:
         raise DataError(
-            f"y has shape {getattr(y, 'shape', None)}: the outputs of a conditional RBM are rows of 0 and 1, "
-            "(n, v); one column: y.reshape(-1, 1)"
+            f"y has shape {getattr(y, 'shape', None)}: the outputs of a conditional RBM are rows of 0 and 1 "
+            "of shape (n, v); for one column: y.reshape(-1, 1)"
         )
     _check_counts(n_rows, y)
     return Dataset.from_arrays(y)

@@ -1,4 +1,4 @@
-"""The fit of a conditional RBM: what it is told, its steps, its streams, and what it will need."""
+"""The fit of a conditional RBM: checks of the inputs, steps of the fit, and the forecast of `plan`."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from scalelatent.models.crbm.kernels.inference import (
     BLOCKS,
     MESSAGE_BYTES,
     check_weights,
-    magnitude,
+    largest_magnitude,
 )
+from scalelatent.models.crbm.model.beliefs import sweeps_at_epoch
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
 from scalelatent.models.crbm.model.online import CrbmLearner
-from scalelatent.models.crbm.model.predict import sweeps_in
 from scalelatent.models.crbm.model.state import CrbmState
 
 from .parameters import (
-    LEAST_GAIN,
+    MIN_GAIN,
     PATIENCE,
     PATIENCE_ROWS,
     RATES,
-    batch_size,
-    epochs_to_show,
-    n_chains,
-    n_epochs,
-    step_rows,
+    choose_batch_size,
+    choose_n_chains,
+    choose_n_epochs,
+    count_epochs,
+    count_step_rows,
     stops_early,
 )
 
@@ -54,28 +54,28 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("scalelatent")
 
-# Whose random numbers corrupt rows that are scored, or shown in the report.
+# Random stream that corrupts rows for scores and for the report.
 TEST_STAGE = "corruption-test"
-# Why a fit leaves out no rows.
-ALL_ROWS = "a conditional RBM takes each row in an order of its own and cannot leave some out in its midst"
-# What helps where a tolerance is not met.
-REMEDY = "give more sweeps (n_sweeps), a larger tol, or a damping below 1, such as 0.5"
+# Reason why a fit refuses to skip bad rows.
+ALL_ROWS = "a conditional RBM shuffles all rows in advance and cannot skip some of them during the fit"
+# Advice for rows that do not meet the tolerance.
+REMEDY = "give more sweeps (n_sweeps) or a larger tol"
 SMALLER = "lower n_hidden, or set n_chains lower"
-# Sweeps that are timed: seconds are a line through both.
+# Numbers of sweeps that `plan` measures; it assumes seconds that are linear in the sweeps.
 TIMED = (4, 12)
 
 
-# -- what a fit is told -----------------------------------------------------------------------------------
+# -- values of parameters ---------------------------------------------------------------------------------
 
 
-def given_parameters(
+def pack_parameters(
     W: npt.ArrayLike,
     bv: npt.ArrayLike,
     bh: npt.ArrayLike,
     Wvx: npt.ArrayLike | None,
     Whx: npt.ArrayLike | None,
 ) -> tuple[CrbmShape, np.ndarray]:
-    """The flat vector of parameters that come as arrays, and its shape."""
+    """Return numbers of units and the flat parameter vector; refuse arrays that do not fit each other."""
     given = {"W": W, "Wvx": Wvx, "Whx": Whx, "bv": bv, "bh": bh}
     arrays: dict[str, np.ndarray] = {}
     for name, value in given.items():
@@ -88,32 +88,32 @@ def given_parameters(
     (v, h), x = arrays["W"].shape, max(a.shape[-1] if a.ndim else 0 for a in (arrays["Wvx"], arrays["Whx"]))
     shape = CrbmShape(v, h, x)
     flat = np.zeros(shape.n_parameters, dtype=np.float32)
-    for name, (place, wanted) in shape.layout.slices.items():
+    for name, (place, expected) in shape.layout.slices.items():
         if given[name] is None and name in ("Wvx", "Whx"):
             continue
-        if arrays[name].shape != wanted:
+        if arrays[name].shape != expected:
             raise DataError(
-                f"{name} has shape {arrays[name].shape}, but with W of shape {(v, h)} it is {wanted}"
+                f"{name} has shape {arrays[name].shape}, but with W of shape {(v, h)} it must be {expected}"
                 + (f" (x = {x})" if name in ("Wvx", "Whx") else "")
             )
         if not np.isfinite(arrays[name]).all():
             raise DataError(f"{name} has non-finite values (NaN or inf, in float32)")
         flat[place] = arrays[name].reshape(-1)
-    check_weights(magnitude(arrays["W"]))
+    check_weights(largest_magnitude(arrays["W"]))
     return shape, flat
 
 
-def epoch_rates(model: ConditionalRBM, n_rows: int) -> np.ndarray:
-    """Learning rate of each epoch of the schedule over ``n_rows`` rows; the last one goes on."""
+def make_rates(model: ConditionalRBM, n_rows: int) -> np.ndarray:
+    """Return the learning rate of each epoch over ``n_rows`` rows; later epochs use the last one."""
     given: Any = model.learning_rate
     if given is None:
-        given = [(rate, epochs_to_show(n_rows, shown, least)) for rate, shown, least in RATES]
+        given = [(rate, count_epochs(n_rows, shown, least)) for rate, shown, least in RATES]
     pairs = [(given, 1)] if is_number(given) else given
     return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
 
 
-def unit_costs(loss: npt.ArrayLike, n_visible: int) -> np.ndarray:
-    """Loss of units that are wrongly 1, and wrongly 0: float32 (2, v)."""
+def make_costs(loss: npt.ArrayLike, n_visible: int) -> np.ndarray:
+    """Return the loss of units that are wrongly 1, and wrongly 0, float32 (2, v)."""
     if isinstance(loss, str) and loss == "hamming":
         return np.ones((2, n_visible), dtype=np.float32)
     try:
@@ -124,14 +124,14 @@ def unit_costs(loss: npt.ArrayLike, n_visible: int) -> np.ndarray:
         np.isfinite(cost).all() and (cost >= 0).all()
     ):
         raise ValueError(
-            f"loss={loss!r}: give 'hamming', weights of the {n_visible} outputs, or two rows of them (of "
+            f"loss={loss!r}: give 'hamming', costs of the {n_visible} outputs, or two rows of costs (of "
             "outputs that are wrongly 1, and wrongly 0), finite and at least 0"
         )
     return np.ascontiguousarray(np.broadcast_to(cost, (2, n_visible)))
 
 
 def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption") -> Corruption:
-    """The corruption that a parameter asks for, of clean rows."""
+    """Return the corruption of clean rows that the parameter ``corruption`` describes."""
     keys = {"flip": {"kind", "rate"}, "occlude": {"kind", "size", "shape"}}
     kind = given.get("kind") if isinstance(given, Mapping) else None
     if not isinstance(kind, str) or kind not in keys or set(given) - keys[kind]:
@@ -142,58 +142,62 @@ def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption
     if kind == "flip":
         how: dict[str, Any] = {"rate": given.get("rate", 0.1)}
         if not is_number(how["rate"]):
-            raise ValueError(f"corruption={given!r}: rate is a share from 0 to 1")
+            raise ValueError(f"corruption={given!r}: rate must be a share from 0 to 1")
     else:
         side = round(ds.n_features**0.5)
         shape = given.get("shape")
         if shape is None:
             shape = ds.feature_shape if len(ds.feature_shape) == 2 else (side, side)
-        how = {"size": _sides(given, "size", given.get("size", 8)), "shape": _sides(given, "shape", shape)}
+        how = {
+            "size": _read_sides(given, "size", given.get("size", 8)),
+            "shape": _read_sides(given, "shape", shape),
+        }
     check_corruption(kind, ds.n_features, **how)
     return Corruption(kind, seed=seed, stage=stage, **how)
 
 
-def _sides(given: Any, name: str, value: Any) -> tuple[int, int]:
-    """(height, width) in pixels."""
+def _read_sides(given: Any, name: str, value: Any) -> tuple[int, int]:
+    """Return (height, width) in pixels."""
     both = (value, value) if is_whole(value) else tuple(value) if np.iterable(value) else ()
     if len(both) != 2 or not all(map(is_whole, both)):
         raise ValueError(
-            f"corruption={given!r}: {name} is a whole number of pixels, or two of them (height, width)"
+            f"corruption={given!r}: {name} must be a whole number of pixels, or two of them (height, width)"
         )
     return int(both[0]), int(both[1])
 
 
 def check_rows(model: ConditionalRBM, train: Dataset) -> None:
-    """Refuse rows that the learner cannot use, before any work."""
+    """Refuse rows that the learner cannot use, before the fit starts."""
     where = train.url or "the rows"
     if model.corruption is not None and train.has_targets:
         raise DataError(
-            f"{where}: the inputs are made from clean rows, but there are outputs beside X: leave y (the "
-            "targets) out, or set corruption=None"
+            f"{where}: corruption makes the inputs from clean rows, but there are outputs y as well: leave "
+            "out y (the targets), or set corruption=None"
         )
     if train.has_weight:
         raise DataError(
-            f"{where}: rows are weighted, and a conditional RBM takes each row alike: leave the weights out"
+            f"{where}: the rows have weights, but a conditional RBM learns from all rows equally: leave out "
+            "the weights"
         )
     if model._source == "plain" and train.has_targets:
         raise DataError(
-            f"{where}: there are outputs beside the rows, and a plain RBM learns rows alone: leave the "
-            "target out, or set conditional=True"
+            f"{where}: there are outputs y, but a plain RBM learns rows alone: leave out the target, or set "
+            "conditional=True"
         )
     if model._source == "plain" and model.learner in ("logistic", "cd-percloss"):
         raise DataError(
-            f"learner={model.learner!r} starts from what x says of the outputs, and there is no x: pass X, "
+            f"learner={model.learner!r} starts from a prediction from x, and a plain RBM has no x: pass X, "
             "or choose learner='cd', 'pcd' or 'mle-bp' for a plain RBM"
         )
 
 
 def check_batch(model: ConditionalRBM, train: Dataset) -> None:
-    """Refuse a step larger than the data, with a batch size that fits."""
-    n = learned_rows(model, train)
-    rows = step_rows(model, n)
+    """Refuse a step with more rows than the data; the message gives a batch size that fits."""
+    n = count_training_rows(model, train)
+    rows = count_step_rows(model, n)
     if rows <= n:
         return
-    unit = n_chains(model, n) if model.local_steps or model.n_chains else 1
+    unit = choose_n_chains(model, n) if model.local_steps or model.n_chains else 1
     if model.local_steps:
         local = f" (batch_size x local_steps x n_chains = {rows} rows)"
         fits, lower = n // (unit * int(model.local_steps)), "local_steps or n_chains"
@@ -202,13 +206,13 @@ def check_batch(model: ConditionalRBM, train: Dataset) -> None:
     given = "" if model.batch_size is None else ", and batch_size"
     remedy = f"set batch_size to {fits}" if fits and given else f"lower {lower}{given}"
     raise DataError(
-        f"{train.url or 'the rows'}: a step of batch_size={batch_size(model, n)}{local} is larger than the "
-        f"data, {n} rows: {remedy}"
+        f"{train.url or 'the rows'}: a step of batch_size={choose_batch_size(model, n)}{local} is larger "
+        f"than the data, which has {n} rows: {remedy}"
     )
 
 
 def check_patience(model: ConditionalRBM, validated: bool) -> None:
-    """Refuse a patience that has nothing to watch."""
+    """Refuse a patience without validation rows."""
     if model.patience is not None and not validated:
         raise ValueError(
             f"patience={model.patience} waits for a better validation error, but there are no validation "
@@ -216,8 +220,8 @@ def check_patience(model: ConditionalRBM, validated: bool) -> None:
         )
 
 
-def shape_of(model: ConditionalRBM, train: Dataset) -> CrbmShape:
-    """Units of v, h and x."""
+def make_shape(model: ConditionalRBM, train: Dataset) -> CrbmShape:
+    """Return the numbers of units of v, h and x."""
     hidden = 0 if model.learner == "logistic" else int(model.n_hidden)
     if model._source == "pairs":
         return CrbmShape(int(train.n_targets or 0), hidden, train.n_features)
@@ -225,8 +229,8 @@ def shape_of(model: ConditionalRBM, train: Dataset) -> CrbmShape:
     return CrbmShape(v, hidden, v if model._source == "corruption" else 0)
 
 
-def targets_of(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "corruption") -> Targets:
-    """Where the outputs of rows come from; stored pairs go before a corruption on the fly."""
+def choose_targets(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "corruption") -> Targets:
+    """Return where the outputs of rows come from: stored targets, else a corruption, else the rows."""
     if model._source == "plain":
         return Targets("x")
     if model._source == "corruption" and not ds.has_targets:
@@ -235,7 +239,7 @@ def targets_of(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "corr
 
 
 def hold_out(train: Dataset, held: tuple[int, int]) -> Dataset:
-    """Return the rows of a dataset that an order with ``held`` leaves out, with their outputs, in memory."""
+    """Return the held-out rows of a dataset with their outputs, in memory; ``held`` is (rows, period)."""
     some = take_rows(train, held_rows(held, len(train)))
     n, x = len(some), some.read_x(0, len(some))
     rows = Dataset.from_arrays(x.reshape(n, *train.feature_shape) if isinstance(x, np.ndarray) else x)
@@ -244,9 +248,9 @@ def hold_out(train: Dataset, held: tuple[int, int]) -> Dataset:
 
 @lru_cache(maxsize=256)
 def log_held_rows(n_held: int, n_rows: int, where: str) -> None:
-    """Log, once, that rows are held out."""
+    """Log that rows are held out, once per process and dataset."""
     _log.warning(
-        "n_epochs=None holds out %d of the %d rows of %s, and ends the fit when their error no longer falls; "
+        "n_epochs=None holds out %d of the %d rows of %s, and ends the fit when their error stops falling; "
         "pass validation rows, or set n_epochs to a number or 'paper', to learn from all rows",
         n_held,
         n_rows,
@@ -254,70 +258,72 @@ def log_held_rows(n_held: int, n_rows: int, where: str) -> None:
     )
 
 
-def learned_rows(model: ConditionalRBM, train: Dataset) -> int:
-    """Rows that are learned from: all but those held out."""
+def count_training_rows(model: ConditionalRBM, train: Dataset) -> int:
+    """Return the number of rows that are not held out."""
     return len(train) - len(held_rows(model._held, len(train)))
 
 
-def row_order(model: ConditionalRBM, train: Dataset, options: Mapping[str, Any], seed: int) -> RowOrder:
-    """Which rows each step gets: a function of the parameters, the seed and the ``[engine]`` options."""
-    n = learned_rows(model, train)
-    return RowOrder.choose(n, seed, step_rows(model, n), n_chains(model, n), options, model._held)
+def make_order(model: ConditionalRBM, train: Dataset, options: Mapping[str, Any], seed: int) -> RowOrder:
+    """Return the order of rows, a function of the parameters, the seed and the ``[engine]`` options."""
+    n = count_training_rows(model, train)
+    return RowOrder.choose(
+        n, seed, count_step_rows(model, n), choose_n_chains(model, n), options, model._held
+    )
 
 
 def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
-    n = learned_rows(model, train)
-    shape, chains, size = shape_of(model, train), n_chains(model, n), batch_size(model, n)
+    """Return the learner of a fit; refuse a loss or corruption that does not fit the rows."""
+    n = count_training_rows(model, train)
+    shape, chains, size = make_shape(model, train), choose_n_chains(model, n), choose_batch_size(model, n)
     waits = stops_early(model) and held is not None and model.patience is None
     steps = LEARNERS[model.learner].gibbs_steps if model.gibbs_steps is None else int(model.gibbs_steps)
-    held_targets = Targets() if held is None else targets_of(model, held, seed, "corruption-validation")
+    held_targets = Targets() if held is None else choose_targets(model, held, seed, "corruption-validation")
     return CrbmLearner(
         shape=shape,
         learner=model.learner,
-        rates=epoch_rates(model, n),
+        rates=make_rates(model, n),
         momentum=float(model.momentum),
         weight_decay=float(model.weight_decay),
         n_sweeps=None if model.n_sweeps is None else int(model.n_sweeps),
         tol=None if model.tol is None else float(model.tol),
         gibbs_steps=steps,
-        cost=unit_costs(model.loss, shape.n_visible),
+        cost=make_costs(model.loss, shape.n_visible),
         n_chains=chains,
         chain_rows=size if model.local_steps else size // chains,
         local_steps=int(model.local_steps or 0),
         seed=seed,
-        patience=epochs_to_show(n, PATIENCE_ROWS, PATIENCE) if waits else int(model.patience or 0),
-        gain=LEAST_GAIN if waits else 0.0,
+        patience=count_epochs(n, PATIENCE_ROWS, PATIENCE) if waits else int(model.patience or 0),
+        gain=MIN_GAIN if waits else 0.0,
         has_validation=held is not None,
-        targets=targets_of(model, train, seed),
+        targets=choose_targets(model, train, seed),
         validation_targets=held_targets,
         validation_inference=model.inference or LEARNERS[model.learner].inference,
-        damping=float(model.damping),
     )
 
 
 def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
-    """A whole fit, see :mod:`.steps`; sets the model's learned attributes."""
+    """Run the steps of a fit (see :mod:`scalelatent.estimators.steps`), and set the learned attributes."""
     train = rows["train"].dataset
     held = rows["validation"].dataset if "validation" in rows else None
     model._check_params()
     model._check_rows(train, held)
     check_patience(model, held is not None)
-    make_learner(model, train, held, 0)  # refuses what is wrong with loss and corruption
-    n = learned_rows(model, train)
-    size, epochs = batch_size(model, n), n_epochs(model, n, held is not None)
-    if size < batch_size(model):
-        warn_reduced("batch_size", size, batch_size(model), f"{train.url or 'the data'} has {n} rows")
+    make_learner(model, train, held, 0)  # refuses a wrong loss or corruption
+    n = count_training_rows(model, train)
+    size, epochs = choose_batch_size(model, n), choose_n_epochs(model, n, held is not None)
+    if size < choose_batch_size(model):
+        warn_reduced("batch_size", size, choose_batch_size(model), f"{train.url or 'the data'} has {n} rows")
     if n < len(train):
         log_held_rows(len(train) - n, len(train), train.url or "X")
     info = {"max_iter": epochs, "batch_size": size}
     model.seed_, rows = yield Begin(info, all_rows=ALL_ROWS)
     model.batch_size_ = size
     learner = make_learner(model, train, held, model.seed_)
-    theta = first_parameters(model, learner.shape)
+    theta = choose_start(model, learner.shape)
     start = yield Remember("start", {"theta": theta})
 
     def order(options: Mapping[str, Any]) -> RowOrder:
-        return row_order(model, train, options, model.seed_)
+        return make_order(model, train, options, model.seed_)
 
     state = learner.start(np.ascontiguousarray(start["theta"]))
     result = yield LearnOnline("learn", learner, state, rows, None, order, epochs)
@@ -325,8 +331,8 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     warn_unconverged(model, result.history)
 
 
-def first_parameters(model: ConditionalRBM, shape: CrbmShape) -> np.ndarray:
-    """Those of the last fit for a warm start, else small random ones."""
+def choose_start(model: ConditionalRBM, shape: CrbmShape) -> np.ndarray:
+    """Return the parameters of the last fit for a warm start, else small random ones."""
     if model.warm_start and hasattr(model, "W_"):
         check_shape(model, shape, "warm_start", "fit with warm_start=False")
         return model._theta
@@ -336,16 +342,16 @@ def first_parameters(model: ConditionalRBM, shape: CrbmShape) -> np.ndarray:
 def check_shape(
     model: ConditionalRBM,
     shape: CrbmShape,
-    what: str = "partial_fit",
+    call: str = "partial_fit",
     remedy: str = "set n_hidden and learner back, or start again with fit",
 ) -> None:
-    """Refuse to go on where parameters ask for other numbers of units than the model has."""
+    """Refuse to continue if the parameters ask for other numbers of units than the fitted model has."""
     if model._shape != shape:
-        raise ValueError(f"{what}: the last fit was of another shape ({model._shape}, now {shape}): {remedy}")
+        raise ValueError(f"{call}: the last fit was of another shape ({model._shape}, now {shape}): {remedy}")
 
 
 def warn_unconverged(model: ConditionalRBM, history: list[dict[str, Any]]) -> None:
-    """Warn where a tolerance was asked for and rows did not meet it."""
+    """Warn if ``tol`` is set and rows of the last epoch did not meet it."""
     if model.tol is None or not history or history[-1].get("converged") is None:
         return
     missed = 1.0 - float(history[-1]["converged"])
@@ -356,11 +362,8 @@ def warn_unconverged(model: ConditionalRBM, history: list[dict[str, Any]]) -> No
         )
 
 
-# -- a stream of rows -------------------------------------------------------------------------------------
-
-
-def fitting_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
-    """The state of earlier calls, with a new velocity and new chains where parameters changed their size."""
+def resize_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
+    """Return the state of earlier calls, with new velocity or chains if parameters changed their size."""
     fresh = learner.start(state.theta)
     others = {
         name: getattr(fresh, name)
@@ -370,18 +373,19 @@ def fitting_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
     return replace(state, **others)
 
 
-# -- what it will need ------------------------------------------------------------------------------------
+# -- forecast ---------------------------------------------------------------------------------------------
 
 
-def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
-    train, held, options = told.train, told.held, told.options
-    learner, order = make_learner(model, train, held, 0), row_order(model, train, options, 0)
-    shape, epochs = learner.shape, n_epochs(model, order.n_rows, held is not None)
-    # Parameters, velocity and the best ones, of which Dask keeps a few states.
+def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
+    """Return the forecast of a fit: memory, disk and seconds."""
+    train, held, options = forecast.train, forecast.held, forecast.options
+    learner, order = make_learner(model, train, held, 0), make_order(model, train, options, 0)
+    shape, epochs = learner.shape, choose_n_epochs(model, order.n_rows, held is not None)
+    # A state holds parameters, velocity and best parameters; Dask keeps a few states.
     copies = 1 + bool(learner.momentum) + (held is not None)
     state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
-    kernels = _kernel_bytes(learner, told.resources)
-    told.add_steps(
+    kernels = _kernel_bytes(learner, forecast.resources)
+    forecast.add_steps(
         "learn",
         learner,
         order,
@@ -392,41 +396,42 @@ def plan(model: ConditionalRBM, told: Forecast) -> dict[str, Any]:
         extra_bytes=shape.n_visible,
     )
     if held is not None:
-        told.add_stage("validation", {"validation": learner.validation()}, state + kernels, SMALLER)
-    row, sweep, step = _probe(told, learner, order)
+        forecast.add_stage("validation", {"validation": learner.validation()}, state + kernels, SMALLER)
+    row, sweep, step = _measure_seconds(forecast, learner, order)
 
-    def row_in(epoch: int) -> float:
-        return row + sweep * sweeps_in(learner.n_sweeps, epoch)
+    def row_seconds(epoch: int) -> float:
+        return row + sweep * sweeps_at_epoch(learner.n_sweeps, epoch)
 
-    # Sweeps grow with the epoch.
+    # The number of sweeps grows with the epoch.
     every = [
-        told.epoch_seconds(order, row_in(n), step, extra_bytes=shape.n_visible) for n in range(1, epochs + 1)
+        forecast.epoch_seconds(order, row_seconds(n), step, extra_bytes=shape.n_visible)
+        for n in range(1, epochs + 1)
     ]
     least = min(learner.patience + 1, epochs) if learner.patience and held is not None else epochs
-    told.add_seconds("learn", sum(every), sum(every[:least]))
+    forecast.add_seconds("learn", sum(every), sum(every[:least]))
     measuring = []
     if held is not None:
-        reading = told.reading_seconds(held)
-        measuring = [len(held) * told.row_seconds(row_in(n), reading) for n in range(1, epochs + 1)]
-        told.add_seconds("validation", sum(measuring), sum(measuring[:least]))
-    told.set_passes(every[0] + sum(measuring[:1]), least, epochs)
-    told.out["device_bytes"] = _device_bytes(learner)
-    return told.finish(
+        reading = forecast.reading_seconds(held)
+        measuring = [len(held) * forecast.row_seconds(row_seconds(n), reading) for n in range(1, epochs + 1)]
+        forecast.add_seconds("validation", sum(measuring), sum(measuring[:least]))
+    forecast.set_passes(every[0] + sum(measuring[:1]), least, epochs)
+    forecast.out["device_bytes"] = _device_bytes(learner)
+    return forecast.finish(
         "lower n_epochs, n_sweeps or n_hidden",
         checkpoint=state,
         model=4 * shape.n_parameters,
-        predicting=row_in(epochs),
+        predicting=row_seconds(epochs),
     )
 
 
 def _kernel_bytes(learner: CrbmLearner, resources: Resources) -> int:
-    """Coupling, gradient and message matrices of each thread, float32."""
+    """Return the bytes of coupling, gradient and message matrices of all threads."""
     edges = learner.shape.n_visible * learner.shape.n_hidden
     return resources.threads * 4 * (learner.shape.n_parameters + 6 * edges)
 
 
 def _device_bytes(learner: CrbmLearner) -> int:
-    """Parameters, gradient, messages, and what a graph's thread blocks tell each other."""
+    """Return the bytes on a GPU: parameters, gradient, messages, and data that thread blocks exchange."""
     v, h = learner.shape.n_visible, learner.shape.n_hidden
     edges = v * h
     matrix, most = 4 * max(edges, 1), max(learner.chain_rows, BLOCK_ROWS if learner.has_validation else 0)
@@ -438,14 +443,14 @@ def _device_bytes(learner: CrbmLearner) -> int:
     return 4 * (2 * learner.shape.n_parameters + 4 * edges + most * (v + (2 + BLOCKS) * h)) + messages
 
 
-def _probe(told: Forecast, learner: CrbmLearner, order: RowOrder) -> tuple[float, float, float]:
-    """Seconds of a row beside the sweeps, of a sweep of it, and of a step."""
+def _measure_seconds(forecast: Forecast, learner: CrbmLearner, order: RowOrder) -> tuple[float, float, float]:
+    """Return seconds of a row without sweeps, of one sweep of a row, and of a step."""
     shape, couples = learner.shape, LEARNERS[learner.learner].couples
     rows = min(learner.chain_rows, order.n_rows)
-    if not told.measure:
+    if not forecast.measure:
         sweep = shape.n_visible * shape.n_hidden / 2e9 if couples else 0.0
         return 4.0 * shape.n_weights / FLOP_RATE, sweep, STEP_SECONDS
-    what = (
+    name = (
         f"crbm {learner.learner} {shape.n_visible}x{shape.n_hidden}x{shape.n_observed} {rows} "
         f"{order.n_chains} {learner.gibbs_steps} {learner.momentum > 0} {learner.local_steps > 0} "
         f"{learner.tol is None}"
@@ -459,7 +464,7 @@ def _probe(told: Forecast, learner: CrbmLearner, order: RowOrder) -> tuple[float
 
     def seconds(sweeps: int) -> tuple[float, float]:
         timed = replace(learner, n_sweeps=sweeps, local_steps=0)
-        return told.measure_chain(f"{what} {sweeps}", timed, begin, order, rows=rows)
+        return forecast.measure_chain(f"{name} {sweeps}", timed, begin, order, rows=rows)
 
     few, step = seconds(TIMED[0])
     sweep = max((seconds(TIMED[1])[0] - few) / (TIMED[1] - TIMED[0]), 0.0) if couples else 0.0

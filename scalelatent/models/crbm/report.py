@@ -1,4 +1,4 @@
-"""What the report of a conditional RBM shows: restored images, learning curves, convergence, occlusion."""
+"""The report of a conditional RBM: restored images, learning curves, convergence, errors under occlusion."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from scalelatent.engine.grid import space_ranges
 from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.evaluation.output_scores import concatenate
 from scalelatent.kernels.arrays import DenseOrCsr
+from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.kernels.inference import CONVERGED
 from scalelatent.report.figures import plot_learning
 from scalelatent.report.interpretation import count_validation_rows, explain_error_gap, usage_snippet
@@ -22,6 +23,7 @@ from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles, check_width
 from scalelatent.report.style import percent
 
+from .fit import TEST_STAGE, make_corruption
 from .report_figures import plot_convergence, plot_occlusion, plot_restored
 
 if TYPE_CHECKING:
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RbmEvidence", "collect_rbm", "section"]
 
-# Messages that may be updated for the figures: some ten seconds of one core.
+# Upper bound of the messages that the figures update, about ten seconds on one core.
 EDGE_UPDATES = 1e10
-LEAST_ROWS, MOST_ROWS, PLACES = 50, 2000, 50
+# Bounds of the number of predicted rows, and number of ranges of the dataset that they come from.
+MIN_ROWS, MAX_ROWS, PLACES = 50, 2000, 50
+# Images in the picture of restored rows, and steps of the occluding square from none to the whole image.
 SHOWN, LEVELS = 10, 8
 LEARNERS = {
     "mle-bp": "maximum likelihood by belief propagation",
@@ -43,7 +47,7 @@ LEARNERS = {
     "lssvm": "latent structured SVM",
     "logistic": "logistic regression",
 }
-# What is run for each row in learning; other learners sample, or have no hidden units.
+# Inference that runs for each row in training; other learners sample, or have no hidden units.
 INFERENCES = {
     "mle-bp": "sum-product belief propagation",
     "mle-mf": "mean field",
@@ -59,34 +63,34 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """The part of an RBM's report; see `scalelatent.contract.kinds.Kind.report`."""
-    left_out = "restored images and their errors are left out"
-    evidence = run.collect(data, left_out, partial(collect_rbm, model, progress=progress))
+    """Return the section of an RBM's report; see `scalelatent.contract.kinds.Kind.report`."""
+    consequence = "restored images and their errors are left out"
+    evidence = run.collect(data, consequence, partial(collect_rbm, model, progress=progress))
     if evidence is not None and evidence.shape is None:
-        run.notes.append("Outputs are not images of the shape of the rows, so none are drawn.")
+        run.notes.append("The outputs are not images of the shape of the rows, so the page shows no images.")
     head, table = rbm_numbers(run, model, evidence, rows)
-    pictures, words = rbm_pictures(run, model, evidence, rows), rbm_words(run, model, evidence)
+    pictures, words = rbm_pictures(run, model, evidence, rows), explain_numbers(run, model, evidence)
     if model._source == "plain":
         snippet = usage_snippet(
             run, model, "h = model.transform(v)  # v: array of zeros and ones; h: hidden units"
         )
     else:
         snippet = usage_snippet(run, model, gives="outputs, 0 or 1")
-    return Section(rbm_subtitle(model), head, table, pictures, words, snippet)
+    return Section(describe_model(model), head, table, pictures, words, snippet)
 
 
 @dataclass(frozen=True)
 class RbmEvidence:
-    """What the figures are drawn from: some rows, and what the model makes of them."""
+    """Data of the figures: some rows and the model's predictions."""
 
-    n_rows: int  # of the dataset
+    n_rows: int  # rows of the dataset
     v: np.ndarray  # uint8 (n, outputs), as ``predicted``
     predicted: np.ndarray
-    x: np.ndarray | None  # what it was predicted from; None of a plain RBM
-    corrupted: bool  # whether ``x`` was made of ``v``, as in training
-    shape: tuple[int, ...] | None  # of an image, where outputs are pixels and inputs too
+    x: np.ndarray | None  # rows x of the predictions; None for a plain RBM
+    corrupted: bool  # whether ``x`` was made from ``v`` by the corruption of training
+    shape: tuple[int, ...] | None  # shape of an image, if outputs and inputs are pixels
     errors: OutputErrors
-    # by the side of the square that is gone; empty where rows are not images
+    # side of the occluding square in pixels -> errors; empty if the rows are not images
     occlusion: dict[int, OutputErrors]
 
 
@@ -100,7 +104,9 @@ def collect_rbm(
     """Predict the outputs of evenly spaced rows with a fitted conditional RBM."""
     plain = model._source == "plain"
     check_width(data, model.W_.shape[0] if plain else model.n_features_in_)
-    pieces = space_ranges(len(data), _rows_worth(model) if sample_rows is None else sample_rows, PLACES)
+    pieces = space_ranges(
+        len(data), _choose_sample_rows(model) if sample_rows is None else sample_rows, PLACES
+    )
     corrupted = model._source == "corruption" and not data.has_targets
     read = data.read_binary if corrupted or plain else data.read_targets
     v = np.concatenate([read(a, b) for a, b in pieces])
@@ -115,43 +121,39 @@ def collect_rbm(
     errors = OutputErrors().add(v, predicted, x if same else None)
     occlusion = {}
     if same and shape is not None and len(shape) == 2:
-        some = Dataset.from_arrays(v[:: LEVELS if len(v) > LEVELS * LEAST_ROWS else 1])
-        occlusion = occlusion_errors(model, some, _sides(shape), shape=(shape[0], shape[1]))
+        some = Dataset.from_arrays(v[:: LEVELS if len(v) > LEVELS * MIN_ROWS else 1])
+        occlusion = occlusion_errors(model, some, _choose_sides(shape), shape=(shape[0], shape[1]))
     return RbmEvidence(len(data), v, predicted, x if same else None, corrupted, shape, errors, occlusion)
 
 
 def _inputs(
     model: ConditionalRBM, data: Dataset, pieces: list[tuple[int, int]], v: np.ndarray, corrupted: bool
 ) -> DenseOrCsr:
-    """What the sampled rows are predicted from."""
+    """Return the rows x of the sampled rows."""
     if not corrupted:
         return concatenate([data.read_x(a, b) for a, b in pieces])
-    from scalelatent.kernels.corruption import corrupt
-
     rows = np.concatenate([np.arange(a, b) for a, b in pieces])
-    return corrupt(v, rows, **corruption_of(model, data))
+    return corrupt(v, rows, **describe_corruption(model, data))
 
 
-def corruption_of(model: ConditionalRBM, data: Dataset) -> dict[str, Any]:
-    """The corruption that a model was trained to undo, as arguments of `corrupt`; that of its `errors`."""
-    from .fit import TEST_STAGE, make_corruption
-
+def describe_corruption(model: ConditionalRBM, data: Dataset) -> dict[str, Any]:
+    """Return the corruption of training as arguments of `corrupt`, with the random stream of test rows."""
     how = make_corruption(model.corruption, data, model.seed_, TEST_STAGE)
     return {name: getattr(how, name) for name in ("kind", "rate", "size", "shape", "seed", "stage")}
 
 
-def _rows_worth(model: ConditionalRBM) -> int:
+def _choose_sample_rows(model: ConditionalRBM) -> int:
     edges = max(1, model.W_.size) * max(1, model.n_sweeps_)
-    return int(np.clip(EDGE_UPDATES / (4 * edges), LEAST_ROWS, MOST_ROWS))
+    return int(np.clip(EDGE_UPDATES / (4 * edges), MIN_ROWS, MAX_ROWS))
 
 
-def _sides(shape: tuple[int, ...]) -> list[int]:
-    """Sides of squares, from none to the whole image."""
+def _choose_sides(shape: tuple[int, ...]) -> list[int]:
+    """Return the sides of the occluding squares, from 0 to the whole image."""
     return sorted({round(max(shape) * k / LEVELS) for k in range(LEVELS + 1)})
 
 
-def rbm_subtitle(model: ConditionalRBM) -> str:
-    """One line that says what the model is."""
+def describe_model(model: ConditionalRBM) -> str:
+    """Return a line that describes the model."""
     n_visible, n_hidden = model.W_.shape
     hidden = f" and {count(n_hidden, 'hidden unit')}" if n_hidden else ""
     name = "Restricted Boltzmann machine" if model._source == "plain" else "Conditional RBM"
@@ -161,18 +163,18 @@ def rbm_subtitle(model: ConditionalRBM) -> str:
 def rbm_numbers(
     run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """(headline, table)."""
+    """Return the headline and the table, as pairs of label and value."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     if evidence is not None:
         table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
         sampled = len(evidence.v) < evidence.n_rows
         if sampled:
-            table.append(("of these predicted here", f"{len(evidence.v):,}, evenly spaced"))
+            table.append(("rows predicted for this page", f"{len(evidence.v):,}, evenly spaced"))
         part = f" of {count(len(evidence.v), 'row')}" if sampled else ""
         if model._source != "plain":
             error, of = evidence.errors.all_error, part
-            # The run has scored all test rows.
+            # The run scored all test rows.
             if sampled and rows == "test" and "test_error" in run.event("scored"):
                 error, of = run.event("scored")["test_error"], ""
             head.append((f"{rows} error{of}", percent(error)))
@@ -180,7 +182,9 @@ def rbm_numbers(
             table.append((f"{rows} error{of}, all outputs", f"{percent(error)} ({spread})"))
             name, wrong = _baseline(evidence)
             head.append((name + part, percent(wrong)))
-            means = "x given back as it is" if evidence.x is not None else "each output's more frequent value"
+            means = (
+                "x is returned unchanged" if evidence.x is not None else "each output's more frequent value"
+            )
             table.append((f"error of {name}{part}: {means}", percent(wrong)))
         if evidence.errors.changed:
             head.append((f"error where changed{part}", percent(evidence.errors.changed_error)))
@@ -199,8 +203,8 @@ def rbm_numbers(
     seconds = sum(record.get("seconds") or 0.0 for record in run.history)
     trained = sum(record.get("rows") or 0 for record in run.history)
     if seconds > 0:
-        head.append(("rows a second", f"{trained / seconds:,.0f}"))
-        table.append(("rows a second", f"{trained / seconds:,.0f}"))
+        head.append(("rows per second", f"{trained / seconds:,.0f}"))
+        table.append(("rows per second", f"{trained / seconds:,.0f}"))
     if run.event("fit_started").get("rows"):
         table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
     table.append(("predicts by", f"{model.inference_}, {count(model.n_sweeps_, 'sweep')}"))
@@ -211,7 +215,7 @@ def rbm_numbers(
 
 
 def _interval(evidence: RbmEvidence, error: float, rows: int) -> str:
-    """95 %: from the spread of the rows' own errors, since the outputs of a row go wrong together."""
+    """Return a 95 % interval from the errors of single rows, whose outputs are not independent."""
     own = (evidence.predicted != evidence.v).mean(axis=1)
     half = 1.96 * float(own.std(ddof=1)) / rows**0.5 if len(own) > 1 else float("nan")
     if not half > 0:
@@ -221,15 +225,17 @@ def _interval(evidence: RbmEvidence, error: float, rows: int) -> str:
 
 
 def _baseline(evidence: RbmEvidence) -> tuple[str, float]:
-    """What is wrong where nothing is learned: x given back, or each output's more frequent value."""
+    """Return name and error of a prediction without learning: x, or each output's more frequent value."""
     if evidence.x is not None:
         return "doing nothing", float((evidence.x != evidence.v).mean())
     ones = evidence.v.mean(axis=0)
-    return "knowing nothing of x", float(np.minimum(ones, 1 - ones).mean())
+    return "ignoring x", float(np.minimum(ones, 1 - ones).mean())
 
 
-def rbm_words(run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None) -> list[tuple[str, str]]:
-    """What the numbers mean."""
+def explain_numbers(
+    run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None
+) -> list[tuple[str, str]]:
+    """Return explanations of the numbers, as pairs of heading and text."""
     found = []
     if differ := explain_error_gap(run, model.n_iter_):
         found.append(("Validation and test error", differ))
@@ -237,15 +243,15 @@ def rbm_words(run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None
         return found
     if evidence.x is not None:
         text = (
-            "The share of outputs in whose place x has another value: the error of a model that gives x back "
-            "as it is. A model is worth something where its error of all outputs is below this. The error "
-            "where changed looks at these outputs alone: doing nothing has 100 % of them wrong."
+            "The share of outputs that differ between x and v: the error of a model that returns x "
+            "unchanged. A model is useful if its error of all outputs is lower. The error where changed "
+            "counts only these outputs: doing nothing gets 100 % of them wrong."
         )
         found.append(("Doing nothing", text))
     text = (
-        "These rows are a sample. The model's error on all rows of their kind lies within the interval in 95 "
-        "of 100 cases, by how much the errors of single rows differ: the outputs of a row go wrong together, "
-        "so rows count and not outputs."
+        "These rows are a sample. The interval contains the model's error on all rows of the same kind in 95 "
+        "of 100 cases. It follows from the spread of the errors of single rows, because the outputs of a row "
+        "are not independent."
     )
     found.append(("95 % interval", text))
     return found
@@ -258,7 +264,7 @@ def _largest(w: np.ndarray) -> float:
 def rbm_pictures(
     run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None, rows: str
 ) -> list[Picture]:
-    """All figures, in the order of the page."""
+    """Return all figures in the order of the page."""
     found = []
     if evidence is not None and evidence.shape is not None and evidence.x is not None:
         found.append(_restored(evidence, evidence.x, evidence.shape, rows))
@@ -276,11 +282,11 @@ def _restored(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ...], rows
     lines = {"original": evidence.v[some], "given": x[some], "restored": evidence.predicted[some]}
     wrong = (lines["restored"] != lines["original"]).sum(axis=1)
     words = (
-        f"Evenly spaced {rows} rows: the outputs as they are, what the model was given, and what it makes of "
-        "it (Figure 2 of the paper)."
+        f"Evenly spaced {rows} rows: the true outputs, the input of the model, and its prediction (Figure 2 "
+        "of the paper)."
     )
     if evidence.corrupted:
-        words += " The given images were corrupted as in training, by other random numbers."
+        words += " The inputs were corrupted as in training, with other random numbers."
     alt = (
         f"{count(len(some), 'image')} in three lines; restored with {int(wrong.min())} to {int(wrong.max())} "
         f"wrong pixels of {lines['original'].shape[1]}."
@@ -290,23 +296,23 @@ def _restored(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ...], rows
 
 def _occlusion(evidence: RbmEvidence, rows: str) -> Picture:
     sides = sorted(evidence.occlusion)
-    told = [f"{percent(evidence.occlusion[s].all_error)} at {s}" for s in (sides[0], sides[-1])]
+    ends = [f"{percent(evidence.occlusion[s].all_error)} at {s}" for s in (sides[0], sides[-1])]
     words = (
-        f"{rows.capitalize()} images of which a square at a random place is set to 0, by the side of the "
-        "square; at the right end nothing is left to go by (Figure 3 of the paper). It is this one model at "
-        "all sides, trained as its settings say."
+        f"Error of {rows} images with a square at a random place set to 0, against the side of the square. "
+        "At the right end the whole image is 0 (Figure 3 of the paper). All points are from this model, "
+        "whatever it was trained for."
     )
-    alt = f"Error of all pixels against the side of the square: {join_words(told)}."
+    alt = f"Error of all pixels against the side of the square: {join_words(ends)}."
     return Picture("occlusion", "Error by occlusion", words, alt, plot_occlusion(evidence.occlusion))
 
 
 def _learning(run: RunFiles, model: ConditionalRBM) -> Picture:
     beliefs = model.learner in ("mle-bp", "mle-mf", "logistic")
-    unit = "log-loss of the beliefs, nats an output" if beliefs else "energy gap an output"
+    unit = "log-loss of the beliefs, nats per output" if beliefs else "energy gap per output"
     held = any(record.get("validation_error") is not None for record in run.history)
     words = (
-        f"Above: {unit}, measured on the way. Below: wrong outputs of the negative phase in training"
-        f"{', and of predictions of the validation rows' if held else ''}."
+        f"Above: {unit}, measured during training. Below: wrong outputs of the negative phase in training"
+        f"{', and of the validation rows' if held else ''}."
     )
     key = "validation_error" if held else "train_error"
     errors = [percent(r[key]) for r in (run.history[0], run.history[-1]) if r.get(key) is not None]
@@ -325,9 +331,9 @@ def _learning(run: RunFiles, model: ConditionalRBM) -> Picture:
 def _convergence(run: RunFiles, model: ConditionalRBM) -> Picture:
     shares = [record["converged"] for record in run.history if record.get("converged") is not None]
     words = (
-        f"Share of the training rows of whose beliefs none moved by more than {model.tol or CONVERGED:g} in "
-        f"the last sweep of {INFERENCES[model.learner]} (Figure 4 of the paper). The rows "
-        "that did not converge are learned from too."
+        f"Share of the training rows none of whose beliefs changed by more than {model.tol or CONVERGED:g} "
+        f"in the last sweep of {INFERENCES[model.learner]} (Figure 4 of the paper). The model learns from "
+        "rows that did not converge as well."
     )
     alt = f"From {percent(shares[0])} in the first epoch to {percent(shares[-1])} in the last."
     return Picture("convergence", "Rows that converged", words, alt, plot_convergence(run.history))

@@ -1,4 +1,4 @@
-"""Figures of conditional RBMs: restored images, learning curves, convergence, errors by occlusion.
+"""Figures of conditional RBMs: restored images, convergence, errors under occlusion.
 
 Figures 2 to 4 of Ping and Ihler, "Belief propagation in conditional RBMs for structured prediction" (2017).
 """
@@ -27,10 +27,10 @@ _PAPER = ("gray_r", 0.0, 1.0)  # ink on paper: ones are dark
 
 
 def plot_restored(rows: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Figure:
-    """Images under each other: originals, what was given, and what the model makes of it (Figure 2)."""
+    """Draw rows of images below each other: originals, inputs and predictions (Figure 2)."""
     n = min((len(images) for images in rows.values()), default=0)
     if not n:
-        raise DataError("there are no images to draw: give at least one row of each kind")
+        raise DataError("there are no images to draw: give at least one image of each kind")
     figure = new_figure(0.9 * n + 0.6, 0.95 * len(rows))
     axes = figure.subplots(len(rows), n, squeeze=False)
     for line, (name, images) in zip(axes, rows.items(), strict=True):
@@ -43,18 +43,18 @@ def plot_restored(rows: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Fig
 
 
 def plot_convergence(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Share of rows whose inference converged in each epoch (Figure 4)."""
-    told = [record for record in records if record.get("converged") is not None]
-    if not told:
-        raise DataError("no record says how many rows converged: the learner has no messages")
+    """Draw the share of rows whose inference converged in each epoch (Figure 4)."""
+    found = [record for record in records if record.get("converged") is not None]
+    if not found:
+        raise DataError("no record has a share of converged rows: the learner sends no messages")
     figure = new_figure(8, 3.2)
     axes = figure.subplots()
     axes.plot(
-        pass_positions(told),
-        100 * column(told, "converged"),
+        pass_positions(found),
+        100 * column(found, "converged"),
         color=ACCENT,
         linewidth=1.6,
-        **marker_style(told),
+        **marker_style(found),
     )
     axes.set(xlabel="epoch", ylabel="rows that converged, %", ylim=(0, 103))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -63,7 +63,7 @@ def plot_convergence(records: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def plot_occlusion(errors: Mapping[int, OutputErrors], names: str = "pixels") -> Figure:
-    """Errors against the side of the square that is gone, all of it at the right end (Figure 3)."""
+    """Draw errors against the side of the occluding square, up to the whole image (Figure 3)."""
     if not errors:
         raise DataError("there are no errors to draw: give at least one side of the square")
     figure = new_figure(8, 3.6)
@@ -75,7 +75,7 @@ def plot_occlusion(errors: Mapping[int, OutputErrors], names: str = "pixels") ->
     if hidden:
         changed = [100 * errors[s].changed_error for s in hidden]
         axes.plot(hidden, changed, color=WARN, label=f"{names} that were changed", **point)
-    axes.set(xlabel=f"side of the square that is gone, {names}", ylabel="error, %")
+    axes.set(xlabel=f"side of the occluding square, {names}", ylabel="error, %")
     axes.set_xticks(sides)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=9, frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK)

@@ -13,9 +13,9 @@ from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.model.energy import CrbmShape, Params
-from scalelatent.models.crbm.model.gibbs import Uniforms, gibbs_marginals, gibbs_search, gibbs_steps
+from scalelatent.models.crbm.model.gibbs import Uniforms, gibbs_search, gibbs_steps
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
-from scalelatent.models.crbm.model.online import rows_of
+from scalelatent.models.crbm.model.online import slice_block
 from tests.models.crbm.cases import (
     chain_stats,
     gradient,
@@ -131,7 +131,7 @@ def test_gradient_of_a_split_batch_is_that_of_the_whole(name: str, width: int) -
     learner = make_learner(shape, name, **_options(name))
     whole = gradient(learner, theta, rows, "cpu")
     learner = replace(learner, n_chains=3, chain_rows=3)
-    parts = [replace(rows_of(rows, a, a + 3), chain=i) for i, a in enumerate(range(0, 8, 3))]
+    parts = [replace(slice_block(rows, a, a + 3), chain=i) for i, a in enumerate(range(0, 8, 3))]
     assert learner.factored == (width == 400)
     split = sum(gradient(learner, theta, part, "cpu") for part in parts)
     np.testing.assert_allclose(split, whole, atol=2e-5)
@@ -210,13 +210,13 @@ def test_gibbs_chains_draw_from_the_model() -> None:
 
 
 def test_means_of_gibbs_chains_are_the_marginals() -> None:
-    shape, n = CrbmShape(7, 5, 0), 400
+    shape, n = CrbmShape(7, 5, 0), 8000
     params = Params(**{k: np.asarray(a, np.float64) for k, a in vars(shape.split(make_theta(shape))).items()})
     b1, b2 = np.tile(params.bv, (n, 1)), np.tile(params.bh, (n, 1))
-    found = gibbs_marginals(params, b1, b2, Uniforms(0, 0, np.arange(n)), 100, np)
+    found = gibbs_steps(params, b1, b2, np.full((n, 5), 0.5), Uniforms(0, 0, np.arange(n)), 30, np)
     p = np.exp((joint := log_joint(params, np.zeros(0))) - log_sum(joint))
     for means, want in zip(found, (p.sum(axis=1) @ states(7), p.sum(axis=0) @ states(5)), strict=True):
-        np.testing.assert_allclose(means.mean(axis=0), want, atol=0.01)
+        np.testing.assert_allclose(means.mean(axis=0), want, atol=0.02)
 
 
 def test_numbers_of_a_row_are_its_own() -> None:

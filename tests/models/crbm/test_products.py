@@ -11,16 +11,16 @@ from numpy.testing import assert_allclose
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.crbm.kernels import products
 from scalelatent.models.crbm.kernels.products import (
-    add_outer_less,
+    add_outer_difference,
     affine,
-    climb_outer,
-    climb_outer_less,
-    outer_less,
+    ascend_outer,
+    ascend_outer_difference,
+    write_outer_difference,
 )
-from scalelatent.models.crbm.kernels.update import StepRates, Way, climb
+from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, ascend
 from scalelatent.models.crbm.model import gradient
-from scalelatent.models.crbm.model.energy import CrbmShape, Observed, nll_of_units, sigmoid
-from scalelatent.models.crbm.model.gradient import climb_factors, climb_phase, difference
+from scalelatent.models.crbm.model.energy import CrbmShape, Observed, compute_log_loss, sigmoid
+from scalelatent.models.crbm.model.gradient import ascend_factors, ascend_phase, compute_gradient
 from scalelatent.models.crbm.model.negative_phases import Phase
 from tests.models.crbm.cases import of_factors
 
@@ -77,7 +77,7 @@ def test_outer_less(rows, units, features, way_of):
     rng = np.random.default_rng(rows)
     left, right, less = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
     out = np.full((units, features), np.nan, dtype=np.float32)
-    outer_less(left, right, less, out, np)
+    write_outer_difference(left, right, less, out, np)
     assert_allclose(out, left.astype("f8").T @ right.astype("f8") - less, rtol=0, atol=1e-4)
 
 
@@ -87,7 +87,7 @@ def test_add_outer_less(rows, units, features, way_of):
     left, right, less = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
     total = rng.normal(size=(units, features))
     expected = total + (left.astype("f8").T @ right.astype("f8") - less)
-    add_outer_less(left, right, less, total, make_backend("cpu"))
+    add_outer_difference(left, right, less, total, make_backend("cpu"))
     assert_allclose(total, expected, rtol=0, atol=1e-4)
 
 
@@ -103,8 +103,8 @@ def test_climb_outer_less(momentum, decay, in_place, way_of):
         move = 0.1 * gradient - decay * theta + (momentum * velocity if momentum else 0)
         expected = theta + move
         new = (theta, velocity) if in_place else (np.empty_like(theta), np.empty_like(velocity))
-        climb_outer_less(
-            Way(theta, velocity, *new),
+        ascend_outer_difference(
+            StepArrays(theta, velocity, *new),
             left,
             right,
             less,
@@ -123,13 +123,13 @@ def test_log_loss_of_units(units, way_of):
     lv, v = 9 * normal(rng, 3, units), rng.integers(0, 2, (3, units)).astype("f4")
     lv[0], lv[1, ::2], lv[1, 1::2] = 0.0, 70.0, -70.0
     expected = np.logaddexp(0, lv.astype("f8")) - lv * v
-    found = nll_of_units(lv, sigmoid(lv, np), v, np)
+    found = compute_log_loss(lv, sigmoid(lv, np), v, np)
     assert_allclose(found, expected.sum(axis=1), rtol=3e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.0, 0.02), (0.5, 0.02)])
-def test_a_climb_by_phases_is_one_along_their_difference(paired, momentum, decay, monkeypatch):
+def test_ascend_phase_steps_along_the_gradient_of_the_phase(paired, momentum, decay, monkeypatch):
     rng, shape, rows, backend = np.random.default_rng(5), CrbmShape(30, 11, 26), 7, make_backend("cpu")
     sizes = {"visible": (rows, 30), "hidden": (rows, 11), "positive": (rows, 11), "pairs": (30, 11)}
     found = {name: normal(rng, *size) for name, size in sizes.items()}
@@ -140,10 +140,10 @@ def test_a_climb_by_phases_is_one_along_their_difference(paired, momentum, decay
     pace, ways = StepRates(0.2, decay, momentum), []
     for _ in range(2):
         new = theta.copy(), velocity.copy()
-        ways.append(Way(*new, *new))
-    climb(ways[1], difference(shape, backend, theta, seen, v, phase), shape.n_weights, pace)
-    monkeypatch.delattr(gradient, "difference")  # it does without
-    climb_phase(shape, backend, ways[0], seen, v, phase, pace)
+        ways.append(StepArrays(*new, *new))
+    ascend(ways[1], compute_gradient(shape, backend, theta, seen, v, phase), shape.n_weights, pace)
+    monkeypatch.delattr(gradient, "compute_gradient")  # ascend_phase does not call it
+    ascend_phase(shape, backend, ways[0], seen, v, phase, pace)
     assert_allclose(ways[0].new_theta, ways[1].new_theta, rtol=0, atol=1e-5)
     assert_allclose(ways[0].new_velocity, ways[1].new_velocity, rtol=0, atol=1e-5)
 
@@ -155,8 +155,8 @@ def test_climb_outer(rows, units, features, momentum, decay, way_of):
     left, right, theta = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
     velocity = normal(rng, *theta.shape) if momentum else np.zeros((0, features), np.float32)
     before = theta.copy(), velocity.copy()
-    way = Way(theta, velocity, np.full_like(theta, np.nan), np.full_like(velocity, np.nan))
-    climb_outer(way, left, right, StepRates(0.1, decay, momentum))
+    way = StepArrays(theta, velocity, np.full_like(theta, np.nan), np.full_like(velocity, np.nan))
+    ascend_outer(way, left, right, StepRates(0.1, decay, momentum))
     move = 0.1 * left.astype("f8").T @ right.astype("f8") - decay * theta
     if momentum:
         move += momentum * velocity
@@ -164,19 +164,19 @@ def test_climb_outer(rows, units, features, momentum, decay, way_of):
     assert_allclose(way.new_theta, theta + move, rtol=0, atol=2e-5)
     np.testing.assert_array_equal(theta, before[0])
     np.testing.assert_array_equal(velocity, before[1])
-    climb_outer(Way(theta, velocity, theta, velocity), left, right, StepRates(0.1, decay, momentum))
+    ascend_outer(StepArrays(theta, velocity, theta, velocity), left, right, StepRates(0.1, decay, momentum))
     np.testing.assert_array_equal(theta, way.new_theta)
     np.testing.assert_array_equal(velocity, way.new_velocity)
 
 
-def test_a_climb_of_nothing_but_the_gradient_has_the_bits_of_any(way_of):
+def test_ascend_outer_without_momentum_and_decay_has_the_bits_of_a_step_with_both_zero(way_of):
     """It reads the parameters once less."""
     rng = np.random.default_rng(4)
     left, right, theta = normal(rng, 20, 70), normal(rng, 20, 100), normal(rng, 70, 100)
     none, still = np.zeros((0, 100), np.float32), np.zeros_like(theta)
-    ways = [Way(theta, v, np.empty_like(theta), v.copy()) for v in (none, still)]
+    ways = [StepArrays(theta, v, np.empty_like(theta), v.copy()) for v in (none, still)]
     for way in ways:
-        climb_outer(way, left, right, StepRates(0.1, 0.0, 0.0))
+        ascend_outer(way, left, right, StepRates(0.1, 0.0, 0.0))
     np.testing.assert_array_equal(ways[0].new_theta, ways[1].new_theta)
 
 
@@ -188,10 +188,10 @@ def test_a_step_from_factors_is_that_of_their_products(momentum, n_hidden):
     factors = {name: rng.normal(size=size) for name, size in sizes.items()}
     theta = normal(rng, shape.n_parameters)
     velocity = normal(rng, len(theta)) if momentum else np.zeros(0, np.float32)
-    ways = [Way(theta, velocity, np.empty_like(theta), np.empty_like(velocity)) for _ in range(2)]
+    ways = [StepArrays(theta, velocity, np.empty_like(theta), np.empty_like(velocity)) for _ in range(2)]
     pace = StepRates(0.2, 0.05, momentum)
-    climb_factors(shape, ways[0], *factors.values(), pace)
-    climb(ways[1], of_factors(factors), shape.n_weights, pace)
+    ascend_factors(shape, ways[0], *factors.values(), pace)
+    ascend(ways[1], of_factors(factors), shape.n_weights, pace)
     assert_allclose(ways[0].new_theta, ways[1].new_theta, rtol=0, atol=1e-5)
     assert_allclose(ways[0].new_velocity, ways[1].new_velocity, rtol=0, atol=1e-5)
 
@@ -202,9 +202,9 @@ def test_decay_far_below_the_rounding_of_parameters_is_not_lost(momentum, way_of
     rng, n = np.random.default_rng(3), 400
     theta = np.full((n, n), 0.1, np.float32)
     velocity = np.zeros_like(theta) if momentum else np.zeros((0, n), np.float32)
-    way = Way(theta, velocity, np.empty_like(theta), np.empty_like(velocity))
+    way = StepArrays(theta, velocity, np.empty_like(theta), np.empty_like(velocity))
     left, right = normal(rng, 4, n), normal(rng, 4, n)
-    climb_outer(way, left, right, StepRates(1e-7, 3e-8, momentum))
+    ascend_outer(way, left, right, StepRates(1e-7, 3e-8, momentum))
     noise = 1e-7 * left.astype("f8").T @ right.astype("f8")
     # Of rounding to 7e-9 the mean over 160,000 numbers is 1e-11.
     assert abs((way.new_theta - theta.astype("f8") - noise).mean() + 3e-9) < 3e-10

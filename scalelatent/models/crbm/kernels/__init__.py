@@ -1,4 +1,4 @@
-"""Inference in RBMs: reference, numba, CuPy."""
+"""Table of the inference kernels in RBMs: reference, numba and CuPy bodies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ if TYPE_CHECKING:
     from . import gpu, reference
     from .cpu import coupling
 
-# W as the kernels of a backend take it.
+# W in the form that the kernels of a backend take.
 AnyCoupling: TypeAlias = "reference.PlainCoupling | coupling.Coupling | gpu.DeviceCoupling"
 
 _MODULES = {
     "make_coupling": "coupling",
     "sum_product": "sum_product",
     "sum_product_pairs": "sum_product",
-    "bethe": "sum_product",
     "mixed_product": "mixed_product",
     "max_product": "max_product",
     "mean_field": "mean_field",

@@ -1,39 +1,38 @@
-// Inference in conditional RBMs on the device. gpu.py compiles this text and launches it; reference.py is its
-// oracle, and cpu/sum_product.py has the formulas: one division an edge and sweep.
+// Inference in conditional RBMs on the device. gpu.py compiles and launches this text; reference.py is the body that
+// it is tested against, and cpu/sum_product.py has the formulas: one division per edge and sweep.
 //
-// A graph is worked on by one thread block, or by a cluster of BLOCKS (compute capability 9.0 on) that share
-// its visible units. A warp has a visible unit: its lanes go over the hidden units twice, to the visible unit
-// and back. Then each thread has hidden units, whose messages from the block's own visible units it multiplies
-// from first to last; the blocks add up the logs of these products in their order. Messages lie in global
-// memory, or are kept in the shared memory of the blocks of a cluster. Products are taken apart into mantissa
-// and exponent after so many factors as float32 can hold, so there is one log a unit and lane. Every sum and
-// product has one order: no atomics, the same bits in every run on one kind of card, whatever the batch.
+// One thread block works on a graph, or a cluster of BLOCKS blocks (compute capability 9.0 or later), whose blocks
+// share the visible units. A warp takes one visible unit: its lanes go over the hidden units twice, for the messages
+// to the visible unit and for those back. Then each thread takes hidden units, and multiplies their messages from the
+// block's visible units in order; the blocks add the logs of these products in order. Messages are in global memory,
+// or in the shared memory of the blocks of a cluster. Mantissa and exponent of a product are split after as many
+// factors as float32 can hold, so that a unit and lane need one log. Every sum and product has a fixed order without
+// atomics: the bits are the same in every run on one kind of GPU, for any batch.
 //
-// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very
-// text on a processor.
+// tests/gpu/emulator.hpp defines the CUDA words of this file for a C++ compiler: the tests run this text on a CPU.
 
-constexpr int THREADS = 512;  // of a thread block; gpu.py launches with the same number
+constexpr int THREADS = 512;  // threads of a block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
-[[maybe_unused]] constexpr int BLOCKS = 8;  // of a cluster; of graphs as large as gpu.py says
+[[maybe_unused]] constexpr int BLOCKS = 8;  // blocks of a cluster; gpu.py decides which graphs get one
 constexpr unsigned EVERY_LANE = 0xffffffffu;
 constexpr float LN2 = 0.693147180559945f;
 
-#ifndef CLUSTER_BARRIER  // the emulator has words of its own for these two
-// Waits for all threads of the cluster; what one of them has written before, all read after it.
+#ifndef CLUSTER_BARRIER  // the emulator defines these two itself
+// Waits for all threads of the cluster; afterwards every thread reads what any thread wrote before.
 #define CLUSTER_BARRIER() asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory")
 #define DYNAMIC_SHARED(name) extern __shared__ float name[]
 #endif
 
 enum Method { SUM, MIXED, MAX, MEAN };
 
-// The sum over a warp, in all its lanes.
+// Returns the sum over a warp in all its lanes.
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(EVERY_LANE, value, step);
     return value;
 }
 
-// The largest of one number a thread that is not below 0, in all threads. Called by all threads.
+// Returns the largest of the threads' numbers, which are at least 0. All threads of the block call it.
 __device__ __forceinline__ float block_largest(float value) {
     __shared__ float values[WARPS];
 #pragma unroll
@@ -45,7 +44,7 @@ __device__ __forceinline__ float block_largest(float value) {
     return value;
 }
 
-// The sum in order, of one number a thread, in all threads. Called by all threads.
+// Returns the sum of the threads' numbers, added in order. All threads of the block call it.
 __device__ __forceinline__ double block_sum(double value) {
     __shared__ double values[THREADS];
     __syncthreads();  // the last call's values have been read
@@ -56,7 +55,7 @@ __device__ __forceinline__ double block_sum(double value) {
     return total;
 }
 
-// A product of positive factors of which none leaves float32 within so many.
+// A product of positive numbers as mantissa and exponent. The caller splits often enough to stay in float32.
 struct Product {
     float mantissa = 1.0f;
     int exponent = 0;
@@ -69,7 +68,7 @@ struct Product {
     __device__ __forceinline__ float log() const { return logf(mantissa) + LN2 * static_cast<float>(exponent); }
 };
 
-// Sigmoid of log odds and of minus log odds, each to its own precision.
+// Computes the sigmoid of log odds and of minus log odds, each with full relative precision.
 __device__ __forceinline__ void beliefs(float log_odds, float limit, float& on, float& off) {
     const float small = expf(-fminf(fabsf(log_odds), limit)), large = 1.0f / (1.0f + small);
     on = log_odds >= 0.0f ? large : small * large;
@@ -80,13 +79,13 @@ __device__ __forceinline__ float max_message(float w, float cavity) {
     return fmaxf(w + cavity, 0.0f) - fmaxf(cavity, 0.0f);
 }
 
-// log(1 + e^l).
+// Returns log(1 + e^l).
 __device__ __forceinline__ double log_partition(float l) {
     const double odds = l;
     return fmax(odds, 0.0) + log1p(exp(-fabs(odds)));
 }
 
-// Called by all threads of the blocks of one graph.
+// Waits for all threads of all blocks of one graph.
 template <int SHARING>
 __device__ __forceinline__ void meet() {
     if constexpr (SHARING > 1)
@@ -95,18 +94,19 @@ __device__ __forceinline__ void meet() {
         __syncthreads();
 }
 
-// A graph, of ``SHARING`` blocks. a: exp(W), or W where nothing is multiplied; (v, h) both, as w. m: messages,
-// (graphs, v, h), unless they are KEPT. tv, th: beliefs of 1, uh of 0. c: null, or P(v_i = 1 | h_j = 1) of the
-// last sweep, (graphs, v, h); then log_z is made too. part, (graphs, SHARING, h), moves and shares, (graphs,
-// SHARING): what the blocks of a graph tell each other.
+// Infers one graph with SHARING blocks.
+// a, w: (v, h); a is exp(W) for SUM and MIXED, else W.
+// m: messages, (graphs, v, h), unless KEPT. tv, th: beliefs that a unit is 1; uh: that a hidden unit is 0.
+// c: null, or P(v_i = 1 | h_j = 1) of the last sweep, (graphs, v, h); then log_z is computed as well.
+// part (graphs, SHARING, h), moves and shares (graphs, SHARING): numbers that the blocks of a graph exchange.
 template <Method METHOD, int SHARING, bool KEPT>
 __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, int v, int h, const float* bv,
-                      const float* bh, int sweeps, float tol, float damping, int factors, float limit, float* m,
-                      float* tv, float* th, float* uh, float* lv, float* lh, int* done, float* change, float* c, double* log_z, float* part,
-                      float* moves, double* shares) {
+                      const float* bh, int sweeps, float tol, int factors, float limit, float* m, float* tv,
+                      float* th, float* uh, float* lv, float* lh, int* done, float* change, float* c, double* log_z,
+                      float* part, float* moves, double* shares) {
     const int graph = blockIdx.x / SHARING, rank = blockIdx.x % SHARING;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // The block's own visible units, and the hidden ones that it finishes.
+    // Visible units of this block, and hidden units whose messages it adds up.
     const int some = (v + SHARING - 1) / SHARING, begin = min(rank * some, v), end = min(begin + some, v);
     const int few = (h + SHARING - 1) / SHARING, left = min(rank * few, h), right = min(left + few, h);
     const size_t edges = static_cast<size_t>(v) * h, own = static_cast<size_t>(begin) * h;
@@ -129,19 +129,18 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
     for (int i = begin + threadIdx.x; i < end; i += THREADS) {
         float off;
         beliefs(bv[i], limit, tv[i], off);
-        lv[i] = METHOD == MIXED ? 0.0f : bv[i];  // nothing is decided before the first sweep
+        lv[i] = METHOD == MIXED ? 0.0f : bv[i];  // no unit is decided before the first sweep
     }
     if (METHOD == SUM || METHOD == MAX)
         for (size_t k = threadIdx.x; k < static_cast<size_t>(end - begin) * h; k += THREADS)
             m[k] = METHOD == SUM ? 1.0f : 0.0f;
     meet<SHARING>();
-    const bool damped = (METHOD == SUM || METHOD == MAX) && damping < 1.0f;
-    bool met = false;  // tol, by the sweep before: this one is for the pair beliefs
+    bool met = false;  // the sweep before met tol; this sweep computes the pair beliefs
     for (int sweep = 1; sweep <= sweeps; ++sweep) {
         const bool last = c && (met || sweep == sweeps);
         float moved = 0.0f;
         double bethe = 0.0;
-        for (int first = begin; first < end; first += WARPS) {  // all warps, also those without a unit
+        for (int first = begin; first < end; first += WARPS) {  // warps without a unit loop too, for the barriers
             const int i = first + warp;
             const size_t row = static_cast<size_t>(i - begin) * h;
             float sum = 0.0f;
@@ -152,7 +151,7 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
                 for (int j = lane; j < h; j += 32) {
                     if (METHOD == MAX) {
                         const float message = max_message(a[row + j], lh[j] - m[row + j]);
-                        if (!damped) m[row + j] = message;  // else it is made again, and m keeps the old one
+                        m[row + j] = message;
                         sum += message;
                     } else if (METHOD == MEAN) {
                         sum = fmaf(a[row + j], th[j], sum);
@@ -177,30 +176,22 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
             if (METHOD == SUM || METHOD == MAX)
                 for (int j = lane; j < h; j += 32) {
                     if (METHOD == MAX) {
-                        const float old = m[row + j], from = damped ? max_message(a[row + j], lh[j] - old) : old;
-                        const float message = max_message(a[row + j], l - from);
-                        m[row + j] = damped ? fmaf(damping, message - old, old) : message;
+                        m[row + j] = max_message(a[row + j], l - m[row + j]);
                         continue;
                     }
                     const float ru = m[row + j] * uh[j], n = fmaf(a[row + j], th[j], ru);
                     const float x = on * (th[j] + ru), y = off * n, both = x + y, whole = fmaf(a[row + j], x, y);
-                    const float message = __fdividef(whole, both);  // to two units in the last place; both < 2^126
-                    if (damped) {  // an old message is far from 0: it lies within e^(+-40)
-                        const float before = logf(m[row + j]);
-                        m[row + j] = expf(fmaf(damping, logf(message) - before, before));
-                    } else {
-                        m[row + j] = message;
-                    }
+                    m[row + j] = __fdividef(whole, both);  // error: two units in the last place; both < 2^126
                     if (last) {
                         c[row + j] = a[row + j] * x / whole;
                         bethe += logf(both / n);
                     }
                 }
-            __syncwarp();  // no lane asks for the unit's old belief any more
+            __syncwarp();  // no lane reads the unit's old belief any more
             if (lane == 0) lv[i] = l, tv[i] = on;
         }
         __syncthreads();
-        for (int j = threadIdx.x; j < h; j += THREADS) {  // what the block's own units say to each hidden one
+        for (int j = threadIdx.x; j < h; j += THREADS) {  // messages from this block's units
             Product product;
             float sum = 0.0f;
             int held = 0;
@@ -226,7 +217,7 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
             beliefs(l, limit, th[j], uh[j]);
             moved = fmaxf(moved, fabsf(th[j] - before));
         }
-        // Where all sweeps are done, how far beliefs move in between does not matter.
+        // Without a tolerance only the last sweep reports how far beliefs moved.
         const bool asked = tol >= 0.0f || sweep == sweeps;
         if (asked) moved = block_largest(moved);
         if (last) {
@@ -234,10 +225,9 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
             for (int j = left + threadIdx.x; j < right; j += THREADS) bethe += log_partition(lh[j]);
             bethe = block_sum(bethe);
         }
-        if (threadIdx.x == 0) moves[rank] = moved, shares[rank] = bethe;  // a part of what moved, unless asked
+        if (threadIdx.x == 0) moves[rank] = moved, shares[rank] = bethe;
         meet<SHARING>();
         for (int other = 0; other < SHARING; ++other) moved = fmaxf(moved, moves[other]);
-        moved /= damping;  // short steps do not pass for rest
         if (rank == 0 && threadIdx.x == 0) {
             done[graph] = sweep;
             if (!met && asked) change[graph] = moved;
@@ -254,10 +244,10 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
 #define KERNELS(NAME, ATTRIBUTES, METHOD, SHARING, KEPT)                                                             \
     extern "C" __global__ void ATTRIBUTES __launch_bounds__(THREADS)                                                 \
         crbm_##NAME(const float* a, const float* w, int v, int h, const float* bv, const float* bh, int sweeps,      \
-                    float tol, float damping, int factors, float limit, float* m, float* tv, float* th, float* uh,   \
+                    float tol, int factors, float limit, float* m, float* tv, float* th, float* uh,                  \
                     float* lv, float* lh, int* done, float* change, float* c, double* log_z, float* part,            \
                     float* moves, double* shares) {                                                                  \
-        infer<METHOD, SHARING, KEPT>(a, w, v, h, bv, bh, sweeps, tol, damping, factors, limit, m, tv, th, uh, lv,    \
+        infer<METHOD, SHARING, KEPT>(a, w, v, h, bv, bh, sweeps, tol, factors, limit, m, tv, th, uh, lv,    \
                                      lh, done, change, c, log_z, part, moves, shares);                               \
     }
 KERNELS(sum_product, , SUM, 1, false)
@@ -276,7 +266,7 @@ KERNELS(mean_field_cluster, CLUSTER, MEAN, BLOCKS, false)
 #endif
 #undef KERNELS
 
-// A thread an edge: adds the pair beliefs P(v_i = 1 | h_j = 1) P(h_j = 1) of so many graphs, in their order.
+// One thread per edge adds the pair beliefs P(v_i = 1 | h_j = 1) P(h_j = 1) of the graphs, in their order.
 template <class T>
 __device__ __forceinline__ void add_pairs(const float* c, const float* th, int graphs, int v, int h, T* pairs) {
     const size_t edges = static_cast<size_t>(v) * h, k = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x;

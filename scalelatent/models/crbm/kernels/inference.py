@@ -1,7 +1,7 @@
-"""What every body of the inference kernels takes and returns.
+"""Inputs and results that the reference, numba and CuPy bodies of the inference kernels share.
 
-A batch of rows is a batch of graphs with shared couplings W (v, h) and biases of their own, bv (rows, v) and
-bh (rows, h): p(v, h) is proportional to exp(v'W h + bv'v + bh'h), all units 0 or 1.
+A batch of rows is a batch of graphs with shared couplings W (v, h) and own biases bv (rows, v) and bh (rows,
+h): p(v, h) is proportional to exp(v'W h + bv'v + bh'h), where all units are 0 or 1.
 """
 
 from __future__ import annotations
@@ -14,60 +14,55 @@ import numpy as np
 from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.jit import entry, given
 
-# Beyond this a message, e^|W|, times a belief leaves the range of float32.
+# Upper bound of |W|: beyond it a message, at most e^|W|, times a belief leaves the range of float32.
 MAX_WEIGHT = 40.0
-# A row counts as converged when no belief moved by more than this in its last sweep (the paper's epsilon).
+# A row has converged if no belief changed by more in its last sweep (the paper's epsilon).
 CONVERGED = 1e-3
-# Beliefs in a unit's likelier state, at least a half each, that can be multiplied in float64 without
-# underflow, and fewer.
+# Number of beliefs, each at least a half, whose product stays above the smallest float64.
 PRODUCT_UNITS = 512
-_FACTORS, _RANGE = 8, 80.0
-# Of the messages of the graphs that a card works on at a time.
+# Largest number of messages that are multiplied before mantissa and exponent are split, and largest |log| of
+# the product.
+_FACTORS, _MAX_LOG = 8, 80.0
+# Upper bound of the bytes of the messages of all graphs that a GPU works on at a time.
 MESSAGE_BYTES = 256 * 2**20
-BLOCKS = 8  # thread blocks of a cluster, as in gpu.cu
+BLOCKS = 8  # thread blocks of a cluster; the same number as in gpu.cu
 
 
 class WeightError(ValueError):
-    """Couplings or biases that float32 messages cannot carry: too large, or not finite."""
+    """Couplings or biases are too large for messages in float32, or not finite."""
 
 
 @dataclass(frozen=True)
 class Inference:
     """Beliefs of a batch of graphs."""
 
-    # lv, lh: (rows, v) and (rows, h): log odds of the units' beliefs: log P(unit = 1) - log
-    # P(unit = 0); the belief is their sigmoid
+    # (rows, v) and (rows, h): log P(unit = 1) - log P(unit = 0); the belief is the sigmoid
     lv: Array
     lh: Array
-    # int (rows,): sweeps done: from the hidden units to the visible ones and back
+    # int (rows,): number of sweeps, each from the hidden units to the visible ones and back
     sweeps: Array | None
-    # (rows,): how far the belief that moved most moved in the last sweep, divided by the
-    # damping; the first sweep starts from sigmoid(biases)
+    # (rows,): largest change of a belief in the last sweep; the first sweep starts from sigmoid(biases)
     change: Array | None
-    # float64 (rows,), or None: Bethe estimate of log Z, where the kernel makes one
+    # float64 (rows,), or None: Bethe estimate of log Z, from the kernel that computes pair beliefs
     log_z: Array | None = None
 
-    def converged(self, tol: float = CONVERGED) -> Array:
-        """Rows (bool) of whose beliefs none moved by more than ``tol`` in the last sweep."""
-        assert self.change is not None
-        return self.change <= tol
 
-
-def magnitude(a: Array) -> float:
-    """Largest absolute value, of an array on host or device; NaN where there is one."""
+def largest_magnitude(a: Array) -> float:
+    """Return the largest absolute value of an array on host or device; NaN if the array contains NaN."""
     if not a.size:
         return 0.0
     if not isinstance(a, np.ndarray):
-        return float(abs(a).max())  # a device is asked once
+        return float(abs(a).max())  # one number comes from the device
     if a.dtype == np.float32 and a.flags.c_contiguous:
         return float(np.int32(_largest_bits(a.reshape(-1).view(np.int32))).view(np.float32))
-    return max(float(a.max()), -float(a.min()))  # no temporary array, unlike abs
+    return max(float(a.max()), -float(a.min()))  # abs would allocate a second array
 
 
 @entry(given("i4", 1))
 def _largest_bits(bits: np.ndarray) -> np.int32:
-    """Of float32 numbers without their sign: as whole numbers they have the same order, NaN after infinity,
-    and are compared in vectors.
+    """Return the largest bits of float32 numbers without their signs.
+
+    Such bits have the order of the numbers as integers, with NaN after infinity, and are compared in vectors.
     """
     most = np.int32(0)
     for i in range(len(bits)):
@@ -76,7 +71,7 @@ def _largest_bits(bits: np.ndarray) -> np.int32:
 
 
 def check_weights(largest: float) -> None:
-    """Raise :class:`WeightError` where float32 messages cannot carry couplings as large as ``largest``."""
+    """Raise `WeightError` if messages in float32 cannot carry couplings as large as ``largest``."""
     if not math.isfinite(largest):
         raise WeightError(
             "the couplings W are not all finite: lower the learning rate or raise the weight decay"
@@ -89,34 +84,31 @@ def check_weights(largest: float) -> None:
 
 
 def check_graphs(
-    shape: tuple[int, int],
-    bv: tuple[int, ...],
-    bh: tuple[int, ...],
-    n_sweeps: int,
-    tol: float | None,
-    damping: float = 1.0,
+    shape: tuple[int, int], bv: tuple[int, ...], bh: tuple[int, ...], n_sweeps: int, tol: float | None
 ) -> None:
-    """Raise ValueError unless biases of these shapes belong to couplings of ``shape``, and the sweeps, the
-    tolerance and the damping make sense.
-    """
+    """Raise ValueError if biases of these shapes do not fit couplings of ``shape``, or settings are wrong."""
     v, h = shape
     if len(bv) != 2 or len(bh) != 2 or bv[0] != bh[0] or bv[1] != v or bh[1] != h:
         raise ValueError(
-            f"biases of shape {bv} and {bh} do not belong to couplings of shape {shape}: wanted are "
-            f"(rows, {v}) and (rows, {h})"
+            f"biases of shape {bv} and {bh} do not fit couplings of shape {shape}: give shapes (rows, {v}) "
+            f"and (rows, {h})"
         )
     if n_sweeps < 1:
-        raise ValueError(f"n_sweeps={n_sweeps}: at least one sweep is needed")
+        raise ValueError(f"n_sweeps={n_sweeps}: give at least one sweep")
     if tol is not None and not tol >= 0:
-        raise ValueError(f"tol={tol!r} is not a number of at least 0, or None for all n_sweeps sweeps")
-    if not 0 < damping <= 1:
-        raise ValueError(f"damping={damping!r} is not a number in (0, 1], the weight of new messages")
+        raise ValueError(f"tol={tol!r}: give a number of at least 0, or None for a fixed number of sweeps")
+
+
+def check_pairs(pairs: tuple[int, ...], shape: tuple[int, int]) -> None:
+    """Raise ValueError if the array of pair beliefs does not have the shape of W."""
+    if pairs != shape:
+        raise ValueError(f"pairs has shape {pairs}: give the shape of W, {shape}")
 
 
 def check_biases(*biases: np.ndarray) -> None:
-    """Raise :class:`WeightError` where a bias is infinite or no number: messages would hide it."""
+    """Raise `WeightError` if a bias is infinite or NaN, which messages would hide."""
     for b in biases:
-        if not math.isfinite(magnitude(b)):
+        if not math.isfinite(largest_magnitude(b)):
             row = int(np.flatnonzero(~np.isfinite(b).all(axis=1))[0])
             raise WeightError(
                 f"the biases of row {row} are not all finite: lower the learning rate, or look for NaN in "
@@ -124,9 +116,9 @@ def check_biases(*biases: np.ndarray) -> None:
             )
 
 
-def limits_of(w: Array) -> tuple[int, float]:
-    """For couplings of float32: how many messages may be multiplied, and how far log odds are told apart."""
-    most = magnitude(w)
+def choose_limits(w: Array) -> tuple[int, float]:
+    """Return (number of messages to multiply before a split, upper bound of |log odds| in beliefs) for W."""
+    most = largest_magnitude(w)
     check_weights(most)
-    factors = max(1, min(_FACTORS, int(_RANGE / max(most, 1.0))))
+    factors = max(1, min(_FACTORS, int(_MAX_LOG / max(most, 1.0))))
     return factors, max(87.0 - 2 * most, min(86.0, 2 * most + 17.0))

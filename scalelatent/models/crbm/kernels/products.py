@@ -1,7 +1,7 @@
-"""Products of a batch's few rows with the parameters, on host or device.
+"""Products of the rows of a small batch with the parameters, on host or device.
 
-A step of a small batch reads every matrix of parameters for some twenty rows. OpenBLAS packs a matrix before
-it multiplies, which then costs more than the product; the tiles of :mod:`.cpu.few_rows` read it in place.
+A step reads every matrix of parameters for about twenty rows. OpenBLAS packs a matrix before it multiplies,
+which then costs more than the product. The tiles of :mod:`.cpu.few_rows` read the matrix in place.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from scalelatent.contract.learners import Backend
 from scalelatent.kernels.arrays import Array, lined_up
 
 from .cpu import few_rows
-from .update import StepRates, Way, add_to, climb
+from .update import StepArrays, StepRates, add_to, ascend
 
-# Up to so many rows the tiles are ahead of OpenBLAS; with vectors of eight both are even there
-# (benchmarks/crbm_steps.py --parts products).
+# Largest number of rows for which the tiles are faster than OpenBLAS; with vectors of eight floats both are
+# equally fast there (benchmarks/crbm_steps.py --parts products).
 MAX_ROWS = 160
-# Below so many units BLAS makes a matrix times a vector of a product.
+# With fewer units BLAS computes a product as a matrix times a vector.
 _FEW_UNITS = 8
 
 
-def few(rows: Array, *others: Array) -> bool:
-    """Whether the tiles serve: float32 on the host, and few rows."""
+def fits_tiles(rows: Array, *others: Array) -> bool:
+    """Return whether the tiles can multiply these arrays: float32, on the host, at most ``MAX_ROWS`` rows."""
     return 0 < len(rows) <= MAX_ROWS and all(
         isinstance(a, np.ndarray) and a.dtype == np.float32 and a.flags.c_contiguous for a in (rows, *others)
     )
@@ -32,57 +32,64 @@ def few(rows: Array, *others: Array) -> bool:
 
 def affine(x: Array, weights: Array, bias: Array, out: Array, xp: ModuleType) -> None:
     """Write x weights^T + bias to ``out``."""
-    if x.shape[1] == weights.shape[1] and few(x, weights, bias, out):
-        # Each vector of other rows would be loaded from two cache lines.
+    if x.shape[1] == weights.shape[1] and fits_tiles(x, weights, bias, out):
+        # Aligned rows: otherwise each vector is loaded from two cache lines.
         few_rows.products(lined_up(x), weights, bias, out)
         return
     if xp is np and len(weights) < _FEW_UNITS:
-        # BLAS makes a matrix times a vector of it, in which the sum of a row depends on the row's place.
+        # In a matrix times a vector of BLAS the sum of a row depends on the position of the row.
         np.einsum("ij,kj->ik", x, weights, out=out)
     else:
         xp.matmul(x, weights.T, out=out)
     out += bias
 
 
-def outer_less(left: Array, right: Array, less: Array, out: Array, xp: ModuleType) -> None:
-    """Write left^T right - less to ``out``."""
-    if len(left) == len(right) and few(left, right, less, out):
-        few_rows.outer_less(left, right, less, out)
+def write_outer_difference(left: Array, right: Array, subtracted: Array, out: Array, xp: ModuleType) -> None:
+    """Write left^T right - subtracted to ``out``."""
+    if len(left) == len(right) and fits_tiles(left, right, subtracted, out):
+        few_rows.write_outer_difference(left, right, subtracted, out)
     else:
         xp.matmul(left.T, right, out=out)
-        xp.subtract(out, less, out=out)
+        xp.subtract(out, subtracted, out=out)
 
 
-def add_outer_less(left: Array, right: Array, less: Array, total: np.ndarray, backend: Backend) -> None:
-    """Add left^T right - less, rounded to float32, to a ``total`` of float64 on the host."""
-    if len(left) == len(right) and few(left, right, less):
-        few_rows.add_outer_less(left, right, less, total)
+def add_outer_difference(
+    left: Array, right: Array, subtracted: Array, total: np.ndarray, backend: Backend
+) -> None:
+    """Round left^T right - subtracted to float32, and add it to a ``total`` of float64 on the host."""
+    if len(left) == len(right) and fits_tiles(left, right, subtracted):
+        few_rows.add_outer_difference(left, right, subtracted, total)
         return
-    out = backend.buffer("outer", less.shape, less.dtype)
-    outer_less(left, right, less, out, backend.xp)
+    out = backend.buffer("outer", subtracted.shape, subtracted.dtype)
+    write_outer_difference(left, right, subtracted, out, backend.xp)
     add_to(total.reshape(-1), backend.to_host(out).reshape(-1))
 
 
-def climb_outer(way: Way, left: np.ndarray, right: np.ndarray, pace: StepRates) -> None:
-    """:func:`.update.climb` of a matrix along the gradient left^T right, which is not written out."""
-    if len(left) != len(right) or not few(left, right, *way):
-        climb(way.part(slice(None), -1), (left.T @ right).reshape(-1), way.theta.size, pace)
+def ascend_outer(arrays: StepArrays, left: np.ndarray, right: np.ndarray, rates: StepRates) -> None:
+    """Run :func:`.update.ascend` along the gradient left^T right of a matrix, without storing it."""
+    if len(left) != len(right) or not fits_tiles(left, right, *arrays):
+        ascend(arrays.slice_part(slice(None), -1), (left.T @ right).reshape(-1), arrays.theta.size, rates)
         return
-    right, (rate, decay, momentum) = lined_up(right), map(np.float32, pace)
-    if len(way.velocity) or decay:
-        few_rows.climb_outer(*way, rate * left, right, decay, momentum)
+    right, (rate, decay, momentum) = lined_up(right), map(np.float32, rates)
+    if len(arrays.velocity) or decay:
+        few_rows.ascend_outer(*arrays, rate * left, right, decay, momentum)
     else:
-        few_rows.plus_outer(rate * left, right, way.theta, way.new_theta)
+        few_rows.add_outer_product(rate * left, right, arrays.theta, arrays.new_theta)
 
 
-def climb_outer_less(
-    way: Way, left: np.ndarray, right: np.ndarray, less: np.ndarray, pace: StepRates, backend: Backend
+def ascend_outer_difference(
+    arrays: StepArrays,
+    left: np.ndarray,
+    right: np.ndarray,
+    subtracted: np.ndarray,
+    rates: StepRates,
+    backend: Backend,
 ) -> None:
-    """:func:`climb_outer` along left^T right - less."""
-    theta, velocity, new_theta, _ = way
-    if not len(velocity) and not pace.decay and few(left, right, less, theta, new_theta):
-        few_rows.climb_outer_less(left, right, less, np.float32(pace.rate), theta, new_theta)
+    """Run :func:`ascend_outer` along the gradient left^T right - subtracted."""
+    theta, velocity, new_theta, _ = arrays
+    if not len(velocity) and not rates.decay and fits_tiles(left, right, subtracted, theta, new_theta):
+        few_rows.ascend_outer_difference(left, right, subtracted, np.float32(rates.rate), theta, new_theta)
         return
-    out = backend.buffer("outer", less.shape, less.dtype)
-    outer_less(left, right, less, out, backend.xp)
-    climb(way.part(slice(None), -1), out.reshape(-1), theta.size, pace)
+    out = backend.buffer("outer", subtracted.shape, subtracted.dtype)
+    write_outer_difference(left, right, subtracted, out, backend.xp)
+    ascend(arrays.slice_part(slice(None), -1), out.reshape(-1), theta.size, rates)

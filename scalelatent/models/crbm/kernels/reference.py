@@ -1,9 +1,7 @@
-"""Inference in RBMs in plain numpy and float64, one graph after the other: the oracle.
+"""Inference in RBMs in plain numpy and float64, one graph at a time; tests compare the other bodies with it.
 
-Messages are log odds, m = log r. A sweep sends all messages of the hidden units, then all of the visible
-ones, so that it is sequential although each half is parallel (Ping and Ihler, 2017, algorithm 1). Damping
-mixes the log odds of the messages to the hidden units with those of the sweep before: all messages follow
-from these, so it is the damping of the whole sweep.
+Messages are log odds, m = log r. A sweep sends all messages of the hidden units, then all messages of the
+visible units (Ping and Ihler, 2017, algorithm 1).
 """
 
 from __future__ import annotations
@@ -13,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .inference import Inference, check_graphs
+from .inference import Inference, check_graphs, check_pairs
 
-_Send = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+# (w, cavity, belief) -> messages, all as log odds.
+_SendMessages = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class PlainCoupling:
 
 @dataclass(frozen=True)
 class _Graph:
-    """A graph after its sweeps: messages to the visible units, (v, h), as log odds."""
+    """A graph after its sweeps; ``to_v`` are the log odds of the messages to the visible units, (v, h)."""
 
     w: np.ndarray
     to_v: np.ndarray
@@ -38,88 +37,85 @@ class _Graph:
 
 
 def make_coupling(w: np.ndarray) -> PlainCoupling:
-    """What every inference needs of the couplings; made once and used for many batches."""
+    """Return what every inference needs of the couplings W; batches with the same W share it."""
     return PlainCoupling(np.array(w, dtype=np.float64))
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), without overflow."""
+    """Return 1 / (1 + exp(-x)), without overflow."""
     return np.exp(-np.logaddexp(0.0, -x))
 
 
 def sum_product(
-    coupling: PlainCoupling,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float | None = None,
-    damping: float = 1.0,
+    coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Sum-product belief propagation: approximate marginals of all units, exact where the graph is a tree."""
-    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, damping=damping)
-    return _collect(graphs, coupling)
+    """Approximate the marginals of all units by sum-product belief propagation; exact if the graph is a tree.
+
+    Parameters
+    ----------
+    coupling : result of ``make_coupling``
+    bv, bh : ndarray, shape (rows, v) and (rows, h)
+        Biases of each row's graph.
+    n_sweeps : int
+        Upper bound of the number of sweeps.
+    tol : float or None
+        A row stops sweeping as soon as no belief has changed by more.
+
+    Returns
+    -------
+    Inference
+    """
+    return _collect(_infer_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message), coupling)
 
 
 def sum_product_pairs(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None,
-    pairs: np.ndarray, damping: float = 1.0,
+    pairs: np.ndarray,
 ) -> Inference:  # fmt: skip
-    """:func:`sum_product` that adds up the pairwise beliefs as well."""
-    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, True, damping)
+    """Run :func:`sum_product`, add the pair beliefs of all rows to ``pairs``, (v, h), and estimate log Z.
+
+    A row that has met ``tol`` takes one more sweep, which computes its pair beliefs.
+    """
+    check_pairs(pairs.shape, coupling.w.shape)
+    graphs = _infer_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, one_more=True)
     for graph in graphs:
-        pairs += _pair_beliefs(graph)
-    return _collect(graphs, coupling, np.array([_bethe(graph) for graph in graphs], dtype=np.float64))
-
-
-def pairwise(
-    coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
-) -> np.ndarray:
-    """Pairwise beliefs P(v_i = 1, h_j = 1) of each row, (rows, v, h): for tests and small graphs."""
-    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, one_more=True)
-    return np.array([_pair_beliefs(graph) for graph in graphs]).reshape(len(bv), *coupling.w.shape)
-
-
-def bethe(
-    coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
-) -> np.ndarray:
-    """Bethe estimate of log Z of each row from its last messages, (rows,); exact on trees."""
-    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, one_more=True)
-    return np.array([_bethe(graph) for graph in graphs], dtype=np.float64)
+        # P(v_i = 1 | h_j = 1) P(h_j = 1)
+        pairs += sigmoid(graph.w + graph.lv[:, None] - graph.to_v) * sigmoid(graph.lh)
+    return _collect(
+        graphs, coupling, np.array([_estimate_log_z(graph) for graph in graphs], dtype=np.float64)
+    )
 
 
 def mixed_product(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Mixed-product belief propagation: the visible units that are likeliest when the hidden ones are summed
-    out (marginal MAP), ``lv > 0`` (Liu and Ihler, 2013). See :func:`sum_product`.
+    """Find the most probable visible state with the hidden units summed out (marginal MAP), ``lv > 0``.
+
+    Mixed-product belief propagation of Liu and Ihler (2013). Parameters as in :func:`sum_product`.
     """
 
     def decide(w: np.ndarray, cavity: np.ndarray, belief: np.ndarray) -> np.ndarray:
         return w * (belief > 0)
 
-    return _collect(_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, decide), coupling)
+    return _collect(_infer_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, decide), coupling)
 
 
 def max_product(
-    coupling: PlainCoupling,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float | None = None,
-    damping: float = 1.0,
+    coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Max-product belief propagation: the likeliest state of all units together is ``lv > 0, lh > 0``. See
-    :func:`sum_product`; log odds are those of max-marginals.
+    """Find the most probable state of all units together, ``lv > 0`` and ``lh > 0``, by max-product.
+
+    The log odds are those of max-marginals. Parameters as in :func:`sum_product`.
     """
-    graphs = _graphs(coupling, bv, bh, n_sweeps, tol, _max_message, _max_message, damping=damping)
-    return _collect(graphs, coupling)
+    return _collect(_infer_graphs(coupling, bv, bh, n_sweeps, tol, _max_message, _max_message), coupling)
 
 
 def mean_field(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Mean field: beliefs of the hidden units give those of the visible ones, and back. See
-    :func:`sum_product`; the first sweep starts from sigmoid(bh).
+    """Approximate the marginals of all units by mean field; the first sweep starts from sigmoid(bh).
+
+    Parameters as in :func:`sum_product`.
     """
     check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol)
     w, graphs = coupling.w, []
@@ -129,33 +125,11 @@ def mean_field(
             old = np.concatenate([lv, lh])
             lv = first + w @ sigmoid(lh)
             lh = second + w.T @ sigmoid(lv)
-            change = _change(old, lv, lh)
+            change = _largest_change(old, lv, lh)
             if tol is not None and change <= tol:
                 break
         graphs.append(_Graph(w, w, lv, lh, sweep, change))
     return _collect(graphs, coupling)
-
-
-def matrix_form(
-    w: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sum-product of one graph by the paper's matrices of probabilities (equations 13, 14, 16 and 17), in the
-    precision of ``w``: what benchmarks compare with. Good up to |W| = 10.
-    """
-
-    def sigma(x: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-x))
-
-    a = np.exp(w)
-    to_h, tau_h = np.full_like(w, 0.5), sigma(bh)
-    for _ in range(n_sweeps):
-        one, two = (1 - to_h) * tau_h, to_h * (1 - tau_h)
-        to_v = sigma(np.log((a * one + two) / (one + two)))
-        tau_v = sigma(bv + np.log(to_v / (1 - to_v)).sum(axis=1))
-        one, two = (1 - to_v) * tau_v[:, None], to_v * (1 - tau_v)[:, None]
-        to_h = sigma(np.log((a * one + two) / (one + two)))
-        tau_h = sigma(bh + np.log(to_h / (1 - to_h)).sum(axis=0))
-    return tau_v, tau_h
 
 
 # -- one graph --------------------------------------------------------------------------------------------
@@ -169,53 +143,46 @@ def _max_message(w: np.ndarray, cavity: np.ndarray, belief: np.ndarray) -> np.nd
     return np.maximum(w + cavity, 0.0) - np.maximum(cavity, 0.0)
 
 
-def _change(old: np.ndarray, lv: np.ndarray, lh: np.ndarray) -> float:
+def _largest_change(old: np.ndarray, lv: np.ndarray, lh: np.ndarray) -> float:
     return float(np.abs(sigmoid(np.concatenate([lv, lh])) - sigmoid(old)).max(initial=0.0))
 
 
-def _graphs(
+def _infer_graphs(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None,
-    from_hidden: _Send, from_visible: _Send, one_more: bool = False, damping: float = 1.0,
+    from_hidden: _SendMessages, from_visible: _SendMessages, one_more: bool = False,
 ) -> list[_Graph]:  # fmt: skip
-    check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol, damping)
-    first, second = (np.asarray(b, dtype=np.float64) for b in (bv, bh))
+    check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol)
+    biases = zip(np.asarray(bv, dtype=np.float64), np.asarray(bh, dtype=np.float64), strict=True)
     return [
-        _propagate(
-            coupling.w, first[n], second[n], n_sweeps, tol, from_hidden, from_visible, one_more, damping
-        )
-        for n in range(len(first))
+        _propagate(coupling.w, *both, n_sweeps, tol, from_hidden, from_visible, one_more) for both in biases
     ]
 
 
 def _propagate(
-    w: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None, from_hidden: _Send,
-    from_visible: _Send, one_more: bool, damping: float,
+    w: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None,
+    from_hidden: _SendMessages, from_visible: _SendMessages, one_more: bool,
 ) -> _Graph:  # fmt: skip
     to_h, lv, lh, met = np.zeros_like(w), bv, bh, False
     for sweep in range(1, n_sweeps + 1):  # noqa: B007  it is returned
         old = np.concatenate([lv, lh])
         to_v = from_hidden(w, lh - to_h, lh)
         lv = bv + to_v.sum(axis=1)
-        to_h = (1 - damping) * to_h + damping * from_visible(w, lv[:, None] - to_v, lv[:, None])
+        to_h = from_visible(w, lv[:, None] - to_v, lv[:, None])
         lh = bh + to_h.sum(axis=0)
         if met:
             break
-        change = _change(old, lv, lh) / damping
+        change = _largest_change(old, lv, lh)
         met = tol is not None and change <= tol
         if met and not one_more:
             break
     return _Graph(w, to_v, lv, lh, sweep, change)
 
 
-def _pair_beliefs(graph: _Graph) -> np.ndarray:
-    """P(v_i = 1 | h_j = 1) P(h_j = 1): (v, h)."""
-    return sigmoid(graph.w + graph.lv[:, None] - graph.to_v) * sigmoid(graph.lh)
+def _estimate_log_z(graph: _Graph) -> float:
+    """Return the Bethe estimate: log Z = sum_i log Z_i + sum_j log Z_j + sum_ij log (Z_ij / (Z_i Z_j)).
 
-
-def _bethe(graph: _Graph) -> float:
-    """log Z = sum_i log Z_i + sum_j log Z_j + sum_ij log (Z_ij / (Z_i Z_j)): a stationary value of the Bethe
-    free energy where the messages are a fixed point, whatever their scale (Yedidia et al., 2005). With the
-    cavity's log odds c of the message to j, Z_ij = (1 + e^c) Z_j.
+    The estimate is a stationary value of the Bethe free energy if the messages are a fixed point (Yedidia et
+    al., 2005), and exact on a tree. With the cavity's log odds c of the message to j, Z_ij = (1 + e^c) Z_j.
     """
     zv, zh = np.logaddexp(0.0, graph.lv), np.logaddexp(0.0, graph.lh)
     pairs = np.logaddexp(0.0, graph.lv[:, None] - graph.to_v) - zv[:, None]

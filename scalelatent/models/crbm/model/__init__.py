@@ -1,1 +1,1 @@
-"""Conditional RBMs as mathematics: energies, gradients, learning by minibatches."""
+"""Mathematics of conditional RBMs: energies, gradients, learning from minibatches."""

@@ -1,15 +1,20 @@
-"""Inference on the RBMs of a batch of rows, by name: what stands between the model and its kernels."""
+"""Inference in the RBMs of a batch of rows, selected by name."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from scalelatent.contract.learners import Backend
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import CONVERGED, Inference
 
-# Inference -> kernel; "independent" is that of a model without hidden units.
+from .energy import CrbmShape, Params, compute_block_biases
+
+# Name of an inference -> name of its kernel. A model without hidden units has independent outputs and needs
+# none.
 INFERENCES = {
     "sum-product": "crbm_sum_product",
     "mixed-product": "crbm_mixed_product",
@@ -17,12 +22,17 @@ INFERENCES = {
     "mean-field": "crbm_mean_field",
     "independent": "",
 }
-# Those whose messages can be damped.
-DAMPED = ("sum-product", "max-product")
+# Sweeps of an inference in epoch 0 (the paper's section 6).
+FIRST_SWEEPS = 7
+
+
+def sweeps_at_epoch(n_sweeps: int | None, epoch: int) -> int:
+    """Return the sweeps of an inference in an epoch, counted from 1: ``n_sweeps``, or 7 + epoch for None."""
+    return FIRST_SWEEPS + epoch if n_sweeps is None else n_sweeps
 
 
 def couple(weights: Array, backend: Backend) -> AnyCoupling:
-    """What every inference needs of W, (v, h), once for all rows that share it."""
+    """Return what every inference needs of W, (v, h); all rows that share W share the result."""
     return backend.kernel("crbm_make_coupling")(weights)
 
 
@@ -35,18 +45,48 @@ def infer(
     tol: float | None,
     backend: Backend,
     pairs: Array | None = None,
-    damping: float = 1.0,
 ) -> Inference:
-    """Run an inference on each row's own RBM."""
+    """Run an inference on each row's RBM; add the pair beliefs to ``pairs`` if it is given."""
     if inference == "independent" or not b2.shape[1]:
         return Inference(b1, b2, None, None)
-    damped = (damping,) if inference in DAMPED else ()
     if pairs is not None:
-        kernel = backend.kernel(INFERENCES[inference] + "_pairs")
-        return kernel(coupling, b1, b2, n_sweeps, tol, pairs, *damped)
-    return backend.kernel(INFERENCES[inference])(coupling, b1, b2, n_sweeps, tol, *damped)
+        return backend.kernel(INFERENCES[inference] + "_pairs")(coupling, b1, b2, n_sweeps, tol, pairs)
+    return backend.kernel(INFERENCES[inference])(coupling, b1, b2, n_sweeps, tol)
+
+
+class PreparedInference(NamedTuple):
+    """Parameters on the backend, and what the inference needs of W."""
+
+    backend: Backend
+    shape: CrbmShape
+    params: Params
+    coupling: AnyCoupling | None
+    inference: str
+    n_sweeps: int
+    tol: float | None
+
+    @classmethod
+    def make(
+        cls,
+        shape: CrbmShape,
+        theta: np.ndarray,
+        inference: str,
+        n_sweeps: int,
+        tol: float | None,
+        backend: Backend,
+    ) -> PreparedInference:
+        """Move the parameters to the backend, and couple W if the inference sends messages."""
+        params = shape.split(backend.asarray(theta, np.float32))
+        coupled = shape.n_hidden and inference != "independent"
+        coupling = couple(params.W, backend) if coupled else None
+        return cls(backend, shape, params, coupling, inference, n_sweeps, tol)
+
+    def run(self, block: Block, pairs: Array | None = None) -> Inference:
+        """Return the beliefs of a block of rows x."""
+        _, b1, b2 = compute_block_biases(self.shape, self.params, block, self.backend)
+        return infer(self.inference, self.coupling, b1, b2, self.n_sweeps, self.tol, self.backend, pairs)
 
 
 def count_converged(change: np.ndarray, tol: float | None) -> int:
-    """Rows whose beliefs came to rest: by how much they moved in their last sweep."""
+    """Return the number of rows whose beliefs changed by at most ``tol`` in their last sweep."""
     return int((change <= (CONVERGED if tol is None else tol)).sum())

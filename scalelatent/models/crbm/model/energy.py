@@ -1,12 +1,13 @@
-r"""Conditional RBMs: parameters, what an observed row does to the biases, and free energies.
+r"""Parameters, biases and free energies of conditional RBMs.
 
 .. math::
 
     p(v, h \mid x) \propto \exp(v^T W h + v^T W_{vx} x + h^T W_{hx} x + b_v^T v + b_h^T h)
 
-with v and h binary (Ping and Ihler, 2017, equation 3). An observed row x makes an RBM of its own, with the
-shared W and the biases :math:`b_1 = b_v + W_{vx} x` and :math:`b_2 = b_h + W_{hx} x`. Without x it is a plain
-RBM. All of it is matrix products over numpy or CuPy arrays; the parameters lie in one flat vector.
+where v and h are binary (Ping and Ihler, 2017, equation 3). Given an observed row x, the model is an RBM with
+the shared W and the biases :math:`b_1 = b_v + W_{vx} x` and :math:`b_2 = b_h + W_{hx} x`. Without x it is a
+plain RBM. All computations are matrix products over numpy or CuPy arrays. One flat vector holds all
+parameters.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from scalelatent.kernels.arrays import Array, HostRows, check_same_width
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.cpu.units import log_loss
 from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, WeightError
-from scalelatent.models.crbm.kernels.products import affine, few
+from scalelatent.models.crbm.kernels.products import affine, fits_tiles
 
-# CSR rows are made dense over the columns that a batch uses, unless it uses more than this share of them.
+# A batch of CSR rows becomes a dense matrix of the columns that it uses, or of all columns if it uses more
+# than this share of them.
 DENSE_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Params:
-    """Parameters as views of one vector, on the host or on a device."""
+    """Views of the parameter vector, on the host or on a device."""
 
     # (v, h)
     W: Array
@@ -48,16 +50,15 @@ class Params:
 
 @dataclass(frozen=True)
 class CrbmShape:
-    """Numbers of units, and how the parameters lie in one vector."""
+    """Numbers of units, and the layout of the parameter vector."""
 
-    # n_visible, n_hidden, n_observed: Units of v, of h (0: logistic regression) and of x (0: a plain RBM)
-    n_visible: int
-    n_hidden: int
-    n_observed: int
+    n_visible: int  # units of v
+    n_hidden: int  # units of h; 0 is logistic regression
+    n_observed: int  # units of x; 0 is a plain RBM
 
     @cached_property
     def layout(self) -> Layout:
-        """Fields of the vector: weights first."""
+        """Fields of the parameter vector, weights before biases."""
         v, h, x = self.n_visible, self.n_hidden, self.n_observed
         return Layout((("W", (v, h)), ("Wvx", (v, x)), ("Whx", (h, x)), ("bv", (v,)), ("bh", (h,))))
 
@@ -67,17 +68,17 @@ class CrbmShape:
 
     @property
     def n_weights(self) -> int:
-        """Numbers of the three matrices, which lie before the biases."""
+        """Number of entries of the three matrices, which come before the biases."""
         return self.n_parameters - self.n_visible - self.n_hidden
 
     def split(self, flat: Array) -> Params:
-        """Views of a vector of any array library."""
+        """Return views of a parameter vector of any array library."""
         return Params(
             **{name: flat[place].reshape(shape) for name, (place, shape) in self.layout.slices.items()}
         )
 
     def start(self, rng: np.random.Generator, scale: float) -> np.ndarray:
-        """First parameters, float32: W and Whx Gaussian (hidden units must differ), all else 0."""
+        """Return initial parameters, float32: W and Whx Gaussian, so that hidden units differ, the rest 0."""
         flat = np.zeros(self.n_parameters, dtype=np.float32)
         params = self.split(flat)
         for w in (params.W, params.Whx):
@@ -87,16 +88,16 @@ class CrbmShape:
 
 @dataclass(frozen=True)
 class Observed:
-    """Rows of x where the products are: all columns, or those that these rows use."""
+    """Dense rows of x on the backend, with all columns or the columns that these rows use."""
 
     # float32 (rows, columns used)
     x: Array
-    # ndarray of int or None: which ones; None for all
+    # Numbers of the columns; None: all
     columns: np.ndarray | None
 
-    def of(self, weights: Array) -> Array:
-        """The columns of a matrix that they meet."""
-        # Not weights[:, columns], whose rows would not lie together.
+    def select_columns(self, weights: Array) -> Array:
+        """Return the columns of a matrix (units, x) that these rows use."""
+        # Indexing weights[:, columns] would return rows that are not contiguous.
         return weights if self.columns is None else weights.take(self.columns, axis=1)
 
     def add_outer(self, left: Array, out: Array, xp: ModuleType) -> None:
@@ -109,7 +110,7 @@ class Observed:
 
 
 def observe(x: HostRows, backend: Backend) -> Observed:
-    """Rows of a block where the products are."""
+    """Return the rows x of a block, dense on the backend."""
     columns = None
     if isinstance(x, CsrRows):
         used, places = np.unique(x.indices, return_inverse=True)
@@ -120,63 +121,65 @@ def observe(x: HostRows, backend: Backend) -> Observed:
     return Observed(backend.asarray(x, np.float32, "x"), columns)
 
 
-def biases(params: Params, seen: Observed | None, n_rows: int, backend: Backend) -> tuple[Array, Array]:
-    """b1 (rows, v) and b2 (rows, h) of the RBM of each row, valid until the next call with this backend."""
+def compute_biases(
+    params: Params, seen: Observed | None, n_rows: int, backend: Backend
+) -> tuple[Array, Array]:
+    """Return b1 (rows, v) and b2 (rows, h) of each row's RBM, valid until the next call with this backend."""
     out = []
     for name, weights, bias in (("b1", params.Wvx, params.bv), ("b2", params.Whx, params.bh)):
         b = backend.buffer(name, (n_rows, len(bias)), bias.dtype)
         if seen is None or not seen.x.shape[1]:
             b[...] = bias
         else:
-            affine(seen.x, seen.of(weights), bias, b, backend.xp)
+            affine(seen.x, seen.select_columns(weights), bias, b, backend.xp)
         out.append(b)
     return out[0], out[1]
 
 
 def sigmoid(a: Array, xp: ModuleType) -> Array:
-    """The logistic function, without overflow."""
+    """Return the logistic function, without overflow."""
     return 0.5 * xp.tanh(0.5 * a) + 0.5
 
 
-def hidden_logits(params: Params, v: Array, b2: Array) -> Array:
-    """W^T v + b2: log odds of each hidden unit given v, (rows, h)."""
+def compute_hidden_logits(params: Params, v: Array, b2: Array) -> Array:
+    """Return the log odds of each hidden unit given v, W^T v + b2, (rows, h)."""
     return v @ params.W + b2
 
 
-def negative_free_energy(v: Array, b1: Array, logits: Array, xp: ModuleType) -> Array:
-    """log of the sum over h of exp(-E(v, h)), (rows,): -F of the paper's equation 4."""
+def compute_negative_free_energy(v: Array, b1: Array, logits: Array, xp: ModuleType) -> Array:
+    """Return the log of the sum over h of exp(-E(v, h)), (rows,): -F in equation 4 of the paper."""
     zero = logits.dtype.type(0)
     return (v * b1).sum(axis=1) + xp.logaddexp(zero, logits).sum(axis=1)
 
 
-def nll_of_units(lv: Array, beliefs: Array, v: Array, xp: ModuleType) -> Array:
-    """Log-loss of the visible units' log odds and their sigmoid, summed over units, nats, (rows,)."""
-    if few(lv, beliefs, v):
+def compute_log_loss(lv: Array, beliefs: Array, v: Array, xp: ModuleType) -> Array:
+    """Return the log-loss of each row in nats, (rows,), from log odds and their sigmoid."""
+    if fits_tiles(lv, beliefs, v):
         out = np.empty(len(lv), dtype=np.float32)
         log_loss(lv, beliefs, v, out)
         return out
     out = (xp.maximum(lv, lv.dtype.type(0)) - lv * v).sum(axis=1)
-    likelier = xp.maximum(beliefs, 1 - beliefs)  # at least a half: so many of them can be multiplied
+    likelier = xp.maximum(beliefs, 1 - beliefs)  # at least a half, see PRODUCT_UNITS
     for first in range(0, lv.shape[1], PRODUCT_UNITS):
         out -= xp.log(likelier[:, first : first + PRODUCT_UNITS].prod(axis=1, dtype=np.float64))
     return out
 
 
-def block_biases(
+def compute_block_biases(
     shape: CrbmShape, params: Params, block: Block, backend: Backend
 ) -> tuple[Observed | None, Array, Array]:
-    """(:func:`observe`, b1, b2) of a block."""
+    """Return (rows x from :func:`observe`, b1, b2) of a block; refuse rows that are not finite."""
     if not shape.n_observed:
         n_rows = len(block.x if block.y is None else block.y)
-        return (None, *biases(params, None, n_rows, backend))
+        return (None, *compute_biases(params, None, n_rows, backend))
     check_same_width(block.x.shape[1], shape.n_observed)
-    with np.errstate(over="ignore"):  # told below, by row and feature
+    with np.errstate(over="ignore"):  # the check below names row and feature
         seen = observe(block.x, backend)
     if place := find_too_large(block):
         raise ValueError(place)
     with np.errstate(invalid="ignore", over="ignore"):
-        b1, b2 = biases(params, seen, len(seen.x), backend)
-        total = float(b1.sum() + b2.sum())  # asked once: a device has to wait for the answer
+        b1, b2 = compute_biases(params, seen, len(seen.x), backend)
+        total = float(b1.sum() + b2.sum())  # one transfer, because the device waits for it
     if not np.isfinite(total):
         if place := find_nonfinite(block):
             raise ValueError(place)
@@ -185,7 +188,7 @@ def block_biases(
 
 
 def _check_products(block: Block, *biases: np.ndarray) -> None:
-    """Refuse biases that are not finite, of rows that are."""
+    """Refuse biases that are not finite although the rows are."""
     bad = ~np.all([np.isfinite(b).all(axis=1) for b in biases], axis=0)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])

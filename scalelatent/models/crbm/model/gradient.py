@@ -1,4 +1,7 @@
-"""Gradients of the parameters out of both phases: products over the rows of a batch, never rows x v x h."""
+"""Gradients of the parameters from both phases, as products over the rows of a batch.
+
+No array of size rows x v x h is formed.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +12,46 @@ import numpy as np
 from scalelatent.contract.learners import Backend
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.crbm.kernels.products import (
-    add_outer_less,
-    climb_outer,
-    climb_outer_less,
-    few,
-    outer_less,
+    add_outer_difference,
+    ascend_outer,
+    ascend_outer_difference,
+    fits_tiles,
+    write_outer_difference,
 )
-from scalelatent.models.crbm.kernels.update import StepRates, Way, add_to, climb
+from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_to, ascend
 
 from .energy import CrbmShape, Observed
 from .negative_phases import Phase
 
 
-def of_weights(xp: ModuleType, v: Array, phase: Phase, out: Array) -> None:
-    """Write the gradient of W, (v, h), to ``out``: v^T positive less the pairs of the negative phase."""
+def compute_weight_gradient(xp: ModuleType, v: Array, phase: Phase, out: Array) -> None:
+    """Write the gradient of W, v^T positive - pairs of the negative phase, to ``out``, (v, h)."""
     if not out.shape[1]:
         return
     if phase.pairs is None:
-        left, right = _both_phases(xp, v, phase)
+        left, right = _stack_phases(xp, v, phase)
         xp.matmul(left.T, right, out=out)
     else:
-        outer_less(v, phase.positive, phase.pairs, out, xp)
+        write_outer_difference(v, phase.positive, phase.pairs, out, xp)
 
 
-def add_of_weights(backend: Backend, v: Array, phase: Phase, total: np.ndarray) -> None:
-    """Add the gradient of W, see :func:`of_weights`, to a ``total`` of float64 on the host."""
+def add_weight_gradient(backend: Backend, v: Array, phase: Phase, total: np.ndarray) -> None:
+    """Add the gradient of W to a ``total`` of float64 on the host."""
     if phase.pairs is not None:
-        add_outer_less(v, phase.positive, phase.pairs, total, backend)
+        add_outer_difference(v, phase.positive, phase.pairs, total, backend)
         return
     out = backend.buffer("of W", total.shape, v.dtype)
-    of_weights(backend.xp, v, phase, out)
+    compute_weight_gradient(backend.xp, v, phase, out)
     add_to(total.reshape(-1), backend.to_host(out).reshape(-1))
 
 
-def difference(
+def compute_gradient(
     shape: CrbmShape, backend: Backend, theta: Array, seen: Observed | None, v: Array, phase: Phase
 ) -> Array:
-    """The gradient of all parameters, summed over rows: a flat vector in a buffer of the backend."""
+    """Return the gradient of all parameters, summed over rows: a flat vector in a buffer of the backend."""
     flat = backend.buffer("gradient", theta.shape, theta.dtype)
     out = shape.split(flat)
-    of_weights(backend.xp, v, phase, out.W)
+    compute_weight_gradient(backend.xp, v, phase, out.W)
     dv, dh = v - phase.visible, phase.positive - phase.hidden
     if seen is not None:
         seen.add_outer(dv, out.Wvx, backend.xp)
@@ -59,51 +62,59 @@ def difference(
     return flat
 
 
-def climb_phase(
+def ascend_phase(
     shape: CrbmShape,
     backend: Backend,
-    way: Way,
+    arrays: StepArrays,
     seen: Observed | None,
     v: Array,
     phase: Phase,
-    pace: StepRates,
+    rates: StepRates,
 ) -> None:
-    """:func:`.update.climb` along :func:`difference`. Of few rows on the host products with x are not written
-    out, where x has all its columns; that of W with pairs is with momentum or decay.
+    """Step along the gradient of one phase; see :func:`.update.ascend`.
+
+    Products of few rows with all columns of x are added to the parameters directly on the host. The gradient
+    of W is stored first if it has pair beliefs and the step has momentum or decay.
     """
     x = None if seen is None or seen.columns is not None else seen.x
-    if x is None or not few(v, x, way.theta):
-        gradient = difference(shape, backend, way.theta, seen, v, phase)
-        climb(way, gradient, shape.n_weights, pace)
+    if x is None or not fits_tiles(v, x, arrays.theta):
+        gradient = compute_gradient(shape, backend, arrays.theta, seen, v, phase)
+        ascend(arrays, gradient, shape.n_weights, rates)
         return
-    weights = way.part(shape.layout.slices["W"][0], shape.n_visible, shape.n_hidden)
+    weights = arrays.slice_part(shape.layout.slices["W"][0], shape.n_visible, shape.n_hidden)
     if phase.pairs is None:
-        climb_outer(weights, *_both_phases(np, v, phase), pace)
+        ascend_outer(weights, *_stack_phases(np, v, phase), rates)
     else:
-        climb_outer_less(weights, v, phase.positive, phase.pairs, pace, backend)
-    _climb_biases(shape, way, v - phase.visible, phase.positive - phase.hidden, x, pace)
+        ascend_outer_difference(weights, v, phase.positive, phase.pairs, rates, backend)
+    _ascend_biases(shape, arrays, v - phase.visible, phase.positive - phase.hidden, x, rates)
 
 
-def climb_factors(
-    shape: CrbmShape, way: Way, w: np.ndarray, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, pace: StepRates
+def ascend_factors(
+    shape: CrbmShape,
+    arrays: StepArrays,
+    w: np.ndarray,
+    dv: np.ndarray,
+    dh: np.ndarray,
+    x: np.ndarray,
+    rates: StepRates,
 ) -> None:
-    """:func:`.update.climb` along a gradient whose products dv^T x and dh^T x are not written out."""
+    """Step along the gradient w of W and the products dv^T x and dh^T x, which are not stored."""
     dv, dh, x = (a.astype(np.float32) for a in (dv, dh, x))
-    climb(way.part(shape.layout.slices["W"][0]), w.reshape(-1), w.size, pace)
-    _climb_biases(shape, way, dv, dh, x, pace)
+    ascend(arrays.slice_part(shape.layout.slices["W"][0]), w.reshape(-1), w.size, rates)
+    _ascend_biases(shape, arrays, dv, dh, x, rates)
 
 
-def _both_phases(xp: ModuleType, v: Array, phase: Phase) -> tuple[Array, Array]:
-    """Factors of the gradient of W, of a negative phase without pairs."""
+def _stack_phases(xp: ModuleType, v: Array, phase: Phase) -> tuple[Array, Array]:
+    """Return two matrices whose product is the gradient of W, for a negative phase without pair beliefs."""
     return xp.concatenate([v, -phase.visible]), xp.concatenate([phase.positive, phase.hidden])
 
 
-def _climb_biases(
-    shape: CrbmShape, way: Way, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, pace: StepRates
+def _ascend_biases(
+    shape: CrbmShape, arrays: StepArrays, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, rates: StepRates
 ) -> None:
-    """Of biases, and of what x adds to them."""
+    """Step the biases and the matrices Wvx and Whx, which x adds to the biases."""
     places = {name: place for name, (place, _) in shape.layout.slices.items()}
     for name, left in (("Wvx", dv), ("Whx", dh)):
-        climb_outer(way.part(places[name], left.shape[1], x.shape[1]), left, x, pace)
+        ascend_outer(arrays.slice_part(places[name], left.shape[1], x.shape[1]), left, x, rates)
     for name, left in (("bv", dv), ("bh", dh)):
-        climb(way.part(places[name]), left.sum(axis=0), 0, pace)
+        ascend(arrays.slice_part(places[name]), left.sum(axis=0), 0, rates)

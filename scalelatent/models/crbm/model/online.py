@@ -1,15 +1,16 @@
-r"""Learning conditional RBMs by minibatches: an :class:`~..base.OnlineLearner` over the engine's loop.
+r"""Minibatch learning of conditional RBMs, an :class:`~scalelatent.contract.learners.OnlineLearner`.
 
-A step takes a batch, cut into chains of rows; each chain adds the gradient of its rows, and the step climbs
+A step takes a batch, which is divided into chains of rows. Each chain computes the gradient of its rows, and
+the step updates
 
 .. math::
 
     u \leftarrow \gamma u + \eta (g / n - \lambda \theta_W), \qquad \theta \leftarrow \theta + u
 
-with the mean gradient of the batch, momentum gamma and weight decay lambda (on the three matrices, not on
-the biases). With ``local_steps`` a chain takes that many steps by itself, over batches of its own, and the
-step averages what the chains have become. One chain is then plain minibatch learning, with the engine asked
-once in many steps.
+with the mean gradient of the batch, momentum gamma and weight decay lambda, which applies to the three
+matrices but not to the biases. With ``local_steps`` a chain takes that many steps on batches of its own, and
+the step averages the parameters of the chains. A single chain is then plain minibatch learning that calls the
+engine once per many steps.
 """
 
 from __future__ import annotations
@@ -28,18 +29,26 @@ from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array, aligned, lined_up
 from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import WeightError
-from scalelatent.models.crbm.kernels.update import StepRates, Way, add_to, climb, moved
+from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_scaled, add_to, ascend
 
-from .beliefs import couple
-from .energy import CrbmShape, Observed, block_biases
-from .gradient import add_of_weights, climb_factors, climb_phase, difference
+from .beliefs import couple, sweeps_at_epoch
+from .energy import CrbmShape, Observed, compute_block_biases
+from .gradient import add_weight_gradient, ascend_factors, ascend_phase, compute_gradient
 from .negative_phases import LEARNERS, Phase, PhaseInput
-from .predict import CrbmScoring, sweeps_in
-from .state import N_SUMS, NOT_FINITE, CrbmState, Measures, diverged, shares, what_diverged
+from .predict import CrbmScoring
+from .state import (
+    N_SUMS,
+    NOT_FINITE,
+    CrbmState,
+    PhaseMeasures,
+    compute_shares,
+    find_divergence,
+    make_divergence_error,
+)
 
 
 class PreparedStep(NamedTuple):
-    """Parameters where the products are, what inference needs of W, the state, the losses of units."""
+    """Parameters on the backend, coupling of W if the learner sends messages, state, costs of wrong units."""
 
     backend: Backend
     theta: Array
@@ -50,49 +59,46 @@ class PreparedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class CrbmLearner:
-    """Minibatch gradients of a conditional RBM."""
+    """Minibatch learning of a conditional RBM."""
 
     shape: CrbmShape
-    # A key of :data:`.learners.LEARNERS`
+    # A key of :data:`.negative_phases.LEARNERS`
     learner: str
-    # float64 (epochs,): learning rate of each epoch; the last one goes on
+    # float64 (epochs,): learning rate of each epoch; later epochs use the last one
     rates: np.ndarray
     momentum: float
     weight_decay: float
-    # int or None: sweeps of an inference; None: 7 + epoch, epochs counted from 1
+    # Sweeps of an inference; None: 7 + epoch, epochs counted from 1
     n_sweeps: int | None
-    # float or None: end a row's sweeps where no belief moves by more
+    # A row stops sweeping as soon as no belief has changed by more; None: never
     tol: float | None
     gibbs_steps: int
     # float32 (2, v): loss of a unit that is wrongly 1, and wrongly 0 (mssvm and lssvm)
     cost: np.ndarray
-    # n_chains, chain_rows: Chains of a step, and rows of one gradient of a chain
-    n_chains: int
-    chain_rows: int
-    # Gradients that a chain climbs by itself before chains are averaged; 0: chains return gradients
+    n_chains: int  # chains of a step
+    chain_rows: int  # rows of one gradient of a chain
+    # Steps of a chain before the chains are averaged; 0: chains return gradients
     local_steps: int
     seed: int
-    # Epochs without a better validation error before the end; 0: all epochs
+    # Epochs without a better validation error that end the fit; 0: the fit takes all epochs
     patience: int
     has_validation: bool
-    # targets, validation_targets: What v is of the rows, and of those that are validated on
+    # Outputs v of the training rows and of the validation rows
     targets: Targets
     validation_targets: Targets
     validation_inference: str
-    # Weight of new messages
-    damping: float = 1.0
-    # Share by which an error has to be below the best before to count as better for patience
+    # Relative amount by which an error must be below the best one to reset the patience
     gain: float = 0.0
 
     # -- the contract ----------------------------------------------------------------------------------------
 
     @property
     def wants(self) -> Wants:
-        """CSR rows as they are, and outputs."""
+        """CSR rows, and outputs."""
         return Wants(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Gradient (of local steps the displacement) by field, or its factors; then what is measured."""
+        """Gradient or its factors (with local steps: change of the parameters), then measurements."""
         shape, fields = self.shape, self.shape.layout.fields
         factors: tuple[tuple[str, int], ...] = ()
         if self.factored:
@@ -107,15 +113,16 @@ class CrbmLearner:
 
     @property
     def factored(self) -> bool:
-        """Chains return dv, dh and x of their rows, whose products the step makes: where a batch has so few
-        rows that these are fewer numbers than the gradients of Wvx and Whx.
+        """Whether chains return dv, dh and x of their rows, and the step computes the products.
+
+        They do if these are fewer numbers than the gradients of Wvx and Whx.
         """
         shape, rows = self.shape, self.n_chains * self.chain_rows
         units = shape.n_visible + shape.n_hidden
         return not self.local_steps and rows * (units + shape.n_observed) < units * shape.n_observed
 
     def flops_per_row(self) -> float:
-        """Products, and the messages of a typical inference."""
+        """Operations per row of the products and of the messages of a typical inference."""
         shape = self.shape
         edges = shape.n_visible * shape.n_hidden
         sweeps = (self.n_sweeps or 16) if LEARNERS[self.learner].couples else self.gibbs_steps
@@ -123,7 +130,7 @@ class CrbmLearner:
 
     @property
     def n_particles(self) -> int:
-        """Persistent chains: one for each place of a gradient's rows."""
+        """Number of persistent chains: one for each row of a gradient."""
         return self.n_chains * self.chain_rows if self.learner == "pcd" else 0
 
     def start(self, theta: np.ndarray) -> CrbmState:
@@ -138,7 +145,7 @@ class CrbmLearner:
         )
 
     def prepare(self, state: CrbmState, backend: Backend) -> PreparedStep:
-        # A walk copies them in any case.
+        # Local steps copy the parameters, so they need no aligned copy here.
         theta = backend.asarray(state.theta if self.local_steps else lined_up(state.theta), np.float32)
         coupling = None
         if LEARNERS[self.learner].couples and not self.local_steps:
@@ -146,40 +153,40 @@ class CrbmLearner:
         return PreparedStep(backend, theta, coupling, state, backend.asarray(self.cost, np.float32))
 
     def run_chain(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
-        """Gradient of the rows; in local steps, where a walk over them leads."""
+        """Add the gradient of the rows; with local steps, the change of the parameters over them."""
         if self.local_steps:
-            self._walk(prepared, block, stats)
+            self._take_local_steps(prepared, block, stats)
             return
         backend, theta, coupling, state, cost = prepared
         kept = self._particles(backend, state, block)
-        with self._watched(backend, theta, state):
+        with self._report_divergence(backend, theta, state):
             seen, v, phase = self._phase(backend, theta, coupling, cost, block, kept)
         if self.factored:
             self._add_factors(stats, backend, block, v, phase)
         else:
-            gradient = difference(self.shape, backend, theta, seen, v, phase)
+            gradient = compute_gradient(self.shape, backend, theta, seen, v, phase)
             add_to(stats.vector[: self.shape.n_parameters], backend.to_host(gradient))
-        measures = Measures()
+        measures = PhaseMeasures()
         measures.add(phase)
         stats["sums"][...] += measures.sums(backend, self.tol)
         self._keep_particles(stats, backend, state, block, phase.particles)
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
-        """Climb the gradient of a batch of ``n_rows`` rows, or average what the chains have become."""
+        """Update the parameters by the gradient of ``n_rows`` rows, or by the mean change of the chains."""
         if self.local_steps:
             share = 1.0 / float(stats["chains"])
-            theta, velocity = moved(state.theta, self.gradient(stats), share), state.velocity
+            theta, velocity = add_scaled(state.theta, self.gradient(stats), share), state.velocity
             if self.momentum:
-                velocity = moved(velocity, stats["velocity"], share)
+                velocity = add_scaled(velocity, stats["velocity"], share)
         else:
             theta, velocity = (aligned(a.shape) for a in (state.theta, state.velocity))
-            way = Way(state.theta, state.velocity, theta, velocity)
-            pace = self._pace(n_rows, state.iteration)
+            arrays = StepArrays(state.theta, state.velocity, theta, velocity)
+            rates = self._step_rates(n_rows, state.iteration)
             if self.factored:
                 w, dv, dh, x = (stats[name] for name in ("W", "dv", "dh", "x"))
-                climb_factors(self.shape, way, w, dv, dh, x, pace)
+                ascend_factors(self.shape, arrays, w, dv, dh, x, rates)
             else:
-                climb(way, self.gradient(stats), self.shape.n_weights, pace)
+                ascend(arrays, self.gradient(stats), self.shape.n_weights, rates)
         self.check_safe(theta, state)
         particles = state.particles
         if self.n_particles:
@@ -194,8 +201,8 @@ class CrbmLearner:
         )
 
     def end_epoch(self, state: CrbmState) -> CrbmState:
-        """Measurements of the epoch; a pure function."""
-        objective, train_error, converged = shares(state, self.shape.n_visible)
+        """Return the state at the end of an epoch, with its measurements."""
+        objective, train_error, converged = compute_shares(state, self.shape.n_visible)
         return replace(
             state,
             objective=objective,
@@ -207,18 +214,22 @@ class CrbmLearner:
         )
 
     def validation(self) -> CrbmScoring:
-        """Wrong units over the validation rows, with the sweeps of training."""
+        """Return the count of wrong units over validation rows, with the sweeps of training.
+
+        A plain RBM has no x to predict from: its outputs are reconstructed from the hidden units given the
+        row.
+        """
         return CrbmScoring(
             self.shape,
             self.validation_inference,
             self.n_sweeps,
             self.tol,
             self.validation_targets,
-            damping=self.damping,
+            reconstructs=not self.shape.n_observed,
         )
 
     def validated(self, state: CrbmState, stats: Stats) -> CrbmState:
-        """Keep the best; ends of epochs count ``stale``, however often they validate."""
+        """Keep the best parameters; ``stale`` counts ends of epochs, whatever the number of validations."""
         error, changed = CrbmScoring.errors(stats)
         state = replace(state, validation_error=error, changed_error=changed)
         if error < state.best_error:
@@ -229,10 +240,10 @@ class CrbmLearner:
         return state
 
     def summary(self, state: CrbmState) -> dict[str, float | int | None]:
-        """Measurements of the epoch; in mid-epoch, of its part that is done."""
+        """Return the measurements of the last epoch, or of the completed part of the current one."""
         objective, train_error, converged = state.objective, state.train_error, state.converged
         if state.sums[2]:
-            objective, train_error, converged = shares(state, self.shape.n_visible)
+            objective, train_error, converged = compute_shares(state, self.shape.n_visible)
         epoch = state.iteration + bool(state.sums[2])
         out: dict[str, float | int | None] = {
             "objective": objective,
@@ -242,41 +253,42 @@ class CrbmLearner:
             "best_error": state.best_error if np.isfinite(state.best_error) else None,
             "converged": converged if LEARNERS[self.learner].couples else None,
             "learning_rate": self.rate(max(epoch - 1, 0)),
-            "n_sweeps": sweeps_in(self.n_sweeps, epoch) if LEARNERS[self.learner].couples else None,
+            "n_sweeps": sweeps_at_epoch(self.n_sweeps, epoch) if LEARNERS[self.learner].couples else None,
         }
         return out
 
     def is_done(self, state: CrbmState) -> bool:
-        """Validation has not improved for too long."""
+        """Return whether the patience is exhausted."""
         return bool(self.patience and self.has_validation and state.stale >= self.patience)
 
-    # -- what the estimator asks -----------------------------------------------------------------------------
+    # -- for the estimator -----------------------------------------------------------------------------------
 
     def weights(self, state: CrbmState) -> tuple[np.ndarray, int]:
-        """(parameters to keep, the epoch that they are of): the best on validation rows, else the last."""
+        """Return (parameters, their epoch): those with the lowest validation error, else the last ones."""
         if self.has_validation and state.best_epoch:
             return state.best, state.best_epoch
         return state.theta, max(state.iteration, 1)
 
     def rate(self, epoch: int) -> float:
-        """Learning rate in an epoch, counted from 0."""
+        """Return the learning rate in an epoch, counted from 0."""
         return float(self.rates[min(epoch, len(self.rates) - 1)])
 
     def check_safe(self, theta: np.ndarray, state: CrbmState) -> None:
-        """Refuse parameters that are not finite, and couplings that float32 messages do not bear."""
-        what = what_diverged(self.shape, theta)
+        """Refuse parameters that are not finite, and couplings too large for float32 messages."""
+        what = find_divergence(self.shape, theta)
         if what:
-            raise self._diverged(what, state)
+            raise self._divergence_error(what, state)
 
-    def _diverged(self, what: str, state: CrbmState) -> DivergenceError:
+    def _divergence_error(self, what: str, state: CrbmState) -> DivergenceError:
         rate = self.rate(state.iteration)
-        return diverged(what, state.iteration + 1, state.steps + 1, rate, self.weight_decay)
+        return make_divergence_error(what, state.iteration + 1, state.steps + 1, rate, self.weight_decay)
 
     # -- gradients -------------------------------------------------------------------------------------------
 
     def gradient(self, stats: Stats) -> np.ndarray:
-        """The sum over rows of positive less negative, a flat vector (of local steps the displacement);
-        where chains do not return factors of it.
+        """Return the summed gradient (with local steps: the change of the parameters) as a flat vector.
+
+        Only for learners that are not ``factored``.
         """
         return stats.vector[: self.shape.n_parameters]
 
@@ -289,45 +301,45 @@ class CrbmLearner:
         block: Block,
         particles: Array | None,
     ) -> tuple[Observed | None, Array, Phase]:
-        """(x where the products are, v as numbers, negative phase) of some rows."""
+        """Return (rows x on the backend, v in float32, negative phase)."""
         params = self.shape.split(theta)
         assert block.rows is not None
         v = backend.asarray(block.y, np.float32, "v")
-        seen, b1, b2 = block_biases(self.shape, params, block, backend)
-        n_sweeps = sweeps_in(self.n_sweeps, block.epoch + 1)
+        seen, b1, b2 = compute_block_biases(self.shape, params, block, backend)
+        n_sweeps = sweeps_at_epoch(self.n_sweeps, block.epoch + 1)
         work = PhaseInput(
             backend, params, coupling, v, b1, b2, n_sweeps, self.tol, self.seed, block.epoch, block.rows,
-            self.gibbs_steps, cost, particles, self.damping,
+            self.gibbs_steps, cost, particles,
         )  # fmt: skip
         return seen, v, LEARNERS[self.learner].negative(work)
 
     def _add_factors(self, stats: Stats, backend: Backend, block: Block, v: Array, phase: Phase) -> None:
-        add_of_weights(backend, v, phase, stats["W"])
+        add_weight_gradient(backend, v, phase, stats["W"])
         stats["dv"][...] = backend.to_host(v - phase.visible)
         stats["dh"][...] = backend.to_host(phase.positive - phase.hidden)
         stats["x"][...] = block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
 
-    def _pace(self, n_rows: int, epoch: int) -> StepRates:
+    def _step_rates(self, n_rows: int, epoch: int) -> StepRates:
         rate = self.rate(epoch)
         return StepRates(rate / n_rows, rate * self.weight_decay, self.momentum)
 
-    def _walk(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
-        """Climb gradient after gradient over the rows of a chain; adds how far it came."""
+    def _take_local_steps(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
+        """Take a step on each batch of a chain, and add the change of the parameters to the statistics."""
         backend, theta, _, state, cost = prepared
         xp, first = backend.xp, theta
         theta = backend.buffer("theta", first.shape, first.dtype)
         theta[...], velocity = first, backend.asarray(state.velocity, np.float32).copy()
-        way, kept = Way(theta, velocity, theta, velocity), self._particles(backend, state, block)
-        measures = Measures()
+        arrays, kept = StepArrays(theta, velocity, theta, velocity), self._particles(backend, state, block)
+        measures = PhaseMeasures()
         for a in range(0, len(block.x), self.chain_rows):
-            part = rows_of(block, a, a + self.chain_rows)
+            part = slice_block(block, a, a + self.chain_rows)
             n = len(part.x)
             some = None if kept is None else kept[:n]
-            with self._watched(backend, theta, state):
+            with self._report_divergence(backend, theta, state):
                 couples = LEARNERS[self.learner].couples
                 coupling = couple(self.shape.split(theta).W, backend) if couples else None
                 seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
-            climb_phase(self.shape, backend, way, seen, v, phase, self._pace(n, block.epoch))
+            ascend_phase(self.shape, backend, arrays, seen, v, phase, self._step_rates(n, block.epoch))
             measures.add(phase)
             if kept is not None:
                 kept[:n] = phase.particles
@@ -340,14 +352,16 @@ class CrbmLearner:
         self._keep_particles(stats, backend, state, block, kept)
 
     @contextmanager
-    def _watched(self, backend: Backend, theta: Array, state: CrbmState) -> Iterator[None]:
-        """Weights and biases that a phase cannot bear end the fit as in a step."""
+    def _report_divergence(self, backend: Backend, theta: Array, state: CrbmState) -> Iterator[None]:
+        """Replace a `WeightError` inside by the error of a diverged fit."""
         try:
             yield
         except WeightError as error:
             theta = backend.to_host(theta)
             self.check_safe(theta, state)
-            raise self._diverged(str(error) if np.isfinite(theta).all() else NOT_FINITE, state) from error
+            raise self._divergence_error(
+                str(error) if np.isfinite(theta).all() else NOT_FINITE, state
+            ) from error
 
     # -- persistent chains -----------------------------------------------------------------------------------
 
@@ -356,7 +370,7 @@ class CrbmLearner:
         return slice(first, first + min(len(block.x), self.chain_rows))
 
     def _particles(self, backend: Backend, state: CrbmState, block: Block) -> Array | None:
-        """Hidden states of the persistent chains at a block's places; None where there are none."""
+        """Return the hidden states of the persistent chains of a block's rows; None without such chains."""
         if not self.n_particles:
             return None
         return backend.asarray(state.particles[self._places(block)].copy(), np.float32)
@@ -366,12 +380,12 @@ class CrbmLearner:
     ) -> None:
         if particles is not None:
             at = self._places(block)
-            # Additive, as all statistics are: what has changed.
+            # Statistics are additive, so the change is added.
             stats["particles"][at] += backend.to_host(particles).astype(np.float64) - state.particles[at]
 
 
-def rows_of(block: Block, start: int, stop: int) -> Block:
-    """Some rows of a minibatch's block."""
+def slice_block(block: Block, start: int, stop: int) -> Block:
+    """Return some rows of the block of a minibatch."""
     part = slice(start, stop)
     assert block.rows is not None
     assert block.y is not None

@@ -1,10 +1,8 @@
-"""From rows to beliefs, states and errors of a conditional RBM."""
+"""Beliefs, states and errors of rows under a conditional RBM."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,51 +11,21 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.sparse_rows import CsrRows
-from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import Inference
 
-from .beliefs import couple, infer
-from .energy import CrbmShape, Observed, block_biases, observe, sigmoid
+from .beliefs import PreparedInference, sweeps_at_epoch
+from .energy import CrbmShape, Observed, observe, sigmoid
 from .state import CrbmState
-
-FIRST_SWEEPS = 7
-
-
-def sweeps_in(n_sweeps: int | None, epoch: int) -> int:
-    """Sweeps of an inference in an epoch, counted from 1: 7 + epoch unless fixed (the paper's section 6)."""
-    return FIRST_SWEEPS + epoch if n_sweeps is None else n_sweeps
-
-
-def run_inference(
-    shape: CrbmShape,
-    theta: Array,
-    coupling: AnyCoupling | None,
-    block: Block,
-    how: tuple[str, int, float | None, float],
-    backend: Backend,
-) -> Inference:
-    """Beliefs of rows under parameters on the backend; ``how`` is (inference, sweeps, tol, damping)."""
-    _, b1, b2 = block_biases(shape, shape.split(theta), block, backend)
-    inference, n_sweeps, tol, damping = how
-    return infer(inference, coupling, b1, b2, n_sweeps, tol, backend, damping=damping)
-
-
-class PreparedScoring(NamedTuple):
-    """Parameters, what inference needs of W, and its sweeps."""
-
-    backend: Backend
-    theta: Array
-    coupling: AnyCoupling | None
-    n_sweeps: int
 
 
 @dataclass(frozen=True)
 class CrbmScoring:
-    """Wrong units over rows with targets (a :class:`~..base.Reduction`).
+    """Count wrong outputs over rows with targets, a :class:`~scalelatent.contract.learners.Reduction`.
 
-    The state is a :class:`.online.CrbmState`, or None where ``theta`` is given. Units that x has otherwise
-    than v are counted apart where x is as wide as v and of 0 and 1: the paper's Changed errors. A row counts
-    as much as its weight.
+    The parameters are ``theta``, or those of the state, a :class:`.state.CrbmState`. Outputs that differ
+    between x and v are counted separately if x is as wide as v and binary: the paper's Changed errors. Each
+    row counts with its weight. With ``reconstructs`` the outputs of a plain RBM are predicted from the hidden
+    units given the row itself.
     """
 
     shape: CrbmShape
@@ -66,35 +34,35 @@ class CrbmScoring:
     tol: float | None
     targets: Targets
     theta: np.ndarray | None = None
-    damping: float = 1.0
+    reconstructs: bool = False
 
     @property
     def wants(self) -> Wants:
         return Wants(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Wrong and all units, wrong and all changed ones, rows that are not of 0 and 1."""
+        """Wrong and all outputs, wrong and all changed outputs; whether some x is not binary."""
         return Layout((("units", (4,)), ("strange", ())))
 
     def flops_per_row(self) -> float:
         shape = self.shape
-        edges = shape.n_visible * shape.n_hidden
+        edges = 0 if self.reconstructs else shape.n_visible * shape.n_hidden
         return 2.0 * shape.n_weights + 16.0 * edges * (self.n_sweeps or 16)
 
-    def prepare(self, state: CrbmState | None, backend: Backend) -> PreparedScoring:
-        epoch = 1 if state is None else state.iteration + 1
-        theta = backend.asarray(self.theta if state is None else state.theta, np.float32)
-        coupling = None
-        if self.shape.n_hidden and self.inference != "independent":
-            coupling = couple(self.shape.split(theta).W, backend)
-        return PreparedScoring(backend, theta, coupling, sweeps_in(self.n_sweeps, epoch))
+    def prepare(self, state: CrbmState | None, backend: Backend) -> PreparedInference:
+        if state is None:
+            assert self.theta is not None
+            theta, epoch = self.theta, 1
+        else:
+            theta, epoch = state.theta, state.iteration + 1
+        inference = "independent" if self.reconstructs else self.inference
+        n_sweeps = sweeps_at_epoch(self.n_sweeps, epoch)
+        return PreparedInference.make(self.shape, theta, inference, n_sweeps, self.tol, backend)
 
-    def accumulate(self, prepared: PreparedScoring, block: Block, stats: Stats) -> None:
-        backend, theta, coupling, n_sweeps = prepared
+    def accumulate(self, prepared: PreparedInference, block: Block, stats: Stats) -> None:
         assert block.y is not None
-        how = self.inference, n_sweeps, self.tol, self.damping
-        found = run_inference(self.shape, theta, coupling, block, how, backend)
-        wrong = (backend.to_host(found.lv) > 0) != (block.y > 0)
+        log_odds = _reconstruct(prepared, block) if self.reconstructs else prepared.run(block).lv
+        wrong = (prepared.backend.to_host(log_odds) > 0) != (block.y > 0)
         weight = np.ones(len(wrong)) if block.weight is None else block.weight
         x = block.x
         if isinstance(x, CsrRows) and x.shape == block.y.shape:
@@ -104,24 +72,30 @@ class CrbmScoring:
             strange = (x != 0) & (x != 1)
             stats["strange"][...] += strange.any()
             changed = (x != block.y) & ~strange
-        of_changed = wrong & changed if changed.size else changed
-        every = weight.sum() * wrong.shape[1]
-        of_wrong, of_both, of_x = (weight @ units.sum(axis=1) for units in (wrong, of_changed, changed))
-        stats["units"][...] += [of_wrong, every, of_both, of_x]
+        both = wrong & changed if changed.size else changed
+        n_wrong, n_both, n_changed = (weight @ units.sum(axis=1) for units in (wrong, both, changed))
+        stats["units"][...] += [n_wrong, weight.sum() * wrong.shape[1], n_both, n_changed]
 
     @staticmethod
     def errors(stats: Stats) -> tuple[float, float]:
-        """(share of wrong units, share among changed ones or NaN)."""
-        wrong, units, of_changed, changed = stats["units"].tolist()
+        """Return (share of wrong outputs, share of wrong ones among the changed outputs or NaN)."""
+        wrong, units, both, changed = stats["units"].tolist()
         known = changed > 0 and not stats["strange"]
-        return wrong / (units or 1.0), of_changed / changed if known else float("nan")
+        return wrong / (units or 1.0), both / changed if known else float("nan")
 
 
-def _check_given(block: Block, v: Observed, xp: ModuleType) -> None:
+def _reconstruct(prepared: PreparedInference, block: Block) -> Array:
+    """Return the log odds of v given the expected hidden units of the rows v, (rows, v)."""
+    params, backend = prepared.params, prepared.backend
+    v = backend.asarray(block.y, np.float32, "v")
+    return sigmoid(v @ params.W + params.bh, backend.xp) @ params.W.T + params.bv
+
+
+def _check_states(block: Block, v: Observed, backend: Backend) -> None:
     """Refuse rows v that are neither states nor probabilities."""
-    bad = ~((v.x >= 0) & (v.x <= 1))  # of NaN, too
+    bad = ~((v.x >= 0) & (v.x <= 1))  # NaN is bad as well
     if bool(bad.any()):
-        row, at = (int(i[0]) for i in xp.nonzero(bad))
+        row, at = (int(i[0]) for i in backend.xp.nonzero(bad))
         unit = at if v.columns is None else int(v.columns[at])
         raise ValueError(
             f"row {block.row_number(row)}, unit {unit} is {float(v.x[row, at]):g}, but units are 0 or 1 (or "
@@ -129,17 +103,9 @@ def _check_given(block: Block, v: Observed, xp: ModuleType) -> None:
         )
 
 
-class PreparedOutput(NamedTuple):
-    """Parameters, and what inference needs of W."""
-
-    backend: Backend
-    theta: Array
-    coupling: AnyCoupling | None
-
-
 @dataclass(frozen=True)
 class CrbmOutput:
-    """Outputs of rows (a :class:`~..base.RowMap`)."""
+    """Compute outputs of rows, a :class:`~scalelatent.contract.learners.RowMap`."""
 
     wants = Wants(csr=True)
 
@@ -148,37 +114,28 @@ class CrbmOutput:
     theta: np.ndarray
     inference: str
     n_sweeps: int
-    # float or None
     tol: float | None
-    # "marginals": beliefs of v, float32 (rows, v); "states": the most probable ones, uint8 (rows, v);
-    # "hidden": beliefs of h under the same inference, float32 (rows, h); "given": h given v
+    # "marginals": beliefs of v, float32 (rows, v); "states": the most probable states of v, uint8 (rows, v);
+    # "hidden": beliefs of h, float32 (rows, h); "given": probabilities of h given rows v, float32 (rows, h)
     what: str
-    damping: float = 1.0
 
     def output(self) -> tuple[tuple[int, ...], str]:
         hidden = self.what in ("hidden", "given")
         width = self.shape.n_hidden if hidden else self.shape.n_visible
         return (width,), "uint8" if self.what == "states" else "float32"
 
-    def prepare(self, backend: Backend) -> PreparedOutput:
-        theta = backend.asarray(self.theta, np.float32)
-        coupling = None
-        if self.shape.n_hidden and self.inference != "independent" and self.what != "given":
-            coupling = couple(self.shape.split(theta).W, backend)
-        return PreparedOutput(backend, theta, coupling)
+    def prepare(self, backend: Backend) -> PreparedInference:
+        inference = "independent" if self.what == "given" else self.inference
+        return PreparedInference.make(self.shape, self.theta, inference, self.n_sweeps, self.tol, backend)
 
-    def infer(self, prepared: PreparedOutput, block: Block) -> Inference:
-        backend, theta, coupling = prepared
-        how = self.inference, self.n_sweeps, self.tol, self.damping
-        return run_inference(self.shape, theta, coupling, block, how, backend)
+    def infer(self, prepared: PreparedInference, block: Block) -> Inference:
+        return prepared.run(block)
 
-    def apply(self, prepared: PreparedOutput, block: Block) -> np.ndarray:
-        backend, theta, _ = prepared
-        xp = backend.xp
+    def apply(self, prepared: PreparedInference, block: Block) -> np.ndarray:
+        backend, xp = prepared.backend, prepared.backend.xp
         if self.what == "given":
-            params = self.shape.split(theta)
-            v = observe(block.x, backend)
-            _check_given(block, v, xp)
+            v, params = observe(block.x, backend), prepared.params
+            _check_states(block, v, backend)
             logits = v.x @ (params.W if v.columns is None else params.W[v.columns]) + params.bh
             return backend.to_host(sigmoid(logits, xp))
         found = self.infer(prepared, block)

@@ -1,4 +1,4 @@
-"""What changes while a conditional RBM learns, what is measured on the way, and whether it has diverged."""
+"""State of a conditional RBM during learning, measurements of an epoch, and checks for divergence."""
 
 from __future__ import annotations
 
@@ -9,65 +9,63 @@ import numpy as np
 from scalelatent.contract.learners import Backend
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array
-from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, magnitude
+from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, largest_magnitude
 
 from .beliefs import count_converged
 from .energy import CrbmShape
 from .negative_phases import Phase
 
-# Measured on the way: loss, wrong units, rows, rows that converged.
+# Sums that training collects: loss, wrong units, rows, converged rows.
 N_SUMS = 4
-# Learning rates of the paper, tried in this order.
+# Learning rates of the paper in falling order, which the error about divergence suggests.
 RATES = (0.05, 0.02, 0.01, 0.005)
 NOT_FINITE = "parameters are no longer finite"
 
 
 @dataclass(frozen=True)
 class CrbmState:
-    """Everything that changes from step to step."""
+    """Everything that a step changes."""
 
-    # float32 (parameters,): in the order of :attr:`.model.CrbmShape.layout`
+    # float32 (parameters,), in the order of :attr:`.energy.CrbmShape.layout`
     theta: np.ndarray
-    # u of the momentum; empty without
+    # float32 (parameters,): moving average of the momentum; empty without momentum
     velocity: np.ndarray
-    # Parameters that did best on the validation rows; empty where none are held out
+    # float32 (parameters,): parameters with the lowest validation error; empty without validation rows
     best: np.ndarray
-    # float32 (places of a batch, h): persistent chains; no rows unless the learner is pcd
+    # float32 (places of a batch, h): hidden states of the persistent chains; no rows unless the learner is
+    # pcd
     particles: np.ndarray
-    # float64 (4,): of the epoch in progress
+    # float64 (4,): sums of the current epoch
     sums: np.ndarray
-    # objective, train_error, converged: Of the last epoch, measured on the way: mean loss (of belief learners
-    # log-loss in nats a unit, else energy gap a unit), share of units that the negative phase had wrong,
-    # share of rows that converged
+    # Measurements of the last epoch during training: mean loss per unit, share of units that the negative
+    # phase had wrong, share of rows that converged
     objective: float = float("nan")
     train_error: float = float("nan")
     converged: float = float("nan")
-    # validation_error, changed_error, best_error: Shares of wrong units; ``changed_error`` among those that x
-    # has otherwise than v. NaN where not measured
+    # Shares of wrong units on the validation rows; ``changed_error`` counts units that differ between x and
+    # v. NaN if not measured
     validation_error: float = float("nan")
     changed_error: float = float("nan")
     best_error: float = float("inf")
-    # iteration, steps, stale, best_epoch: Epochs, steps; epochs that ended since the best one (-1 while that
-    # is going on), and which it was (counted from 1)
-    iteration: int = 0
+    iteration: int = 0  # complete epochs
     steps: int = 0
-    stale: int = 0
-    best_epoch: int = 0
+    stale: int = 0  # complete epochs since the best one; -1 during the best one
+    best_epoch: int = 0  # counted from 1
 
 
-class Measures:
-    """Of the negative phases of a chain; they stay where they are until all are asked for."""
+class PhaseMeasures:
+    """Measurements of the negative phases of a chain; they stay on the backend until :meth:`sums`."""
 
     def __init__(self) -> None:
         self._parts: list[list[Array]] = []
 
     def add(self, phase: Phase) -> None:
-        """Keep what is measured, and nothing else of the phase."""
+        """Keep loss, wrong units and change of a phase, but not its other arrays."""
         change = None if phase.inferred is None else phase.inferred.change
         self._parts.append([phase.loss, phase.wrong] + ([] if change is None else [change]))
 
     def sums(self, backend: Backend, tol: float | None) -> list[float]:
-        """Loss, wrong units, rows, and converged rows: the ``sums`` of :class:`.state.CrbmState`."""
+        """Return loss, wrong units, rows and converged rows, as in ``CrbmState.sums``."""
         columns = [list(column) for column in zip(*self._parts, strict=True)]
         loss, wrong, *change = (
             backend.to_host(column[0] if len(column) == 1 else backend.xp.concatenate(column))
@@ -77,35 +75,37 @@ class Measures:
         return [float(loss.sum(dtype=np.float64)), float(wrong.sum()), float(len(loss)), float(at_rest)]
 
 
-def shares(state: CrbmState, n_visible: int) -> tuple[float, float, float]:
-    """(objective, error) a unit, and the share of converged rows, out of a state's sums."""
+def compute_shares(state: CrbmState, n_visible: int) -> tuple[float, float, float]:
+    """Return (loss per unit, share of wrong units, share of converged rows) from the sums of a state."""
     loss, wrong, rows, converged = state.sums.tolist()
     units = max(rows * n_visible, 1.0)
     return loss / units, wrong / units, converged / max(rows, 1.0)
 
 
-def what_diverged(shape: CrbmShape, theta: np.ndarray) -> str:
-    """What is not finite, or more than messages in float32 bear, in a vector of parameters; else empty."""
-    # Gradients of Wvx and Whx are products with those of the biases, so that a NaN shows in these too: far
-    # fewer numbers to look at.
-    most = magnitude(theta[: shape.n_visible * shape.n_hidden])
-    if not np.isfinite([most, magnitude(theta[shape.n_weights :])]).all():
+def find_divergence(shape: CrbmShape, theta: np.ndarray) -> str:
+    """Return why the parameters are not usable: not finite, or too large for float32 messages; else ''."""
+    # A NaN in Wvx or Whx comes with a NaN in a bias, because their gradients are products with those of the
+    # biases. So W and the biases, far fewer numbers, are enough.
+    most = largest_magnitude(theta[: shape.n_visible * shape.n_hidden])
+    if not np.isfinite([most, largest_magnitude(theta[shape.n_weights :])]).all():
         return NOT_FINITE
     if most > MAX_WEIGHT:
         limits = f"largest {most:.3g}, at most {MAX_WEIGHT:g}"
-        return f"weights have grown beyond what messages in float32 bear ({limits})"
+        return f"the weights are too large for messages in float32 ({limits})"
     return ""
 
 
-def lower_rate(rate: float) -> float:
-    """The learning rate to try next."""
+def suggest_rate(rate: float) -> float:
+    """Return the next lower learning rate of the paper, or half the rate."""
     return next((r for r in RATES if r < rate), rate / 2)
 
 
-def diverged(what: str, epoch: int, step: int, rate: float, weight_decay: float) -> DivergenceError:
-    """The error that ends such a fit; epochs and steps counted from 1."""
+def make_divergence_error(
+    what: str, epoch: int, step: int, rate: float, weight_decay: float
+) -> DivergenceError:
+    """Return the error that ends a diverged fit; epochs and steps are counted from 1."""
     return DivergenceError(
         f"{what} in epoch {epoch}, step {step}, at learning_rate={rate:g}: try "
-        f"learning_rate={lower_rate(rate):g} (a run folder keeps the last good checkpoint: resume the run "
+        f"learning_rate={suggest_rate(rate):g} (a run folder keeps the last good checkpoint: resume the run "
         f"with it), or a new run with weight_decay above {weight_decay:g}"
     )

@@ -1,4 +1,4 @@
-"""What all inference needs of the couplings, made once for many batches."""
+"""Couplings W, prepared once for all rows that share them."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ import numpy as np
 from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.tiles import packed_matrix
 from scalelatent.kernels.vectors import BYTES
-from scalelatent.models.crbm.kernels.inference import limits_of
+from scalelatent.models.crbm.kernels.inference import choose_limits
 
-# Lanes are the same on every machine, since products and sums over a row run by lanes: eight units at a time,
-# and of sum-product sixteen edges, of which LLVM makes two vectors where a machine has narrower ones.
+# Kernels compute 8 units, or 16 edges, at a time on every machine: the order of a sum over a row depends on
+# this number. LLVM splits a vector that is wider than the registers of the machine.
 UNITS, EDGES = 8, 16
-WIDE, LINE = BYTES * UNITS, BYTES * EDGES  # bytes; that of edges is also a cache line
-# Visible units that are worked on together: their part of W and of the messages stays in the first-level
-# cache from one direction to the other.
+# Bytes of 8 units, and of 16 edges. The latter is also a cache line.
+UNIT_BYTES, LINE_BYTES = BYTES * UNITS, BYTES * EDGES
+# Visible units of a block. Their part of W and of the messages stays in the first-level cache while messages
+# go in both directions.
 ROWS = 8
 
 
 @dataclass(frozen=True)
 class Coupling:
-    """Couplings, and their exponentials filled up to whole vectors and blocks of rows.
+    """Couplings, and their exponentials padded to whole vectors and blocks of rows.
 
-    What is filled up has W = 0: its messages are 1, but for the last bit, and change no other unit.
+    The padding has W = 0: its messages are 1 up to the last bit, and change no other unit.
     """
 
-    # float32 (v, h): not a copy
+    # float32 (v, h), not a copy
     w: np.ndarray
-    # factors, limit: Of :func:`..inference.limits_of`
+    # Results of :func:`..inference.choose_limits`
     factors: int
     limit: float
 
     @cached_property
     def a(self) -> np.ndarray:
-        """exp(W), filled up with ones."""
-        return _filled_up(self.w, np.exp)
+        """exp(W), padded with ones."""
+        return _pad(self.w, np.exp)
 
     @cached_property
     def padded(self) -> np.ndarray:
-        """W, filled up with zeros."""
-        return _filled_up(self.w, np.positive)
+        """W, padded with zeros."""
+        return _pad(self.w, np.positive)
 
     @cached_property
     def row_products(self) -> np.ndarray:
-        """The product of each row of A, (2, rows): a mantissa, and the bits of its integer exponent."""
+        """Product of each row of exp(W), (2, rows): the mantissa, and the bits of the integer exponent."""
         logs = np.zeros(self.a.shape[0])
         self.w.sum(axis=1, dtype=np.float64, out=logs[: len(self.w)])
         exponents = np.floor(logs / np.log(2.0))
@@ -56,23 +57,24 @@ class Coupling:
 
     @cached_property
     def packed(self) -> tuple[np.ndarray, np.ndarray]:
-        """W and its transpose as :func:`scalelatent.kernels.tiles.packed_matrix` makes them."""
+        """W and its transpose in the layout of :func:`scalelatent.kernels.tiles.packed_matrix`."""
         return packed_matrix(self.w), packed_matrix(np.ascontiguousarray(self.w.T))
 
 
-def rounded_up(n: int) -> int:
-    """Up to whole vectors of edges."""
+def round_up(n: int) -> int:
+    """Return n rounded up to whole vectors of edges."""
     return -(-n // EDGES) * EDGES
 
 
-def _filled_up(w: np.ndarray, of: np.ufunc) -> np.ndarray:
+def _pad(w: np.ndarray, function: np.ufunc) -> np.ndarray:
     v, h = w.shape
-    out = aligned((-(-v // ROWS) * ROWS, rounded_up(h)))
-    of(w, out=out[:v, :h])
-    out[v:] = out[:, h:] = of(np.float32(0.0))
+    out = aligned((-(-v // ROWS) * ROWS, round_up(h)))
+    function(w, out=out[:v, :h])
+    out[v:] = out[:, h:] = function(np.float32(0.0))
     return out
 
 
 def make_coupling(w: np.ndarray) -> Coupling:
+    """Return the couplings, checked; exponentials and packed forms are computed at first use."""
     w = np.asarray(w, dtype=np.float32)
-    return Coupling(w, *limits_of(w))
+    return Coupling(w, *choose_limits(w))

@@ -1,5 +1,7 @@
-"""Mean field: two matrix products a sweep, in tiles whose sums run in order, so that a row's beliefs do not
-depend on the rows beside it.
+"""Mean field: two matrix products per sweep.
+
+Sums of a tile run in a fixed order, so that the beliefs of a row do not depend on the other rows of the
+batch.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from scalelatent.kernels.tiles import STRIP, latents, padded_size
 from scalelatent.kernels.vectors import copy, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
-from .coupling import WIDE, Coupling, rounded_up
+from .coupling import UNIT_BYTES, Coupling, round_up
 from .units import (
     INPUTS,
     LIMIT,
@@ -22,24 +24,27 @@ from .units import (
     ON,
     RESULTS,
     UNIT_FIELDS,
-    checked,
-    small_of,
-    start,
-    unfilled,
+    allocate_results,
+    check_inputs,
+    make_scratch,
+    start_units,
     update_by_sum,
 )
 
 
 @part
-def _side(total: np.ndarray, units: np.ndarray, small: np.ndarray, limit_moved: np.float32) -> np.float32:
-    """Units of one side of a graph from the products; the most that one of all its beliefs has moved."""
+def _update_side(total: np.ndarray, units: np.ndarray, small: np.ndarray, moved: np.float32) -> np.float32:
+    """Update the units of one side of a graph from the products.
+
+    Return the largest change of a belief of the graph in this sweep, at least ``moved``.
+    """
     n, step, at, scratch = len(total), 4 * units.shape[1], units.ctypes.data, small.ctypes.data
     for k in range(n):
         units[UNIT_FIELDS, k] = total[k]
-    small[MOVED] = limit_moved
-    for k in range(0, step, WIDE):
+    small[MOVED] = moved
+    for k in range(0, step, UNIT_BYTES):
         sums = at + UNIT_FIELDS * step + k
-        update_by_sum(at + k, step, sums, scratch + WIDE * MOVED, scratch + WIDE * LIMIT)
+        update_by_sum(at + k, step, sums, scratch + UNIT_BYTES * MOVED, scratch + UNIT_BYTES * LIMIT)
     return largest(small[MOVED])
 
 
@@ -50,12 +55,12 @@ def _infer(
     h_units: np.ndarray, v_out: np.ndarray, h_out: np.ndarray, tv: np.ndarray, th: np.ndarray,
     small: np.ndarray,
 ) -> None:  # fmt: skip
-    """A strip of graphs side by side; one that has met its tolerance stays as it is."""
+    """Infer a strip of graphs together; a graph that has met its tolerance does not change any more."""
     rows, v, h = len(bv), bv.shape[1], bh.shape[1]
     moved = empty(rows, np.float32)
     for n in range(rows):
-        start(v_units[n], bv[n], small)
-        start(h_units[n], bh[n], small)
+        start_units(v_units[n], bv[n], small)
+        start_units(h_units[n], bh[n], small)
         v_units[n, UNIT_FIELDS], h_units[n, UNIT_FIELDS] = np.float32(0.0), np.float32(0.0)
         copy(h_units[n, ON], th[n])
         change[n] = np.inf
@@ -66,12 +71,12 @@ def _infer(
         for n in range(rows):
             moved[n] = np.float32(-1.0)
             if change[n] > tol:
-                moved[n] = _side(v_out[:v, n], v_units[n], small, np.float32(0.0))
+                moved[n] = _update_side(v_out[:v, n], v_units[n], small, np.float32(0.0))
                 copy(v_units[n, ON], tv[n])
         latents(to_h, tv[:rows], h_out)
         for n in range(rows):
             if moved[n] >= 0:
-                change[n] = _side(h_out[:h, n], h_units[n], small, moved[n])
+                change[n] = _update_side(h_out[:h, n], h_units[n], small, moved[n])
                 copy(h_units[n, ON], th[n])
                 sweeps[n] = sweep + 1
     for n in range(rows):
@@ -82,24 +87,15 @@ def _infer(
 def mean_field(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
-    results, (v, h), strip = unfilled(bv, bh), coupling.w.shape, min(STRIP, len(bv))
+    """See :func:`..reference.mean_field`."""
+    bv, bh, limit = check_inputs(coupling, bv, bh, n_sweeps, tol)
+    results, (v, h), strip = allocate_results(bv, bh), coupling.w.shape, min(STRIP, len(bv))
     fields = UNIT_FIELDS + 1
-    units = aligned((strip, fields, rounded_up(v))), aligned((strip, fields, rounded_up(h)))
-    products = aligned((padded_size(v), rounded_up(strip))), aligned((padded_size(h), rounded_up(strip)))
-    beliefs, small = (aligned((strip, v)), aligned((strip, h))), small_of(coupling.limit)
+    units = aligned((strip, fields, round_up(v))), aligned((strip, fields, round_up(h)))
+    products = aligned((padded_size(v), round_up(strip))), aligned((padded_size(h), round_up(strip)))
+    beliefs, small = (aligned((strip, v)), aligned((strip, h))), make_scratch(coupling.limit)
     for first in range(0, len(bv), STRIP):
         part = slice(first, first + STRIP)
-        _infer(
-            *coupling.packed,
-            bv[part],
-            bh[part],
-            n_sweeps,
-            limit,
-            *(a[part] for a in results),
-            *units,
-            *products,
-            *beliefs,
-            small,
-        )
+        inputs = *coupling.packed, bv[part], bh[part], n_sweeps, limit
+        _infer(*inputs, *(a[part] for a in results), *units, *products, *beliefs, small)
     return Inference(*results)

@@ -1,9 +1,9 @@
-"""Mixed-product belief propagation: no message is stored and nothing divided.
+"""Mixed-product belief propagation, which stores no messages and divides once per visible unit and sweep.
 
-A visible unit sends what it has decided, r = A^d with d = 1 where its log odds are above 0, so the messages
-to it are A t + u where d = 0 and A / (A u + t) where d = 1: the product of A x + y, with t and u changed
-about, and in the second case the product of a row of A beside it, which is known beforehand. What a hidden
-unit receives is the sum of W over the units that are on.
+A visible unit sends its decision: the message is A^d, where d = 1 if the log odds of the unit are above 0. So
+a message to the unit is A t + u if d = 0, and A / (A u + t) if d = 1. Its product over the hidden units is a
+product of A x + y, where x, y are t, u or u, t; for d = 1 it divides the product of a row of A, which is
+computed beforehand. A hidden unit receives the sum of W over the visible units that are 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scalelatent.kernels.memory import empty, same_bytes
 from scalelatent.kernels.vectors import BIAS, I64, Vectors, copy, instructions, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
-from .coupling import ROWS, UNITS, WIDE, Coupling
+from .coupling import ROWS, UNIT_BYTES, UNITS, Coupling
 from .units import (
     EXPONENT,
     INPUTS,
@@ -30,11 +30,11 @@ from .units import (
     PRODUCT,
     RESULTS,
     UNIT_FIELDS,
-    checked,
-    small_of,
-    start,
-    unfilled,
-    update,
+    allocate_results,
+    check_inputs,
+    make_scratch,
+    start_units,
+    update_by_product,
     update_by_sum,
 )
 
@@ -46,8 +46,10 @@ def _gather(
     lanes: Vectors, a: ir.Value, row_step: ir.Value, x0: ir.Value, x1: ir.Value, x2: ir.Value, x3: ir.Value,
     swap: ir.Value, n: ir.Value, chunk: ir.Value, q: ir.Value, e: ir.Value,
 ) -> None:  # fmt: skip
-    """Of each of four rows the product of A x + y as q times 2^e; y lies at ``swap`` - x. Addresses, bytes
-    of a row, bytes between exponents' splits.
+    """Write the product of A x + y of each of four rows as q times 2^e.
+
+    The arguments are addresses, bytes of a row, and ``chunk``, the bytes after which mantissas and exponents
+    are split. y is at the address ``swap`` - x.
     """
     b, xs = lanes.b, (x0, x1, x2, x3)
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
@@ -62,7 +64,7 @@ def _gather(
     def chunks(i: ir.Value, state: list[ir.Value]) -> list[ir.Value]:
         end = b.add(i, chunk)
         end = b.select(b.icmp_signed("<", end, n), end, n)
-        split = [lanes.split(p) for p in lanes.loop(i, end, I64(WIDE), state[:_HALF], edges)]
+        split = [lanes.split(p) for p in lanes.loop(i, end, I64(UNIT_BYTES), state[:_HALF], edges)]
         return [m for m, _ in split] + [
             b.add(old, b.sub(new, lanes.integer(BIAS)))
             for old, (_, new) in zip(state[_HALF:], split, strict=True)
@@ -76,19 +78,17 @@ def _gather(
 
 
 @part
-def _to_and_fro(
+def _sweep(
     a: np.ndarray, w: np.ndarray, row_products: np.ndarray, v_units: np.ndarray, h_units: np.ndarray,
     small: np.ndarray, factors: int,
 ) -> None:  # fmt: skip
+    """Update all units of a graph once, in blocks of eight visible units."""
     row, unit = 4 * a.shape[1], 4 * v_units.shape[1]
     a_at, v_at, h_at, q = a.ctypes.data, v_units.ctypes.data, h_units.ctypes.data, small.ctypes.data
-    e, moved, limit = q + WIDE * EXPONENT, q + WIDE * MOVED, q + WIDE * LIMIT
+    e, moved, limit = q + UNIT_BYTES * EXPONENT, q + UNIT_BYTES * MOVED, q + UNIT_BYTES * LIMIT
     on, off, columns = h_at + ON * row, h_at + OFF * row, h_units[UNIT_FIELDS]
-    exponents, of_rows, decided = (
-        same_bytes(small, np.int32)[EXPONENT],
-        same_bytes(row_products, np.int32),
-        v_units[UNIT_FIELDS],
-    )
+    exponents, row_bits = same_bytes(small, np.int32)[EXPONENT], same_bytes(row_products, np.int32)
+    decided = v_units[UNIT_FIELDS]
     x = empty(ROWS, np.int64)
     columns[:] = np.float32(0.0)
     for i in range(0, len(a), ROWS):
@@ -96,30 +96,19 @@ def _to_and_fro(
             x[r] = off if decided[i + r] else on
         for r in range(0, ROWS, _HALF):
             here = a_at + (i + r) * row
-            _gather(
-                here,
-                row,
-                x[r],
-                x[r + 1],
-                x[r + 2],
-                x[r + 3],
-                on + off,
-                row,
-                WIDE * factors,
-                q + 4 * r,
-                e + 4 * r,
-            )
+            four = x[r], x[r + 1], x[r + 2], x[r + 3]
+            _gather(here, row, *four, on + off, row, UNIT_BYTES * factors, q + 4 * r, e + 4 * r)
         for r in range(ROWS):
             if decided[i + r]:
                 small[PRODUCT, r] = row_products[0, i + r] / small[PRODUCT, r]
-                exponents[r] = of_rows[1, i + r] - exponents[r]
-        update(v_at + 4 * i, unit, q, e, 0, moved, limit)
+                exponents[r] = row_bits[1, i + r] - exponents[r]
+        update_by_product(v_at + 4 * i, unit, q, e, 0, moved, limit)
         for r in range(ROWS):
             decided[i + r] = v_units[LOG_ODDS, i + r] > np.float32(0.0)
             if decided[i + r]:
                 for j in range(len(columns)):
                     columns[j] += w[i + r, j]
-    for j in range(0, row, WIDE):
+    for j in range(0, row, UNIT_BYTES):
         update_by_sum(h_at + j, row, h_at + UNIT_FIELDS * row + j, moved, limit)
 
 
@@ -130,12 +119,12 @@ def _infer(
     v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
 ) -> None:  # fmt: skip
     for n in range(len(bv)):
-        start(v_units, bv[n], small)
-        start(h_units, bh[n], small)
+        start_units(v_units, bv[n], small)
+        start_units(h_units, bh[n], small)
         v_units[UNIT_FIELDS] = np.float32(0.0)
         for sweep in range(n_sweeps):
             small[MOVED] = np.float32(0.0)
-            _to_and_fro(a, w, row_products, v_units, h_units, small, factors)
+            _sweep(a, w, row_products, v_units, h_units, small, factors)
             sweeps[n], change[n] = sweep + 1, largest(small[MOVED])
             if change[n] <= tol:
                 break
@@ -146,9 +135,12 @@ def _infer(
 def mixed_product(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    bv, bh, limit = checked(coupling, bv, bh, n_sweeps, tol)
-    results, a = unfilled(bv, bh), coupling.a
+    """See :func:`..reference.mixed_product`."""
+    bv, bh, limit = check_inputs(coupling, bv, bh, n_sweeps, tol)
+    results, a = allocate_results(bv, bh), coupling.a
     units = aligned((UNIT_FIELDS + 1, len(a))), aligned((UNIT_FIELDS + 1, a.shape[1]))
     matrices = a, coupling.padded, coupling.row_products
-    _infer(*matrices, coupling.factors, bv, bh, n_sweeps, limit, *results, *units, small_of(coupling.limit))
+    _infer(
+        *matrices, coupling.factors, bv, bh, n_sweeps, limit, *results, *units, make_scratch(coupling.limit)
+    )
     return Inference(*results)

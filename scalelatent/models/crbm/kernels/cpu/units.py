@@ -1,4 +1,4 @@
-"""Units of a graph: their biases, log odds and beliefs, eight at a time."""
+"""Biases, log odds and beliefs of the units of a graph, eight units at a time."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from scalelatent.models.crbm.kernels.inference import (
     check_graphs,
 )
 
-from .coupling import UNITS, WIDE, Coupling
+from .coupling import UNIT_BYTES, UNITS, Coupling
 
-# Rows of the scratch of units: bias, log odds, and the beliefs of 1 and of 0.
+# Rows of the array of units: bias, log odds, belief that the unit is 1, belief that it is 0.
 BIASES, LOG_ODDS, ON, OFF = range(4)
 UNIT_FIELDS = 4
-# Rows of the scratch of one block of units: product of messages as mantissa and exponent, or their sum; the
-# most that a belief has moved; the limit of log odds, in all lanes.
+# Rows of the scratch of one block of units: product of the messages as mantissa and exponent (or their sum),
+# the largest change of a belief in each lane, and the limit of log odds in all lanes.
 PRODUCT, EXPONENT, MOVED, LIMIT = range(4)
 
 
-def _settle(
+def _store_beliefs(
     lanes: Vectors, new: ir.Value, units: ir.Value, step: ir.Value, moved: ir.Value, limit: ir.Value
 ) -> None:
+    """Store new log odds of eight units with their beliefs; raise ``moved`` to the largest change."""
     b = lanes.b
     log_odds, on, off = (b.add(units, b.mul(step, I64(k))) for k in (LOG_ODDS, ON, OFF))
     t, u = lanes.sigmoids(new, lanes.load(limit))
@@ -40,63 +41,61 @@ def _settle(
 
 
 @instructions(UNITS)
-def update(
+def update_by_product(
     lanes: Vectors, units: ir.Value, step: ir.Value, q: ir.Value, e: ir.Value, offset: ir.Value,
     moved: ir.Value, limit: ir.Value,
 ) -> None:  # fmt: skip
-    """Log odds = bias + log(q 2^(e - offset)) of eight units, whose fields lie ``step`` bytes apart, and
-    their beliefs; ``moved`` becomes the most that a belief of each lane has moved. Addresses; ``offset`` a
-    number.
+    """Set log odds = bias + log(q 2^(e - offset)) of eight units, and update their beliefs.
+
+    All arguments are addresses, except ``step``, the bytes between two fields of a unit, and ``offset``.
+    ``moved`` is raised to the largest change of a belief in each lane.
     """
     exponent = lanes.b.sub(lanes.load(e, 0, lanes.ints), lanes.spread(lanes.b.trunc(offset, I32)))
     new = lanes.log_plus(lanes.load(q), exponent, lanes.load(units))
-    _settle(lanes, new, units, step, moved, limit)
+    _store_beliefs(lanes, new, units, step, moved, limit)
 
 
 @instructions(UNITS)
 def update_by_sum(
     lanes: Vectors, units: ir.Value, step: ir.Value, total: ir.Value, moved: ir.Value, limit: ir.Value
 ) -> None:
-    """As :func:`update`: log odds = bias + ``total``."""
+    """Set log odds = bias + ``total`` of eight units; see :func:`update_by_product`."""
     new = lanes.b.fadd(lanes.load(units), lanes.load(total))
-    _settle(lanes, new, units, step, moved, limit)
+    _store_beliefs(lanes, new, units, step, moved, limit)
 
 
 @part
-def start(units: np.ndarray, biases: np.ndarray, small: np.ndarray) -> None:
-    """Units of a graph before its first sweep: their biases alone; what is filled up has none."""
+def start_units(units: np.ndarray, biases: np.ndarray, small: np.ndarray) -> None:
+    """Set the units of a graph to their biases, the state before the first sweep; padding has bias 0."""
     units[BIASES] = np.float32(0.0)
     copy(biases, units[BIASES, : len(biases)])
     small[PRODUCT] = np.float32(0.0)
     step, total = 4 * units.shape[1], small.ctypes.data
-    for k in range(0, step, WIDE):
-        update_by_sum(units.ctypes.data + k, step, total, total + WIDE * MOVED, total + WIDE * LIMIT)
+    for k in range(0, step, UNIT_BYTES):
+        update_by_sum(
+            units.ctypes.data + k, step, total, total + UNIT_BYTES * MOVED, total + UNIT_BYTES * LIMIT
+        )
 
 
-def small_of(limit: float, *graphs: int) -> np.ndarray:
-    """Scratch of one block of units, (*graphs, 4, 8)."""
+def make_scratch(limit: float, *graphs: int) -> np.ndarray:
+    """Return the scratch of one block of units for each graph, (*graphs, 4, 8)."""
     out = aligned((*graphs, 4, UNITS))
     out[..., :LIMIT, :], out[..., LIMIT, :] = 0.0, limit
     return out
 
 
-def checked(
-    coupling: Coupling,
-    bv: np.ndarray,
-    bh: np.ndarray,
-    n_sweeps: int,
-    tol: float | None,
-    damping: float = 1.0,
+def check_inputs(
+    coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Biases in float32, and the tolerance, below 0 where there is none."""
-    check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol, damping)
+    """Return the biases in float32 and the tolerance, which is -1 for None; refuse inputs that do not fit."""
+    check_graphs(coupling.w.shape, bv.shape, bh.shape, n_sweeps, tol)
     bv, bh = (np.ascontiguousarray(b, dtype=np.float32) for b in (bv, bh))
     check_biases(bv, bh)
     return bv, bh, -1.0 if tol is None else float(tol)
 
 
-def unfilled(bv: np.ndarray, bh: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Arrays for the result of a batch: log odds of both sides, sweeps, change."""
+def allocate_results(bv: np.ndarray, bh: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return uninitialised arrays for the results of a batch: lv, lh, sweeps, change."""
     rows = len(bv)
     sweeps, change = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.float32)
     return np.empty_like(bv), np.empty_like(bh), sweeps, change
@@ -104,7 +103,7 @@ def unfilled(bv: np.ndarray, bh: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
 
 @entry(*[given("f4", 2)] * 3, filled("f4", 1))
 def log_loss(lv: np.ndarray, beliefs: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
-    """See :func:`..model.nll_of_units`."""
+    """Write the log-loss of each row to ``out``; see ``compute_log_loss`` in ``model/energy.py``."""
     for n in range(len(lv)):
         total, product = 0.0, 1.0
         for i in range(lv.shape[1]):

@@ -1,0 +1,128 @@
+"""Digests of one fit that is run in five ways: python benchmarks/same_bits.py FOLDER
+
+Each model is fitted to the same generated images on disk: by one thread, by two threads, by two Dask workers,
+by two Dask workers of which one is killed after the second pass, and interrupted after the second pass and
+then resumed. The digest covers all arrays of the saved model. Equal digests mean equal weights, bit for
+bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import open_or, parser, write
+
+import scalelatent as sl
+from scalelatent.data import create_dataset
+
+MODELS: dict[str, Callable[[int | None], Any]] = {
+    "CapsuleRegression": lambda n: sl.CapsuleRegression(
+        algorithm="em", max_iter=20, random_state=0, n_jobs=n
+    ),
+    "LinearMixtureClassifier": lambda n: sl.LinearMixtureClassifier(random_state=0, n_jobs=n),
+    "MultilayerBootstrapNetwork": lambda n: sl.MultilayerBootstrapNetwork(
+        n_clusterings=40, k1=200, random_state=0, n_jobs=n
+    ),
+    "ConditionalRBM": lambda n: sl.ConditionalRBM(
+        n_hidden=32, n_epochs=4, conditional=False, learner="cd", random_state=0, n_jobs=n
+    ),
+    "HierarchicalCompositionalNetwork": lambda n: sl.HierarchicalCompositionalNetwork(
+        online=True, n_epochs=4, batch_size=50, random_state=0, n_jobs=n
+    ),
+}
+WAYS = ("one thread", "two threads", "two workers", "a worker killed", "interrupted, resumed")
+
+
+class Once(sl.Callback):
+    """Call a function at the second pass or epoch."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act, self.passes = act, 0
+
+    def on_pass_end(self, record: dict[str, Any]) -> None:
+        """Count the passes."""
+        self.passes += 1
+        if self.passes == 2:
+            self.act()
+
+
+def images(folder: Path, rows: int, seed: int) -> sl.Dataset:
+    """Ten binary 8 x 8 images, with one pixel in twenty flipped."""
+
+    def make() -> sl.Dataset:
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 10, rows).astype(np.uint8)
+        x = (rng.random((10, 8, 8)) < 0.4)[y] ^ (rng.random((rows, 8, 8)) < 0.05)
+        writer = create_dataset(
+            str(path), rows, (8, 8), "uint8", y_dtype="uint8", chunk_rows=500, shard_rows=500
+        )
+        for shard in range(writer.n_shards):
+            a, b = writer.shard_bounds(shard)
+            writer.write_shard(shard, x[a:b].astype(np.uint8), y[a:b])
+        return writer.finalize()
+
+    path = folder / f"images-{rows}.zarr"
+    return open_or(path, make)
+
+
+def digest(model: Any, folder: Path) -> str:
+    """Digest of all arrays of the saved model; its metadata names the files of a run folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save(folder)
+    total = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".json"):
+        total.update(str(file.relative_to(folder)).encode() + file.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def fitted(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run: Path) -> Any:
+    """A model that was fitted in one of the ways."""
+    if way == "one thread":
+        return make(1).fit(data)
+    if way == "two threads":
+        return make(2).fit(data)
+    if way == "interrupted, resumed":
+        stop = Once(partial(signal.raise_signal, signal.SIGINT))
+        try:
+            make(2).fit(data, run_dir=run, callbacks=[stop])
+        except KeyboardInterrupt:
+            return make(2).fit(data, run_dir=run, resume=True)
+        return "not interrupted"
+    with sl.cluster(workers=2) as client:
+        callbacks = []
+        if way == "a worker killed":
+            processes = client.run(os.getpid)
+            kill = partial(os.kill, next(iter(processes.values())), signal.SIGKILL)
+            callbacks.append(Once(kill))
+        return make(None).fit(data, client=client, run_dir=run, callbacks=callbacks)
+
+
+def main() -> None:
+    """Run it."""
+    arguments = parser(__doc__, "same_bits")
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("--rows", type=int, default=20_000)
+    a = arguments.parse_args()
+    data = images(a.folder, a.rows, a.seed)
+    results: dict[str, dict[str, str]] = {}
+    for name, make in MODELS.items():
+        results[name] = {}
+        for way in WAYS:
+            run = a.folder / f"{name}-{way.replace(' ', '-').replace(',', '')}"
+            shutil.rmtree(run, ignore_errors=True)
+            model = fitted(make, way, data, run)
+            results[name][way] = model if isinstance(model, str) else digest(model, a.folder / "model")
+        print(name, results[name], flush=True)
+    write(a.out, a.seed, {"rows": a.rows, "digests": results})
+
+
+if __name__ == "__main__":
+    main()
