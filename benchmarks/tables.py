@@ -28,6 +28,7 @@ _TABLE = re.compile(r"(<!-- table: (\w+)(?:: (.*))? -->\n)(?:\|.*\n)*")
 _SOURCE = re.compile(r"(<!-- source: (\w+)(?:/(.*))? -->\n)(?:`python .*\n)?")
 
 TABLES: dict[str, Callable[[], str]] = {}
+HEADS: dict[str, str] = {}
 # Parts of results/mbn_clustering.json and their names on the page.
 CLUSTERED = {
     "wine": "Wine",
@@ -50,7 +51,7 @@ def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callab
             cells = (" | ".join(str(cell) for cell in line) for line in lines)
             return "".join(re.sub(" +", " ", f"| {line} |") + "\n" for line in cells)
 
-        TABLES[rows.__name__] = text
+        TABLES[rows.__name__], HEADS[rows.__name__] = text, head
         return text
 
     return wrap
@@ -1051,8 +1052,8 @@ def rewritten(page: str) -> str:
 def main(arguments: list[str]) -> None:
     """Print tables, or rewrite or check the page."""
     if arguments == ["--list"]:
-        for name, table in TABLES.items():
-            print(f"{name}: {table().splitlines()[0]}")
+        for name, head in HEADS.items():
+            print(f"{name}: {head}")
     elif arguments and arguments != ["--check"]:
         for name in arguments:
             if name not in TABLES:

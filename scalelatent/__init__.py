@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from scalelatent._above import offer
 from scalelatent._lazy import attach
+from scalelatent._registry import register
 
 __version__ = "0.1.0"
 
@@ -78,5 +78,5 @@ def __dir__() -> list[str]:
     return sorted({*_names(), *__all__})
 
 
-offer("fit recorder", "scalelatent.jobs.recorder", "recorded")
-offer("report", "scalelatent.jobs.runs", "report_model")
+register("fit recorder", "scalelatent.jobs.recorder", "recorded")
+register("report", "scalelatent.jobs.runs", "report_model")

@@ -1,8 +1,7 @@
-"""The system's lock on an open file, which ends with its process however that ends.
+"""Locks of the operating system on open files; the system releases a lock when its process ends.
 
-Of our own, not filelock's: a lock is taken on a descriptor that is open already (its record is read and
-written under the lock, and it is compared with the file of that name), shared by who only asks for the
-holder, and a file system without locks (None) is told from a lock that is held.
+The package filelock does not suffice: these functions lock a file that is open already, support shared locks,
+and distinguish a file system without locks (None) from a lock of another process (False).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _POLL_SECONDS = 0.01
 
 
 def take(file: int, patience: float = 0.0, *, shared: bool = False) -> bool | None:
-    """Lock a file: False where another process holds it for `patience` seconds, None without locks here."""
+    """Lock a file; return False if another process held it for `patience` seconds, None without locks."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -41,7 +40,7 @@ def take(file: int, patience: float = 0.0, *, shared: bool = False) -> bool | No
 
 
 def give_back(file: int) -> None:
-    """Unlock a file; closing it would not do where a process forked meanwhile has it open, too."""
+    """Unlock a file. Closing it would not unlock it if a forked process has it open as well."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,9 +1,9 @@
-"""The errors scalelatent raises on purpose.
+"""Errors and warnings of scalelatent.
 
-Every message names the thing, the place, the limit and the next step, so the command line prints it as
-it is, without a traceback. Anything that is not a `ScalelatentError` is a bug.
+Every message names the object, the place, the limit and the next step, so the command line prints it without
+a traceback. Every other exception is a bug.
 
-This module imports nothing of the package, so that every layer may import it.
+This module imports no other module of the package, so that every layer may import it.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ __all__ = [
 
 
 class ScalelatentError(Exception):
-    """Base of all errors raised on purpose; catch this to catch them all."""
+    """Base class of all errors of scalelatent."""
 
 
 class DataError(ScalelatentError, ValueError):
-    """Rows, labels or a dataset on disk are not what they should be."""
+    """Rows, labels or a stored dataset are invalid."""
 
 
 class ShardError(DataError):
-    """A shard file is missing, or no longer holds what was written.
+    """A shard file is missing or damaged.
 
-    Whether a place can be reached at all is another matter: that is a `StoreError`, or a plain `DataError`.
+    A store that cannot be reached raises `StoreError` instead.
 
     Parameters
     ----------
     message : str
+        Text of the error.
     file : str
-        Path or address of the shard.
+        Path or URL of the shard.
     start, stop : int
-        Its rows, counted from the first row at `url`.
+        Rows of the shard, counted from the first row of the dataset at `url`.
     url : str or None
-        The dataset; None as long as only its reader knows of it.
+        URL of the dataset; None if the reader does not know it.
 
     Examples
     --------
@@ -61,7 +62,7 @@ class ShardError(DataError):
     def __init__(
         self, message: str, file: str = "", start: int = 0, stop: int = 0, url: str | None = None
     ) -> None:
-        # All of it in `args`, so that it comes whole from another process.
+        # Pass every argument on, because pickling between processes restores the error from `args`.
         super().__init__(message, file, start, stop, url)
         self.file, self.start, self.stop, self.url = file, start, stop, url
 
@@ -69,40 +70,40 @@ class ShardError(DataError):
         return str(self.args[0])
 
     def moved(self, rows: int = 0, url: str | None = None) -> ShardError:
-        """The same of a dataset in which these rows come later, or whose address is known."""
+        """Return this error for a dataset that has ``rows`` more rows before these, or for a known URL."""
         return ShardError(str(self), self.file, self.start + rows, self.stop + rows, self.url or url)
 
 
 class StoreError(DataError, OSError):
-    """An object store cannot be reached, refuses, or its address is wrong; also an `OSError`."""
+    """An object store cannot be reached or refuses access, or its URL is wrong; also an `OSError`."""
 
 
 class JobError(ScalelatentError, ValueError):
-    """A job file, a setting or a run folder is not what it should be."""
+    """A job file, a setting or a run folder is invalid."""
 
 
 class PlanError(ScalelatentError, ValueError):
-    """A job cannot fit into the memory, disk or limits it was given; refused before any work."""
+    """A job needs more memory or disk than it may use; it is refused before any work."""
 
 
 class RunError(ScalelatentError, RuntimeError):
-    """Work that had begun could not go on; what was done is kept, and the message says how to go on."""
+    """Work that had started failed; completed work is kept, and the message says how to continue."""
 
 
 class DeviceMemoryError(RunError):
-    """A card has too little free memory; the message names the card, the request and what to set."""
+    """A GPU has too little free memory; the message names the GPU, the request and the setting to change."""
 
 
 class DeviceLostError(RunError):
-    """A card refuses all further work of this process, as after a crashed kernel or an Xid error."""
+    """A GPU refuses all further work of this process, for example after a crashed kernel or an Xid error."""
 
 
 class DivergenceError(RunError, FloatingPointError):
-    """Learning has diverged: its settings are to blame, not the rows."""
+    """The fit has diverged because of its settings, not because of the rows."""
 
 
 class LongFitWarning(UserWarning):
-    """A fit that begins now would take over an hour; the message says what would shorten it."""
+    """The fit would take more than an hour; the message says how to shorten it."""
 
 
 # scikit-learn wraps methods of estimators.
@@ -110,28 +111,30 @@ _NOT_THE_USER = (f"{__package__}.", "sklearn.")
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line outside the package that led here."""
+    """Warn at the line of the user's code that called the package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USER):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
 
-# A name that goes warns for so many minor releases first.
+# Minor releases between the first warning of a deprecated name and its removal.
 DEPRECATED_RELEASES = 2
 
 
 def warn_deprecated(what: str, instead: str, *, since: str) -> None:
-    """Warn of something public that goes two minor releases after it is first warned of."""
+    """Warn that a public name is deprecated; it is removed two minor releases after ``since``."""
     major, minor = since.split(".")
-    gone = f"{major}.{int(minor) + DEPRECATED_RELEASES}"
-    warn_user(f"{what} is deprecated since {since} and goes in {gone}: {instead}", FutureWarning)
+    removed = f"{major}.{int(minor) + DEPRECATED_RELEASES}"
+    warn_user(
+        f"{what} is deprecated since {since} and will be removed in {removed}: {instead}", FutureWarning
+    )
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """A half sentence that names the nearest of ``words``, or all of them where none is near."""
+    """Return text that suggests the word nearest to ``word``, or lists all words if none is near."""
     known = sorted(words)
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return "known are: " + ", ".join(known)
+    return "valid are: " + ", ".join(known)

@@ -37,7 +37,7 @@ __all__ = [
 
 
 class SlicedArray(Protocol):
-    """What slices like a numpy array: a zarr array, a dataset of h5py, a memmap."""
+    """Array that is sliced like a NumPy array: a zarr array, an h5py dataset or a memmap."""
 
     @property
     def shape(self) -> tuple[Any, ...]: ...

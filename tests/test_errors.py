@@ -22,7 +22,7 @@ def test_a_warning_names_the_line_of_the_user() -> None:
 def test_a_deprecation_names_two_releases() -> None:
     with pytest.warns(FutureWarning) as told:
         warn_deprecated("fit(rows=…)", "give X", since="0.2")
-    assert str(told[0].message) == "fit(rows=…) is deprecated since 0.2 and goes in 0.4: give X"
+    assert str(told[0].message) == "fit(rows=…) is deprecated since 0.2 and will be removed in 0.4: give X"
 
 
 class Broken(Callback):

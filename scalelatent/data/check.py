@@ -15,7 +15,7 @@ from scalelatent.errors import DataError, ShardError
 from scalelatent.storage.disk import Location, locate
 
 from .checksums import check_digests, read_digests, shard_digest
-from .read.stored import open_group, own_columns, read_attrs, segment_location, unfinished
+from .read.stored import open_group, own_columns, read_attrs, unfinished
 from .schema import DatasetAttrs
 from .write.batches import MAX_THREADS, in_order
 
@@ -54,7 +54,7 @@ class DatasetCheck:
     """Whether the dataset has a table of checksums, with which a fit detects a shard of another dataset."""
 
 
-class _Shard:
+class _CheckedPart:
     """Dataset, or one segment of a dataset, whose files are checked."""
 
     def __init__(self, location: Location, first: int) -> None:
@@ -104,7 +104,9 @@ class _Shard:
         size = sum(part.data.nbytes for part in parts)
         if not bad and self.digests is not None and shard_digest(*parts) != self.digests[shard].tobytes():
             files = ", ".join(file for column in self.columns.values() for file, _, _ in column.shards(a, b))
-            words = f"the rows {self.first + a}:{self.first + b} are not those that were written ({files})"
+            words = (
+                f"the rows {self.first + a}:{self.first + b} differ from the rows that were written ({files})"
+            )
             bad.append(self._bad(self.columns["x"].shards(a, b)[0][0], a, b, words))
         return size, bad
 
@@ -131,21 +133,21 @@ def check_dataset(
     Parameters
     ----------
     url : str
-        A finished dataset; see `locate`.
+        Path or address of a finished dataset; see `locate`.
     n_jobs : int, optional
-        Threads, each with a shard in memory; by default one a core, at most 4.
+        Number of threads, each with one shard in memory; by default one per core, at most 4.
     progress : callable, optional
-        Called with (rows done, rows in all).
+        Function that is called with (rows done, total rows).
 
     Returns
     -------
     DatasetCheck
-        With all bad files, and the seconds that it took.
+        Number of rows, shards and bytes, duration in seconds, and all bad files.
 
     Raises
     ------
     DataError
-        No dataset, one that was never finished, or one whose metadata cannot be read.
+        If there is no dataset, the dataset is unfinished, or its metadata cannot be read.
 
     Examples
     --------
@@ -166,7 +168,7 @@ def check_dataset(
     threads = n_jobs or min(cpu_count(), MAX_THREADS)
     shards = ((part, shard) for part in parts for shard in range(part.n_shards))
 
-    def check(_: int, at: tuple[_Shard, int]) -> tuple[_Shard, int, tuple[int, list[BadFile]]]:
+    def check(_: int, at: tuple[_CheckedPart, int]) -> tuple[_CheckedPart, int, tuple[int, list[BadFile]]]:
         return *at, at[0].check(at[1])
 
     with closing(in_order(shards, check, threads, "scalelatent-check", ahead=threads)) as checked:
@@ -188,17 +190,16 @@ def check_dataset(
     )
 
 
-def _parts(location: Location) -> tuple[list[_Shard], DatasetAttrs]:
+def _parts(location: Location) -> tuple[list[_CheckedPart], DatasetAttrs]:
     attrs = read_attrs(location)
     if not attrs.complete:
         raise unfinished(location, attrs)
-    parts = [_Shard(location, 0)]
+    parts = [_CheckedPart(location, 0)]
     for segment in (attrs.segments or [])[1:]:
-        place = segment_location(location, segment["path"])
-        parts.append(_Shard(place, parts[-1].first + parts[-1].n_rows))
+        place = location.at(segment["path"])
+        parts.append(_CheckedPart(place, parts[-1].first + parts[-1].n_rows))
         if (found := read_attrs(place).fingerprint) != segment["fingerprint"]:
-            words = (
-                f"its fingerprint is {str(found)[:12]}, but {str(segment['fingerprint'])[:12]} was appended"
-            )
+            then, now = str(segment["fingerprint"])[:12], str(found)[:12]
+            words = f"its fingerprint is {now}, but the rows that were appended had {then}"
             parts[-1]._table("zarr.json", DataError(words))
     return parts, attrs

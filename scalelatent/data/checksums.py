@@ -69,7 +69,7 @@ def check_digests(
 ) -> None:
     """Raise a `DataError` if the table of digests does not match the fingerprint."""
     first = None if attrs.segments is None else attrs.segments[0]
-    wanted = attrs.fingerprint if first is None else first["fingerprint"]
+    expected = attrs.fingerprint if first is None else first["fingerprint"]
     x, y = columns["x"], columns.get("y")
     digests = read_digests(group, location.url)
     rows = x.shard_rows if attrs.crc is None else int(attrs.crc.get("shard_rows", x.shard_rows))
@@ -81,11 +81,11 @@ def check_digests(
     found = fingerprint_of(attrs, x.shape[0], np.dtype(x.dtype), y_dtype, rows, classes, digests)
     # Early versions did not keep the number classes of the first rows when an append added classes.
     unknown = first is not None and first["classes"] is None and attrs.classes is not None
-    if not fits or (found != wanted and not unknown):
+    if not fits or (found != expected and not unknown):
         raise DataError(
-            f"dataset {location.url}: its table of digests, {location.name_of('digest')}, is not the one "
-            f"that its fingerprint {str(wanted)[:12]} was made of: it was changed, or belongs to another "
-            "dataset; restore that folder and zarr.json from one copy, or write the dataset again"
+            f"dataset {location.url}: its table of digests, {location.name_of('digest')}, does not match "
+            f"its fingerprint {str(expected)[:12]}: the table was changed, or it belongs to another dataset; "
+            "restore that folder and zarr.json from one copy, or write the dataset again"
         )
 
 
@@ -136,7 +136,7 @@ def seal_columns(location: Location, attrs: DatasetAttrs, columns: dict[str, Sto
     if parts is None or _hash(np.concatenate(list(parts.values()))) != attrs.crc["hash"]:
         name = location.name_of("crc/c/0")
         raise DataError(
-            f"dataset {location.url}: its table of checksums, {name}, is missing or is not the one that was "
+            f"dataset {location.url}: its table of checksums, {name}, is missing or was not "
             "written with it; restore that file and zarr.json from one copy, or write the dataset again"
         )
     for name, column in columns.items():
@@ -144,8 +144,8 @@ def seal_columns(location: Location, attrs: DatasetAttrs, columns: dict[str, Sto
             column.seal(parts[name])
         else:
             _log.warning(
-                "dataset %s: '%s' was packed again since the dataset was finished, so its checksums tell "
-                "nothing; `scalelatent data check` compares its rows",
+                "dataset %s: '%s' has been compressed again since the dataset was finished, so its checksums "
+                "cannot be compared; `scalelatent data check` compares its rows instead",
                 location.url,
                 name,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ class Columns:
         self.x, self.y, self.weight = x, y, weight
         self.place, self.attrs, self.shared = place, attrs, shared
         self.weight_is_own = False
-        self.y_left_out = False
+        self.y_is_dropped = False
 
     @property
     def url(self) -> str | None:
@@ -80,53 +81,51 @@ class Columns:
         if self.attrs is not None:
             stored = None if self.attrs.codes else self.y.dtype
             return None if self.attrs.classes is None else np.asarray(self.attrs.classes, dtype=stored)
-        found: np.ndarray | None = None
+        distinct: np.ndarray | None = None
         for a, b in self.y.pieces(0, self.y.shape[0]):
             part = schema.distinct_labels(schema.as_labels(self.y.read(a, b), "y"), a, "y")
-            found = part if found is None else np.union1d(found, part)
-            if len(found) > schema.MAX_CLASSES:
+            distinct = part if distinct is None else np.union1d(distinct, part)
+            if len(distinct) > schema.MAX_CLASSES:
                 return None
-        return found
+        return distinct
 
-    def remembered(self, key: object, make: Callable[[], np.ndarray]) -> np.ndarray:
+    def cached_codes(self, key: object, make: Callable[[], np.ndarray]) -> np.ndarray:
         """Return the cached array of `key`, or call `make` for it; only the latest array is cached."""
-        kept = self.__dict__.get("_remembered")
-        if kept is None or kept[0] != key:
-            kept = self.__dict__["_remembered"] = (key, make())
-        return kept[1]
+        cached = self.__dict__.get("_codes")
+        if cached is None or cached[0] != key:
+            cached = self.__dict__["_codes"] = (key, make())
+        return cached[1]
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of stored columns; empty for columns in memory."""
         return "" if self.attrs is None or self.attrs.fingerprint is None else self.attrs.fingerprint
 
-    def _other(self, y: RowSource | None, weight: RowSource | None, shared: bool) -> Columns:
-        other = Columns(self.x, y, weight, place=self.place, attrs=self.attrs, shared=shared)
-        other.weight_is_own, other.y_left_out = self.weight_is_own, self.y_left_out
+    def _changed(self, **values: object) -> Columns:
+        """Return a copy with other attributes, without cached classes and codes."""
+        other = copy.copy(self)
+        other.__dict__.pop("classes", None)
+        other.__dict__.pop("_codes", None)
+        other.__dict__.update(values)
         return other
 
     def reweighted(self, weight: RowSource) -> Columns:
         """Return the same columns with new weights in memory, which other processes cannot open."""
-        other = self._other(self.y, weight, False)
-        other.weight_is_own = True
-        if "classes" in self.__dict__:
-            other.__dict__["classes"] = self.__dict__["classes"]
-        return other
+        own_classes = {"classes": self.classes} if "classes" in self.__dict__ else {}
+        return self._changed(weight=weight, shared=False, weight_is_own=True, **own_classes)
 
     def with_target(self, target: PairedRows) -> Columns:
         """Return the same columns with the rows of another dataset as `y`."""
-        return self._other(target, self.weight, self.shared and target.dataset.is_stored)
+        return self._changed(y=target, shared=self.shared and target.dataset.is_stored)
 
     def without_y(self) -> Columns:
         """Return the same columns without `y`."""
-        other = self._other(None, self.weight, self.shared)
-        other.y_left_out = True
-        return other
+        return self._changed(y=None, y_is_dropped=True)
 
     def outputs(self, what: str) -> RowSource:
         """Return the row source of `y`, or raise a `DataError`; `what` names the dataset in messages."""
         if self.y is None:
-            raise DataError(f"{what} has no labels; give y, or import the rows together with their labels")
+            raise DataError(f"{what} has no labels; pass y, or import the rows together with their labels")
         return self.y
 
     def read_y(self, start: int, stop: int, what: str) -> DenseOrCsr:
@@ -151,8 +150,8 @@ class Columns:
         stored, (start, stop) = self.outputs(what), rows
         if self.y_kind != "labels":
             raise DataError(
-                f"{what} has {stored.shape[1]} {self.y_kind} columns a row instead of one label, so its rows "
-                "have no classes; give rows with labels (n,), for example "
+                f"{what} has {stored.shape[1]} {self.y_kind} columns per row instead of one label, so its "
+                "rows have no classes; give rows with labels (n,), for example "
                 "Dataset.from_arrays(ds.read_x(0, n), labels)"
             )
         if self.coded and classes is None:
@@ -161,7 +160,8 @@ class Columns:
         known = self.classes if classes is None else np.asarray(classes)
         if known is None:
             raise DataError(
-                f"{what} has more than {schema.MAX_CLASSES} distinct labels, too many to be classes"
+                f"{what} has more than {schema.MAX_CLASSES} distinct labels, which is too many for classes; "
+                "give targets, or fewer labels"
             )
 
         def encode(a: int, b: int) -> np.ndarray:
@@ -170,16 +170,16 @@ class Columns:
         if isinstance(stored, ArrayRows) and not self.coded:
             # Encode all labels in memory once and cache the codes, so that later passes reuse the codes.
             key = (known.dtype.str, known.tobytes(), unlabelled, *within)
-            return self.remembered(key, lambda: encode(*within))[start - within[0] : stop - within[0]]
+            return self.cached_codes(key, lambda: encode(*within))[start - within[0] : stop - within[0]]
         return encode(start, stop)
 
     def read_targets(self, start: int, stop: int, what: str) -> np.ndarray:
         """Return the binary outputs of the rows `start:stop`; see `Dataset.read_targets`."""
         if self.y_kind in (None, "labels"):
-            has = "no outputs" if self.y is None else "one label a row"
+            has = "no outputs" if self.y is None else "one label per row"
             raise DataError(
-                f"{what} has {has}, and zeros and ones of shape (n, v) are needed: give them as y, or have "
-                "the rows of another dataset as outputs, Dataset.with_target(other) or [data] target"
+                f"{what} has {has}, but outputs must be zeros and ones of shape (n, v): pass them as y, or "
+                "use the rows of another dataset as outputs (Dataset.with_target(other) or [data] target)"
             )
         stored = self.outputs(what).read(start, stop)
         paired = self.paired
@@ -232,8 +232,7 @@ def label_source(y: LabelsLike) -> RowSource:
     source = as_source(array, "y")
     if len(source.shape) not in (1, 2) or 0 in source.shape[1:]:
         raise DataError(
-            f"y has shape {source.shape}; it has to be labels, one per row, of shape (n,), or targets of "
-            "shape (n, v)"
+            f"y has shape {source.shape}; give one label per row, shape (n,), or targets of shape (n, v)"
         )
     if len(source.shape) == 2:
         schema.check_rows_dtype(source.dtype, "y")
@@ -304,8 +303,8 @@ def _as_bits(
     at = int(np.flatnonzero(~good)[0])
     row, column = place(at)
     raise DataError(
-        f"{what}: column {column} of row {first_row + row} is {values.reshape(-1)[at]}, but an output is "
-        f"0 or 1; make the outputs binary first, for example Dataset.from_arrays((v > 127).astype('u1'))"
+        f"{what}: column {column} of row {first_row + row} is {values.reshape(-1)[at]}, but an output must "
+        f"be 0 or 1; make the outputs binary first, for example Dataset.from_arrays((v > 127).astype('u1'))"
     )
 
 

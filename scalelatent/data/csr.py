@@ -33,7 +33,7 @@ def check_dtype(dtype: np.dtype, what: str) -> np.dtype:
     native = check_rows_dtype(dtype, what)
     if native.kind == "f" and native.itemsize not in (4, 8):
         raise DataError(
-            f"{what} holds {dtype}, of which there are no sparse rows in scipy; convert the values to float32"
+            f"{what} has dtype {dtype}, which sparse rows of scipy cannot have; convert the values to float32"
         )
     return native
 
@@ -89,8 +89,8 @@ def canonical(
         if low < 0 or high >= n_features:
             entry = int(np.flatnonzero((indices < 0) | (indices >= n_features))[0])
             raise DataError(
-                f"{what}: row {row_of(entry)} has an entry in column {int(indices[entry])}, but columns are "
-                f"0 to {n_features - 1}; correct the columns, or the number of features in the shape"
+                f"{what}: row {row_of(entry)} has an entry in column {int(indices[entry])}, but columns "
+                f"are 0 to {n_features - 1}; correct the columns, or the number of features in the shape"
             )
     columns = indices.astype(index_dtype(n_features), copy=False)
     falls = columns[1:] <= columns[:-1]
@@ -123,8 +123,8 @@ def _add(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], what
     if data.dtype.kind in "iu" and not np.array_equal(out, sums):
         group = int(np.flatnonzero(out != sums)[0])
         raise DataError(
-            f"{what}: entries of the same place in row {row_of(group)} add up to {sums[group]}, which does "
-            f"not fit into {data.dtype}; store the values in a wider type"
+            f"{what}: entries of the same column in row {row_of(group)} add up to {sums[group]}, which "
+            f"does not fit into {data.dtype}; store the values in a wider type"
         )
     return out
 
@@ -140,6 +140,6 @@ def check_values(rows: csr_array, first_row: int, what: str) -> None:
     if bad.size:
         row = first_row + int(np.searchsorted(rows.indptr, bad[0], side="right")) - 1
         raise DataError(
-            f"{what}: row {row}, column {int(rows.indices[bad[0]])} is {rows.data[bad[0]]}; rows have to be "
+            f"{what}: row {row}, column {int(rows.indices[bad[0]])} is {rows.data[bad[0]]}; rows must be "
             f"finite numbers. Replace or drop such values, then try again"
         )

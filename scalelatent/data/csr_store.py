@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import threading
@@ -100,7 +101,7 @@ class CsrGroups(_Column):
         return self.group_rows, self.shape[1]
 
     def __setitem__(self, rows: slice, values: csr_array) -> None:
-        """Write one row group, whose rows are `rows`; the folder of the row group has to be empty."""
+        """Write one row group, whose rows are `rows`; the folder of the row group must be empty."""
         number = rows.start // self.group_rows
         place = self._path(number)
         crcs: list[int] = []
@@ -299,14 +300,9 @@ def template(dtype: str, compressor: str | None) -> zarr.Array:
     )
 
 
-@functools.lru_cache(maxsize=64)
-def _metadata(dtype: str, compressor: str | None) -> str:
-    return json.dumps(template(dtype, compressor).metadata.to_dict())
-
-
 def array_json(length: int, chunk: int, dtype: str, compressor: str | None) -> bytes:
     """Return the `zarr.json` of an array (length,) with all its chunks in one shard."""
-    meta = json.loads(_metadata(dtype, compressor))
+    meta = copy.deepcopy(template(dtype, compressor).metadata.to_dict())
     meta["shape"] = [length]
     meta["chunk_grid"]["configuration"]["chunk_shape"] = [max(1, -(-length // chunk)) * chunk]
     meta["codecs"][0]["configuration"]["chunk_shape"] = [chunk]

@@ -16,7 +16,7 @@ from scalelatent.storage.stores import find_location, recorded_location
 from . import schema
 from .columns import Columns, PairedRows, Shifted, as_binary, label_source
 from .csr import index_dtype, parts_of
-from .outlets import as_dask, as_xarray
+from .export import as_dask, as_xarray
 from .preview import as_html
 from .read.containers import anndata_parts, frame_parts
 from .read.segments import earlier_columns
@@ -67,7 +67,7 @@ class Dataset:
     """
 
     # Spec and accesses of an unpickled dataset that is not open yet; None for other datasets.
-    _sent: tuple[schema.DatasetSpec, tuple[Access, ...]] | None = None
+    _spec_and_accesses: tuple[schema.DatasetSpec, tuple[Access, ...]] | None = None
 
     def __init__(self, columns: Columns, start: int = 0, stop: int | None = None) -> None:
         self._columns = columns
@@ -236,12 +236,12 @@ class Dataset:
     @functools.cached_property
     def _columns(self) -> Columns:
         """Columns of an unpickled dataset, which is opened at its first use."""
-        assert self._sent is not None
-        return Dataset.from_spec(self._sent[0])._columns
+        assert self._spec_and_accesses is not None
+        return Dataset.from_spec(self._spec_and_accesses[0])._columns
 
     def __reduce__(self) -> tuple[object, ...]:
-        if self._sent is not None:
-            return _reopened, self._sent
+        if self._spec_and_accesses is not None:
+            return _reopened, self._spec_and_accesses
         if not self.is_stored:
             return Dataset, (self._columns, self._start, self._stop)
         return _reopened, (self.spec(), self.accesses)
@@ -542,7 +542,7 @@ class Dataset:
             return _hash_rows(self)
         if self._columns.weight_is_own:
             whole = hashlib.sha256(f"{whole}+{_hash_weight(self)}".encode()).hexdigest()
-        if self._columns.y_left_out:
+        if self._columns.y_is_dropped:
             whole = hashlib.sha256(f"{whole} without labels".encode()).hexdigest()
         if (self._start, self._stop) == (0, self._columns.x.shape[0]):
             return whole
@@ -565,7 +565,7 @@ class Dataset:
         }
         if self.place is not None and self.place.access is not None:
             spec["access"] = self.place.access.mark
-        if self._columns.y_left_out:
+        if self._columns.y_is_dropped:
             spec["without_labels"] = True
         paired = self._columns.paired
         return spec if paired is None else {**spec, "target": paired.part(self._start, self._stop).spec()}
@@ -803,7 +803,7 @@ def _reopened(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset
     # An error while Dask unpickles would close the connection of a worker instead of failing the task. A
     # scheduler also unpickles datasets that it only forwards, so nothing is opened here.
     ds = Dataset.__new__(Dataset)
-    ds._sent, ds._start, ds._stop = (spec, accesses), spec["start"], spec["stop"]
+    ds._spec_and_accesses, ds._start, ds._stop = (spec, accesses), spec["start"], spec["stop"]
     return ds
 
 

@@ -55,7 +55,7 @@ class ChunkLayout:
     tile_columns: int | None = None
     """Columns per tile if rows with one axis are also split by columns; each shard is then one tile."""
 
-    def least_bytes(self, numbers: int, dtype: np.dtype) -> int:
+    def min_bytes(self, numbers: int, dtype: np.dtype) -> int:
         """Return the minimum of bytes on disk for `numbers` values at the best compression ratio."""
         plain = self.compressor is None or (self.compressor == "auto" and dtype.kind == "f")
         return numbers * dtype.itemsize // (1 if plain else _MOST_PACKED)
@@ -77,24 +77,24 @@ def choose_layout(
     shard_rows: int | None = None,
     compressor: str | None = "auto",
     tile_columns: int | None = None,
-    beside: int = 0,
+    target_bytes: int = 0,
 ) -> ChunkLayout:
-    """Choose the sizes and codec that are None or 'auto'; `beside` is the bytes per row of dense targets."""
+    """Choose sizes and codec that are None or 'auto'; `target_bytes` is the size of targets per row."""
     if tile_columns is not None:
         # A tile is one chunk and one file.
         chunk_rows = shard_rows = shard_rows or chunk_rows
     if compressor == "auto":
         compressor = None if dtype.kind == "f" else "lz4"
     if compressor not in COMPRESSORS:
-        raise DataError(f"compressor is {compressor!r}, but it has to be 'auto', 'zstd', 'lz4' or None")
+        raise DataError(f"compressor is {compressor!r}, but it must be 'auto', 'zstd', 'lz4' or None")
     sizes = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "tile_columns": tile_columns}
     for name, size in sizes.items():
         if size is not None and size < 1:
-            raise DataError(f"{name} is {size}, but it has to be at least 1")
+            raise DataError(f"{name} is {size}, but it must be at least 1")
     if chunk_rows and shard_rows and shard_rows % chunk_rows:
         raise DataError(
-            f"shard_rows is {shard_rows}, but it has to be a multiple of chunk_rows ({chunk_rows}), because "
-            f"a chunk lies in one shard; give for example {-(-shard_rows // chunk_rows) * chunk_rows}"
+            f"shard_rows is {shard_rows}, but it must be a multiple of chunk_rows ({chunk_rows}), because "
+            f"a shard consists of whole chunks; give for example {-(-shard_rows // chunk_rows) * chunk_rows}"
         )
     row_bytes = max(1, n_features(feature_shape) * dtype.itemsize)
     if chunk_rows is None:
@@ -103,7 +103,7 @@ def choose_layout(
         )
     chunk_rows = min(chunk_rows, n_rows)
     if shard_rows is None:
-        room = min(SHARD_BYTES // (row_bytes + beside), MAX_SHARD_ROWS) // chunk_rows
+        room = min(SHARD_BYTES // (row_bytes + target_bytes), MAX_SHARD_ROWS) // chunk_rows
         whole_chunk = compressor is None or tile_columns is not None
         shard_rows = chunk_rows * (1 if whole_chunk else _power_of_two(room))
     whole = -(-n_rows // chunk_rows) * chunk_rows
@@ -118,20 +118,20 @@ def choose_csr_layout(
     shard_rows: int | None = None,
     chunk_rows: int | None = None,
     compressor: str | None = "auto",
-    beside: int = 0,
+    target_bytes: int = 0,
 ) -> ChunkLayout:
     """Return the layout of CSR rows; the mean bytes of a row determine the rows per row group."""
     if compressor not in ("auto", *COMPRESSORS):
-        raise DataError(f"compressor is {compressor!r}, but it has to be 'auto', 'zstd', 'lz4' or None")
+        raise DataError(f"compressor is {compressor!r}, but it must be 'auto', 'zstd', 'lz4' or None")
     if chunk_rows is not None:
         raise DataError(
-            f"chunk_rows is {chunk_rows}, but CSR rows have row groups, not chunks; give shard_rows, the "
-            "rows of a row group"
+            f"chunk_rows is {chunk_rows}, but CSR rows have row groups instead of chunks; give "
+            "shard_rows, the number of rows of a row group"
         )
     if shard_rows is not None and shard_rows < 1:
-        raise DataError(f"shard_rows is {shard_rows}, but it has to be at least 1")
+        raise DataError(f"shard_rows is {shard_rows}, but it must be at least 1")
     if shard_rows is None:
-        row_bytes = nnz / n_rows * (dtype.itemsize + 4) + 8 + beside
+        row_bytes = nnz / n_rows * (dtype.itemsize + 4) + 8 + target_bytes
         shard_rows = min(_power_of_two(int(GROUP_BYTES / row_bytes)), MAX_SHARD_ROWS)
     shard_rows = min(shard_rows, n_rows)
     return ChunkLayout(shard_rows, shard_rows, compressor)
@@ -139,10 +139,10 @@ def choose_csr_layout(
 
 def _chunk_rows(row_bytes: int, limit: int, shard_rows: int | None) -> int:
     """Return the rows per chunk, at most `limit`, and a divisor of `shard_rows` unless that is None."""
-    wanted = min(_power_of_two(CHUNK_BYTES // row_bytes), MAX_CHUNK_ROWS)
-    if limit <= wanted or shard_rows is None:
-        return min(limit, wanted)
-    least = -(-shard_rows // wanted)
+    best = min(_power_of_two(CHUNK_BYTES // row_bytes), MAX_CHUNK_ROWS)
+    if limit <= best or shard_rows is None:
+        return min(limit, best)
+    least = -(-shard_rows // best)
     parts = next((k for k in range(least, 8 * least) if shard_rows % k == 0), 1)
     return shard_rows // parts
 

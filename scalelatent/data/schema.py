@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
@@ -13,6 +13,8 @@ from scalelatent.errors import DataError
 from scalelatent.storage.location import REMOVED
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from scalelatent.typing import WeightsLike
 
 FORMAT = "scalelatent-dataset"
@@ -69,10 +71,20 @@ class LayoutOptions(TypedDict, total=False):
 class OutputOptions(TypedDict, total=False):
     """Arguments of `create_dataset` for the column of labels, targets or multi-labels."""
 
-    y_dtype: np.dtype | None
+    y_dtype: npt.DTypeLike | None
     y_kind: str
-    n_targets: int
-    classes: np.ndarray | None
+    n_targets: int | None
+    classes: npt.ArrayLike | None
+
+
+class CreateOptions(LayoutOptions, OutputOptions, total=False):
+    """Optional arguments of `create_dataset`; `create.begin_dataset` has their defaults."""
+
+    nnz: int | None
+    weighted: bool
+    provenance: dict[str, Any] | None
+    resume: bool
+    overwrite: bool
 
 
 @dataclass(frozen=True)
@@ -122,10 +134,6 @@ class DatasetAttrs:
                 del values[name]
         return {**values, "format_version": self.format_version}
 
-    def finished(self, fingerprint: str, classes: list[Label] | None, crc: CrcTable | None) -> DatasetAttrs:
-        """Return the attributes of the finished dataset, marked as complete."""
-        return replace(self, fingerprint=fingerprint, classes=classes, crc=crc, complete=True)
-
     @property
     def own_classes(self) -> list[Label] | None:
         """Classes that the stored codes index: those of the first segment if segments were appended."""
@@ -136,23 +144,25 @@ class DatasetAttrs:
         """Check the attributes of the group at `url` (format, version, then the rest), and return them."""
         if isinstance(attrs, dict) and attrs.get("format") == REMOVED:
             raise DataError(
-                f"{url} is being removed, or its removal was stopped: the rows are gone; write them again"
+                f"{url} is being removed, or its removal was interrupted: its rows are deleted; write them "
+                "again"
             )
         if not isinstance(attrs, dict) or attrs.get("format") != FORMAT:
             raise DataError(
                 f"{url} is a zarr group but not a scalelatent dataset (its attribute 'format' is not "
-                f"{FORMAT!r}); make a dataset with `scalelatent data import`, or pass its arrays to "
+                f"{FORMAT!r}); create a dataset with `scalelatent data import`, or pass its arrays to "
                 "Dataset.from_arrays"
             )
         version = attrs.get("format_version")
         if not isinstance(version, int) or version < 1:
             raise DataError(
-                f"{url}: attribute 'format_version' is {version!r}, but it has to be a number from 1 on"
+                f"{url}: attribute 'format_version' is {version!r}, but it must be a whole number from 1 on; "
+                "import the data again"
             )
         if version > FORMAT_VERSION:
             raise DataError(
-                f"{url} has format_version {version}; this scalelatent ({software()}) reads up to "
-                f"{FORMAT_VERSION}: install a newer scalelatent"
+                f"{url} has format_version {version}; this scalelatent ({software()}) reads versions up "
+                f"to {FORMAT_VERSION}: install a newer scalelatent"
             )
         names: tuple[str, ...] = (
             "classes", "codes", "provenance", "fingerprint", "complete", "columns", "crc",
@@ -166,7 +176,7 @@ class DatasetAttrs:
         ):
             raise DataError(
                 f"{url}: attributes 'x_kind' and 'y_kind' are {known.get('x_kind')!r} and "
-                f"{known.get('y_kind')!r}, but they have to be 'dense' or 'csr', and one of "
+                f"{known.get('y_kind')!r}, but they must be 'dense' or 'csr', and one of "
                 f"{', '.join(map(repr, Y_KINDS))}; import the data again"
             )
         try:
@@ -203,8 +213,8 @@ def check_rows_dtype(dtype: np.dtype, what: str) -> np.dtype:
     if dtype.kind not in "buif":
         kind = {"O": "Python objects", "c": "complex numbers"}.get(dtype.kind, f"values of type {dtype}")
         raise DataError(
-            f"{what} holds {kind} (dtype {dtype}); rows have to be real numbers: bool, integers or floats. "
-            f"Convert it first, for example with x.astype('float32')"
+            f"{what} holds {kind} (dtype {dtype}); rows must be real numbers: bool, integers or floats. "
+            f"Convert them first, for example with x.astype('float32')"
         )
     return dtype.newbyteorder("=")
 
@@ -221,7 +231,7 @@ def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
         bad = np.flatnonzero(~np.isfinite(row))
         if bad.size:
             raise DataError(
-                f"{what}: row {first_row + i}, column {bad[0]} is {row[bad[0]]}; rows have to be finite "
+                f"{what}: row {first_row + i}, column {bad[0]} is {row[bad[0]]}; rows must be finite "
                 f"numbers. Replace or drop such values, then try again"
             )
 
@@ -240,8 +250,8 @@ def refuse_masked(values: object, what: str, first_row: int = 0) -> None:
     row, feature = divmod(int(bad[0]), max(1, mask[0].size))
     where = f"row {first_row + row}" + (f", feature {feature}" if mask.ndim > 1 else "")
     raise DataError(
-        f"{what} is a masked array: {where} is masked, and {len(bad)} of {mask.size} entries are, but all "
-        "have to be known. Fill such entries (x.filled(0)), or leave those rows out (np.ma.compress_rows(x))"
+        f"{what} is a masked array: {where} is masked ({len(bad)} of {mask.size} entries are masked), but "
+        "all entries must be known. Fill them (x.filled(0)), or remove those rows (np.ma.compress_rows(x))"
     )
 
 
@@ -252,8 +262,8 @@ def as_labels(y: object, what: str, first_row: int = 0) -> np.ndarray:
     labels = y if isinstance(y, np.ndarray) else np.asarray(y)
     if labels.ndim != 1:
         raise DataError(
-            f"{what} has shape {labels.shape}; labels have to be one per row, shape (n,): use y.ravel() for "
-            "one column"
+            f"{what} has shape {labels.shape}; give one label per row, shape (n,): use y.ravel() for one "
+            "column"
         )
     if labels.dtype.kind == "O":
         labels = _from_objects(labels, what)
@@ -261,7 +271,8 @@ def as_labels(y: object, what: str, first_row: int = 0) -> np.ndarray:
         labels = _decoded(labels, what, first_row)
     if labels.dtype.kind not in "buifU":
         raise DataError(
-            f"{what} has dtype {labels.dtype}; labels have to be integers, floats, booleans or strings"
+            f"{what} has dtype {labels.dtype}; labels must be integers, floats, booleans or strings; convert "
+            "them first"
         )
     return labels if labels.dtype.isnative else labels.astype(labels.dtype.newbyteorder("="))
 
@@ -288,16 +299,16 @@ def check_label_values(y: Any, what: str, first_row: int = 0) -> None:
         if bad is not None:
             raise DataError(
                 f"{what}: the label of row {first_row + bad} is {y[bad]!r:.40}, which ends in the character "
-                "NUL. Arrays of strings do not keep it: remove it, or give another label"
+                "NUL. Arrays of strings drop this character: remove it, or use another label"
             )
     if len(are_text) < 2:
         return
     text = isinstance(y[0], (str, bytes))
     row = next(i for i, label in enumerate(y) if isinstance(label, (str, bytes)) != text)
     raise DataError(
-        f"{what} is of mixed types. The label of row {first_row + row} is {y[row]!r:.40} "
-        f"({type(y[row]).__name__}), and row {first_row} is {y[0]!r:.40} ({type(y[0]).__name__}); labels are "
-        "all numbers or all strings"
+        f"{what} has labels of mixed types. The label of row {first_row + row} is {y[row]!r:.40} "
+        f"({type(y[row]).__name__}), and row {first_row} is {y[0]!r:.40} ({type(y[0]).__name__}); labels "
+        "must be all numbers or all strings"
     )
 
 
@@ -343,7 +354,7 @@ def _from_objects(labels: np.ndarray, what: str) -> np.ndarray:
         bad = next((i for i, v in enumerate(labels) if not isinstance(v, (str, int, float, np.number))), 0)
         raise DataError(
             f"{what} holds Python objects; row {bad} is {labels[bad]!r} ({type(labels[bad]).__name__}). "
-            f"Labels have to be all numbers or all strings"
+            "Labels must be all numbers or all strings"
         )
     return numbers
 
@@ -354,7 +365,7 @@ def distinct_labels(labels: np.ndarray, first_row: int, what: str) -> np.ndarray
         bad = np.flatnonzero(~np.isfinite(labels))
         if bad.size:
             raise DataError(
-                f"{what}: the label of row {first_row + bad[0]} is {labels[bad[0]]}; labels have to be "
+                f"{what}: the label of row {first_row + bad[0]} is {labels[bad[0]]}; labels must be "
                 f"finite. Label or drop such rows, then try again"
             )
     return np.unique(labels)
@@ -372,9 +383,9 @@ def as_classes(distinct: np.ndarray, what: str) -> np.ndarray | None:
 def too_many_strings(what: str) -> DataError:
     """Return the error for more distinct string labels than `MAX_CLASSES`."""
     return DataError(
-        f"{what}: more than {MAX_CLASSES:,} distinct labels that are strings; strings are stored as codes of "
-        "classes, and there may be that many at most. Give numbers instead, or leave the labels out: names "
-        "of rows are not classes"
+        f"{what} has more than {MAX_CLASSES:,} distinct labels that are strings. Strings are stored as codes "
+        "of classes, and this is the maximum number of classes. Give numbers instead, or no labels: names of "
+        "rows are not classes"
     )
 
 
@@ -400,7 +411,7 @@ def encode_labels(
         shown = ", ".join(map(str, classes[:10].tolist())) + (", …" if len(classes) > 10 else "")
         raise DataError(
             f"{what}: the label of row {first_row + i} is {labels[i].item()!r}, which is not one of the "
-            f"{len(classes)} classes ({shown}); correct the label, or leave such rows out"
+            f"{len(classes)} classes ({shown}); correct the label, or remove such rows"
         )
     return codes.astype(np.int32)
 
@@ -411,12 +422,12 @@ def check_weight(weight: WeightsLike, n_rows: int, what: str, first_row: int = 0
     out = np.ascontiguousarray(weight, dtype=np.float64)
     if out.shape != (n_rows,):
         raise DataError(
-            f"{what}: weights have shape {out.shape}, but there are {n_rows} rows: one weight a row"
+            f"{what}: weights have shape {out.shape}, but there are {n_rows} rows: give one weight per row"
         )
     bad = np.flatnonzero(~(np.isfinite(out) & (out >= 0)))
     if bad.size:
         raise DataError(
-            f"{what}: the weight of row {first_row + bad[0]} is {out[bad[0]]}; weights have to be finite "
+            f"{what}: the weight of row {first_row + bad[0]} is {out[bad[0]]}; weights must be finite "
             "and >= 0"
         )
     return out

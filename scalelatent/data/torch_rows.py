@@ -21,7 +21,7 @@ class TorchRows(IterableDataset):
 
     def __init__(self, ds: Dataset, seed: int | None, batch_size: int | None, piece_rows: int) -> None:
         if (batch_size is not None and batch_size < 1) or piece_rows < 1:
-            raise DataError(f"batch_size={batch_size}, piece_rows={piece_rows}: give numbers of at least 1")
+            raise DataError(f"batch_size={batch_size}, piece_rows={piece_rows}: both must be at least 1")
         self._ds, self._seed, self._batch = ds, seed, batch_size
         cut = (range(a, b, piece_rows) for a, b in ds.pieces())
         self._pieces = [(u, min(u + piece_rows, part.stop)) for part in cut for u in part]

@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
-from scalelatent._above import ask
+from scalelatent._registry import find_registered
 from scalelatent.contract.learners import RowMap
 from scalelatent.contract.parameters import Parameters
 from scalelatent.data import Dataset
@@ -607,7 +607,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         '/report/index.html'
         """
         check_is_fitted(self)
-        return str(ask("report")(self, folder, data))
+        return str(find_registered("report")(self, folder, data))
 
     # -- saving ----------------------------------------------------------------------------------------------
 

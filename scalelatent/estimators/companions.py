@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from scalelatent._above import ask
+from scalelatent._registry import find_registered
 from scalelatent.engine.callbacks import Callback, Callbacks, in_notebook
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def accompanied(call: FitCall) -> Iterator[Callbacks]:
 
             before.append(stack.enter_context(fit_display(call.client)))
         if call.run_dir is not None and not given.keeps_run_folder:
-            before.append(stack.enter_context(ask("fit recorder")(call)))
+            before.append(stack.enter_context(find_registered("fit recorder")(call)))
         inside = _WITHIN.set(True)
         try:
             yield Callbacks([*before, *given.callbacks])
@@ -137,15 +137,15 @@ def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: str | Path | None
     if records:
         done = f"after pass {records[-1]['pass']}"
     if run_dir is not None:
-        rest = f"go on with the same fit(..., run_dir={str(run_dir)!r}, resume=True)"
+        rest = f"continue with the same fit(..., run_dir={str(run_dir)!r}, resume=True)"
     elif was_fitted:
         rest = (
-            "the model of the fit before is kept: fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
+            "the model of the previous fit is kept: fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
         )
     elif records:
         rest = (
-            "history_ has the passes done, but no model was kept: fit(..., run_dir=FOLDER) keeps "
-            "checkpoints to resume from"
+            "history_ has the records of the completed passes, but no model was kept: "
+            "fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
         )
     else:
         rest = "nothing was kept: fit(..., run_dir=FOLDER) keeps checkpoints to resume from"

@@ -98,8 +98,8 @@ def rows_as_begun(datasets: Mapping[str, Dataset], run_dir: Place | None) -> dic
         if found is not None and found is not ds:
             a, b = found.extent
             _log.warning(
-                "%s rows: %s has grown since the fit began; it goes on with the rows %d:%d of then (a fit "
-                "of all rows needs another run_dir)",
+                "%s rows: %s has grown since the fit started; the fit continues with rows %d:%d (a fit of "
+                "all rows needs another run_dir)",
                 name,
                 ds.url,
                 a,

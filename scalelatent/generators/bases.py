@@ -1,4 +1,4 @@
-"""Base sets: the datasets, or scikit-learn's digits, that rows are made from."""
+"""Base sets: the datasets, or scikit-learn's digits, from which generators derive rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from scalelatent.storage.write_checks import check_not_own_input
 
 @functools.lru_cache(maxsize=1)
 def base_digits() -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's 1,797 digits: uint8 (1797, 8, 8), grey values 0 to 255, and labels uint8."""
-    spec = importlib.util.find_spec("sklearn")  # found, not imported: that would take a second
+    """Return scikit-learn's 1,797 digits, uint8 (1797, 8, 8) with grey values 0 to 255, and labels uint8."""
+    spec = importlib.util.find_spec("sklearn")  # not imported, which would take a second
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     paths = [os.path.join(folder, "datasets", "data", "digits.csv.gz") for folder in folders]
     path = next((p for p in paths if os.path.exists(p)), None)
@@ -34,17 +34,17 @@ def base_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def relative(path: str | os.PathLike[str], url: str) -> str:
-    """A path as provenance keeps it: relative to the dataset, so that both may move together."""
+    """Return a path relative to the dataset at `url`, so that both can be moved together."""
     return os.path.abspath(path) if "://" in url else os.path.relpath(path, url)
 
 
 def absolute(path: str, url: str) -> str:
-    """The path that `relative` was given."""
+    """Return the path from which `relative` made `path`."""
     return path if "://" in url else os.path.normpath(os.path.join(url, path))
 
 
 def base_name(base: str | os.PathLike[str], url: str) -> str:
-    """A base set as provenance keeps it: 'digits', a url with a scheme, or a relative path."""
+    """Return a base set as the provenance stores it: 'digits', a url with a scheme, or a relative path."""
     text = os.fspath(base)
     if text == "digits":
         return text
@@ -52,42 +52,41 @@ def base_name(base: str | os.PathLike[str], url: str) -> str:
     return place if "://" in place else relative(place, url)
 
 
-def open_stored_base(name: str, url: str) -> Dataset:
-    """The dataset that `base_name` named."""
-
+def open_stored_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
+    """Open the dataset with this `base_name`; raise `DataError` if its fingerprint has changed."""
     place = name if "://" in name else absolute(name, url)
     check_not_own_input(url, place)
-    return open_dataset(place)
+    return _check_unchanged(open_dataset(place), name, url, fingerprint)
 
 
 def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
-    """The base set that `base_name` named: uint8 images, with or without labels."""
-
+    """Open the base set with this `base_name`: uint8 images (n, h, w), with or without labels."""
     ds = Dataset.from_arrays(*base_digits()) if name == "digits" else open_stored_base(name, url)
     if ds.dtype != "u1" or len(ds.feature_shape) != 2 or ds.is_sparse:
         raise DataError(
             f"base {ds.url} holds rows of shape {ds.feature_shape} and dtype {ds.dtype}; uint8 images "
             "(height, width) are needed"
         )
-    return ds if fingerprint is None else unchanged(ds, name, url, fingerprint)
+    return _check_unchanged(ds, name, url, fingerprint)
 
 
 def check_base_rows(base_rows: tuple[int, int] | None, n: int) -> tuple[int, int]:
-    """The rows A:B of a base of n rows that are used."""
+    """Return the range of rows A:B of a base of n rows; None means all rows."""
     a, b = (0, n) if base_rows is None else (int(base_rows[0]), int(base_rows[1]))
     if not 0 <= a < b <= n:
         raise DataError(
-            f"base rows {a}:{b} do not lie in 0:{n}, the rows of the base set; give --base-rows A:B within"
+            f"base rows {a}:{b} are not inside 0:{n}, the rows of the base set; give --base-rows A:B within "
+            "it"
         )
     return a, b
 
 
-def unchanged(base: Dataset, name: str, url: str, fingerprint: str) -> Dataset:
-    """The base set of a dataset, if it is what it was."""
-    found = base.fingerprint()
+def _check_unchanged(base: Dataset, name: str, url: str, fingerprint: str | None) -> Dataset:
+    found = base.fingerprint() if fingerprint is not None else None
     if found != fingerprint:
         raise DataError(
-            f"{url}: its base {name} has changed since the first shard was made (fingerprint {found[:12]}, "
-            f"was {fingerprint[:12]}); restore the base, or start again with --overwrite"
+            f"{url}: its base {name} has changed since the first shard was made (fingerprint "
+            f"{str(found)[:12]}, was {str(fingerprint)[:12]}); restore the base, or make the dataset again "
+            "with --overwrite"
         )
     return base

@@ -1,10 +1,10 @@
 """Corrupted images and their clean targets as datasets.
 
-Noisy and occluded images are those of conditional RBMs (see corruption.py). Borders, patches of random
-pixels, grids, lines across and deleted lines are, with flips, the six corruptions of Figure 12 in
-Lázaro-Gredilla, Liu, Phoenix and George, "Hierarchical compositional feature learning" (2016); the paper does
-not give their sizes, those here are ours. Images are made binary by a threshold of 127, or keep their grey
-values. Row `i` comes from base `i` (modulo their number) and is a function of (seed, i) besides.
+Noisy and occluded images are those of conditional RBMs (see kernels/corruption.py). Borders, patches of
+random pixels, grids, crossing lines and deleted lines are, with flips, the six corruptions of Figure 12 in
+Lázaro-Gredilla, Liu, Phoenix and George, "Hierarchical compositional feature learning" (2016). The paper
+gives no sizes; those here are ours. Images are made binary by a threshold of 127, or keep their grey
+values. Row `i` derives from base `i` (modulo their number), and its corruption depends on (seed, i) only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,30 +26,37 @@ from scalelatent.storage.disk import locate
 from scalelatent.storage.write_checks import contains
 
 from .bases import base_name, check_base_rows, open_base
-from .make import Progress, make_rows
+from .make import make_rows
 
-_ROWS = 1024  # corrupted at a time, which bounds the random words in memory
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from .make import MakeOptions
+
+# Number of rows that are corrupted at a time, which bounds the random words in memory.
+_BATCH_ROWS = 1024
 
 
 class Corruption(NamedTuple):
-    """A way to corrupt images uint8 (n, h, w) of 0 and ``on``, in place."""
+    """Method that corrupts images uint8 (n, h, w) of 0 and ``on``, in place."""
 
     options: tuple[str, ...]
+    """Names of its parameters in `make_corrupted`."""
     n_draws: Callable[[dict[str, Any], int], int]
-    """Of an image, from the options and its pixels."""
+    """Function of (options, pixels): number of random words of an image."""
     apply: Callable[[np.ndarray, dict[str, Any], int, np.ndarray], None]
-    """From the draws, the options, ``on`` and the images."""
+    """Function of (draws, options, ``on``, images)."""
 
 
-def _chosen(draws: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """1 at as many different pixels of an image as there are draws, 0 elsewhere."""
+def _random_pixels(draws: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Return 1 at as many different pixels of each image as it has draws, and 0 elsewhere."""
     chosen = np.zeros((len(images), images[0].size), np.uint8)
     compiled.flip_exactly(np.ascontiguousarray(draws), chosen)
     return chosen.reshape(images.shape)
 
 
 def _flip(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
-    images ^= _chosen(draws, images) * np.uint8(on)
+    images ^= _random_pixels(draws, images) * np.uint8(on)
 
 
 def _occlude(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
@@ -75,7 +82,7 @@ def _clutter(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) 
 def _delete(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
     lines = 2 * p["lines"]
     compiled.erase_lines(np.ascontiguousarray(draws[:, :lines]), images)
-    images *= 1 - _chosen(draws[:, lines:], images)
+    images *= 1 - _random_pixels(draws[:, lines:], images)
 
 
 def _share_of(p: dict[str, Any], pixels: int) -> int:
@@ -96,7 +103,7 @@ KINDS = {
 
 
 class CorruptedImages:
-    """Images of a base set, corrupted or clean; see `make.Generator`."""
+    """`Generator` of the images of a base set, corrupted or clean."""
 
     def __init__(self, base: Dataset, parameters: dict[str, Any]) -> None:
         self._base, self._p = base, parameters
@@ -108,7 +115,7 @@ class CorruptedImages:
             self.columns["y_dtype"] = base.read_y(0, 1).dtype
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Images of the rows `start:stop`, uint8 (stop - start, h, w), and the bases' labels."""
+        """Return images uint8 (stop - start, h, w) and the labels of their bases."""
         shape = self._base.feature_shape
         out = np.empty((stop - start, *shape), np.uint8)
         labels = np.empty(stop - start, self.columns["y_dtype"]) if self._base.has_y else None
@@ -116,7 +123,7 @@ class CorruptedImages:
         while row < stop:
             base = self._first + row % self._n_bases
             count = min(stop - row, self._first + self._n_bases - base)
-            for a, b in self._base.pieces(base, base + count):  # each chunk of the base is decoded once
+            for a, b in self._base.pieces(base, base + count):  # each chunk of the base is read once
                 part = slice(row - start, row - start + b - a)
                 images = self._base.read_x(a, b).reshape(b - a, *shape)
                 if self._p["threshold"] is None:
@@ -126,13 +133,13 @@ class CorruptedImages:
                 if labels is not None:
                     labels[part] = self._base.read_y(a, b)
                 row += b - a
-        for first in range(0, stop - start, _ROWS):
-            self._corrupt(start + first, out[first : first + _ROWS])
+        for first in range(0, stop - start, _BATCH_ROWS):
+            self._corrupt(start + first, out[first : first + _BATCH_ROWS])
         return out, labels
 
     def _corrupt(self, start: int, images: np.ndarray) -> None:
-        if self._kind not in KINDS:
-            return  # these are the clean ones
+        if self._kind not in KINDS:  # the clean images
+            return
         kind, p, on = KINDS[self._kind], self._p, 255 if self._p["threshold"] is None else 1
         rows = np.arange(start, start + len(images))
         kind.apply(draws_of(rows, kind.n_draws(p, images[0].size), p["seed"], self._kind), p, on, images)
@@ -154,48 +161,45 @@ def make_corrupted(
     lines: int = 3,
     threshold: int | None = 127,
     seed: int = 0,
-    n_jobs: int | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shard_rows: int | None = None,
+    **options: Unpack[MakeOptions],
 ) -> tuple[Dataset, Dataset]:
-    """Write corrupted images, and the clean ones as a dataset of its own, row for row.
+    """Write corrupted images, and the clean images as a second dataset with the same order of rows.
 
     Parameters
     ----------
     url : str
-        Where the corrupted images go.
+        Dataset of the corrupted images.
     kind : str
         'noisy-digits': flip pixels. 'occluded-digits': set a patch to one value. 'bordered-digits': draw a
         border. 'patched-digits': draw a patch of random pixels. 'gridded-digits': draw a grid of lines.
         'cluttered-digits': draw lines from edge to edge. 'deleted-digits': turn rows, columns and pixels off.
     base : str
-        'digits' (scikit-learn's) or the url of a dataset of uint8 images; labels are taken over.
+        'digits' (scikit-learn's) or the url of a dataset of uint8 images; its labels are copied.
     base_rows : (int, int), optional
-        Bases `A:B`; all by default. No row derives from another.
+        Bases `A:B` from which images derive; all by default.
     rows : int, optional
-        Number of images, one of each base by default. More begin again at base A with other corruptions.
+        Number of images, one of each base by default. More start again at base A with other corruptions.
     clean : str, optional
-        Where the clean images go; by default beside `url`, with `.clean` in its name. A dataset there that
-        holds just these images is kept, also with `overwrite`, so several corruptions may share it.
+        Dataset of the clean images; by default next to `url`, with `.clean` in its name. If it already holds
+        exactly these images it is kept, also with `overwrite`, so several corruptions can share it.
     share : float
-        Of noisy and deleted images: share of the pixels that are flipped or off, exact in each image.
+        For noisy and deleted images: share of the pixels that are flipped or off, exact in each image.
     patch : (int, int)
-        Of occluded and patched images: height and width of the patch, which lies whole within the image.
+        For occluded and patched images: height and width of the patch, which is whole inside the image.
     value : {0, 1}
-        Of occluded images: what the patch is set to.
+        For occluded images: value of the pixels in the patch.
     width : int
-        Of bordered images: greatest width of the border, in pixels; each side of an image draws its own.
+        For bordered images: maximum width of the border, in pixels; each side of an image draws its own.
     pitch : int
-        Of gridded images: pixels from a line to the next; an image draws where the first ones lie.
+        For gridded images: pixels from one line to the next; an image draws the position of its first lines.
     lines : int
-        Of cluttered images: lines across. Of deleted ones: rows and columns of pixels that are off.
+        For cluttered images: number of crossing lines. For deleted images: number of rows, and of columns,
+        that are off.
     threshold : int, optional
-        A pixel above it is 1. None: grey values stay; what is drawn is 255, a flipped pixel 255 - v.
+        A pixel above it becomes 1. None: keep grey values; drawn pixels are 255, a flipped pixel 255 - v.
     seed : int
-        Of the corruption, at least 0.
-    n_jobs, resume, overwrite, progress, shard_rows
+        Seed of the corruption, at least 0.
+    **options
         See `make_digits`.
 
     Returns
@@ -206,7 +210,7 @@ def make_corrupted(
     Raises
     ------
     DataError
-        A parameter that cannot be, a base without such images, or an output that exists.
+        A parameter out of range, a base that has no uint8 images, or an output that exists.
 
     Examples
     --------
@@ -215,17 +219,17 @@ def make_corrupted(
     [6]
     """
 
-    where = locate(url)
-    place, pure = where.url, locate(clean_url(where.url) if clean is None else clean)
-    target = pure.url
-    if contains(where, pure) or contains(pure, where):
+    location = locate(url)
+    clean_location = locate(clean_url(location.url) if clean is None else clean)
+    place, clean_place = location.url, clean_location.url
+    if contains(location, clean_location) or contains(clean_location, location):
         raise DataError(f"{place} cannot hold both the corrupted and the clean images; give another --clean")
     ds = open_base(base_name(base, place), place)
-    open_base(base_name(base, target), target)  # the base is none of the two outputs
+    open_base(base_name(base, clean_place), clean_place)  # checks that the base is neither of the outputs
     first, last = check_base_rows(base_rows, ds.n_rows)
     if kind not in KINDS:
-        raise DataError(f"there is no corruption {kind!r}; there are {', '.join(KINDS)}")
-    given: dict[str, Any] = {
+        raise DataError(f"there is no corruption {kind!r}; the corruptions are {', '.join(KINDS)}")
+    values: dict[str, Any] = {
         "share": share,
         "patch": [int(p) for p in patch],
         "value": int(value),
@@ -233,45 +237,37 @@ def make_corrupted(
         "pitch": int(pitch),
         "lines": int(lines),
     }
-    options = {name: given[name] for name in KINDS[kind].options}
-    _check(kind, options, threshold, seed, ds.feature_shape)
+    corruption = {name: values[name] for name in KINDS[kind].options}
+    _check(kind, corruption, threshold, seed, ds.feature_shape)
 
-    def parameters(name: str, at: str) -> dict[str, Any]:
-        common = {"base": base_name(base, at), "base_fingerprint": ds.fingerprint()}
-        return {"importer": name, **common, "base_rows": [first, last], "threshold": threshold}
+    def parameters(importer: str, at: str) -> dict[str, Any]:
+        base_values = {"base": base_name(base, at), "base_fingerprint": ds.fingerprint()}
+        return {"importer": importer, **base_values, "base_rows": [first, last], "threshold": threshold}
+
+    def half_options(half: int) -> MakeOptions:
+        """Return the options for the first (0) or the second (1) dataset, each half of the progress."""
+        report = options.get("progress")
+        if report is None:
+            return options
+        return {**options, "progress": lambda done, total: report((half * total + done) // 2, total)}
 
     n_rows = last - first if rows is None else rows
-    if not resume:
-        check_room(where, overwrite)
-    say = progress or (lambda done, total: None)
-    wanted = parameters("clean-digits", target)
-    kept = _holds(target, n_rows, wanted)
-    cleaned = make_rows(  # first: a target that may not be written is found before hours of the other
-        target,
-        n_rows,
-        wanted,
-        n_jobs=n_jobs,
-        resume=kept or not overwrite,
-        overwrite=overwrite and not kept,
-        progress=lambda done, total: say(done // 2, total),
-        shard_rows=None if kept else shard_rows,
-    )
-    corrupted = make_rows(
-        url,
-        n_rows,
-        {**parameters(kind, place), "seed": int(seed), **options},
-        n_jobs=n_jobs,
-        resume=resume,
-        overwrite=overwrite,
-        progress=lambda done, total: say((total + done) // 2, total),
-        shard_rows=shard_rows,
-    )
-    return corrupted, cleaned
+    if not options.get("resume"):
+        check_room(location, options.get("overwrite", False))
+    clean_parameters = parameters("clean-digits", clean_place)
+    # The clean images come first, so that an output that cannot be written is found before the long work.
+    clean_options = half_options(0)
+    if _holds_rows(clean_place, n_rows, clean_parameters):
+        clean_options = {**clean_options, "resume": True, "overwrite": False, "shard_rows": None}
+    else:
+        clean_options = {**clean_options, "resume": not options.get("overwrite", False)}
+    cleaned = make_rows(clean_place, n_rows, clean_parameters, **clean_options)
+    corrupted_parameters = {**parameters(kind, place), "seed": int(seed), **corruption}
+    return make_rows(url, n_rows, corrupted_parameters, **half_options(1)), cleaned
 
 
-def _holds(url: str, n_rows: int, parameters: dict[str, Any]) -> bool:
-    """Whether a finished dataset holds the rows of these parameters."""
-
+def _holds_rows(url: str, n_rows: int, parameters: dict[str, Any]) -> bool:
+    """Return whether a complete dataset holds the rows of these parameters."""
     try:
         ds = open_dataset(url)
     except DataError:
@@ -283,11 +279,12 @@ def _holds(url: str, n_rows: int, parameters: dict[str, Any]) -> bool:
 def _check(
     kind: str, options: dict[str, Any], threshold: int | None, seed: int, shape: tuple[int, ...]
 ) -> None:
-    least, most = int(kind == "cluttered-digits"), max(shape)
+    """Raise `DataError` for a parameter out of range."""
+    min_lines, max_lines = int(kind == "cluttered-digits"), max(shape)
     if kind == "noisy-digits":
         check_corruption("flip", math.prod(shape), rate=options["share"])
     elif not 0 <= options.get("share", 0) <= 1:
-        raise DataError(f"share is {options['share']}, but the share of pixels that are off lies in 0 to 1")
+        raise DataError(f"share is {options['share']}, but the share of pixels that are off must be 0 to 1")
     if "patch" in options:
         value = options.get("value", 0)
         check_corruption("occlude", math.prod(shape), size=options["patch"], shape=shape, value=value)
@@ -296,23 +293,22 @@ def _check(
             f"width is {options['width']}, but a border of images of {shape[0]} x {shape[1]} pixels is 1 to "
             f"{min(shape) // 2} wide"
         )
-    if "pitch" in options and not 2 <= options["pitch"] <= most:
-        raise DataError(f"pitch is {options['pitch']}, but lines lie 2 to {most} pixels apart")
-    if "lines" in options and not least <= options["lines"] <= most:
-        raise DataError(f"lines is {options['lines']}, but {kind} have {least} to {most} of them")
+    if "pitch" in options and not 2 <= options["pitch"] <= max_lines:
+        raise DataError(f"pitch is {options['pitch']}, but lines must be 2 to {max_lines} pixels apart")
+    if "lines" in options and not min_lines <= options["lines"] <= max_lines:
+        raise DataError(f"lines is {options['lines']}, but {kind} need {min_lines} to {max_lines} lines")
     if threshold is not None and not 0 <= threshold <= 255:
         raise DataError(f"threshold is {threshold}, but grey values are 0 to 255")
     check_seed(seed)
 
 
 def clean_url(url: str) -> str:
-    """Where the clean images lie beside the corrupted ones."""
+    """Return the default url of the clean images: next to the corrupted ones, with `.clean` in its name."""
     folder, slash, name = url.rstrip("/").rpartition("/")
     stem, dot, suffix = name.rpartition(".")
     return folder + slash + (f"{stem}.clean.{suffix}" if dot and stem else f"{name}.clean")
 
 
 def from_provenance(provenance: dict[str, Any], url: str) -> CorruptedImages:
-    """The generator of a dataset with this provenance."""
-
+    """Return the generator of a dataset with this provenance."""
     return CorruptedImages(open_base(provenance["base"], url, provenance["base_fingerprint"]), provenance)

@@ -1,4 +1,4 @@
-"""The compiled kernel of the infinite digits: tangent images, and their addition to a base image."""
+"""Compiled kernel of the infinite digits: add tangent images to base images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from scalelatent.kernels.jit import entry, filled, given
 
 
-# No fused multiply-adds, which the package's defaults allow: rows have the same bits on every CPU.
+# Without fused multiply-adds, which the package's defaults allow, rows are identical on every CPU.
 @entry(
     given("u1", 3),
     *[given("i8", 1)] * 3,
@@ -30,13 +30,17 @@ def render(
     beta: np.float32,
     out: np.ndarray,
 ) -> None:
-    """Fill `out` with deformed base images."""
+    """Fill `out` (n, h, w) with base images, deformed by two displacement fields each.
+
+    `base` are the rows of `images`, `k1` and `k2` the numbers of the fields; k1 < 0 leaves an image
+    unchanged.
+    """
     height, width = images.shape[1], images.shape[2]
     n_taps = smooth.shape[0]
     radius = n_taps // 2
     half, top, zero = np.float32(0.5), np.float32(255), np.float32(0)
     padded = np.zeros(width + 2 * radius, np.float32)
-    # Rows above and below the image stay zero, as its border does.
+    # The rows above and below the image stay zero, because pixels outside are zero.
     smoothed = np.zeros((height + 2 * radius, width), np.float32)
     sloped = np.zeros((height + 2 * radius, width), np.float32)
     t_x = np.zeros(width, np.float32)

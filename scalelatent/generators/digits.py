@@ -1,9 +1,9 @@
-"""Infinite digits: an endless, indexable set of images made from a finite one, and its writer.
+"""Infinite digits: an endless, indexable set of images derived from a finite one, and its writer.
 
-The scheme is that of Loosli, Canu and Bottou, "Training invariant support vector machines using selective
+The method is that of Loosli, Canu and Bottou, "Training invariant support vector machines using selective
 sampling" (2007): image `i` is a base image plus its tangent images, weighted by two smooth random
-displacement fields, all chosen by `i` alone. The fields here are our own (seeded); the published ones can be
-read from their file.
+displacement fields; base and fields depend on `i` only. The fields are seeded here; the published fields can
+be read from their file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,26 +21,34 @@ from scalelatent.kernels.random_words import check_seed
 from scalelatent.storage.disk import locate
 
 from .bases import absolute, base_name, check_base_rows, open_base, relative
-from .make import Progress, RowsFrom, make_rows
+from .make import ShiftedGenerator, make_rows
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from .make import MakeOptions
 
 N_FIELDS = 1522
 """Number of displacement fields, as published."""
+N_TEST = 10_000
+"""First index; in the published numbering lower indices are the test images."""
 MAX_FIELD_BYTES = 1 << 30
-"""Of all displacement fields of a size of images; 419 x 419 pixels are the largest."""
-_STEP_WORDS = 1 << 20
+"""Maximum bytes of the displacement fields of one image size; 419 x 419 pixels are the largest size."""
+_NOISE_WORDS = 1 << 20
 
-# Sizes at 28 pixels; other images get them in proportion.
+# Lengths in pixels for images of 28 pixels; they scale with the image.
 _FIELD_SIGMA = 4.0
-# Displacement in pixels along each axis: digits bend visibly and stay legible. One nearest neighbour on MNIST
-# (4,000 bases, 40,000 images, validation rows): error 7.8 % without, 6.4 % at 1.0, 6.3 % at 1.5, 6.2 % at
-# 2.5; halos from 2 on.
+# RMS displacement along each axis: digits bend visibly and stay legible. Error of one nearest neighbour on
+# MNIST (4,000 bases, 40,000 images, validation rows): 7.8 % at 0, 6.4 % at 1.0, 6.3 % at 1.5, 6.2 % at 2.5;
+# halos appear from 2 on.
 _FIELD_RMS = 1.5
 TANGENT_SIGMA = 1.0
-LEAST_SIGMA = 0.5  # of a derivative filter, in pixels; narrower ones are not derivatives any more
+# Minimum sigma of a derivative filter, in pixels; narrower filters do not approximate a derivative.
+MIN_SIGMA = 0.5
 
 
 def gaussian_taps(sigma: float, radius: int) -> tuple[np.ndarray, np.ndarray]:
-    """A Gaussian and its derivative as correlation filters, float32 (2 * radius + 1)."""
+    """Return a Gaussian and its derivative as correlation filters, float32 (2 * radius + 1)."""
     offsets = range(-radius, radius + 1)
     weights = [math.exp(-0.5 * (u / sigma) ** 2) for u in offsets]
     total = math.fsum(weights)
@@ -51,7 +59,7 @@ def gaussian_taps(sigma: float, radius: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def smooth_fields(noise: np.ndarray, taps: np.ndarray) -> np.ndarray:
-    """Separable smoothing of float32 noise (n, h + 2 r, w + 2 r) to (n, h, w); no border effects."""
+    """Smooth float32 noise (n, h + 2 r, w + 2 r) along both axes to (n, h, w), without border effects."""
     height, width = (s - len(taps) + 1 for s in noise.shape[1:])
     across = np.zeros((*noise.shape[:2], width), np.float32)
     for u, tap in enumerate(taps):
@@ -63,11 +71,11 @@ def smooth_fields(noise: np.ndarray, taps: np.ndarray) -> np.ndarray:
 
 
 def shift_rows(images: np.ndarray, k1: np.ndarray) -> None:
-    """Shift each deformed image by (k1 mod 9) in place, zeros coming in."""
-    for way in range(9):
-        dy, dx = way // 3 - 1, way % 3 - 1
-        rows = np.flatnonzero((k1 >= 0) & (k1 % 9 == way))
-        if way == 4 or not rows.size:
+    """Shift each image with k1 >= 0 in place, by one of nine directions (k1 mod 9); zeros come in."""
+    for direction in range(9):
+        dy, dx = direction // 3 - 1, direction % 3 - 1
+        rows = np.flatnonzero((k1 >= 0) & (k1 % 9 == direction))
+        if direction == 4 or not rows.size:
             continue
         moved = np.zeros_like(images[rows])
         height, width = images.shape[1:]
@@ -79,34 +87,35 @@ def shift_rows(images: np.ndarray, k1: np.ndarray) -> None:
 
 @functools.lru_cache(maxsize=4)
 def seeded_fields(seed: int, height: int, width: int) -> np.ndarray:
-    """White noise smoothed by a Gaussian, float32 (1522, h, w), in pixels."""
-    size = min(height, width) / 28
-    sigma = _FIELD_SIGMA * size
-    radius = math.ceil(3 * sigma)
-    taps, _ = gaussian_taps(sigma, radius)
-    shape = (N_FIELDS, height + 2 * radius, width + 2 * radius)
-    size_of_all = 4 * N_FIELDS * height * width
-    if size_of_all > MAX_FIELD_BYTES:
+    """Return white noise smoothed by a Gaussian, float32 (1522, h, w), in pixels."""
+    field_bytes = 4 * N_FIELDS * height * width
+    if field_bytes > MAX_FIELD_BYTES:
         raise DataError(
             f"base images are {height} x {width} pixels: their {N_FIELDS} displacement fields take "
-            f"{size_of_all / 1e6:,.0f} MB of memory, and {MAX_FIELD_BYTES / 1e6:,.0f} MB is the limit; scale "
+            f"{field_bytes / 1e6:,.0f} MB of memory, and {MAX_FIELD_BYTES / 1e6:,.0f} MB is the limit; scale "
             "the images down"
         )
+    scale = min(height, width) / 28
+    sigma = _FIELD_SIGMA * scale
+    radius = math.ceil(3 * sigma)
+    taps, _ = gaussian_taps(sigma, radius)
+    noise_shape = (height + 2 * radius, width + 2 * radius)
     generator = np.random.Philox(key=np.array([check_seed(seed), 0], dtype=np.uint64))
     deviation = math.sqrt(1 / 12) * math.fsum(float(t) ** 2 for t in taps)
     fields = np.empty((N_FIELDS, height, width), np.float32)
-    step = max(1, _STEP_WORDS // math.prod(shape[1:]))  # a few fields at a time: noise takes far more room
+    # A few fields at a time, because the noise takes much more memory than the fields.
+    step = max(1, _NOISE_WORDS // math.prod(noise_shape))
     for first in range(0, N_FIELDS, step):
-        some = fields[first : first + step]
-        bits = generator.random_raw(len(some) * math.prod(shape[1:])).reshape(len(some), *shape[1:])
+        out = fields[first : first + step]
+        bits = generator.random_raw(len(out) * math.prod(noise_shape)).reshape(len(out), *noise_shape)
         noise = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24) - np.float32(0.5)
-        np.multiply(smooth_fields(noise, taps), np.float32(_FIELD_RMS * size / deviation), out=some)
+        np.multiply(smooth_fields(noise, taps), np.float32(_FIELD_RMS * scale / deviation), out=out)
     fields.flags.writeable = False
     return fields
 
 
 def read_fields(path: str | os.PathLike[str], height: int, width: int) -> np.ndarray:
-    """The published displacement fields from their file."""
+    """Return the published displacement fields from their file, float32 (1522, h, w)."""
     expected = N_FIELDS * height * width * 4
     try:
         found = os.path.getsize(path)
@@ -117,17 +126,13 @@ def read_fields(path: str | os.PathLike[str], height: int, width: int) -> np.nda
     if found != expected:
         raise DataError(
             f"file of displacement fields {path} has {found} bytes; {N_FIELDS} fields of {height} x {width} "
-            f"float32 are {expected} bytes. Give the published file, or leave it out to use our own fields"
+            f"float32 are {expected} bytes. Give the published file, or leave it out to use seeded fields"
         )
     return np.fromfile(path, "<f4").astype(np.float32).reshape(N_FIELDS, height, width)
 
 
-N_TEST = 10_000
-"""Indices below this are test originals in the published numbering; ours begins there."""
-
-
 class InfiniteDigits:
-    """An endless set of images; image `i` is a function of the seed and `i` alone.
+    """An endless set of images; image `i` depends on the seed and `i` only.
 
     Index `n_test` and the following `B - A` indices are the bases `A:B` unchanged; a later `i` deforms base
     `A + (i - n_test) % (B - A)`.
@@ -137,27 +142,27 @@ class InfiniteDigits:
     base_images : uint8 (n, h, w)
         Base images.
     base_labels : (n,)
-        Their labels.
+        Labels of the base images.
     seed : int
         Seed of the displacement fields.
     base_rows : (int, int), optional
         Use only these bases, `A:B`; all by default. No other base is ever read.
     n_test : int
-        First index; lower ones stand for test images, which are not made here.
+        First index; lower indices are test images, which are not made here.
     alpha : float
         Strength of the deformation.
     beta : float
         Strength of the thickening.
     shift : bool
-        Also shift each image by up to one pixel, in one of nine ways.
+        Also shift each image by up to one pixel, in one of nine directions.
     fields : path, optional
-        File of the published displacement fields: float32, 1522 x h x w. Replaces the seeded ones.
+        File of the published displacement fields: float32, 1522 x h x w. Replaces the seeded fields.
 
     Raises
     ------
     DataError
-        Images that are not uint8 (n, h, w), labels of another length, bases out of range, or a wrong field
-        file.
+        Images that are not uint8 (n, h, w), another number of labels than images, bases out of range, or a
+        wrong field file.
 
     Examples
     --------
@@ -197,11 +202,11 @@ class InfiniteDigits:
         self._images, self._labels = np.ascontiguousarray(images[a:b]), labels[a:b]
         self.seed, self.n_test, self.shift = check_seed(seed), n_test, shift
         self._alpha, self._beta = np.float32(alpha), np.float32(beta)
-        height, width = images.shape[1:]
+        height, width = self.image_shape
         self._fields = (
             seeded_fields(seed, height, width) if fields is None else read_fields(fields, height, width)
         )
-        sigma = max(LEAST_SIGMA, TANGENT_SIGMA * min(height, width) / 28)
+        sigma = max(MIN_SIGMA, TANGENT_SIGMA * min(height, width) / 28)
         self._smooth, self._derive = gaussian_taps(sigma, math.ceil(3 * sigma))
 
     @property
@@ -209,12 +214,12 @@ class InfiniteDigits:
         return self._images.shape[1], self._images.shape[2]
 
     def base_of(self, index: np.ndarray) -> np.ndarray:
-        """Base row of an index or of each of an array of indices, counted in the whole base set."""
+        """Return the base row of each index, counted in the whole base set."""
         a, b = self.base_rows
         return a + (np.asarray(index) - self.n_test) % (b - a)
 
     def fields_of(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers (k1, k2) of the two displacement fields of each index, as published."""
+        """Return the numbers (k1, k2) of the two displacement fields of each index, as published."""
         i = np.asarray(index, dtype=np.uint64)
         n_fields = np.uint64(len(self._fields))
         k1 = (i * np.uint64(131_071)) % np.uint64(2**32) % (n_fields - np.uint64(1))
@@ -222,40 +227,29 @@ class InfiniteDigits:
         return k1.astype(np.int64), k2.astype(np.int64)
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images and labels of the indices `start:stop`: uint8 (stop - start, h, w) and (stop - start,).
+        """Return images uint8 (stop - start, h, w) and labels (stop - start,) of the indices `start:stop`.
 
         Raises
         ------
         DataError
             An index below `n_test`.
         """
-        from .digit_kernels import render
+        from .digit_kernels import render  # numba takes a second to load
 
         if start < self.n_test or stop < start:
             raise DataError(
-                f"infinite digits {start}:{stop}: indices begin at {self.n_test}; lower ones stand for the "
-                f"test images, which no training set may hold"
+                f"infinite digits {start}:{stop}: indices begin at {self.n_test}; lower indices are the test "
+                "images, which no training set may hold"
             )
         index = np.arange(start, stop)
         base = self.base_of(index) - self.base_rows[0]
         k1, k2 = self.fields_of(index)
-        n_originals = len(self._images)
+        k1 = np.where(index < self.n_test + len(self._images), -1, k1)  # the originals stay unchanged
         out = np.empty((stop - start, *self.image_shape), np.uint8)
-        first = np.where(index < self.n_test + n_originals, -1, k1)
-        render(
-            self._images,
-            base,
-            first,
-            k2,
-            self._fields,
-            self._smooth,
-            self._derive,
-            self._alpha,
-            self._beta,
-            out,
-        )
+        filters = self._smooth, self._derive
+        render(self._images, base, k1, k2, self._fields, *filters, self._alpha, self._beta, out)
         if self.shift:
-            shift_rows(out, first)
+            shift_rows(out, k1)
         return out, self._labels[base]
 
 
@@ -271,48 +265,40 @@ def make_digits(
     beta: float = 0.0,
     shift: bool = False,
     fields: str | os.PathLike[str] | None = None,
-    n_jobs: int | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shard_rows: int | None = None,
+    **options: Unpack[MakeOptions],
 ) -> Dataset:
     """Write infinite digits to a dataset, several shards at a time.
 
     Parameters
     ----------
     url : str
-        Where to.
+        Dataset to write.
     rows : int
         Number of images.
     base : str
-        'digits' (scikit-learn's) or the url of a dataset of uint8 images with labels.
+        'digits' (scikit-learn's, their values 0 to 16 stretched to 0 to 255) or the url of a dataset of
+        uint8 images with labels.
     base_rows : (int, int), optional
-        Bases `A:B` to make images from; no written row derives from another.
+        Bases `A:B` from which images derive; all by default.
     start : int, optional
-        First index; `N_TEST` by default, so the first rows are the bases unchanged.
+        First index; `N_TEST` by default, so that the first rows are the bases unchanged.
     seed, alpha, beta, shift, fields
         See `InfiniteDigits`.
-    n_jobs : int, optional
-        Threads, each writing shards of its own; all cores by default.
-    resume : bool
-        Leave shards that are written already; the arguments have to be the same.
-    overwrite : bool
-        Replace a dataset that lies there.
-    progress : callable, optional
-        Called with (rows done, rows in all).
-    shard_rows : int, optional
-        Rows of a shard.
+    **options
+        Options of all functions that make datasets. `n_jobs` (int): threads, each of which writes its own
+        shards; all cores by default. `resume` (bool): keep existing shards of an interrupted call with the
+        same arguments. `overwrite` (bool): replace the dataset at `url`. `progress` (callable): called with
+        (rows done, total rows). `shard_rows` (int): rows of a shard.
 
     Returns
     -------
     Dataset
-        The images, uint8, and their labels.
+        Images uint8, and their labels.
 
     Raises
     ------
     DataError
-        The output exists, the base is not what it has to be, or the disk is full.
+        The output exists, the base has no uint8 images with labels, or the disk is full.
 
     Examples
     --------
@@ -321,8 +307,8 @@ def make_digits(
     """
     if start is not None and start < N_TEST:
         raise DataError(
-            f"start is {start}, but infinite digits begin at index {N_TEST}; lower ones stand for the test "
-            f"images, which no training set may hold"
+            f"start is {start}, but infinite digits begin at index {N_TEST}; lower indices are the test "
+            "images, which no training set may hold"
         )
     place = locate(url).url
     ds = open_base(base_name(base, place), place)
@@ -339,12 +325,11 @@ def make_digits(
     }
     if fields is not None:
         parameters["fields"] = relative(fields, place)
-    how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}
-    return make_rows(url, rows, parameters, **how, shard_rows=shard_rows)
+    return make_rows(url, rows, parameters, **options)
 
 
-def from_provenance(p: dict[str, Any], url: str) -> RowsFrom:
-    """The generator of a dataset of infinite digits."""
+def from_provenance(p: dict[str, Any], url: str) -> ShiftedGenerator:
+    """Return the generator of a dataset of infinite digits."""
     ds = open_base(p["base"], url, p["base_fingerprint"])
     if not ds.has_y:
         raise DataError(f"base {ds.url} has no labels; infinite digits need images with labels")
@@ -360,4 +345,4 @@ def from_provenance(p: dict[str, Any], url: str) -> RowsFrom:
         fields=absolute(p["fields"], url) if "fields" in p else None,
     )
     columns = {"feature_shape": digits.image_shape, "dtype": np.uint8, "y_dtype": labels.dtype}
-    return RowsFrom(digits.rows, p["start"], columns)
+    return ShiftedGenerator(digits.rows, p["start"], columns)

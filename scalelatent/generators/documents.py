@@ -1,7 +1,8 @@
-"""Documents without end: rows of counts, each drawn from the word counts of a base document.
+"""Endless documents: rows of counts, each drawn from the word counts of a base document.
 
-Row `i` has as many words as its base row, drawn independently with the base's frequencies: a multinomial
-resampling (the bootstrap of a document's words). Base and draws are functions of the seed and `i` alone.
+Row `i` has the length of its base row, and its words are drawn independently with the frequencies of the
+base: a multinomial resampling (the bootstrap of a document's words). Base and draws depend on the seed and
+`i` only.
 """
 
 from __future__ import annotations
@@ -17,28 +18,33 @@ from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed, stage_word
 from scalelatent.storage.disk import locate
 
-from .bases import base_name, check_base_rows, open_stored_base, unchanged
-from .make import Progress, RowsFrom, generator_of, make_rows
+from .bases import base_name, check_base_rows, open_stored_base
+from .make import ShiftedGenerator, generator_of, make_rows
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from scipy.sparse import csr_array
 
     from scalelatent.kernels.arrays import DenseOrCsr
 
+    from .make import MakeOptions
+
 STAGE = "documents"
-_PROBED = 1024  # rows made to size row groups
+# Number of rows that are made to estimate the entries of all rows, which decide the size of row groups.
+_SAMPLE_ROWS = 1024
 
 
 class ResampledDocuments:
-    """An endless set of documents; document `i` is a function of the seed and `i` alone.
+    """An endless set of documents; document `i` depends on the seed and `i` only.
 
-    Document `i` derives from base row `A + i % (B - A)`. Word `k` of it is drawn with word `k` of the Philox
+    Document `i` derives from base row `A + i % (B - A)`. Its word `k` is drawn with word `k` of the Philox
     stream of (seed, "documents", 0, i).
 
     Parameters
     ----------
     base : Dataset
-        CSR rows of counts: whole numbers of at least 0, of any type. Looked through once.
+        CSR rows of counts: whole numbers of at least 0, of any dtype. All rows are checked once.
     seed : int
         At least 0.
     base_rows : (int, int), optional
@@ -47,7 +53,7 @@ class ResampledDocuments:
     Raises
     ------
     DataError
-        Rows that are not CSR or no counts (with row and column), or base rows out of range.
+        Rows that are not CSR or not counts (with row and column), or base rows out of range.
 
     Examples
     --------
@@ -70,20 +76,19 @@ class ResampledDocuments:
         self.seed = check_seed(seed)
         self.base_rows = check_base_rows(base_rows, base.n_rows)
         self._base = base
-        self._longest = self._look_through()
-        self.dtype = np.min_scalar_type(self._longest)
+        self.dtype = np.min_scalar_type(self._check_counts())
 
     @property
     def n_features(self) -> int:
         return self._base.n_features
 
     def base_of(self, index: np.ndarray) -> np.ndarray:
-        """Base row of an index or of each of an array of indices, counted in the whole base set."""
+        """Return the base row of each index, counted in the whole base set."""
         a, b = self.base_rows
         return a + np.asarray(index) % (b - a)
 
     def rows(self, start: int, stop: int) -> tuple[csr_array, DenseOrCsr | None]:
-        """Documents `start:stop` and what the base says of them.
+        """Return the documents `start:stop` and the labels of their bases.
 
         Parameters
         ----------
@@ -106,11 +111,11 @@ class ResampledDocuments:
             raise DataError(f"documents {start}:{stop}: indices are 0 to 2**63 - 1, in rising order")
         a, b = self.base_rows
         parts, labels, row = [], [], start
-        while row < stop:  # runs of base rows, each read once: memory is bounded by the documents asked for
+        while row < stop:  # ranges of base rows, each read once; the requested documents bound the memory
             first = a + row % (b - a)
-            whole = stop - row >= b - a
-            count = stop - row if whole else min(stop - row, b - first)
-            low, high = (a, b) if whole else (first, first + count)
+            uses_all = stop - row >= b - a
+            count = stop - row if uses_all else min(stop - row, b - first)
+            low, high = (a, b) if uses_all else (first, first + count)
             local = (first - low + np.arange(count)) % (high - low)
             parts.append(self._draw(self._base.read_x(low, high), local, row))
             if self._base.has_y:
@@ -126,28 +131,22 @@ class ResampledDocuments:
         return csr.stack(parts), y
 
     def _draw(self, base: csr_array, local: np.ndarray, first: int) -> csr_array:
-        """A document for each base row in `local`; the first is document `first`."""
-        from .document_kernels import resample
+        """Return a document for each row of `base` in `local`; the first one is document `first`."""
+        from .document_kernels import resample  # numba takes a second to load
 
-        size = int(np.diff(base.indptr)[local].sum())
-        counts, columns = np.empty(size, np.uint64), np.empty(size, csr.index_dtype(self.n_features))
-        kept = np.empty(len(local), np.int64)
-        key = np.uint64(self.seed), np.uint64(stage_word(STAGE))
         pointers = base.indptr.astype(np.int64, copy=False)
-        used = resample(
-            base.data.astype(np.int64, copy=False), pointers, local, np.uint64(first), *key, counts, kept
-        )
-        # The kernel says which entries of the base each document keeps, in their order.
-        places = _places(pointers, local)
-        drawn = counts[: len(places)]
-        np.take(base.indices, places, out=columns, mode="clip")
-        alive = drawn > 0
-        assert int(alive.sum()) == used
-        indptr = np.concatenate([[0], np.cumsum(kept)])
-        return csr.csr_of(drawn[alive].astype(self.dtype), columns[alive], indptr, self.n_features)
+        base_counts = base.data.astype(np.int64, copy=False)
+        entries = _entries_of(pointers, local)
+        counts, row_entries = np.empty(len(entries), np.uint64), np.empty(len(local), np.int64)
+        key = np.uint64(self.seed), np.uint64(stage_word(STAGE))
+        resample(base_counts, pointers, local, np.uint64(first), *key, counts, row_entries)
+        columns = base.indices[entries].astype(csr.index_dtype(self.n_features), copy=False)
+        drawn = counts > 0
+        indptr = np.concatenate([[0], np.cumsum(row_entries)])
+        return csr.csr_of(counts[drawn].astype(self.dtype), columns[drawn], indptr, self.n_features)
 
-    def _look_through(self) -> int:
-        """Check that all base rows are counts; words of the longest."""
+    def _check_counts(self) -> int:
+        """Raise `DataError` if a base row is not made of counts; return the words of the longest row."""
         a, b = self.base_rows
         longest = 0
         for first, last in self._base.pieces(a, b):
@@ -155,7 +154,7 @@ class ResampledDocuments:
             assert not isinstance(x, np.ndarray), "documents are CSR rows"
             values = x.data
             wrong = (values < 0) | (values != np.floor(values)) if values.dtype.kind == "f" else values < 0
-            if values.dtype.kind in "fi" and wrong.any():
+            if wrong.any():
                 entry = int(np.flatnonzero(wrong)[0])
                 row = first + int(np.searchsorted(x.indptr, entry, side="right")) - 1
                 raise DataError(
@@ -171,8 +170,8 @@ class ResampledDocuments:
         return longest
 
 
-def _places(pointers: np.ndarray, local: np.ndarray) -> np.ndarray:
-    """Entries of the base rows `local`, one row after the other."""
+def _entries_of(pointers: np.ndarray, local: np.ndarray) -> np.ndarray:
+    """Return the indices of the entries of the rows `local`, one row after the other."""
     counts = np.diff(pointers)[local]
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(pointers[local] - (ends - counts), counts)
@@ -186,40 +185,36 @@ def make_documents(
     base_rows: tuple[int, int] | None = None,
     start: int = 0,
     seed: int = 0,
-    n_jobs: int | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shard_rows: int | None = None,
+    **options: Unpack[MakeOptions],
 ) -> Dataset:
     """Write resampled documents to a CSR dataset, several row groups at a time.
 
     Parameters
     ----------
     url : str
-        Where to.
+        Dataset to write.
     rows : int
         Number of documents.
     base : str
-        Url of a dataset of CSR counts; its labels, targets or multi-labels are carried over.
+        Url of a dataset of CSR counts; its labels, targets or multi-labels are copied.
     base_rows : (int, int), optional
-        Base rows `A:B` to draw from; no document derives from another.
+        Base rows `A:B` from which documents derive; all by default.
     start : int
         Index of the first document.
     seed
         See `ResampledDocuments`.
-    n_jobs, resume, overwrite, progress, shard_rows
+    **options
         See `make_digits`; shards are row groups.
 
     Returns
     -------
     Dataset
-        Counts, unsigned integers of the smallest type that holds the longest document.
+        Counts, unsigned integers of the smallest dtype that holds the longest document.
 
     Raises
     ------
     DataError
-        The output exists, the base is not what it has to be, or the disk is full.
+        The output exists, the base has no CSR counts, or the disk is full.
 
     Examples
     --------
@@ -243,18 +238,15 @@ def make_documents(
         "base_fingerprint": source.fingerprint(),
         "base_rows": list(check_base_rows(base_rows, source.n_rows)),
     }
-    probed = min(rows, _PROBED)
-    found = generator_of(parameters, place).rows(0, probed)[0]
-    assert not isinstance(found, np.ndarray), "documents are CSR rows"
-    entries = found.nnz
-    nnz = entries * rows // max(probed, 1)
-    how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}
-    return make_rows(url, rows, parameters, nnz=nnz, **how, shard_rows=shard_rows)
+    n_sample = min(rows, _SAMPLE_ROWS)
+    sample = generator_of(parameters, place).rows(0, n_sample)[0]
+    assert not isinstance(sample, np.ndarray), "documents are CSR rows"
+    return make_rows(url, rows, parameters, nnz=sample.nnz * rows // max(n_sample, 1), **options)
 
 
-def from_provenance(p: dict[str, Any], url: str) -> RowsFrom:
-    """The generator of a dataset of documents."""
-    base = unchanged(open_stored_base(p["base"], url), p["base"], url, p["base_fingerprint"])
+def from_provenance(p: dict[str, Any], url: str) -> ShiftedGenerator:
+    """Return the generator of a dataset of documents."""
+    base = open_stored_base(p["base"], url, p["base_fingerprint"])
     documents = ResampledDocuments(base, seed=p["seed"], base_rows=p["base_rows"])
     columns = {"feature_shape": (documents.n_features,), "dtype": documents.dtype, **base.y_options()}
-    return RowsFrom(documents.rows, p["start"], columns)
+    return ShiftedGenerator(documents.rows, p["start"], columns)

@@ -1,4 +1,4 @@
-"""The building blocks of the binary image sets, drawn as text."""
+"""Features of the binary image sets, drawn as text: bars, letters, symbols and traits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SYMBOL_NAMES = ("target", "square", "triangle", "diamond", "plus", "saltire", "
 
 
 def bitmaps(drawings: dict[str, list[str]]) -> list[np.ndarray]:
-    """Drawings, in which `#` is 1, as arrays uint8 (height, width)."""
+    """Return drawings as arrays uint8 (height, width), in which `#` is 1."""
     for name, lines in drawings.items():
         if not lines or not lines[0] or {len(line) for line in lines} != {len(lines[0])}:
             raise DataError(f"the drawing of feature {name!r} has no lines, or lines of different lengths")
@@ -47,7 +47,7 @@ def bitmaps(drawings: dict[str, list[str]]) -> list[np.ndarray]:
 
 
 def drawings(names: tuple[str, ...] | str, rows: str) -> dict[str, list[str]]:
-    """Cut a table of drawings side by side; blocks are one under the other, with empty lines between."""
+    """Return the lines of each drawing in a table of blocks, which are separated by blank lines."""
     columns: list[list[str]] = []
     for block in rows.strip().split("\n\n"):
         columns += [list(c) for c in zip(*(line.split() for line in block.splitlines()), strict=True)]
@@ -55,12 +55,12 @@ def drawings(names: tuple[str, ...] | str, rows: str) -> dict[str, list[str]]:
 
 
 def bar(length: int) -> dict[str, list[str]]:
-    """A horizontal and a vertical bar."""
+    """Return the drawings of a horizontal and a vertical bar of `length` pixels."""
     return {"horizontal": ["#" * length], "vertical": ["#"] * length}
 
 
 def traits(size: int) -> dict[str, list[str]]:
-    """A square with four holes, a circle, a forward and a backward diagonal of `size` x `size` pixels."""
+    """Return drawings of `size` x `size` pixels: square with four holes, circle, and both diagonals."""
     y, x = np.indices((size, size)) - (size - 1) / 2
     middle = np.arange(size) == size // 2
     edge = middle | (np.arange(size) % (size - 1) == 0)

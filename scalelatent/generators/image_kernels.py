@@ -1,6 +1,6 @@
-"""Kernels of the binary image sets; integers only, so that every machine makes the same rows.
+"""Compiled kernels of the binary image sets; integers only, so that rows are identical on every machine.
 
-All randomness comes in as `draws` (rows, k): uniform uint32, of which a number below n is (draw * n) >> 32.
+Random numbers are an argument: `draws` (rows, k), uniform uint32; (draw * n) >> 32 is uniform below n.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from scalelatent.kernels.philox import below
 
 @entry(given("i2", 3), given("u1", 3), filled("u1", 3))
 def draw_features(placements: np.ndarray, features: np.ndarray, out: np.ndarray) -> None:
-    """Images with features at places, joined by OR where they overlap."""
+    """Draw features into images; overlapping features are joined by OR.
+
+    `placements` (rows, count, 3) holds feature, top and left; feature -1 draws nothing.
+    """
     for i in range(out.shape[0]):
         image = out[i]
         for y in range(image.shape[0]):
@@ -31,7 +34,7 @@ def draw_features(placements: np.ndarray, features: np.ndarray, out: np.ndarray)
 
 @entry(given("u4", 2), given("u8", 1), filled("u1", 2))
 def flip(draws: np.ndarray, threshold: np.ndarray, out: np.ndarray) -> None:
-    """Flip each bit whose draw lies below `threshold[0]`, in place; `out` is uint8 (rows, bits)."""
+    """Flip each bit whose draw is below `threshold[0]`, in place; `out` is uint8 (rows, bits)."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             out[i, j] ^= np.uint8(np.uint64(draws[i, j]) < threshold[0])
@@ -56,9 +59,12 @@ def jitter_pixels(draws: np.ndarray, images: np.ndarray, out: np.ndarray) -> Non
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
 def make_grey(draws: np.ndarray, how: np.ndarray, out: np.ndarray) -> None:
-    """Images of 0 and 1 made grey in place: 0 and 255, blurred ``how[0]`` times, changed by ``how[1]``."""
+    """Turn images of 0 and 1 into grey images of 0 to 255, in place.
+
+    ``how[0]`` is the number of blurs; ``how[1]`` the largest random change of a grey value.
+    """
     height, width = out.shape[1], out.shape[2]
-    # Of rows and columns in turn: 1 2 1, beyond the border 0.
+    # A blur applies the filter 1 2 1 along rows, then along columns; pixels outside the image are 0.
     now, then = np.zeros((height + 2, width + 2), np.int64), np.zeros((height + 2, width + 2), np.int64)
     for i in range(out.shape[0]):
         for y in range(height):
@@ -95,7 +101,12 @@ def typeset(
     page: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Fill pages with random words, line after line."""
+    """Fill pages with random words, line after line; `out` receives placements as in `draw_features`.
+
+    Word k has the letters `letters[starts[k]:starts[k + 1]]`, and `likelihood` holds the cumulative
+    probabilities of words, scaled to uint32. `glyphs` holds height and width of each letter; `page` holds
+    height and width of a page, and the distance of lines.
+    """
     for i in range(out.shape[0]):
         out[i] = -1
         used, top, left = 0, 1, 1

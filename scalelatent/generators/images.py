@@ -1,9 +1,9 @@
-"""The binary image sets of hierarchical compositional networks: features at places, joined by OR, with noise.
+"""Binary image sets of hierarchical compositional networks: features at places, joined by OR, with noise.
 
-After Lázaro-Gredilla, Liu, Phoenix and George, "Hierarchical compositional feature learning" (2016), sections
-4.1 to 4.3: two bars (25 crossings of them), symbols, letters (clean or noisy), a page of text, and the set of
-two traits. The paper gives no sizes; those here are ours. Each image is a function of (seed, row) alone, and
-so is the truth behind it: what was placed where.
+The sets are those of Lázaro-Gredilla, Liu, Phoenix and George, "Hierarchical compositional feature learning"
+(2016), sections 4.1 to 4.3: two bars (25 crossings), symbols, letters (clean or noisy), a page of text, and
+two traits. The paper gives no sizes; those here are ours. Each image, and the placement of its features,
+depends on (seed, row) only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scalelatent.errors import DataError
 from scalelatent.kernels.random_words import check_seed, random_words
 
 from . import glyphs
-from .make import Progress, make_rows
+from .make import MakeOptions, make_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,10 +31,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "text": {"noise": 0.0, "size": [72, 128]},
     "traits": {"noise": 0.001, "size": 13, "gap": 2, "together": False, "labels": "category"},
 }
-"""Options of each set; also its kinds."""
-GREY = ("blur", "grain")
-"""Options of traits, 0 unless given, that make images grey."""
-LEAST_TRAIT = 5  # pixels: a smaller square has no four holes
+"""Options of each set with their defaults; its keys are the kinds of sets."""
+GREY_OPTIONS = ("blur", "grain")
+"""Options of traits, 0 by default, that make images grey."""
+# In pixels; a smaller square has no four holes.
+_MIN_TRAIT = 5
+# Number of rows that are made at a time.
+_BATCH_ROWS = 1024
 
 _WORDS = """
 THE OF AND TO IN A IS THAT FOR IT AS WAS WITH BE BY ON NOT HE HIS BUT AT ARE THIS HAVE FROM HAD THEY
@@ -47,30 +50,33 @@ WHILE LAST MIGHT GREAT OLD YEAR OFF COME SINCE AGAINST GO CAME RIGHT USED TAKE T
 BOX FIX JUDGE QUICK ZERO
 """
 VOCABULARY = tuple(_WORDS.split())
-"""Words of the text pages, commonest first."""
+"""Words of the text pages, most frequent first."""
 
 
 def parameters_of(kind: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
-    """All that decides a set, JSON-able, its features included: a later font makes no other images."""
+    """Return all parameters of a set as JSON values.
+
+    The drawings of its features are included, so that a later change of the font does not change the images.
+    """
     if kind not in DEFAULTS:
-        raise DataError(f"there is no image set {kind!r}; there are {', '.join(DEFAULTS)}")
+        raise DataError(f"there is no image set {kind!r}; the sets are {', '.join(DEFAULTS)}")
     given = {k: v for k, v in options.items() if v is not None}
-    known = [*DEFAULTS[kind], *(GREY if kind == "traits" else ())]
+    known = [*DEFAULTS[kind], *(GREY_OPTIONS if kind == "traits" else ())]
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise DataError(f"{kind} has no option {unknown[0]!r}; it has {', '.join(known)}")
     p: dict[str, Any] = {"importer": kind, "seed": int(seed), **DEFAULTS[kind], **given}
     check_seed(seed)
     if not 0 <= p["noise"] <= 1:
-        raise DataError(f"noise is {p['noise']}, but the chance of a flipped pixel lies in 0 to 1")
+        raise DataError(f"noise is {p['noise']}, but the probability of a flipped pixel must be 0 to 1")
     for name in ("crosses", "length", "count", "gap"):
         if name in p and not (name != "gap") <= p[name] <= 1000:
-            raise DataError(f"{name} is {p[name]}, but it has to be {int(name != 'gap')} to 1000")
+            raise DataError(f"{name} is {p[name]}, but it must be {int(name != 'gap')} to 1000")
     if kind == "traits":
         p["size"] = int(p["size"])
-        if not LEAST_TRAIT <= p["size"] <= 1000:
-            raise DataError(f"size is {p['size']}, but traits are {LEAST_TRAIT} to 1000 pixels wide")
-        grey = {name: int(p.pop(name, 0)) for name in GREY}
+        if not _MIN_TRAIT <= p["size"] <= 1000:
+            raise DataError(f"size is {p['size']}, but traits are {_MIN_TRAIT} to 1000 pixels wide")
+        grey = {name: int(p.pop(name, 0)) for name in GREY_OPTIONS}
         if not (0 <= grey["blur"] <= 100 and 0 <= grey["grain"] <= 255):
             raise DataError(
                 f"blur is {grey['blur']} and grain {grey['grain']}, but images are blurred 0 to 100 times, "
@@ -93,17 +99,14 @@ def _features(kind: str, p: dict[str, Any]) -> dict[str, list[str]]:
     wanted = p.get("alphabet", "".join(glyphs.LETTERS)).upper()
     absent = [c for c in wanted if c not in glyphs.LETTERS]
     if absent or not wanted or len(set(wanted)) < len(wanted):
-        raise DataError(f"alphabet is {wanted!r}, but it has to be different letters A to Z")
+        raise DataError(f"alphabet is {wanted!r}, but it must be different letters A to Z")
     return {c: glyphs.LETTERS[c] for c in wanted}
 
 
-_ROWS = 1024  # rows made at a time
-
-
 class ImageSet:
-    """An endless set of binary images; row `i` is a function of the parameters and `i` alone.
+    """An endless set of binary images; row `i` depends on the parameters and `i` only.
 
-    Made by `image_set`, or from a dataset by `image_set_of`.
+    `image_set` makes it from parameters, and `image_set_of` from a dataset.
 
     Examples
     --------
@@ -126,11 +129,11 @@ class ImageSet:
         shapes = glyphs.bitmaps(parameters["features"])
         self._sizes = np.array([b.shape for b in shapes], dtype=np.int64)
         self.features = np.zeros((len(shapes), *self._sizes.max(axis=0)), np.uint8)
-        """The building blocks, uint8 (n_features, h, w), smaller ones filled up with zeros."""
+        """Features, uint8 (n_features, h, w); smaller ones are padded with zeros."""
         for feature, bits in zip(self.features, shapes, strict=True):
             feature[: bits.shape[0], : bits.shape[1]] = bits
         self._n_draws = 0
-        """Draws of a row, before those of the noise."""
+        """Number of draws of a row, without those of the noise."""
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -141,16 +144,16 @@ class ImageSet:
         return math.prod(self.image_shape)
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Images of the rows `start:stop`, uint8 (stop - start, h, w) of 0 and 1, and labels or None."""
+        """Return images uint8 (stop - start, h, w) of 0 and 1, and labels or None."""
         return self._make(start, stop, self.noise)
 
     def clean(self, start: int, stop: int) -> np.ndarray:
-        """The same images without noise."""
+        """Return the images of `rows` without noise."""
         return self._make(start, stop, 0.0)[0]
 
     def truth(self, start: int, stop: int) -> np.ndarray:
-        """What was placed where: int16 (stop - start, count, 3), feature, top and left; -1 for none."""
-        return np.concatenate([self._place(self._draws(a, b)) for a, b in _spans(start, stop)])
+        """Return int16 (stop - start, count, 3): feature, top and left of each placement; -1 for none."""
+        return np.concatenate([self._place(self._draws(a, b)) for a, b in _batches(start, stop)])
 
     def _make(self, start: int, stop: int, noise: float) -> tuple[np.ndarray, np.ndarray | None]:
         from .image_kernels import flip
@@ -158,7 +161,7 @@ class ImageSet:
         out = np.empty((stop - start, *self.image_shape), np.uint8)
         labels = np.empty(stop - start, np.uint8) if "y_dtype" in self.columns else None
         threshold = np.array([round(noise * 2**32)], np.uint64)
-        for a, b in _spans(start, stop):
+        for a, b in _batches(start, stop):
             draws, images = self._draws(a, b), out[a - start : b - start]
             self._render(draws, images)
             if noise:
@@ -173,42 +176,42 @@ class ImageSet:
         draw_features(self._place(draws), self.features, out)
 
     def _draws(self, start: int, stop: int) -> np.ndarray:
-        """Uniform uint32 of the rows, (rows, n_draws + pixels where there is noise)."""
+        """Return uniform uint32 (rows, draws); with noise the last draws are those of the pixels."""
         count = self._n_draws + (self.n_pixels if self.noise else 0)
         return uniform(self.seed, self.kind, start, stop, count)
 
     def _place(self, draws: np.ndarray) -> np.ndarray:
-        """What lies where, from the draws of each row; see `truth`."""
+        """Return the placements of each row from its draws; see `truth`."""
         raise NotImplementedError
 
     def _label(self, draws: np.ndarray) -> np.ndarray:
-        """Labels, of sets that have any."""
+        """Return the labels of rows from their draws; only sets with labels have this method."""
         raise NotImplementedError
 
 
 def uniform(seed: int, purpose: str, start: int, stop: int, count: int) -> np.ndarray:
-    """`count` draws of each of the rows `start:stop`, uint32 (rows, count)."""
+    """Return `count` uniform draws of each of the rows `start:stop`, uint32 (rows, count)."""
     words = -(-count // 2)
     flat = random_words(seed, purpose, start * words, (stop - start) * words)
     halves = flat.astype("<u8", copy=False).view("<u4").astype(np.uint32, copy=False)
     return np.ascontiguousarray(halves.reshape(stop - start, 2 * words)[:, :count])
 
 
-def _spans(start: int, stop: int) -> list[tuple[int, int]]:
-    return [(a, min(a + _ROWS, stop)) for a in range(start, stop, _ROWS)]
+def _batches(start: int, stop: int) -> list[tuple[int, int]]:
+    return [(a, min(a + _BATCH_ROWS, stop)) for a in range(start, stop, _BATCH_ROWS)]
 
 
 def _below(draws: np.ndarray, n: npt.ArrayLike) -> np.ndarray:
-    """Uniform numbers in 0:n, int64."""
+    """Return uniform integers below n from draws, int64."""
     return ((draws.astype(np.uint64) * np.asarray(n, np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 class Scattered(ImageSet):
-    """Features chosen and placed at random, whole within the image: symbols and letters."""
+    """Symbols and letters: random features at random places, whole inside the image."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__(parameters)
-        self.image_shape = _shape(parameters["size"], self._sizes.max(axis=0), self.kind)
+        self.image_shape = _image_shape(parameters["size"], self._sizes.max(axis=0), self.kind)
         self._count = int(parameters["count"])
         self._n_draws = 3 * self._count
 
@@ -230,7 +233,7 @@ class Crosses(ImageSet):
 
     def _place(self, draws: np.ndarray) -> np.ndarray:
         kinds = self._length**2
-        # Sorting the draws of a deal of all combinations shuffles it; ties are broken by place.
+        # Sorting random draws shuffles all combinations; equal draws keep their order.
         deals = draws[:, : self._n_draws].reshape(len(draws), -1, kinds)
         pattern = np.argsort(deals, axis=2, kind="stable").reshape(len(draws), -1)[:, : self._side**2]
         cell = np.arange(self._side**2)
@@ -243,15 +246,16 @@ class Crosses(ImageSet):
 
 
 class Pages(ImageSet):
-    """Words set in lines: common English words, by Zipf's law."""
+    """Pages of lines of common English words, with frequencies by Zipf's law."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__(parameters)
-        self.image_shape = _shape(parameters["size"], self._sizes.max(axis=0) + 2, self.kind)
+        self.image_shape = _image_shape(parameters["size"], self._sizes.max(axis=0) + 2, self.kind)
         number = {name: i for i, name in enumerate(self.names)}
         weights = np.array([2**40 // rank for rank in range(1, len(VOCABULARY) + 1)], dtype=object)
         cumulative = np.cumsum(weights)
-        # Whole numbers: the same on every machine. The last is 2**32 - 1, which no draw reaches but one.
+        # Integers are identical on every machine. The last one, 2**32 - 1, is dropped: only one draw reaches
+        # it.
         self._likelihood = np.array([c * (2**32 - 1) // cumulative[-1] for c in cumulative], np.uint32)[:-1]
         self._letters = np.array([number[c] for word in VOCABULARY for c in word], np.int64)
         self._starts = np.cumsum([0, *map(len, VOCABULARY)]).astype(np.int64)
@@ -274,9 +278,9 @@ class Pages(ImageSet):
 
 
 class Traits(ImageSet):
-    """A square or a circle, and a forward or a backward diagonal: a sample of a network of two layers.
+    """Square or circle, and forward or backward diagonal: a sample of a network of two layers.
 
-    Grey images (appendix B of the paper) are the binary ones, blurred, with grain.
+    Grey images (appendix B of the paper) are binary images that are blurred and get grain.
     """
 
     _CLASSES = ("category", "pattern")
@@ -288,18 +292,17 @@ class Traits(ImageSet):
         self.image_shape = (size + 4, size + 4 + self._left)
         self._by_pattern = parameters["labels"] == "pattern"
         if parameters["labels"] not in self._CLASSES:
-            raise DataError(f"labels is {parameters['labels']!r}, but it has to be one of {self._CLASSES}")
+            raise DataError(f"labels is {parameters['labels']!r}, but it must be one of {self._CLASSES}")
         self._n_draws = 4 + self.n_pixels
-        self._grey = [int(parameters.get(name, 0)) for name in GREY]
+        self._grey = [int(parameters.get(name, 0)) for name in GREY_OPTIONS]
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Images of the rows `start:stop`, uint8 (stop - start, h, w) of 0 and 1, or grey, and labels."""
-
+        """Return images uint8 (stop - start, h, w) of 0 and 1, or grey, and labels."""
         from .image_kernels import make_grey
 
         out, labels = super().rows(start, stop)
         if any(self._grey):
-            for a, b in _spans(start, stop):
+            for a, b in _batches(start, stop):
                 draws = uniform(self.seed, "grain of traits", a, b, self.n_pixels)
                 make_grey(draws, np.array(self._grey), out[a - start : b - start])
         return out, labels
@@ -309,7 +312,7 @@ class Traits(ImageSet):
         return {**super().columns, "y_dtype": np.uint8}
 
     def _label(self, draws: np.ndarray) -> np.ndarray:
-        """Category (0 or 1: neither trait alone tells it) or pattern (0 to 3) of each row."""
+        """Return category (0 or 1, which needs both traits) or pattern (0 to 3) of each row."""
         shape, diagonal = _below(draws[:, :2], 2).T
         return 2 * shape + diagonal if self._by_pattern else shape ^ diagonal
 
@@ -342,30 +345,25 @@ def make_images(
     rows: int,
     *,
     seed: int = 0,
-    n_jobs: int | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    shard_rows: int | None = None,
     **options: Any,
 ) -> Dataset:
-    """Write a binary image set to a dataset: uint8 images of 0 and 1, or grey traits; only these have labels.
+    """Write a binary image set to a dataset: uint8 images of 0 and 1, or grey; only traits have labels.
 
     Parameters
     ----------
     url : str
-        Where to.
-    kind, seed, **options
+        Dataset to write.
+    kind, seed
         See `image_set`.
     rows : int
-        Number of images; a longer set begins with the same ones.
-    n_jobs, resume, overwrite, progress, shard_rows
-        See `make_digits`.
+        Number of images; a longer set begins with the same images.
+    **options
+        Options of the set, see `image_set`, and of all functions that make datasets, see `make_digits`.
 
     Returns
     -------
     Dataset
-        The images. `image_set_of` gives their features and what was placed where.
+        Images; `image_set_of` returns their features and placements.
 
     Raises
     ------
@@ -377,17 +375,17 @@ def make_images(
     >>> make_images("memory://doc-letters", "letters", 1000, alphabet="ABC", overwrite=True)
     <Dataset 1,000 rows x (24, 24) uint8, 'memory://doc-letters'>
     """
-
-    parameters = parameters_of(kind, seed, options)
-    how: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "overwrite": overwrite, "progress": progress}
-    return make_rows(url, rows, parameters, **how, shard_rows=shard_rows)
+    how = {name: options.pop(name) for name in MakeOptions.__annotations__ if name in options}
+    return make_rows(url, rows, parameters_of(kind, seed, options), **how)
 
 
-def _shape(size: Any, least: np.ndarray, kind: str) -> tuple[int, int]:
+def _image_shape(size: Any, smallest: np.ndarray, kind: str) -> tuple[int, int]:
+    """Return height and width; raise `DataError` if they are too small or too large."""
     height, width = (int(s) for s in size)
-    if height < least[0] or width < least[1]:
+    if height < smallest[0] or width < smallest[1]:
         raise DataError(
-            f"{kind} of size {height} x {width}: its features need at least {least[0]} x {least[1]} pixels"
+            f"{kind} of size {height} x {width}: its features need at least {smallest[0]} x {smallest[1]} "
+            "pixels"
         )
     if max(height, width) > 8192:
         raise DataError(f"{kind} of size {height} x {width}: at most 8192 pixels a side can be made")
@@ -395,25 +393,29 @@ def _shape(size: Any, least: np.ndarray, kind: str) -> tuple[int, int]:
 
 
 def image_set(kind: str, *, seed: int = 0, **options: Any) -> ImageSet:
-    """An endless set of binary images.
+    """Return an endless set of binary images.
 
     Parameters
     ----------
     kind : {'bars', 'symbols', 'letters', 'text', 'traits'}
-        Which set.
+        Name of the set.
     seed : int
         At least 0.
     **options
-        Of the set, see `options.DEFAULTS`. For all: `noise`, the chance of a flipped pixel. bars: `crosses` a
-        side, `length`. symbols, letters: `size` (height, width), `count` in an image; letters: `alphabet`.
-        text: `size`. traits: `size` of a trait, `gap` between them, `together` (on one place), `labels`
-        'category' or 'pattern'; for grey images of 0 to 255 `blur`, how often each pixel is mixed with those
-        around it, and `grain`, the most that a grey value changes by.
+        Options of the set; `DEFAULTS` has their defaults. All sets: `noise`, the probability of a flipped
+        pixel. bars: `crosses` on a side, `length`. symbols, letters: `size` (height, width), `count` in an
+        image; letters: `alphabet`. text: `size`. traits: `size` of a trait, `gap` between them, `together`
+        (in one place), `labels` 'category' or 'pattern'; for grey images of 0 to 255 `blur`, the number of
+        blurs over 3 x 3 pixels, and `grain`, the largest random change of a grey value.
+
+    Returns
+    -------
+    ImageSet
 
     Raises
     ------
     DataError
-        No such set or option, or a value that cannot be.
+        An unknown set or option, or a value out of range.
 
     Examples
     --------
@@ -429,12 +431,12 @@ def image_set(kind: str, *, seed: int = 0, **options: Any) -> ImageSet:
 
 
 def from_provenance(provenance: dict[str, Any], url: str) -> ImageSet:
-    """The image set with these parameters."""
+    """Return the image set with these parameters."""
     return _SETS[provenance["importer"]](provenance)
 
 
 def image_set_of(ds: Dataset) -> ImageSet:
-    """The image set of which a dataset holds the first rows: its features, its truth, more rows.
+    """Return the image set whose first rows a dataset holds; it has their features and placements.
 
     Raises
     ------
@@ -451,7 +453,7 @@ def image_set_of(ds: Dataset) -> ImageSet:
     provenance = ds.attrs.get("provenance", {})
     if provenance.get("importer") not in _SETS:
         raise DataError(
-            f"{ds.url or 'the dataset'} holds no binary image set (its provenance says "
+            f"{ds.url or 'the dataset'} holds no binary image set (its provenance has the importer "
             f"{provenance.get('importer')!r}); make one with `scalelatent data make letters`"
         )
     return from_provenance(provenance, str(ds.url))

@@ -1,4 +1,4 @@
-"""Making a dataset from a generator: several shards at a time, resumable, any shard in any process."""
+"""Write a dataset from a generator: several shards at a time, resumable, each shard in any process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from scalelatent.data.dataset import Dataset
-from scalelatent.data.write.batches import Progress as Progress
+from scalelatent.data.write.batches import Progress
 from scalelatent.data.write.writer import DatasetWriter, create_dataset
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import locate
@@ -21,30 +21,38 @@ from . import GENERATORS
 if TYPE_CHECKING:
     from scalelatent.kernels.arrays import DenseOrCsr
 
+RowsFunction = Callable[[int, int], "tuple[DenseOrCsr, DenseOrCsr | None]"]
+"""Function of (start, stop) that returns these rows and their labels or None."""
+
+
+class MakeOptions(TypedDict, total=False):
+    """Keyword arguments that all functions share which make datasets; `make_digits` documents them."""
+
+    n_jobs: int | None
+    resume: bool
+    overwrite: bool
+    progress: Progress | None
+    shard_rows: int | None
+
 
 class Generator(Protocol):
-    """Rows that are a pure function of parameters and row number."""
+    """Rows that depend on parameters and the row number only."""
 
     columns: dict[str, Any]
     """Arguments of `create_dataset` that describe a row: feature_shape, dtype, y_dtype, ..."""
 
     def rows(self, start: int, stop: int) -> tuple[DenseOrCsr, DenseOrCsr | None]:
-        """Rows `start:stop`, and their labels or None."""
+        """Return the rows `start:stop`, and their labels or None."""
 
 
-class RowsFrom:
-    """Rows of a set without end from an index on, as rows of a dataset from 0 on; a `Generator`."""
+class ShiftedGenerator:
+    """`Generator` whose row 0 is row `first` of an endless set."""
 
-    def __init__(
-        self,
-        endless: Callable[[int, int], tuple[DenseOrCsr, DenseOrCsr | None]],
-        first: int,
-        columns: dict[str, Any],
-    ) -> None:
-        self._endless, self._first, self.columns = endless, first, columns
+    def __init__(self, endless_rows: RowsFunction, first: int, columns: dict[str, Any]) -> None:
+        self._endless_rows, self._first, self.columns = endless_rows, first, columns
 
     def rows(self, start: int, stop: int) -> tuple[DenseOrCsr, DenseOrCsr | None]:
-        return self._endless(self._first + start, self._first + stop)
+        return self._endless_rows(self._first + start, self._first + stop)
 
 
 def make_rows(
@@ -52,45 +60,48 @@ def make_rows(
     rows: int,
     parameters: dict[str, Any],
     *,
+    nnz: int | None = None,
     n_jobs: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    **layout: Any,
+    shard_rows: int | None = None,
 ) -> Dataset:
-    """Write the first rows of a generator to a dataset."""
+    """Write the first rows of the generator with these parameters, which become the provenance.
 
-    threads = _threads(n_jobs)
-    # Made before anything is written: wrong parameters leave nothing behind, and threads find it ready.
+    `nnz` is the expected number of entries of CSR rows; the other arguments are those of `make_digits`.
+    """
+    n_threads = _count_threads(n_jobs)
+    # The generator is made before anything is written, so that wrong parameters leave nothing behind.
     generator = generator_of(parameters, locate(url).url)
     writer = create_dataset(
         url,
         rows,
         **generator.columns,
         provenance=parameters,
+        nnz=nnz,
         resume=resume,
         overwrite=overwrite,
-        **layout,
+        shard_rows=shard_rows,
     )
-    return _fill(writer, threads, progress)
+    return _write_missing(writer, n_threads, progress)
 
 
 def repair_dataset(
     url: str | os.PathLike[str], *, n_jobs: int | None = None, progress: Progress | None = None
 ) -> Dataset:
-    """Make those shards of a generated dataset that are missing or damaged, and leave the others.
+    """Make missing and damaged shards of a generated dataset again, and keep the others.
 
-    All parameters come from the dataset's provenance, so that nothing has to be said again. A dataset that
-    was broken off is finished.
+    All parameters come from the provenance of the dataset. An interrupted dataset is completed.
 
     Parameters
     ----------
     url : str
-        A dataset that a generator made or began.
+        A complete or incomplete dataset of a generator.
     n_jobs : int, optional
         Threads, at least 1; all cores by default.
     progress : callable, optional
-        Called with (rows done, rows in all).
+        Called with (rows done, total rows).
 
     Returns
     -------
@@ -100,7 +111,7 @@ def repair_dataset(
     Raises
     ------
     DataError
-        No dataset, one that was imported (its rows cannot be made again), or one whose base has changed.
+        A missing or an imported dataset (its rows cannot be made again), or one whose base has changed.
 
     Examples
     --------
@@ -111,26 +122,25 @@ def repair_dataset(
     >>> repair_dataset("memory://doc-repair").fingerprint() == ds.fingerprint()
     True
     """
-
-    threads, writer = _threads(n_jobs), DatasetWriter.attach(url)
+    n_threads, writer = _count_threads(n_jobs), DatasetWriter.attach(url)
     generator_of(writer.attrs.provenance, writer.url)
-    return _fill(writer, threads, progress)
+    return _write_missing(writer, n_threads, progress)
 
 
-def _threads(n_jobs: int | None) -> int:
+def _count_threads(n_jobs: int | None) -> int:
     if n_jobs is not None and n_jobs < 1:
-        raise DataError(f"n_jobs is {n_jobs}, but it has to be at least 1 thread; leave it out for all cores")
+        raise DataError(f"n_jobs is {n_jobs}, but it must be at least 1 thread; leave it out for all cores")
 
     from dask.system import cpu_count
 
     return cpu_count() if n_jobs is None else int(n_jobs)
 
 
-def _fill(writer: DatasetWriter, threads: int, progress: Progress | None) -> Dataset:
-    """Make all shards that are not there, several at a time, and finish the dataset."""
+def _write_missing(writer: DatasetWriter, n_threads: int, progress: Progress | None) -> Dataset:
+    """Write all missing shards, several at a time, and complete the dataset."""
     done = 0
-    with ThreadPoolExecutor(threads) as pool:
-        shards = {pool.submit(_write_shard, writer, i): i for i in range(writer.n_shards)}
+    with ThreadPoolExecutor(n_threads) as pool:
+        shards = {pool.submit(_write_shard, writer, shard): shard for shard in range(writer.n_shards)}
         try:
             for future in as_completed(shards):
                 future.result()
@@ -145,8 +155,7 @@ def _fill(writer: DatasetWriter, threads: int, progress: Progress | None) -> Dat
 
 
 def make_shard(url: str | os.PathLike[str], shard: int) -> None:
-    """Make one shard of a dataset that `make_rows` began; for tasks on other machines."""
-
+    """Write one shard of a dataset that `make_rows` started; any process may write any shard."""
     _write_shard(DatasetWriter.attach(url), shard)
 
 
@@ -157,19 +166,19 @@ def _write_shard(writer: DatasetWriter, shard: int) -> None:
 
 
 def generator_of(provenance: dict[str, Any], url: str) -> Generator:
-    """The generator of a dataset with this provenance, made once per process."""
+    """Return the generator of a dataset with this provenance; a process makes each generator once."""
     if provenance.get("importer") not in GENERATORS:
         raise DataError(
-            f"{url} was not made by a generator (its provenance says {provenance.get('importer')!r}); there "
-            f"are {', '.join(GENERATORS)}"
+            f"{url} was not made by a generator (its provenance has the importer "
+            f"{provenance.get('importer')!r}); the generators are {', '.join(GENERATORS)}"
         )
-    known = {k: v for k, v in provenance.items() if k not in ("scalelatent", "appended")}
-    return _generator(json.dumps(known), url)
+    parameters = {k: v for k, v in provenance.items() if k not in ("scalelatent", "appended")}
+    return _make_generator(json.dumps(parameters), url)
 
 
 @functools.lru_cache(maxsize=4)
-def _generator(provenance: str, url: str) -> Generator:
+def _make_generator(provenance: str, url: str) -> Generator:
     parameters = json.loads(provenance)
     module, function = GENERATORS[parameters["importer"]].split(":")
-    made: Generator = getattr(importlib.import_module(module), function)(parameters, url)
-    return made
+    generator: Generator = getattr(importlib.import_module(module), function)(parameters, url)
+    return generator

@@ -178,14 +178,14 @@ def _import(
     features: Sequence[str] | None,
     options: ImportOptions,
 ) -> Dataset:
-    what = f"{kind} {os.fspath(source)}"
-    arrow(f"importing {what}")
-    with arrow_errors(what):
-        table = _open(kind, os.fspath(source), what)
-        columns = FrameColumns(table.schema, what, label=label, weight=weight, features=features)
+    source_name = f"{kind} {os.fspath(source)}"
+    arrow(f"importing {source_name}")
+    with arrow_errors(source_name):
+        table = _open(kind, os.fspath(source), source_name)
+        columns = FrameColumns(table.schema, source_name, label=label, weight=weight, features=features)
         if kind == "csv":
             table = _as_numbers(table, columns)
-            columns = FrameColumns(table.schema, what, label=label, weight=weight, features=features)
+            columns = FrameColumns(table.schema, source_name, label=label, weight=weight, features=features)
         n_rows, classes = _count_rows(table, columns, kind)
         batches = _scan(table, columns, kind, columns.all_names)
         return write_table(
@@ -212,25 +212,25 @@ def write_table(
 
 
 @contextlib.contextmanager
-def arrow_errors(what: str) -> Iterator[None]:
+def arrow_errors(source_name: str) -> Iterator[None]:
     """Turn errors of Arrow into a `DataError` that names the file."""
-    pa = arrow(what)
+    pa = arrow(source_name)
     try:
         yield
     except FileNotFoundError as error:
-        raise DataError(f"{what} does not exist: {error}; check the path") from error
+        raise DataError(f"{source_name} does not exist: {error}; check the path") from error
     except pa.ArrowException as error:
         raise DataError(
-            f"{what} cannot be read: {error}; check that it is a whole file of that format"
+            f"{source_name} cannot be read: {error}; check that it is a whole file of that format"
         ) from error
 
 
-def _open(kind: str, source: str, what: str) -> pyarrow.dataset.Dataset:
+def _open(kind: str, source: str, source_name: str) -> pyarrow.dataset.Dataset:
     """Return the files as one table, in the order of their names; only their schemas are read."""
     import pyarrow.dataset
 
     if is_https(source):
-        source = str(download(source, what))
+        source = str(download(source, source_name))
     filesystem: pyarrow.fs.FileSystem | None = None
     if is_local(source):
         path = str(locate(source).local_path(""))
@@ -241,12 +241,12 @@ def _open(kind: str, source: str, what: str) -> pyarrow.dataset.Dataset:
         filesystem, root = location.filesystem
         names = sorted(filesystem.glob(root)) if glob.has_magic(root) else [root]
     if not names:
-        raise DataError(f"{what}: no file matches; check the pattern")
+        raise DataError(f"{source_name}: no file matches; check the pattern")
     how: dict[str, Any] = {"format": _file_format(kind), "filesystem": filesystem}
     if len(names) == 1:
         names = sorted(pyarrow.dataset.dataset(names[0], **how).files)
     if not names:
-        raise DataError(f"{what} is a folder without files; nothing to import")
+        raise DataError(f"{source_name} is a folder without files; nothing to import")
     return pyarrow.dataset.dataset(names, **how)
 
 
@@ -288,7 +288,7 @@ def _scan(
     if kind == "csv":
         return _scan_csv(table, columns, names)
     row_bytes = max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
-    # With threads a scan of Arrow files reads far ahead and keeps what it has read.
+    # With threads a scan of Arrow files reads far ahead and keeps all that it has read.
     threads = kind == "parquet"
     batches: Iterator[pyarrow.RecordBatch] = table.to_batches(
         columns=names,

@@ -25,22 +25,22 @@ _DOWNLOAD_TIMEOUT_SECONDS = 60
 
 
 def choose_arrays(
-    arrays: Sequence[str] | Mapping[str, str], x: str | None, y: str | None, where: str
+    arrays: Sequence[str] | Mapping[str, str], x: str | None, y: str | None, source_name: str
 ) -> tuple[str, str | None]:
     """Return the names of the arrays with rows and labels; the second is None if there are no labels.
 
     `arrays` holds the names of all arrays, or maps each name to a description for messages. Labels are
     searched in the group of the rows, unless `y` names them.
     """
-    rows = choose_array(arrays, "x", x, where)
+    rows = choose_array(arrays, "x", x, source_name)
     assert rows is not None
     group = rows.rpartition("/")[0]
     siblings = [name for name in arrays if name.rpartition("/")[0] == group]
-    return rows, choose_array(arrays if y else siblings, "y", y, where)
+    return rows, choose_array(arrays if y else siblings, "y", y, source_name)
 
 
 def choose_array(
-    arrays: Sequence[str] | Mapping[str, str], role: str, key: str | None, where: str
+    arrays: Sequence[str] | Mapping[str, str], role: str, key: str | None, source_name: str
 ) -> str | None:
     """Return the name of the array called `key`, or else `role` ("x" or "y"); None for missing labels."""
     if key:
@@ -56,7 +56,7 @@ def choose_array(
     else:
         problem = f"has {len(found)} arrays that could be {role!r}" if found else f"has no array {role!r}"
     raise DataError(
-        f"{where} {problem}; it holds {_describe(arrays)}: name one with --{role} KEY ({role}='KEY')"
+        f"{source_name} {problem}; it holds {_describe(arrays)}: name one with --{role} KEY ({role}='KEY')"
     )
 
 
@@ -82,9 +82,10 @@ def cache_folder(folder: PathOrUrl | None = None) -> Path:
     return Path(folder or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"))
 
 
-def download(address: PathOrUrl, what: str) -> Path:
+def download(address: PathOrUrl, kind: str) -> Path:
     """Return the path of a cached file of a web server, after downloading it if it is missing.
 
+    `kind` ("npy file of rows") and the address name the file in messages, here and in the functions below.
     `address` ends in the checksum of the file, for example ``https://host/x.npy#sha256=…``.
     """
     import pooch
@@ -93,7 +94,7 @@ def download(address: PathOrUrl, what: str) -> Path:
     given = _CHECKSUM.fullmatch(fragment.lower())
     if given is None:
         raise DataError(
-            f"{what} {url}: a download needs a checksum, so that the rows are the same each time; write it "
+            f"{kind} {url}: a download needs a checksum, so that the rows are the same each time; write it "
             f"behind the address, {url}#sha256=…"
         )
     downloader = pooch.HTTPDownloader(timeout=_DOWNLOAD_TIMEOUT_SECONDS)
@@ -103,15 +104,15 @@ def download(address: PathOrUrl, what: str) -> Path:
         return Path(pooch.retrieve(url, checksum, name, cache_folder() / "downloads", downloader=downloader))
     except (OSError, ValueError) as error:  # requests raises OSError; a wrong checksum is a ValueError
         raise DataError(
-            f"{what} {url} could not be downloaded as the file with {checksum}: {error}; check address and "
+            f"{kind} {url} could not be downloaded as the file with {checksum}: {error}; check address and "
             "checksum, or download it elsewhere and import the file"
         ) from error
 
 
-def open_file(path: PathOrUrl, what: str) -> IO[bytes]:
+def open_file(path: PathOrUrl, kind: str) -> IO[bytes]:
     """Open a file on a disk, in an object store or on a web server; raise `DataError` if that fails."""
     if is_https(path):
-        path = download(path, what)
+        path = download(path, kind)
     try:
         if not is_local(path):
             folder, _, key = os.fspath(path).rpartition("/")
@@ -120,16 +121,16 @@ def open_file(path: PathOrUrl, what: str) -> IO[bytes]:
             return open_object(location, key)
         return open(path, "rb", opener=lambda name, _: open_plain(name))
     except FileNotFoundError as error:
-        raise DataError(f"{what} {os.fspath(path)} does not exist; check the path") from error
+        raise DataError(f"{kind} {os.fspath(path)} does not exist; check the path") from error
     except OSError as error:
         raise DataError(
-            f"{what} {os.fspath(path)} cannot be read: {error.strerror}; check the path"
+            f"{kind} {os.fspath(path)} cannot be read: {error.strerror}; check the path"
         ) from error
 
 
-def open_maybe_gzip(path: PathOrUrl, what: str) -> IO[bytes]:
+def open_maybe_gzip(path: PathOrUrl, kind: str) -> IO[bytes]:
     """Open a file like `open_file`, and unpack it if its first bytes are those of gzip."""
-    raw = open_file(path, what)
+    raw = open_file(path, kind)
     try:
         is_packed = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
@@ -144,17 +145,17 @@ def is_gzip(file: IO[bytes]) -> bool:
     return isinstance(file, gzip.GzipFile)
 
 
-def read_lines(path: PathOrUrl, what: str) -> Iterator[tuple[int, bytes]]:
+def read_lines(path: PathOrUrl, kind: str) -> Iterator[tuple[int, bytes]]:
     """Yield (number from 1, line) of a text file, plain or gzip; raise `DataError` if the file is damaged."""
     number = 0
-    with open_maybe_gzip(path, what) as file:
+    with open_maybe_gzip(path, kind) as file:
         try:
             for line in file:
                 number += 1
                 yield number, line
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(
-                f"{what} {os.fspath(path)} is damaged after line {number:,}: {error}; download or copy it "
+                f"{kind} {os.fspath(path)} is damaged after line {number:,}: {error}; download or copy it "
                 "again"
             ) from error
 

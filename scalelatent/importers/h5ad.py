@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data.dataset import Dataset
-from scalelatent.data.read.containers import listed, missing_label
+from scalelatent.data.read.containers import missing_label
+from scalelatent.data.read.frames import listed
 from scalelatent.data.read.sources import BackedCsr
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_local, locate
@@ -83,9 +84,9 @@ def import_h5ad(
     ...     import_h5ad(f"{folder}/a.h5ad", "memory://doc-h5ad", label="cell_type", overwrite=True)
     <Dataset 3 CSR rows x (5,) float64, 2 classes, 'memory://doc-h5ad'>
     """
-    what = f"AnnData file {os.fspath(file)}"
+    source_name = f"AnnData file {os.fspath(file)}"
     with contextlib.ExitStack() as opened:
-        root = _open(file, what, opened)
+        root = _open(file, source_name, opened)
         key = "X" if layer is None else f"layers/{layer}"
         layers = list(root["layers"]) if "layers" in root else []
         # For rows without X some versions of anndata write no X, and others a value without a shape.
@@ -93,17 +94,17 @@ def import_h5ad(
         if not (has_x if layer is None else layer in layers):
             missing = "X" if layer is None else f"layer {layer!r}"
             raise DataError(
-                f"{what} has no {missing}; its layers are {listed(layers)}: name one with --layer NAME "
-                "(layer='NAME')"
+                f"{source_name} has no {missing}; its layers are {listed(layers)}: name one with --layer "
+                "NAME (layer='NAME')"
             )
-        x = _open_rows(root, key, f"{what}, {key}")
+        x = _open_rows(root, key, f"{source_name}, {key}")
         if isinstance(x, _AnnDataCsrReader):
             options["shard_rows"] = x.plan(options.get("shard_rows"))
-        names = _read_names(root, x, what)
+        names = _read_names(root, x, source_name)
         provenance = {"layer": layer, "label": label} | ({} if names is None else {"feature_names": names})
         return import_rows(
             lambda: x,
-            None if label is None else lambda: _ColumnReader(root, "obs", label, what),
+            None if label is None else lambda: _ColumnReader(root, "obs", label, source_name),
             url,
             importer="h5ad",
             sources=[file],
@@ -112,7 +113,7 @@ def import_h5ad(
         )
 
 
-def _open(file: PathOrUrl, what: str, opened: contextlib.ExitStack) -> Any:
+def _open(file: PathOrUrl, source_name: str, opened: contextlib.ExitStack) -> Any:
     """Open the file or the folder as a group of h5py or of zarr; `opened` closes it."""
     path = os.fspath(file)
     is_folder = os.path.isdir(path) if is_local(file) else path.rstrip("/").endswith(".zarr")
@@ -123,18 +124,18 @@ def _open(file: PathOrUrl, what: str, opened: contextlib.ExitStack) -> Any:
             root: Any = zarr.open_group(locate(file).zarr_store(read_only=True), mode="r")
         except Exception as error:  # zarr raises errors of several types
             raise DataError(
-                f"{what} is a folder, but zarr cannot open it: {error}; check the path"
+                f"{source_name} is a folder, but zarr cannot open it: {error}; check the path"
             ) from error
     else:
         root = opened.enter_context(open_h5(file, "AnnData file"))
     if not {"obs", "var"} <= set(root.keys()):
         kind = "zarr" if is_folder else "hdf5"
         raise DataError(
-            f"{what} is not an AnnData file, because it has no obs and var; it holds {listed(root.keys())}. "
-            f"Import arrays of other files with `scalelatent data import {kind}`"
+            f"{source_name} is not an AnnData file, because it has no obs and var; it holds "
+            f"{listed(root.keys())}. Import arrays of other files with `scalelatent data import {kind}`"
         )
     if not (_is_group(root["obs"]) and _is_group(root["var"])):
-        raise DataError(f"{what} has the form of anndata before version 0.7; {_WRITE_AGAIN}")
+        raise DataError(f"{source_name} has the form of anndata before version 0.7; {_WRITE_AGAIN}")
     return root
 
 
@@ -142,54 +143,54 @@ def _is_group(item: Any) -> bool:
     return not hasattr(item, "dtype")
 
 
-def _open_rows(root: Any, key: str, what: str) -> RowReader:
+def _open_rows(root: Any, key: str, source_name: str) -> RowReader:
     """Return a reader of X or of a layer."""
     item = root[key]
     if not _is_group(item):
-        return _open_array(root, key, what)
+        return _open_array(root, key, source_name)
     kind = item.attrs.get("encoding-type")
     if kind == "csc_matrix":
         rows = "adata.X" if key == "X" else f"adata.layers[{key.partition('/')[2]!r}]"
         raise DataError(
-            f"{what} is a sparse matrix stored by columns (CSC), which cannot be read in rows; write the "
-            f"file again after {rows} = {rows}.tocsr()"
+            f"{source_name} is a sparse matrix stored by columns (CSC), which cannot be read in rows; write "
+            f"the file again after {rows} = {rows}.tocsr()"
         )
     if kind != "csr_matrix" or "shape" not in item.attrs:
         raise DataError(
-            f"{what} is stored as {kind or 'a group without an encoding-type'}, and rows are csr_matrix or "
-            f"array; {_WRITE_AGAIN}"
+            f"{source_name} is stored as {kind or 'a group without an encoding-type'}, and rows are "
+            f"csr_matrix or array; {_WRITE_AGAIN}"
         )
     for part in item:
-        _refuse_elsewhere(root, item[part], what)
-    return _AnnDataCsrReader(BackedCsr(item, item.attrs["shape"], what), what)
+        _refuse_elsewhere(root, item[part], source_name)
+    return _AnnDataCsrReader(BackedCsr(item, item.attrs["shape"], source_name), source_name)
 
 
-def _open_array(root: Any, key: str, what: str) -> RowReader:
+def _open_array(root: Any, key: str, source_name: str) -> RowReader:
     """Return a reader of an array; raise `DataError` if its numbers are in another file."""
     array = root[key]
-    _refuse_elsewhere(root, array, what)
-    return ZarrReader(array, what) if hasattr(array, "metadata") else Hdf5Reader(array, what)
+    _refuse_elsewhere(root, array, source_name)
+    return ZarrReader(array, source_name) if hasattr(array, "metadata") else Hdf5Reader(array, source_name)
 
 
-def _refuse_elsewhere(root: Any, array: Any, what: str) -> None:
+def _refuse_elsewhere(root: Any, array: Any, source_name: str) -> None:
     """Raise `DataError` for an HDF5 array whose numbers are in another file."""
     if not hasattr(array, "external"):
         return
     if array.external or array.is_virtual or array.file.filename != root.file.filename:
-        raise DataError(f"{what} takes its numbers from other files; {_WRITE_AGAIN}")
+        raise DataError(f"{source_name} takes its numbers from other files; {_WRITE_AGAIN}")
 
 
-def _read_names(root: Any, x: RowReader, what: str) -> list[str] | None:
+def _read_names(root: Any, x: RowReader, source_name: str) -> list[str] | None:
     """Return the names of the variables; None if they are too many to keep."""
     width = x.shape[1] if len(x.shape) == 2 else 0
     index = root["var"].attrs.get("_index", "_index")
     if not 0 < width <= _MAX_NAMES or index not in root["var"]:
         return None
-    names = _ColumnReader(root, "var", index, what)
+    names = _ColumnReader(root, "var", index, source_name)
     if names.n_rows != width:
         raise DataError(
-            f"{what} has {names.n_rows} variables in var, but {x.name} has {width} columns; the file is "
-            "damaged: write it again"
+            f"{source_name} has {names.n_rows} variables in var, but {x.name} has {width} columns; the file "
+            "is damaged: write it again"
         )
     return [str(name) for name in names.read(width)]
 
@@ -227,14 +228,14 @@ class _AnnDataCsrReader(CsrReader):
 class _ColumnReader(RowReader):
     """One column of obs or var: strings, numbers, or the values of categories."""
 
-    def __init__(self, root: Any, table: str, column: str, what: str) -> None:
-        self.name, self._what, self._label = f"{what}, {table} column {column!r}", what, column
-        self._next_row = 0
+    def __init__(self, root: Any, table: str, column: str, source_name: str) -> None:
+        self.name = f"{source_name}, {table} column {column!r}"
+        self._source_name, self._label, self._next_row = source_name, column, 0
         group = root[table]
         known = [name for name in group if name != "__categories"]
         if column not in known:
             raise DataError(
-                f"{what} has no column {column!r} in {table}; it has {listed(known)}: name one with "
+                f"{source_name} has no column {column!r} in {table}; it has {listed(known)}: name one with "
                 "--label COLUMN (label='COLUMN')"
             )
         path, self._mask, self._categories = f"{table}/{column}", None, None
@@ -279,7 +280,7 @@ class _ColumnReader(RowReader):
         elif values.dtype.kind == "f":
             missing = missing | np.isnan(values)
         if missing.any():
-            raise missing_label(self._what, self._label, a + int(np.argmax(missing)))
+            raise missing_label(self._source_name, self._label, a + int(np.argmax(missing)))
         if self._categories is not None:
             if values.max() >= len(self._categories):
                 raise DataError(

@@ -34,7 +34,7 @@ _SILENT = "and HDF5 would read fill values instead"
 
 def check_storage(
     array: h5py.Dataset,
-    what: str,
+    array_name: str,
     allow_external: bool = False,
     seen: frozenset[tuple[str, str]] = frozenset(),
 ) -> None:
@@ -50,7 +50,7 @@ def check_storage(
         more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
         kind = "by external raw storage" if external else "as a virtual dataset"
         raise DataError(
-            f"{what} does not hold its numbers: {kind} it takes them from "
+            f"{array_name} does not hold its numbers: {kind} it takes them from "
             f"{', '.join(map(repr, names[:_MAX_SHOWN]))}{more}. Look at these files, then import the array "
             "with `scalelatent data import hdf5 --allow-external` (allow_external=True)"
         )
@@ -62,54 +62,58 @@ def check_storage(
         if found is None or found < needed:
             problem = "is missing" if found is None else f"has {found:,} bytes of {needed:,}"
             raise DataError(
-                f"{what}: its raw storage {path!r} {problem}, and HDF5 would read zeros instead; put that "
-                "file there (a relative name counts from the current folder)"
+                f"{array_name}: its raw storage {path!r} {problem}, and HDF5 would read zeros instead; put "
+                "that file there (a relative name counts from the current folder)"
             )
         bytes_left -= needed - offset
     here = (os.path.realpath(array.file.filename), array.name)
     if here in seen:
-        raise DataError(f"{what} is a virtual dataset of itself; nothing to import")
+        raise DataError(f"{array_name} is a virtual dataset of itself; nothing to import")
     for source in sources:
-        _check_source(array, source, what, seen | {here})
+        _check_source(array, source, array_name, seen | {here})
 
 
-def _check_source(array: h5py.Dataset, source: Any, what: str, seen: frozenset[tuple[str, str]]) -> None:
+def _check_source(
+    array: h5py.Dataset, source: Any, array_name: str, seen: frozenset[tuple[str, str]]
+) -> None:
     """Raise `DataError` if a source of a virtual dataset is absent or too small."""
     import h5py
 
-    where = f"{what}: its source {source.dset_name!r} in {source.file_name!r}"
+    source_name = f"{array_name}: its source {source.dset_name!r} in {source.file_name!r}"
     if "%" in source.file_name + source.dset_name:
         raise DataError(
-            f"{where} is a pattern of names, so a missing file cannot be detected; copy the array to a file "
-            "of its own first"
+            f"{source_name} is a pattern of names, so a missing file cannot be detected; copy the array to a "
+            "file of its own first"
         )
     if source.file_name == ".":
-        _check_source_array(array.file, source, where, seen)
+        _check_source_array(array.file, source, source_name, seen)
         return
     # HDF5 looks for the file next to the virtual one first, then from the current folder.
     folder = os.environ.get("HDF5_VDS_PREFIX") or os.path.dirname(array.file.filename)
     sibling = os.path.join(folder, source.file_name)
     try:
         with h5py.File(sibling if os.path.exists(sibling) else source.file_name, "r") as file:
-            _check_source_array(file, source, where, seen)
+            _check_source_array(file, source, source_name, seen)
     except OSError as error:
-        raise DataError(f"{where} cannot be opened, {_SILENT}: {error}; {_ABSENT_ADVICE}") from error
+        raise DataError(f"{source_name} cannot be opened, {_SILENT}: {error}; {_ABSENT_ADVICE}") from error
 
 
-def _check_source_array(file: h5py.File, source: Any, where: str, seen: frozenset[tuple[str, str]]) -> None:
+def _check_source_array(
+    file: h5py.File, source: Any, source_name: str, seen: frozenset[tuple[str, str]]
+) -> None:
     import h5py
 
     found = file.get(source.dset_name)
     if not isinstance(found, h5py.Dataset):
-        raise DataError(f"{where} is not in that file, {_SILENT}; {_ABSENT_ADVICE}")
+        raise DataError(f"{source_name} is not in that file, {_SILENT}; {_ABSENT_ADVICE}")
     declared = source.src_space.shape  # empty if the virtual dataset takes the whole source
     is_short = any(needed > have for needed, have in zip(declared, found.shape, strict=False))
     if is_short or (not declared and found.size < source.vspace.get_select_npoints()):
         raise DataError(
-            f"{where} has shape {found.shape}, which is less than the virtual dataset takes from it, "
+            f"{source_name} has shape {found.shape}, which is less than the virtual dataset takes from it, "
             f"{_SILENT}; {_ABSENT_ADVICE}"
         )
-    check_storage(found, where, True, seen)
+    check_storage(found, source_name, True, seen)
 
 
 def import_hdf5(
@@ -164,14 +168,14 @@ def import_hdf5(
     ...     import_hdf5(f"{folder}/a.h5", "memory://doc-hdf5", overwrite=True)
     <Dataset 3 rows x (3,) float64, 2 classes, 'memory://doc-hdf5'>
     """
-    where = f"HDF5 file {os.fspath(file)}"
+    source_name = f"HDF5 file {os.fspath(file)}"
     with open_h5(file, "HDF5 file") as opened:
-        x_name, y_name = choose_arrays(describe_arrays(opened), x, y, where)
+        x_name, y_name = choose_arrays(describe_arrays(opened), x, y, source_name)
 
         def reader(name: str) -> Hdf5Reader:
-            what = f"{where}, array {name!r}"
-            check_storage(opened[name], what, allow_external)
-            return Hdf5Reader(opened[name], what)
+            array_name = f"{source_name}, array {name!r}"
+            check_storage(opened[name], array_name, allow_external)
+            return Hdf5Reader(opened[name], array_name)
 
         return import_rows(
             lambda: reader(x_name),
@@ -184,15 +188,15 @@ def import_hdf5(
         )
 
 
-def open_h5(path: PathOrUrl, what: str) -> h5py.File:
+def open_h5(path: PathOrUrl, kind: str) -> h5py.File:
     """Open an HDF5 file to read; raise `DataError` if that fails."""
-    raw = open_file(path, what)  # its messages are clearer than those of HDF5
-    where = f"{what} {os.fspath(path)}"
+    raw = open_file(path, kind)  # its messages are clearer than those of HDF5
+    source_name = f"{kind} {os.fspath(path)}"
     try:
         import h5py
     except ImportError as error:
         raise DataError(
-            f"{where} cannot be read without h5py: install it with pip install 'scalelatent[hdf5]'"
+            f"{source_name} cannot be read without h5py: install it with pip install 'scalelatent[hdf5]'"
         ) from error
     try:
         if is_local(path):  # h5py must know the name, because virtual datasets are relative to it
@@ -202,8 +206,8 @@ def open_h5(path: PathOrUrl, what: str) -> h5py.File:
     except OSError as error:
         raw.close()
         raise DataError(
-            f"{where} is no HDF5 file, or is truncated: {error}; download or copy it again, or use another "
-            "importer"
+            f"{source_name} is no HDF5 file, or is truncated: {error}; download or copy it again, or use "
+            "another importer"
         ) from error
 
 

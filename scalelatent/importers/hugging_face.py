@@ -85,23 +85,24 @@ def import_hf(
         datasets.load_dataset("mnist").save_to_disk("mnist-hf")
         import_hf("mnist-hf", "mnist.zarr", split="train", label="label")
     """
-    what = f"Hugging Face dataset {os.fspath(folder)}"
+    source_name = f"Hugging Face dataset {os.fspath(folder)}"
     decoder = ImageDecoder(size, crop, color)
-    with arrow_errors(what):
-        source = _open(folder, split, what)
+    with arrow_errors(source_name):
+        source = _open(folder, split, source_name)
         if not len(source):
-            raise DataError(f"{what} holds no rows; nothing to import")
+            raise DataError(f"{source_name} holds no rows; nothing to import")
         others = [name for name in source.column_names if name not in (label, weight)]
         names = others if features is None else list(features)
         images = [name for name in names if type(source.features.get(name)).__name__ == "Image"]
         if images and len(names) > 1:
             raise DataError(
-                f"{what}: column {images[0]!r} holds images, and there are others ({', '.join(names)}); "
-                "name it alone with --features (features=), and the label with --label (label=)"
+                f"{source_name}: column {images[0]!r} holds images, and there are others "
+                f"({', '.join(names)}); name it alone with --features (features=), and the label with "
+                "--label (label=)"
             )
         columns = FrameColumns(
             source.features.arrow_schema,
-            what,
+            source_name,
             label=label,
             weight=weight,
             features=[] if images else names,
@@ -129,20 +130,22 @@ def import_hf(
         )
 
 
-def _open(folder: PathOrUrl, split: str | None, what: str) -> datasets.Dataset:
+def _open(folder: PathOrUrl, split: str | None, source_name: str) -> datasets.Dataset:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"{what} needs datasets: install it with pip install 'scalelatent[hf]'") from error
+        raise DataError(
+            f"{source_name} needs datasets: install it with pip install 'scalelatent[hf]'"
+        ) from error
     if not Path(folder).is_dir():
-        raise DataError(f"{what} does not exist, or is no folder; check the path")
+        raise DataError(f"{source_name} does not exist, or is no folder; check the path")
     found = datasets.load_from_disk(os.fspath(folder))
     if isinstance(found, datasets.Dataset):
         if split is not None:
-            raise DataError(f"{what} has no splits; leave --split out (split=None)")
+            raise DataError(f"{source_name} has no splits; leave --split out (split=None)")
         return found
     if split not in found:
-        raise DataError(f"{what} has the splits {', '.join(found)}; choose one with --split (split=)")
+        raise DataError(f"{source_name} has the splits {', '.join(found)}; choose one with --split (split=)")
     return found[split]
 
 

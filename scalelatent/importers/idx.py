@@ -89,10 +89,10 @@ def _open_part(path: PathOrUrl, part: str) -> BinaryReader:
     )
 
 
-def open_idx(path: PathOrUrl, what: str) -> BinaryReader:
+def open_idx(path: PathOrUrl, kind: str) -> BinaryReader:
     """Return a reader of an IDX file, after a check of its header and, if it is not packed, of its size."""
-    file = open_maybe_gzip(path, what)
-    name = f"{what} {os.fspath(path)}"
+    file = open_maybe_gzip(path, kind)
+    name = f"{kind} {os.fspath(path)}"
     try:
         shape, dtype, offset = _read_header(file, name)
         reader = BinaryReader(file, name, shape, dtype, offset)

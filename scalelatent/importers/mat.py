@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -80,9 +81,9 @@ def import_mat(
     ...     import_mat(f"{folder}/a.mat", "memory://doc-mat", overwrite=True).classes.tolist()
     [5, 6]
     """
-    where = f"MATLAB file {os.fspath(file)}"
-    with _open(file, where) as source:
-        x_name, y_name = choose_arrays(source.variables, x, y, where)
+    source_name = f"MATLAB file {os.fspath(file)}"
+    with contextlib.closing(_open(file, source_name)) as source:
+        x_name, y_name = choose_arrays(source.variables, x, y, source_name)
         source.load([name for name in (x_name, y_name) if name is not None])
         if y_name is not None:
             _check_row_axis(source, x_name, source.labels(y_name).n_rows, rows_last)
@@ -100,41 +101,38 @@ def import_mat(
 class _Version73:
     """MATLAB file of version 7.3: HDF5, whose axes are in reverse order."""
 
-    def __init__(self, path: PathOrUrl, where: str) -> None:
+    def __init__(self, path: PathOrUrl, source_name: str) -> None:
         self._file = open_h5(path, "MATLAB file")
-        self._where = where
+        self._source_name = source_name
         arrays = {k: v for k, v in describe_arrays(self._file).items() if not k.startswith("#")}
         sparse = [k for k, v in self._file.items() if "MATLAB_sparse" in v.attrs]
         self.variables = arrays | dict.fromkeys(sparse, "sparse")
 
-    def __enter__(self) -> _Version73:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def load(self, names: list[str]) -> None:
         """Raise `DataError` if a variable cannot be read: a sparse or an empty one."""
         for name in names:
             if self.variables[name] == "sparse":
-                _refuse_sparse(self._where, name)
+                _refuse_sparse(self._source_name, name)
             if self._file[name].attrs.get("MATLAB_empty"):
-                raise DataError(f"{self._where}, variable {name!r} is empty; nothing to import")
+                raise DataError(f"{self._source_name}, variable {name!r} is empty; nothing to import")
 
     def rows(self, name: str, rows_last: bool) -> RowReader:
-        what = f"{self._where}, variable {name!r}"
-        check_storage(self._file[name], what)
-        return Hdf5Reader(self._file[name], what, is_matlab=True, rows_last=rows_last)
+        full_name = f"{self._source_name}, variable {name!r}"
+        check_storage(self._file[name], full_name)
+        return Hdf5Reader(self._file[name], full_name, is_matlab=True, rows_last=rows_last)
 
     def labels(self, name: str) -> RowReader:
-        array, what = self._file[name], f"{self._where}, variable {name!r}"
-        check_storage(array, what)
+        array, full_name = self._file[name], f"{self._source_name}, variable {name!r}"
+        check_storage(array, full_name)
         matlab_class = array.attrs.get("MATLAB_class", b"")
         if matlab_class == b"char":
-            return _TextReader(array, what)
+            return _TextReader(array, full_name)
         is_row_vector = len(array.shape) == 2 and array.shape[1] == 1
         reader = _CellReader if matlab_class == b"cell" else Hdf5Reader
-        return reader(array, what, is_matlab=True, rows_last=is_row_vector)
+        return reader(array, full_name, is_matlab=True, rows_last=is_row_vector)
 
 
 class _TextReader(Hdf5Reader):
@@ -178,18 +176,15 @@ def _text(codes: np.ndarray) -> str:
 class _Version5:
     """MATLAB file of version 4 to 7, whose variables are read whole, once, in column order."""
 
-    def __init__(self, path: PathOrUrl, where: str) -> None:
+    def __init__(self, path: PathOrUrl, source_name: str) -> None:
         from scipy.io import whosmat
 
-        self._path, self._where = path, where
+        self._path, self._source_name = path, source_name
         self._found = {name: (shape, kind) for name, shape, kind in self._read(whosmat, path)}
         self.variables = {name: f"{shape} {kind}" for name, (shape, kind) in self._found.items()}
         self._values: dict[str, Any] = {}
 
-    def __enter__(self) -> _Version5:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._values.clear()
 
     def _read(self, read: Any, *args: Any, **kwargs: Any) -> Any:
@@ -197,8 +192,8 @@ class _Version5:
             return read(*args, **kwargs)
         except Exception as error:  # scipy's readers raise errors of many types for a damaged file
             raise DataError(
-                f"{self._where} is no MATLAB file, or is truncated or damaged: {error}; download or copy it "
-                "again"
+                f"{self._source_name} is no MATLAB file, or is truncated or damaged: {error}; download or "
+                "copy it again"
             ) from error
 
     def load(self, names: list[str]) -> None:
@@ -209,14 +204,14 @@ class _Version5:
         free = psutil.virtual_memory().available
         if needed > free:
             raise DataError(
-                f"{self._where}: variables {', '.join(names)} take {needed / 1e6:,.0f} MB and must be "
+                f"{self._source_name}: variables {', '.join(names)} take {needed / 1e6:,.0f} MB and must be "
                 f"read whole, because files before version 7.3 are stored column by column; only "
                 f"{free / 1e6:,.0f} MB of memory are free. Save them with save(..., '-v7.3') in MATLAB: such "
                 "files are streamed"
             )
         for name in names:
             if self._found[name][1] == "sparse":
-                _refuse_sparse(self._where, name)
+                _refuse_sparse(self._source_name, name)
         self._values = self._read(loadmat, self._path, variable_names=names)
 
     def rows(self, name: str, rows_last: bool) -> RowReader:
@@ -242,7 +237,7 @@ class _Version5:
         return str(text.reshape(-1)[0]) if text.size else ""
 
     def _name(self, name: str) -> str:
-        return f"{self._where}, variable {name!r}"
+        return f"{self._source_name}, variable {name!r}"
 
 
 class _IntegerReader(RowReader):
@@ -256,19 +251,19 @@ class _IntegerReader(RowReader):
         return np.asarray(self._labels.read(rows)).astype(self.dtype)
 
 
-def _open(path: PathOrUrl, where: str) -> _Version73 | _Version5:
+def _open(path: PathOrUrl, source_name: str) -> _Version73 | _Version5:
     with open_file(path, "MATLAB file") as file:
         head = file.read(520)
     if head[512:] == _HDF5_MAGIC:
-        return _Version73(path, where)
+        return _Version73(path, source_name)
     if head.startswith(_HDF5_MAGIC):
         raise DataError(
-            f"{where} is an HDF5 file that MATLAB did not write, so its axes are not MATLAB's; use "
+            f"{source_name} is an HDF5 file that MATLAB did not write, so its axes are not MATLAB's; use "
             "`scalelatent data import hdf5`"
         )
     if not head:
-        raise DataError(f"{where} is empty; download or copy it again")
-    return _Version5(path, where)
+        raise DataError(f"{source_name} is empty; download or copy it again")
+    return _Version5(path, source_name)
 
 
 def _whole_numbers(source: _Version73 | _Version5, name: str) -> RowReader:
@@ -298,8 +293,8 @@ def _check_row_axis(source: _Version73 | _Version5, name: str, n_labels: int, ro
         )
 
 
-def _refuse_sparse(where: str, name: str) -> None:
+def _refuse_sparse(source_name: str, name: str) -> None:
     raise DataError(
-        f"{where}, variable {name!r} is a sparse matrix; save it with scipy.sparse.save_npz and use "
+        f"{source_name}, variable {name!r} is a sparse matrix; save it with scipy.sparse.save_npz and use "
         f"`scalelatent data import csr`, or make it dense in MATLAB: {name} = full({name})"
     )

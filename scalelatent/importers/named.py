@@ -169,8 +169,7 @@ def import_named(
     <Dataset 1,797 rows x (8, 8) uint8, 10 classes, 'memory://doc-named'>
     """
     if name == "digits":
-        what = "scikit-learn's digits"
-        images, labels = (ArrayReader(values, what) for values in base_digits())
+        images, labels = (ArrayReader(values, "scikit-learn's digits") for values in base_digits())
         return write_rows(url, images, labels, importer="digits", sources=["digits.csv.gz"], **options)
     paths = fetch_named(name, part=part, cache=cache, mirror=mirror)
     if name == "rcv1":

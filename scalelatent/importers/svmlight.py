@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -199,7 +198,7 @@ def import_svmlight(
     dtype: npt.DTypeLike = np.float64,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import svmlight text, `LABEL COLUMN:VALUE COLUMN:VALUE ... # comment`; memory is bounded.
+    """Import svmlight text, lines of ``LABEL COLUMN:VALUE COLUMN:VALUE``; memory is bounded.
 
     Several labels in a row, `3,17 COLUMN:VALUE ...`, become CSR multi-labels; rows without any label become a
     dataset without labels. Columns in any order are sorted and entries of the same place are added; the
@@ -327,13 +326,21 @@ class SvmlightReader(CsrReader):
         self.nnz = counts["entries"]
         self.shape = (counts["rows"], n_features or width)
         self._blocks = parse_blocks(file, name, keep=True)
-        self._parts: deque[ParsedBlock] = deque()
+        self._rest = _parse(np.empty(0, np.uint8), keep=True)
         self._lines = 0
         self.labels_read: tuple[np.ndarray, np.ndarray]
 
     def read(self, rows: int) -> csr_array:
-        parts = zip(*(part.arrays for part in self._take(rows)), strict=True)
-        data, columns, row_entries, labels, row_labels = (np.concatenate(arrays) for arrays in parts)
+        blocks = [self._rest]
+        while (missing := rows - sum(block.n_rows for block in blocks)) > 0:
+            block = next(self._blocks, None) or self._refuse_changed()
+            check_lines(block, self._lines, self.name)
+            self._lines += block.counts["lines"]
+            blocks.append(block)
+        last = blocks.pop()
+        last, self._rest = last.split(last.n_rows + missing)
+        arrays = zip(*(block.arrays for block in [*blocks, last]), strict=True)
+        data, columns, row_entries, labels, row_labels = (np.concatenate(parts) for parts in arrays)
         if self.first_column:
             columns = columns - self.first_column
         self.labels_read = labels, row_labels
@@ -341,25 +348,9 @@ class SvmlightReader(CsrReader):
             values = data.astype(self.dtype, copy=False)
         return self.canonical_rows(values, columns, np.concatenate([[0], np.cumsum(row_entries)]))
 
-    def _take(self, rows: int) -> Iterator[ParsedBlock]:
-        """Yield the next blocks, the last one cut, with this number of rows together."""
-        while rows:
-            if not self._parts:
-                block = next(self._blocks, None) or self._refuse_changed()
-                check_lines(block, self._lines, self.name)
-                self._lines += block.counts["lines"]
-                self._parts.append(block)
-            part = self._parts.popleft()
-            if part.n_rows > rows:
-                part, rest = part.split(rows)
-                self._parts.appendleft(rest)
-            rows -= part.n_rows
-            yield part
-
     def finish(self) -> None:
-        for blocks in (self._parts, self._blocks):
-            if any(block.n_rows for block in blocks):
-                self._refuse_changed()
+        if self._rest.n_rows or any(block.n_rows for block in self._blocks):
+            self._refuse_changed()
 
     def close(self) -> None:
         self._blocks.close()

@@ -60,10 +60,10 @@ def import_zarr(
     <Dataset 3 rows x (3,) float64, 3 classes, 'memory://doc-zarr'>
     """
     rows, labels = open_arrays(source, x=x, y=y)
-    what = f"zarr {os.fspath(source)}"
+    source_name = f"zarr {os.fspath(source)}"
     return import_rows(
-        lambda: ZarrReader(rows, what),
-        None if labels is None else lambda: ZarrReader(labels, f"{what}, labels"),
+        lambda: ZarrReader(rows, source_name),
+        None if labels is None else lambda: ZarrReader(labels, f"{source_name}, labels"),
         url,
         importer="zarr",
         sources=[source],

@@ -13,7 +13,7 @@ from sklearn.model_selection import KFold, ParameterGrid, check_cv
 
 from scalelatent.contract.kinds import find_kind
 from scalelatent.data import Dataset
-from scalelatent.data.read.taken import take_rows
+from scalelatent.data.read.selected import select_rows
 from scalelatent.engine.reading import RowMask
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import StreamedEstimator
@@ -185,7 +185,7 @@ def make_apart(
     """Return one candidate per set of parameters, which are checked, and set of rows, for separate fits."""
     sets: list[tuple[Dataset, Dataset | None]] = [(train, held)]
     if splits is not None:
-        sets = [(take_rows(train, learned), take_rows(train, scored)) for learned, scored in splits]
+        sets = [(select_rows(train, learned), select_rows(train, scored)) for learned, scored in splits]
     out = []
     for number, own in enumerate(params):
         model = clone(base).set_params(**own)

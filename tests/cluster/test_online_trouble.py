@@ -205,7 +205,7 @@ def test_a_worker_that_hangs_is_passed_over(
     finally:
         (tmp_path / "over").touch()
     (redone,) = [info for info in told if info["event"] == "steps_redone"]
-    assert re.fullmatch(rf"nothing was heard for \d s of {hung}", redone["reason"])
+    assert re.fullmatch(rf"no message arrived for \d s from {hung}", redone["reason"])
     assert (redone["pass"], redone["step"]) == (1, 0)
 
 
@@ -294,10 +294,10 @@ def test_workers_that_die_one_after_another_do(steps: Any) -> None:
 
 def test_the_error_of_steps_that_do_not_get_on_names_no_memory(steps: Any) -> None:
     def run(segment: online.Segment, workers: list[str], careful: bool) -> dict[str, Any]:
-        raise NoProgress("nothing was heard for 301 s of a")
+        raise NoProgress("no message arrived for 301 s from a")
 
     with pytest.raises(
-        RunError, match=r"failed 4 times.*nothing was heard for 301 s of a\. .*resume"
+        RunError, match=r"failed 4 times.*no message arrived for 301 s from a\. .*resume"
     ) as told:
         steps._redone(run, online.Place(), "the steps")
     assert "memory" not in str(told.value)

@@ -147,7 +147,7 @@ def test_a_span_that_hangs_is_given_to_another_worker(
         (tmp_path / "mark.over").touch()
     assert time.monotonic() - begin < 45
     assert (tmp_path / "mark.taken").exists()
-    assert any("nothing was heard" in event["why"] for event in log.of("span_redone"))
+    assert any("it sent no message for" in event["why"] for event in log.of("span_redone"))
 
 
 class Cancel(Callback):

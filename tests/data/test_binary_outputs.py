@@ -85,7 +85,7 @@ def test_what_is_neither_zero_nor_one_is_named(tmp_path: Path, bad: float, shown
     v = Dataset.from_arrays(scipy.sparse.csr_array(out) if sparse else out).save(tmp_path / "v.zarr")
     ds = Dataset.from_arrays(X).with_target(v)[20:]
     np.testing.assert_array_equal(ds.read_targets(0, 21), OUT[20:41])
-    where = rf"v\.zarr: column 3 of row 41 is {shown}(\.0)?, but an output is 0 or 1; make the outputs binary"
+    where = rf"v\.zarr: column 3 of row 41 is {shown}(\.0)?, but an output must be 0 or 1; make the outputs"
     with pytest.raises(DataError, match=where):
         ds.read_targets(20, 30)
     with pytest.raises(DataError, match=where):
@@ -102,8 +102,8 @@ def test_rows_that_do_not_match_and_rows_without_outputs(tmp_path: Path) -> None
     v = Dataset.from_arrays(OUT).save(tmp_path / "v.zarr")
     with pytest.raises(DataError, match=r"has 59 rows, but its target of .*v\.zarr has 60: row i of"):
         Dataset.from_arrays(X[1:]).with_target(v)
-    for y, has in ((None, "no outputs"), (np.arange(N), "one label a row")):
-        with pytest.raises(DataError, match=rf"has {has}, and zeros and ones .*with_target"):
+    for y, has in ((None, "no outputs"), (np.arange(N), "one label per row")):
+        with pytest.raises(DataError, match=rf"has {has}, but outputs must be zeros and ones .*with_target"):
             Dataset.from_arrays(X, y).read_targets(0, 1)
 
 

@@ -76,7 +76,7 @@ def test_small_chunks_are_computed_together_and_large_ones_one_by_one(
     )
     assert computed == [5997]
     chunks = ((300, 300, 100, 2500, 1300, 700, 800), 4)
-    monkeypatch.setattr(sources, "_TOGETHER_BYTES", 1000 * rows[0].nbytes)
+    monkeypatch.setattr(sources, "_MAX_READ_BYTES", 1000 * rows[0].nbytes)
     ds = Dataset.from_arrays(da.from_array(rows, chunks=chunks))
     assert ds.pieces() == [(0, 700), (700, 3200), (3200, 4500), (4500, 5200), (5200, 6000)]
     np.testing.assert_array_equal(ds.read_x(0, 6000), rows)
@@ -149,7 +149,7 @@ def test_torch_tensors() -> None:
     assert fitted.score(given, torch.tensor(LABELS)) == expected.score(ROWS, LABELS)
     shared = torch.tensor(ROWS)
     assert np.shares_memory(Dataset.from_arrays(shared).read_x(0, 90), shared.numpy())
-    with pytest.raises(DataError, match=r"tensor of torch.bfloat16, which numpy has not; .*float\(\)"):
+    with pytest.raises(DataError, match=r"tensor of torch.bfloat16, a type that numpy lacks; .*float\(\)"):
         Dataset.from_arrays(shared.bfloat16())
 
 
@@ -245,18 +245,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "text": (
         lambda: pa.table({"a": [1.0], "b": ["x"]}),
         {},
-        r"column 'b' holds string, but features are",
+        r"column 'b' holds string, but features must be",
     ),
     "lists": (
         lambda: pa.table({"a": [[1.0], [1.0, 2.0]]}),
         {},
-        r"column 'a' holds lists of any size",
+        r"column 'a' holds lists of varying size",
     ),
-    "no such column": (lambda: pa.table({"a": [1.0]}), {"label": "z"}, r"no column 'z'; it holds a"),
+    "no such column": (lambda: pa.table({"a": [1.0]}), {"label": "z"}, r"no column 'z'; its columns are 'a'"),
     "no label": (
         lambda: pa.table({"a": [1.0], "b": [[1]]}),
         {"label": "b"},
-        r"but labels are numbers",
+        r"but labels must be numbers",
     ),
     "not exact": (
         lambda: pa.table({"a": [2**53 + 1], "b": [0.5]}),

@@ -146,11 +146,11 @@ def test_bad_requests(stored: Dataset, tmp_path: Path) -> None:
         convert_dataset(tmp_path / "nowhere", tmp_path / "out")
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "readme").write_text("")
-    with pytest.raises(DataError, match="neither a dataset nor anything else that zarr can open"):
+    with pytest.raises(DataError, match="neither a dataset nor a zarr array or group"):
         convert_dataset(tmp_path / "text", tmp_path / "out")
     with pytest.raises(DataError, match="cannot replace itself"):
         convert_dataset(stored, str(stored.url), overwrite=True)
-    with pytest.raises(DataError, match=r"rows 90:96 do not lie in 0:95"):
+    with pytest.raises(DataError, match=r"rows 90:96 are outside of the rows 0:95"):
         convert_dataset(stored, tmp_path / "out", rows=(90, 96))
     with pytest.raises(DataError, match="chunk_rows is 'many'"):
         convert_dataset(stored, tmp_path / "out", chunk_rows="many")
@@ -185,7 +185,7 @@ def test_numbers_of_rows_are_whole(stored: Dataset, tmp_path: Path) -> None:
     out = convert_dataset(stored, tmp_path / "a", shard_rows=np.int64(8), chunk_rows=np.int32(4))  # type: ignore[arg-type]
     assert (out._columns.x.layout.shard_rows, out._columns.x.layout.chunk_rows) == (8, 4)  # type: ignore[attr-defined]
     for wrong in (2.0, "many"):
-        with pytest.raises(DataError, match=f"shard_rows is {wrong!r}, but it has to be a"):
+        with pytest.raises(DataError, match=f"shard_rows is {wrong!r}, but it must be a"):
             convert_dataset(stored, tmp_path / "b", shard_rows=wrong)  # type: ignore[arg-type]
 
 
@@ -216,14 +216,14 @@ def test_flat_squares_are_images_and_others_are_refused(tmp_path: Path) -> None:
     np.testing.assert_allclose(out.read_x(0, 1)[0], [2.5, 4.5, 10.5, 12.5])
     line = Dataset.from_arrays(np.zeros((4, 15)))
     for rows, how, message in (
-        (line, {"crop": 1}, r"shape \(15,\) are no images"),
-        (flat, {"crop": 2}, "crop=2 leaves nothing of images of 4x4: give a number from 0 to 1"),
+        (line, {"crop": 1}, r"shape \(15,\) are not images"),
+        (flat, {"crop": 2}, "crop=2 removes all pixels of images of 4x4: give a number from 0 to 1"),
         (flat, {"resize": (0, 2)}, "has no pixel"),
         (flat, {"crop": -1}, "crop=-1"),
     ):
         with pytest.raises(DataError, match=message):
             convert_dataset(rows, tmp_path / "none", **how)  # type: ignore[arg-type]
     sparse = convert_dataset(flat, tmp_path / "sparse", sparse=True)
-    with pytest.raises(DataError, match="CSR rows are no images"):
+    with pytest.raises(DataError, match="CSR rows are not images"):
         convert_dataset(sparse, tmp_path / "none", crop=1)
     assert not (tmp_path / "none").exists()

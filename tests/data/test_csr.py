@@ -137,7 +137,7 @@ def test_kinds_of_y_with_both_kinds_of_rows(x: Any, y: Any, kind: Any, url: str,
         elif kind:
             np.testing.assert_array_equal(one.read_y(60, 70), y[first + 60 : first + 70])
         if kind in ("targets", "multilabel"):
-            with pytest.raises(DataError, match=f"{kind} columns a row instead of one label"):
+            with pytest.raises(DataError, match=f"{kind} columns per row instead of one label"):
                 one.read_codes(0, 1)
     # Old readers understand what they can: only what they cannot has a new version.
     old = kind in (None, "labels") and not sp.issparse(x)
@@ -172,7 +172,7 @@ def test_writers_in_any_order_resume_and_repair(tmp_path: Path) -> None:
         _write(_writer(url) if shard == 2 else DatasetWriter.attach(url), shard)
     with pytest.raises(DataError, match=r"1 of 3 shards are not written, the first is shard 1"):
         DatasetWriter.attach(url).finalize()
-    with pytest.raises(DataError, match="incomplete: its writer finished 2 shards"):
+    with pytest.raises(DataError, match="incomplete: its writer finished only 2 shards"):
         open_dataset(url)
     writer = _writer(url, resume=True)
     assert [writer.is_done(i) for i in range(3)] == [True, False, True]
@@ -199,7 +199,7 @@ def _filled(url: str) -> Dataset:
 
 def test_resume_with_other_kinds_is_refused(tmp_path: Path) -> None:
     _writer(tmp_path / "ds")
-    with pytest.raises(DataError, match="x_kind was 'csr', is 'dense'"):
+    with pytest.raises(DataError, match="x_kind was 'csr', now 'dense'"):
         create_dataset(tmp_path / "ds", ROWS, (COLUMNS,), "f4", y_dtype="i8", resume=True)
 
 
@@ -262,8 +262,8 @@ def _with_nan() -> sp.csr_array:
     [
         ({"feature_shape": (4, 10), "nnz": 5}, "CSR rows have one axis"),
         ({"nnz": -1}, "at least 0 entries"),
-        ({"nnz": 5, "chunk_rows": 4}, "row groups, not chunks"),
-        ({"nnz": 5, "shard_rows": 0}, "has to be at least 1"),
+        ({"nnz": 5, "chunk_rows": 4}, "row groups instead of chunks"),
+        ({"nnz": 5, "shard_rows": 0}, "must be at least 1"),
         ({"nnz": 5, "compressor": "gzip"}, "compressor is 'gzip'"),
         ({"nnz": 5, "dtype": "f2"}, "convert the values to float32"),
         ({"y_kind": "ranks"}, "y_kind is 'ranks'"),
@@ -285,7 +285,7 @@ def test_wrong_arguments_leave_nothing(options: dict[str, Any], message: str) ->
     [
         (X.astype(complex), None, "complex numbers"),
         (X, TOPICS_OF[:10], r"x has 300 rows, but y has 10 \(shape \(10, 7\)\)"),
-        (X, np.zeros((ROWS, 2, 2)), "labels, one per row"),
+        (X, np.zeros((ROWS, 2, 2)), "one label per row"),
         (X, np.full((ROWS, 2), "a"), "real numbers"),
         (sp.csr_array((np.ones(1), np.array([7]), np.array([0, 1])), shape=(1, 8)), None, None),
     ],

@@ -101,7 +101,7 @@ def test_zarr_array_is_read_by_chunks() -> None:
 
 def test_dask_array_is_computed_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     da = pytest.importorskip("dask.array")
-    monkeypatch.setattr("scalelatent.data.read.sources._TOGETHER_BYTES", 0)
+    monkeypatch.setattr("scalelatent.data.read.sources._MAX_READ_BYTES", 0)
     computed: list[int] = []
 
     def block(values: np.ndarray) -> np.ndarray:

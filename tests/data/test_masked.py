@@ -19,7 +19,7 @@ Y = np.arange(40) % 2
 MASKED = np.ma.array(X, mask=np.zeros_like(X, bool))
 MASKED[7, 3] = np.ma.masked
 MASKED_Y = np.ma.masked_equal(np.where(np.arange(40) == 9, -1, Y), -1)
-WHERE = "masked array: row 7, feature 3 is masked, and 1 of "
+WHERE = r"masked array: row 7, feature 3 is masked \(1 of "
 
 
 def _write(x: Any, folder: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 import scalelatent as sl
 from scalelatent.data import create_dataset
-from scalelatent.data.read.chunks import MOST_KEPT, Recycled
+from scalelatent.data.read.chunks import MAX_FREE, Recycled
 
 ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # a chunk is 256 KiB
 F4 = np.dtype("f4")
@@ -80,7 +80,7 @@ def test_little_is_kept_and_none_of_it_travels(tmp_path):
     held = [ds.read_x(a, a + CHUNK) for a in range(0, ROWS, CHUNK)]
     del held
     memory = ds._columns.x._memory
-    assert len(memory._free) == MOST_KEPT
+    assert len(memory._free) == MAX_FREE
     assert len(pickle.dumps(memory)) < 1000
     again = memory.empty((2 * CHUNK, WIDTH), F4)  # other pieces than before: those of the old size are let go
     assert again.shape == (2 * CHUNK, WIDTH)

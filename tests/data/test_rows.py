@@ -13,8 +13,8 @@ from scalelatent.data.columns import as_binary
 from scalelatent.data.csr import canonical
 from scalelatent.data.csr_store import shard_bytes
 from scalelatent.data.read.chunk_files import Damage, entry
+from scalelatent.data.read.selected import select_rows
 from scalelatent.data.read.sources import ArrayRows, RowSource, as_source
-from scalelatent.data.read.taken import take_rows
 from scalelatent.data.schema import check_label_values, refuse_masked
 from scalelatent.data.write.batches import RowBatch
 from scalelatent.errors import DataError
@@ -22,21 +22,21 @@ from scalelatent.errors import DataError
 
 def test_labels_of_mixed_types_are_refused() -> None:
     with pytest.raises(
-        DataError, match=r"y is of mixed types. The label of row 1 is 'a' \(str\), and row 0 is 0"
+        DataError, match=r"y has labels of mixed types. The label of row 1 is 'a' \(str\), and row 0 is 0"
     ):
         check_label_values([0, "a"], "y")
     check_label_values([0, 1.5], "y")
 
 
 def test_masked_entries_are_refused() -> None:
-    with pytest.raises(DataError, match="row 1, feature 1 is masked, and 1 of 4 entries are"):
+    with pytest.raises(DataError, match=r"row 1, feature 1 is masked \(1 of 4 entries are"):
         refuse_masked(np.ma.masked_greater([[1, 2], [3, 9]], 8), "x")
 
 
 def test_binary_outputs() -> None:
     assert as_binary(np.array([[0.0, 1.0]]), 0, "x").tolist() == [[0, 1]]
     assert as_binary(csr_array([[0, 1], [1, 0]]), 0, "x").tolist() == [[0, 1], [1, 0]]
-    with pytest.raises(DataError, match="dataset d: column 1 of row 7 is 255, but an output is 0 or 1"):
+    with pytest.raises(DataError, match="dataset d: column 1 of row 7 is 255, but an output must be 0 or 1"):
         as_binary(np.array([[0, 255]]), 7, "dataset d")
     with pytest.raises(DataError, match="column 1 of row 8 is 2"):
         as_binary(csr_array([[1, 0], [0, 2]]), 7, "dataset d")
@@ -61,7 +61,7 @@ def test_a_chunk_that_was_never_written_is_damage() -> None:
 
 def test_taken_rows() -> None:
     ds = Dataset.from_arrays(np.arange(10.0)[:, None], list("abababaaaa"))
-    some = take_rows(ds, [7, 1, 2])
+    some = select_rows(ds, [7, 1, 2])
     assert some.read_x(0, 3).ravel().tolist() == [1.0, 2.0, 7.0]
     assert some.read_y(0, 3).tolist() == ["b", "a", "a"]
 

@@ -162,7 +162,7 @@ def test_lost_bucket_is_named(rows: Dataset, tmp_path: Path, monkeypatch: pytest
         return cut(buckets, bounds)
 
     monkeypatch.setattr(module, "_cut", lose)
-    with pytest.raises(DataError, match=r"out\.shuffle-.*gone, a bucket of the shuffle, is gone"):
+    with pytest.raises(DataError, match=r"out\.shuffle-.*gone, a bucket of the shuffle, is missing"):
         shuffle_dataset(rows, tmp_path / "out", seed=0, memory=1500)
 
 

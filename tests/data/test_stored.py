@@ -92,7 +92,7 @@ def test_every_chunk_is_written_also_when_it_is_all_zero(tmp_path: Path) -> None
 def test_newer_format_version(stored: Dataset) -> None:
     _edit_attrs(Path(str(stored.url)), format_version=4)
     with pytest.raises(
-        DataError, match=r"format_version 4; this scalelatent .* reads up to 3: install a newer"
+        DataError, match=r"format_version 4; this scalelatent .* reads versions up to 3: install a newer"
     ):
         open_dataset(str(stored.url))
 
@@ -101,7 +101,7 @@ def test_newer_format_version(stored: Dataset) -> None:
     ("changes", "message"),
     [
         ({"format": "other"}, "not a scalelatent dataset"),
-        ({"format_version": "x"}, "has to be a number"),
+        ({"format_version": "x"}, "must be a whole number"),
         ({"feature_shape": None}, "feature_shape"),
         ({"feature_shape": [9]}, "feature_shape"),
         ({"complete": False}, "incomplete"),
@@ -118,7 +118,7 @@ def test_damaged_attributes(tmp_path: Path, changes: dict[str, Any], message: st
 def test_what_is_no_dataset(tmp_path: Path) -> None:
     import zarr
 
-    with pytest.raises(DataError, match="does not exist; make a dataset with"):
+    with pytest.raises(DataError, match="does not exist; create a dataset with"):
         open_dataset(tmp_path / "nothing")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("")
@@ -168,7 +168,7 @@ def test_a_column_that_is_lost_is_not_taken_for_absent(
 def test_unfinished_dataset_does_not_open(tmp_path: Path) -> None:
     writer = create_dataset(tmp_path / "ds", 100, (4,), "u1", shard_rows=50)
     writer.write_shard(0, X[:50])
-    with pytest.raises(DataError, match="its writer finished 1 shards, not all"):
+    with pytest.raises(DataError, match="its writer finished only 1 shards"):
         open_dataset(tmp_path / "ds")
     with pytest.raises(
         DataError, match=r"1 of 2 shards are not written, the first is shard 1 \(rows 50:100\)"
@@ -222,7 +222,9 @@ def test_what_only_zarr_can_decode_is_read_through_it(
     open_dataset(tmp_path / "ds").read_x(0, 10)
     lines = [record.getMessage() for record in caplog.records if record.name == "scalelatent"]
     assert len(lines) == 1
-    assert lines[0].startswith(f"dataset {tmp_path / 'ds'}: 'x' is stored as {named}, which zarr decodes")
+    assert lines[0].startswith(
+        f"dataset {tmp_path / 'ds'}: 'x' is stored as {named}, which only zarr can decode"
+    )
 
 
 @pytest.mark.parametrize("compressor", ["zstd", "lz4", None])

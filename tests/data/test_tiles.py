@@ -87,10 +87,10 @@ def test_a_lost_or_damaged_tile_is_named(rows: np.ndarray, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"y_dtype": "u1"}, "tile_columns=5 cuts dense rows of one axis without labels"),
+        ({"y_dtype": "u1"}, "tile_columns=5 is only possible for dense rows of one axis without labels"),
         ({"weighted": True}, "without labels or weights"),
-        ({"nnz": 10}, "cuts dense rows"),
-        ({"tile_columns": 0}, "tile_columns is 0, but it has to be at least 1"),
+        ({"nnz": 10}, "only possible for dense rows"),
+        ({"tile_columns": 0}, "tile_columns is 0, but it must be at least 1"),
     ],
 )
 def test_what_is_not_cut(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -58,7 +58,10 @@ def test_resume_writes_only_what_is_missing(tmp_path: Path) -> None:
     for shard in todo:
         _write(resumed, shard)
     np.testing.assert_array_equal(resumed.finalize().read_x(0, 95), X)
-    for changed, name in (({"provenance": {"seed": 2}}, "seed was 1, is 2"), ({"weighted": True}, "weights")):
+    for changed, name in (
+        ({"provenance": {"seed": 2}}, "seed was 1, now 2"),
+        ({"weighted": True}, "weights"),
+    ):
         with pytest.raises(DataError, match=name):
             _create(tmp_path / "ds", **{"provenance": {"seed": 1}, **changed}, resume=True)
 
@@ -140,7 +143,7 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
             _create(tmp_path / "mine", overwrite=overwrite)
     assert (tmp_path / "mine" / "thesis.txt").exists()
     _create(tmp_path / "begun")
-    with pytest.raises(DataError, match=r"begun and not finished.*--resume"):
+    with pytest.raises(DataError, match=r"unfinished.*--resume"):
         _create(tmp_path / "begun")
     (tmp_path / "empty").mkdir()
     _create(tmp_path / "empty")
@@ -177,13 +180,13 @@ def test_bad_requests(tmp_path: Path) -> None:
         create_dataset(tmp_path / "a", 0, (4,), "f4")
     with pytest.raises(DataError, match=r"multiple of chunk_rows \(3\).*give for example 12"):
         create_dataset(tmp_path / "a", 100, (4,), "f4", chunk_rows=3, shard_rows=10)
-    with pytest.raises(DataError, match="has to be at least 1"):
+    with pytest.raises(DataError, match="must be at least 1"):
         create_dataset(tmp_path / "a", 100, (4,), "f4", chunk_rows=0)
     with pytest.raises(DataError, match="compressor is 'zip'"):
         create_dataset(tmp_path / "a", 100, (4,), "f4", compressor="zip")
     with pytest.raises(DataError, match="complex"):
         create_dataset(tmp_path / "a", 100, (4,), complex)
-    with pytest.raises(DataError, match="need `classes`"):
+    with pytest.raises(DataError, match="are stored as codes of classes; pass `classes`"):
         create_dataset(tmp_path / "a", 100, (4,), "f4", y_dtype="U3")
     with pytest.raises(IndexError, match="shards 0 to 4"):
         _create(tmp_path / "b").shard_bounds(5)

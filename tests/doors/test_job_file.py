@@ -19,7 +19,7 @@ VALUES: list[tuple[str, str, str, str]] = [
     ("key of data", "data.trian", '"x"', "unknown key 'trian' in [data]; did you mean 'train'?"),
     ("key of model", "model.capsul_dim", "4", "unknown key 'capsul_dim' in [model] (kind 'capsule'); did yo"),
     ("key of engine", "engine.block_row", "4", "unknown key 'block_row' in [engine]; did you mean 'block_ro"),
-    ("key like none", "cluster.zzzz", "4", "unknown key 'zzzz' in [cluster]; known are: allow_mismatch, dev"),
+    ("key like none", "cluster.zzzz", "4", "unknown key 'zzzz' in [cluster]; valid are: allow_mismatch, dev"),
     ("rows with a dash", "data.train_rows", '"0-50"', "[data] train_rows = '0-50': '0-50' is not a run of r"),
     ("rows from back to front", "data.train_rows", '"9:5"', "holds no row: the stop is not above the start"),
     ("rows without a dataset", "data.validation_rows", '"0:5"', "validation_rows is given without [data] va"),

@@ -176,11 +176,11 @@ def test_an_output_that_is_none_ends_the_fit_naming_it(online: Any, tmp_path: Pa
     v = Dataset.from_arrays(bad)
     v = v.save(tmp_path / "v.zarr", chunk_rows=16) if stored else v
     ds = Dataset.from_arrays(X).with_target(v)
-    with pytest.raises(DataError, match="column 2 of row 77 is 3, but an output is 0 or 1"):
+    with pytest.raises(DataError, match="column 2 of row 77 is 3, but an output must be 0 or 1"):
         fit(online.Outputs(P, V, Targets()), ds)
     with pytest.raises(DataError, match="column 2 of row 77 is 3"):
         fit(online.Outputs(P, V, Targets("x")), v)
-    with pytest.raises(DataError, match="one label a row"):
+    with pytest.raises(DataError, match="one label per row"):
         fit(online.Outputs(P, V, Targets()), Dataset.from_arrays(X, np.arange(N) % 3))
 
 

@@ -110,7 +110,7 @@ def test_an_interrupted_refit_leaves_the_last_model(name: str) -> None:
     model.fit(x, y)
     before, told = learned(model), output(model, x)
     other = x.iloc[:, ::-1]
-    with pytest.raises(KeyboardInterrupt, match="the model of the fit before is kept"):
+    with pytest.raises(KeyboardInterrupt, match="the model of the previous fit is kept"):
         model.fit(other, y, callbacks=Stop())
     same(before, learned(model))
     np.testing.assert_array_equal(output(model, x), told)

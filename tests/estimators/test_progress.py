@@ -195,7 +195,7 @@ def test_ctrl_c_in_a_layer_of_a_network(tmp_path):
             if info.get("layer") == 2:
                 raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match=r"stopped in layer 2 of 2; go on with the same fit\("):
+    with pytest.raises(KeyboardInterrupt, match=r"stopped in layer 2 of 2; continue with the same fit\("):
         fresh("mbn").fit(X, run_dir=tmp_path / "run", callbacks=Stop())
 
 

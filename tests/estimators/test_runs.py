@@ -360,7 +360,7 @@ def test_an_interrupted_fit_goes_on_with_its_rows_after_an_append(
     append_rows(tmp_path / "v", names["v"][:30])
     model = fit(opened(), tmp_path / "run", resume=True)
     np.testing.assert_array_equal(model.W_, whole.W_)
-    assert "goes on with the rows 0:200 of then" in caplog.text
+    assert "the fit continues with rows 0:200" in caplog.text
     with pytest.raises(RunError, match="train data"):
         fit(opened()[10:], tmp_path / "run", resume=True)
 
@@ -378,5 +378,5 @@ def test_a_resume_on_a_mixture_of_two_datasets_is_refused(digits: Arrays, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         _capsule(open_dataset(tmp_path / "a"), tmp_path / "run", callbacks=InterruptAt(1, "pass_end"))
     shutil.copyfile(tmp_path / "b/x/c/3/0", tmp_path / "a/x/c/3/0")
-    with pytest.raises(ShardError, match="whole, but not the one that was written"):
+    with pytest.raises(ShardError, match="intact, but differs from the chunk that was written"):
         _capsule(open_dataset(tmp_path / "a"), tmp_path / "run", resume=True)

@@ -22,7 +22,7 @@ from scalelatent import (
     Search,
 )
 from scalelatent.contract.kinds import own_kinds
-from scalelatent.data.read.taken import take_rows
+from scalelatent.data.read.selected import select_rows
 from scalelatent.errors import DataError
 from scalelatent.search.candidates import find_folds
 from tests.estimators.crbm_cases import Pair
@@ -239,12 +239,12 @@ def test_rows_taken_by_number_are_those_rows(digits: Arrays, tmp_path: Path) -> 
         stored = Dataset.from_arrays(given, y, sample_weight=weight).save(place)
         for ds in (stored, stored[100:], Dataset.from_arrays(given, y, sample_weight=weight)):
             at = rows[rows < len(ds)]
-            some, first = take_rows(ds, wanted[wanted < len(ds)]), len(y) - len(ds)
+            some, first = select_rows(ds, wanted[wanted < len(ds)]), len(y) - len(ds)
             read = some.read_x(0, len(at))
             np.testing.assert_array_equal(read.toarray() if some.is_sparse else read, x[first + at])
             np.testing.assert_array_equal(some.read_y(0, len(at)), y[first + at])
             np.testing.assert_array_equal(some.read_weight(1, 3), weight[first + at[1:3]])
-        kept = take_rows(stored, wanted).save(f"{place}-some")
+        kept = select_rows(stored, wanted).save(f"{place}-some")
         np.testing.assert_array_equal(kept.read_y(0, 6), y[rows])
 
 

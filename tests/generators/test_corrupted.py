@@ -209,7 +209,7 @@ def test_several_corruptions_share_the_clean_images(tmp_path: Path) -> None:
     _, same = make_corrupted(tmp_path / "o", "occluded-digits", clean=tmp_path / "c", patch=(2, 2))
     assert (tmp_path / "c/zarr.json").stat().st_mtime_ns == stamp
     assert same.fingerprint() == clean.fingerprint()
-    with pytest.raises(DataError, match=r"c was begun with other arguments .*threshold was 127, is 99"):
+    with pytest.raises(DataError, match=r"c was started with other arguments .*threshold was 127, now 99"):
         make_corrupted(tmp_path / "p", "noisy-digits", clean=tmp_path / "c", threshold=99)
     with pytest.raises(DataError, match="n exists"):
         make_corrupted(tmp_path / "n", "noisy-digits", clean=tmp_path / "c")
@@ -237,13 +237,13 @@ def test_bases_without_labels(tmp_path: Path) -> None:
         ({"kind": "occluded-digits", "value": 2}, "value is 2"),
         ({"kind": "patched-digits", "patch": (2, 9)}, "patch is 2 x 9, but"),
         ({"kind": "bordered-digits", "width": 5}, "width is 5, but a border of images of 8 x 8 .* is 1 to 4"),
-        ({"kind": "gridded-digits", "pitch": 1}, "pitch is 1, but lines lie 2 to 8 pixels apart"),
-        ({"kind": "cluttered-digits", "lines": 0}, "lines is 0, but cluttered-digits have 1 to 8"),
-        ({"kind": "deleted-digits", "lines": -1}, "lines is -1, but deleted-digits have 0 to 8"),
+        ({"kind": "gridded-digits", "pitch": 1}, "pitch is 1, but lines must be 2 to 8 pixels apart"),
+        ({"kind": "cluttered-digits", "lines": 0}, "lines is 0, but cluttered-digits need 1 to 8"),
+        ({"kind": "deleted-digits", "lines": -1}, "lines is -1, but deleted-digits need 0 to 8"),
         ({"kind": "deleted-digits", "share": 1.1}, "share is 1.1, but the share of pixels that are off"),
         ({"threshold": 256}, "threshold is 256"),
         ({"seed": -1}, "seed is -1"),
-        ({"base_rows": (5, 2000)}, "base rows 5:2000 do not lie in 0:1797"),
+        ({"base_rows": (5, 2000)}, "base rows 5:2000 are not inside 0:1797"),
         ({"base": "nowhere"}, "nowhere does not exist"),
         ({"base": "floats"}, "uint8 images"),
         ({"clean": "ds"}, "cannot hold both"),

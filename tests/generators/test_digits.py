@@ -198,9 +198,9 @@ def test_resume_after_kill(tmp_path: Path) -> None:
     process.wait(timeout=30)
     with pytest.raises(DataError, match=r"incomplete.*`scalelatent data repair .*killed`"):
         open_dataset(target)
-    with pytest.raises(DataError, match=r"begun and not finished.*--resume"):
+    with pytest.raises(DataError, match=r"unfinished.*--resume"):
         make_digits(target, 6000)
-    for changed, name in (({"seed": 9}, "seed was 0, is 9"), ({"base_rows": (0, 9)}, "base_rows")):
+    for changed, name in (({"seed": 9}, "seed was 0, now 9"), ({"base_rows": (0, 9)}, "base_rows")):
         with pytest.raises(DataError, match=name):
             make_digits(target, 6000, resume=True, **changed)  # type: ignore[arg-type]
     before = {p.name: p.stat().st_mtime_ns for p in target.glob("_shards/*.json")}
@@ -243,7 +243,7 @@ def test_failure_in_a_thread_is_raised(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"base_rows": (5, 5)}, "base rows 5:5 do not lie in 0:1797"),
+        ({"base_rows": (5, 5)}, "base rows 5:5 are not inside 0:1797"),
         ({"base_rows": (0, 1798)}, "--base-rows A:B"),
         ({"start": 5}, "begin at index 10000"),
         ({"rows": 0}, "0 rows"),

@@ -155,7 +155,7 @@ def test_resume_after_kill(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"incomplete.*`scalelatent data repair "):
         open_dataset(target)
     options: dict[str, Any] = {"base": base, "shard_rows": 100}
-    with pytest.raises(DataError, match="seed was 2, is 3"):
+    with pytest.raises(DataError, match="seed was 2, now 3"):
         make_documents(target, 3000, seed=3, resume=True, **options)
     stamps = {p: p.stat().st_mtime_ns for p in target.glob("x/*/indptr/c/0")}
     found = make_documents(target, 3000, seed=2, resume=True, **options)
@@ -172,7 +172,7 @@ def test_a_changed_base_is_noticed(tmp_path: Path) -> None:
     Dataset.from_arrays(BASE[::-1]).save(base, overwrite=True)
     from scalelatent.generators import make
 
-    make._generator.cache_clear()
+    make._make_generator.cache_clear()
     with pytest.raises(DataError, match=r"its base \.\./base\.zarr has changed since the first shard"):
         make_shard(tmp_path / "ds", 1)
 
@@ -191,7 +191,7 @@ def _with(row: int, column: int, value: float) -> sp.csr_array:
         (-BASE.astype("i2"), {}, "which is no count"),
         (_with(0, 0, 2.0**60), {}, "at most"),
         (BASE.toarray(), {}, "has dense rows; documents are made from CSR"),
-        (BASE, {"base_rows": (3, 99)}, "base rows 3:99 do not lie in 0:37"),
+        (BASE, {"base_rows": (3, 99)}, "base rows 3:99 are not inside 0:37"),
         (BASE, {"seed": -1}, "seed is -1"),
         (BASE, {"start": -1}, "documents begin at index 0"),
         (BASE, {"rows": 0}, "at least 1 row"),

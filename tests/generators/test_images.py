@@ -254,13 +254,13 @@ def test_shards_in_any_order_from_provenance_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("faces", {}, "no image set 'faces'; there are bars, symbols"),
+        ("faces", {}, "no image set 'faces'; the sets are bars, symbols"),
         ("bars", {"alphabet": "A"}, "bars has no option 'alphabet'; it has noise, crosses, length"),
         ("letters", {"alphabet": "AÄ"}, "different letters A to Z"),
         ("letters", {"alphabet": "AA"}, "different letters A to Z"),
         ("letters", {"size": (6, 30)}, "size 6 x 30: its features need at least 7 x 5"),
         ("text", {"size": (9000, 30)}, "at most 8192"),
-        ("letters", {"count": 0}, "count is 0, but it has to be 1 to 1000"),
+        ("letters", {"count": 0}, "count is 0, but it must be 1 to 1000"),
         ("letters", {"noise": 1.5}, "noise is 1.5"),
         ("letters", {"seed": -1}, "seed is -1"),
         ("traits", {"labels": "colour"}, "labels is 'colour'"),

@@ -138,7 +138,7 @@ def _parameters(ds: Dataset) -> dict[str, Any]:
 
 @pytest.mark.parametrize("n_jobs", [0, -1])
 def test_threads_are_at_least_one(tmp_path: Path, n_jobs: int) -> None:
-    with pytest.raises(DataError, match=f"n_jobs is {n_jobs}, but it has to be at least 1"):
+    with pytest.raises(DataError, match=f"n_jobs is {n_jobs}, but it must be at least 1"):
         make_digits(tmp_path / "ds", 10, n_jobs=n_jobs)
     assert not (tmp_path / "ds").exists()
 
@@ -203,7 +203,7 @@ def test_fields_of_large_images_are_made_a_few_at_a_time(monkeypatch: pytest.Mon
         return smooth(noise, taps)
 
     monkeypatch.setattr(fields, "smooth_fields", smoothing)
-    monkeypatch.setattr(fields, "_STEP_WORDS", 5_000)
+    monkeypatch.setattr(fields, "_NOISE_WORDS", 5_000)
     np.testing.assert_array_equal(fields.seeded_fields.__wrapped__(5, 9, 7), whole)
     assert 0 < largest[0] < 50
     with pytest.raises(DataError, match=r"600 x 400 pixels: .* take 1,461 MB .* scale the images down"):

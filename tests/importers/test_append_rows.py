@@ -184,7 +184,7 @@ def test_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(ShardWriter, "_files", full)
-        with pytest.raises(DataError, match=r"appending failed: .*No space left.*the dataset is as it was"):
+        with pytest.raises(DataError, match=r"appending failed: .*No space left.*the dataset is unchanged"):
             append_rows(tmp_path / "ds", _part("numbers", 60, N))
     assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*")) == before
     assert open_dataset(tmp_path / "ds").fingerprint() == ds.fingerprint()
@@ -264,7 +264,7 @@ def test_a_change_that_no_lock_kept_out_is_noticed(tmp_path: Path, monkeypatch: 
     def second() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(module, "hold_lock", lambda *_: contextlib.nullcontext())
-            patch.setattr(module, "_sweep", lambda *_: None)
+            patch.setattr(module, "_remove_unlisted", lambda *_: None)
             append_rows(tmp_path / "ds", _part("numbers", 60, 70))
 
     _while_writing(monkeypatch, second)
@@ -334,5 +334,5 @@ def test_lost_or_foreign_segment(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"appended rows in {path.name} cannot be opened"):
         open_dataset(tmp_path / "ds")
     _part("numbers", 0, 30).save(path)
-    with pytest.raises(DataError, match="does not hold the rows that were appended"):
+    with pytest.raises(DataError, match="does not contain the rows that were appended"):
         open_dataset(tmp_path / "ds")

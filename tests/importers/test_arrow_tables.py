@@ -120,8 +120,8 @@ def _with_null(column: str, row: int) -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "null": (lambda: _with_null("p2", 1234), {}, r"row 1234, column 'p2' is null"),
     "null label": (lambda: _with_null("y", 1700), {"label": "y"}, r"row 1700, column 'y' is null"),
-    "no column": (_table, {"label": "q"}, r"no column 'q'; it holds p0, p1, p2, p3, p4"),
-    "text": (lambda: _table(kind=KINDS), {}, r"column 'kind' holds string, but features are numbers"),
+    "no column": (_table, {"label": "q"}, r"no column 'q'; its columns are 'p0', 'p1', 'p2', 'p3', 'p4'"),
+    "text": (lambda: _table(kind=KINDS), {}, r"column 'kind' holds string, but features must be numbers"),
     "negative weight": (lambda: _table(w=-WEIGHTS), {"weight": "w"}, r"weight of row 0 is -0.5"),
     "nothing": (lambda: _table().slice(0, 0), {}, r"holds no rows; nothing to import"),
 }

@@ -202,7 +202,7 @@ def _put(place: int, value: Any) -> Any:
         (_bad(indices=_put(3, -2)), ["row 2 has an entry in column -2"]),
         (_bad(indices=lambda a: a.reshape(2, -1)), ["'indices' has shape (2, 300)"]),
         (_bad(indices=lambda a: a[:-1]), ["600 values, but", "599 columns"]),
-        (_bad(data=_put(100, np.nan)), ["is nan; rows have to be finite numbers"]),
+        (_bad(data=_put(100, np.nan)), ["is nan; rows must be finite numbers"]),
         (_bad(data=lambda a: a.astype(complex)), ["complex numbers"]),
         (_bad(data=lambda a: a.astype("f2")), ["convert the values to float32"]),
         (_bad(data=lambda a: a.astype(object)), ["Python objects"]),

@@ -196,7 +196,7 @@ def _falling() -> np.ndarray:
     ("parts", "message"),
     [
         ({"indptr": _falling()}, r"row 20 goes from entry .* the array indptr is damaged"),
-        ({"indptr": ROWS.indptr[:-1]}, r"says shape \(83, 11\), but .* do not belong together"),
+        ({"indptr": ROWS.indptr[:-1]}, r"has shape \(83, 11\), but .* do not belong together"),
         ({"indptr": np.minimum(ROWS.indptr, 9)}, r"indptr goes from 0 to 9, but there are \d+ entries"),
         ({"indptr": ROWS.indptr + 1}, r"row \d+ goes from entry"),
         ({"indices": ROWS.indices[:-1]}, r"do not belong together"),

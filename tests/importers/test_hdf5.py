@@ -125,7 +125,7 @@ def test_bad_arrays(tmp_path: Path) -> None:
     refused(make(path, x=X.astype("c8")), "array 'x' holds complex numbers", out)
     refused(make(path, x=X.astype("S3")), "array 'x' holds values of type", out)
     compound = np.zeros((53, 2), [("a", "f4"), ("b", "i4")])
-    refused(make(path, x=compound), "rows have to be real numbers", out)
+    refused(make(path, x=compound), "rows must be real numbers", out)
     refused(make(path, x=X, y=X), r"array 'y' has shape \(53, 5, 4\); labels must be one per row", out)
     refused(make(path, data=X), "has no array 'x'; it holds data .*: name one with --x KEY", out)
     refused(make(path), "has no array 'x'; it holds nothing", out)

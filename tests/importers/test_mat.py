@@ -144,8 +144,8 @@ def test_bad_variables(tmp_path: Path, version: str) -> None:
     refused(save(path, version, {"x": X, "y": Y[:30, None]}), "holds 31 rows, but .* holds 30 labels")
     cube = np.zeros((31, 2, 2))
     refused(save(path, version, {"x": X, "y": cube}), r"'y' has shape \(31, 2, 2\); labels must be one per")
-    refused(save(path, version, {"x": X, "y": X + 1j}), "'y'.*have to be real numbers")
-    refused(save(path, version, {"x": X + 1j}), "rows have to be real numbers")
+    refused(save(path, version, {"x": X, "y": X + 1j}), "'y'.*must be real numbers")
+    refused(save(path, version, {"x": X + 1j}), "rows must be real numbers")
     refused(save(path, version, {"x": WORDS.tolist()}), "holds Python objects")
     bad = X.copy()
     bad[17, 3] = np.nan

@@ -30,7 +30,7 @@ def test_a_resume_reads_the_rows_that_the_job_began_with(
     old = open_dataset(workplace.data)
     append_rows(workplace.data, Dataset.from_arrays(old.read_x(0, 50), np.full(50, 9)))
     result = run_job(folders["broken"].read_job(), folders["broken"], resume=True)
-    assert "goes on with the rows 0:300 of then" in caplog.text
+    assert "the fit continues with rows 0:300" in caplog.text
     a, b = (load_model(folders[name].model_url) for name in folders)
     np.testing.assert_array_equal(a.W_, b.W_)
     assert b.classes_.tolist() == [0, 1, 2, 3]

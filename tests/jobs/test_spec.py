@@ -190,7 +190,7 @@ def test_rows_other_forms():
 
 
 def test_nearest_lists_all_where_none_is_near():
-    assert nearest("q", ["b", "a"]) == "known are: a, b"
+    assert nearest("q", ["b", "a"]) == "valid are: a, b"
 
 
 def test_a_removed_parameter_is_accepted_at_the_value_of_this_version_only():

@@ -104,7 +104,7 @@ def test_a_removal_that_was_stopped_is_no_dead_end(
         patch.setattr(type(place), "delete_tree", stopped)
         with pytest.raises(KeyboardInterrupt):
             _save(place.url, X + 1, overwrite=True)
-    with pytest.raises(DataError, match="is being removed, or its removal was stopped"):
+    with pytest.raises(DataError, match="is being removed, or its removal was interrupted"):
         open_dataset(place.url)
     writer = create_dataset(place.url, 15, (4,), "f8", resume=n_deleted == 0)
     writer.write_shard(0, X + 1)

@@ -182,7 +182,7 @@ def test_a_store_in_a_forked_process_reads_or_is_refused(kind: str, folder: Path
         assert told == X.sum()
     else:
         assert "Start processes with 'spawn' or 'forkserver'" in told
-        assert "go on once it can be read" in told
+        assert "try again when this process can read" in told
         assert "Restore" not in told  # as of rows that are lost
     assert ds.read_x(0, 650).sum() == X.sum()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ABSENT = 2**64 - 1  # offset in a shard index of a chunk that was never written
 _CRC_BYTES = 4
-_KEPT_INDEXES = 4096
+_MAX_INDEXES = 4096  # cached indexes of one reader; an index has 16 bytes per chunk
 
 
 class Damage(Exception):
@@ -59,15 +59,15 @@ class Fetched:
 
 
 class Indexes:
-    """Cache of the shard indexes of an object store; it is emptied above `_KEPT_INDEXES` indexes."""
+    """Cache of the shard indexes of an object store; it is emptied above `_MAX_INDEXES` indexes."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
-        self._kept: dict[str, np.ndarray] = {}
+        self._cache: dict[str, np.ndarray] = {}
 
     def get(self, keys: list[str], n_chunks: int) -> dict[str, np.ndarray]:
         """Return the indexes of objects of `n_chunks` chunks each; fetch uncached indexes in one request."""
-        found = {key: index for key in keys if (index := self._kept.get(key)) is not None}
+        found = {key: index for key in keys if (index := self._cache.get(key)) is not None}
         missing = [key for key in keys if key not in found]
         length = 16 * n_chunks + _CRC_BYTES
         fetched = self._location.read_ranges([(key, -length, length) for key in missing])
@@ -76,18 +76,18 @@ class Indexes:
                 found[key] = _parse_index(raw, n_chunks)
             except Damage as damage:
                 raise Damage(f"{damage} ({self._location.name_of(key)})") from damage
-        if len(self._kept) > _KEPT_INDEXES:
-            self._kept = {}
-        self._kept |= found
+        if len(self._cache) > _MAX_INDEXES:
+            self._cache = {}
+        self._cache |= found
         return found
 
-    def forget(self) -> None:
-        self._kept = {}
+    def clear(self) -> None:
+        self._cache = {}
 
 
 def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
     if len(raw) < 16 * n_chunks + _CRC_BYTES:
-        raise Damage(f"it has {len(raw)} bytes, not even its index of {16 * n_chunks + _CRC_BYTES}")
+        raise Damage(f"it has {len(raw)} bytes, fewer than its index of {16 * n_chunks + _CRC_BYTES} bytes")
     return np.frombuffer(_checked(raw, "its index")[0], "<u8").reshape(-1, 2)
 
 
@@ -122,13 +122,15 @@ class ShardFile:
             self._index = _parse_index(self.read(self.size - length, length), self.n_chunks)
         offset, length = entry(self._index, chunk)
         if offset + length > self.size:
-            raise Damage(f"its chunk {chunk} ends at byte {offset + length}, but the file at {self.size}")
+            raise Damage(
+                f"its chunk {chunk} ends at byte {offset + length}, but the file has {self.size} bytes"
+            )
         return offset, length
 
     def read(self, offset: int, length: int) -> bytes:
         data = os.pread(self._fd, length, offset)
         if len(data) != length:
-            raise Damage(f"{length} bytes expected at byte {offset}, {len(data)} found")
+            raise Damage(f"expected {length} bytes at byte {offset}, found {len(data)}")
         return data
 
     def read_into(self, target: np.ndarray, offset: int) -> bytes:
@@ -143,7 +145,7 @@ class ShardFile:
             )
             more = os.preadv(self._fd, rest, offset + done)
             if not more:
-                raise Damage(f"{len(view) + _CRC_BYTES} bytes expected at byte {offset}, {done} found")
+                raise Damage(f"expected {len(view) + _CRC_BYTES} bytes at byte {offset}, found {done}")
             done += more
         return bytes(tail)
 
@@ -216,7 +218,7 @@ def _packed_decoder(sharded: bool, codec: str) -> Decoder:
         try:
             unpack(body, out.reshape(-1).view(np.uint8))
         except (RuntimeError, ValueError) as error:
-            raise Damage(f"chunk {chunk} does not unpack: {error}") from error
+            raise Damage(f"chunk {chunk} cannot be decompressed: {error}") from error
         return checksum
 
     return decode

@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("scalelatent")
 
-# `Recycled` reuses buffers of LEAST_BYTES to MOST_BYTES and keeps at most MOST_KEPT free ones. New memory
+# `Recycled` reuses buffers of MIN_BYTES to MAX_BYTES and keeps at most MAX_FREE free ones. New memory
 # costs a page fault per page, and its release stalls other cores (benchmarks/streamed_pass.py). The allocator
 # already reuses smaller arrays; larger arrays are read only once.
-LEAST_BYTES, MOST_BYTES = 2**18, 2**24
-MOST_KEPT = 4
+MIN_BYTES, MAX_BYTES = 2**18, 2**24
+MAX_FREE = 4
 
 
 @functools.lru_cache(maxsize=256)
-def _tell_slow(url: str, name: str, how: str) -> None:
+def _warn_slow(url: str, name: str, how: str) -> None:
     """Log one warning per array that only the slower zarr pipeline can decode."""
     logger.warning(
-        "dataset %s: '%s' is stored as %s, which zarr decodes, a call a shard and slower than the reader for "
-        "our own codecs; the rows are the same. `scalelatent data convert` writes it in ours.",
+        "dataset %s: '%s' is stored as %s, which only zarr can decode, slower than our own reader; the "
+        "rows are the same. `scalelatent data convert` writes a dataset that reads faster.",
         url, name, how,
     )  # fmt: skip
 
@@ -71,8 +71,8 @@ class StoredRows(StoredColumn):
         self._repair = repair
         self._sharded = array.shards is not None
         self._tile = tile_columns_of(array)
-        self._where: str | None = None
-        self._holder: tuple[int, int] | None = None
+        self._description: str | None = None
+        self._row_range: tuple[int, int] | None = None
         self.reads_at_once = location.reads_at_once
         self._has_files = location.local_path("") is not None
         fast = hasattr(os, "preadv") or not self._has_files
@@ -81,7 +81,7 @@ class StoredRows(StoredColumn):
         if fast and self._decoder is None:
             shards, chain = codecs_of(array)
             how = " + ".join(name for name, _ in chain)
-            _tell_slow(location.url, self._name, f"{how} in shards" if shards else how)
+            _warn_slow(location.url, self._name, f"{how} in shards" if shards else how)
         self._indexes = Indexes(location)
         self._memory = Recycled()
         self._crcs: np.ndarray | None = None
@@ -91,7 +91,7 @@ class StoredRows(StoredColumn):
         """Return a reader of another array (length,) with the same codecs, without reading its metadata."""
         other = copy.copy(self)
         other.shape, other.chunk_rows, other.shard_rows = (length,), chunk, -(-length // chunk) * chunk
-        other._name, other._where, other._holder, other._array = name, where, rows, None
+        other._name, other._description, other._row_range, other._array = name, where, rows, None
         return other
 
     @property
@@ -214,8 +214,8 @@ class StoredRows(StoredColumn):
         found, written = int.from_bytes(checksum, "little"), int(self._crcs[shard, tile, chunk])
         if found != written:
             raise Damage(
-                f"its chunk {chunk} is whole, but not the one that was written there (checksum {found:08x}, "
-                f"the dataset's table says {written:08x}), as if the file came from another dataset"
+                f"its chunk {chunk} is intact, but differs from the chunk that was written (checksum "
+                f"{found:08x} instead of {written:08x}), as if the file came from another dataset"
             )
 
     def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
@@ -234,10 +234,10 @@ class StoredRows(StoredColumn):
                     a, b, _, columns = part[at]
                     self._decode(Fetched(data), a, b, out[a - start : b - start][columns], shards[at][1])
             except (Damage, OSError) as error:
-                self._indexes.forget()  # the objects may have changed since the indexes were read
+                self._indexes.clear()  # the objects may have changed since the indexes were read
                 names = map(self._location.name_of, keys)
-                told = next((k for k, name in enumerate(names) if name in str(error)), at)
-                self._raise(shards[told][0], error, shards[told][1])
+                bad = next((k for k, name in enumerate(names) if name in str(error)), at)
+                self._raise(shards[bad][0], error, shards[bad][1])
 
     def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
         """Return the byte range of the chunk of each piece in the object of its key."""
@@ -271,33 +271,35 @@ class StoredRows(StoredColumn):
         else:
             what = f"cannot be decoded: {error}"
         name = self._location.name_of(self.shard_key(shard, tile))
-        where = self._where or f"rows {first}:{last} of '{self._name}'"
+        where = self._description or f"rows {first}:{last} of '{self._name}'"
         words = f"dataset {self._location.url}: shard file {name} ({where}) {what}."
         lost = not isinstance(error, OSError) or error.errno == errno.EIO
         if lost or isinstance(error, (FileNotFoundError, SpecialFileError)):
-            raise ShardError(f"{words} {self._repair}", name, *(self._holder or (first, last))) from error
+            raise ShardError(f"{words} {self._repair}", name, *(self._row_range or (first, last))) from error
         # The storage denies access or is unreachable, so the rows need no repair.
-        raise DataError(f"{words} Its rows may be whole: go on once it can be read from here") from error
+        raise DataError(
+            f"{words} Its rows may be intact: try again when this process can read the file"
+        ) from error
 
 
 class Recycled:
     """Allocator of uninitialized arrays; it reuses the memory of an array after all views are deleted."""
 
     def __init__(self) -> None:
-        self._free: deque[np.ndarray] = deque(maxlen=MOST_KEPT)
+        self._free: deque[np.ndarray] = deque(maxlen=MAX_FREE)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Recycled, ()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if not LEAST_BYTES <= nbytes <= MOST_BYTES:
+        if not MIN_BYTES <= nbytes <= MAX_BYTES:
             return np.empty(shape, dtype)
-        raw = self._taken(nbytes)
+        raw = self._pop_free(nbytes)
         raw = np.empty(nbytes, np.uint8) if raw is None else raw
         return np.asarray(_Lease(raw, self._free)).view(dtype).reshape(shape)
 
-    def _taken(self, nbytes: int) -> np.ndarray | None:
+    def _pop_free(self, nbytes: int) -> np.ndarray | None:
         """Return a free buffer of `nbytes` bytes, or None; free buffers of other sizes are discarded."""
         while True:
             try:

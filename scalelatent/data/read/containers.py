@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from scalelatent.data.schema import refuse_masked
 from scalelatent.errors import DataError
 
-from .frames import FrameColumns, arrow_table
+from .frames import FrameColumns, arrow_table, listed
 
 if TYPE_CHECKING:
     import anndata
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     import xarray
 
     from scalelatent.typing import FrameLike
-
-
-_SHOWN = 20  # maximum number of names of columns or layers in an error message
 
 
 class SlicedRows:
@@ -100,8 +97,9 @@ def opened(x: Any, what: str = "x") -> Any:
         return FrameColumns(table.schema, what, label=what, features=[]).labels(table)
     if _is(x, "anndata", "AnnData"):
         raise DataError(
-            f"{what} is an AnnData object, which holds labels and several matrices; pass "
-            "Dataset.from_anndata(adata, label='cell_type'), with a column of its obs, or its rows, adata.X"
+            f"{what} is an AnnData object, which contains labels and several matrices; pass "
+            "Dataset.from_anndata(adata, label='cell_type'), where label is a column of obs, or pass its "
+            "rows, adata.X"
         )
     if _is(x, "anndata.abc", "CSCDataset"):
         raise DataError(
@@ -113,13 +111,13 @@ def opened(x: Any, what: str = "x") -> Any:
         names = sorted(name for name in x if hasattr(x[name], "shape"))
         raise DataError(
             f"{what} is a {type(x).__module__.split('.')[0]} group, not an array. Pass one of its arrays "
-            f"({', '.join(names[:5]) or 'it holds none'}), for example group[{(names or ['x'])[0]!r}]; a "
-            "dataset of scalelatent is opened with open_dataset"
+            f"({', '.join(names[:5]) or 'it holds none'}), for example group[{(names or ['x'])[0]!r}]; use "
+            "open_dataset for a dataset of scalelatent"
         )
     if _is_dask_frame(x):
         raise DataError(
-            f"{what} is a Dask DataFrame, whose partitions do not tell how many rows they have; pass "
-            f"{what}.to_dask_array(lengths=True), which counts them once"
+            f"{what} is a Dask DataFrame, whose number of rows is unknown; pass "
+            f"{what}.to_dask_array(lengths=True), which counts the rows"
         )
     return x
 
@@ -133,8 +131,8 @@ def frame_parts(
     lazy = _is_lazy_frame(frame)
     rows: Any = frame if lazy else arrow_table(frame)
     columns = FrameColumns(_schema(rows), "the frame", label=label, weight=weight, features=features)
-    beside = [name for name in (label, weight) if name is not None]
-    table = arrow_table(rows.select(beside).collect()) if lazy and beside else rows
+    others = [name for name in (label, weight) if name is not None]
+    table = arrow_table(rows.select(others).collect()) if lazy and others else rows
     return (
         frame_rows(rows, columns),
         None if label is None else columns.labels(table),
@@ -161,15 +159,15 @@ def anndata_parts(
     if rows is None:
         missing = "X" if layer is None else f"layer {layer!r}"
         raise DataError(
-            f"the AnnData object has no {missing}; its layers are {listed(adata.layers)}: name one with "
+            f"the AnnData object has no {missing}; its layers are {listed(adata.layers)}: choose one with "
             "layer='NAME'"
         )
     if label is None:
         return rows, None
     if label not in adata.obs:
         raise DataError(
-            f"the AnnData object has no column {label!r} in obs; it has {listed(adata.obs)}: name one with "
-            "label='COLUMN'"
+            f"the AnnData object has no column {label!r} in obs; it has {listed(adata.obs)}: choose one "
+            "with label='COLUMN'"
         )
     column = adata.obs[label]
     missing_rows = np.flatnonzero(column.isna())
@@ -181,15 +179,9 @@ def anndata_parts(
 def missing_label(what: str, label: str, row: int) -> DataError:
     """Return the error for a row of an AnnData object without a label."""
     return DataError(
-        f"{what}: row {row} has no value in the column {label!r} of obs, and every row needs a label; fill "
-        f"the column, or keep the rows that have one, adata[adata.obs[{label!r}].notna()]"
+        f"{what}: row {row} has no value in the column {label!r} of obs, but every row needs a label; fill "
+        f"the column, or keep only rows with a label, adata[adata.obs[{label!r}].notna()]"
     )
-
-
-def listed(names: Iterable[object]) -> str:
-    """Return the first `_SHOWN` names, joined for an error message."""
-    found = [repr(str(name)) for name in names]
-    return (", ".join(found[:_SHOWN]) or "none") + (", …" if len(found) > _SHOWN else "")
 
 
 def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
@@ -233,6 +225,6 @@ def _of_tensor(x: torch.Tensor, what: str) -> np.ndarray:
         return np.asarray(x.detach().cpu().numpy())
     except TypeError as error:  # bfloat16 and other types that numpy does not have
         raise DataError(
-            f"{what} is a tensor of {x.dtype}, which numpy has not; convert it first, for example with "
+            f"{what} is a tensor of {x.dtype}, a type that numpy lacks; convert it first, for example with "
             f"{what}.float()"
         ) from error

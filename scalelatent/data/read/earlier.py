@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from scalelatent.data.dataset import Dataset
 
-from .segments import columns_then, earlier_columns, earlier_states
+from .segments import columns_before, earlier_columns, earlier_states
 
 
 def earlier_rows(ds: Dataset, fingerprint: str) -> Dataset | None:
@@ -36,7 +36,7 @@ def _candidates(ds: Dataset) -> Iterator[Dataset]:
         for a, b in sorted(ranges):
             if not 0 <= a < b <= state.rows or (b != stop and stop != whole):
                 continue
-            rows = Dataset(columns_then(columns, state), a, b)
+            rows = Dataset(columns_before(columns, state), a, b)
             if columns.paired is None:
                 yield rows
                 continue

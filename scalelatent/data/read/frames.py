@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,15 +16,23 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import FrameLike
 
-_SHOWN = 20
+_SHOWN = 20  # maximum number of names of columns or layers in an error message
 
 
-def arrow(doing: str) -> ModuleType:
-    """Return the module pyarrow, or raise a `DataError` that names the action `doing`."""
+def listed(names: Iterable[object]) -> str:
+    """Return the first `_SHOWN` names, joined for an error message."""
+    found = [repr(str(name)) for name in names]
+    return (", ".join(found[:_SHOWN]) or "none") + (", …" if len(found) > _SHOWN else "")
+
+
+def arrow(action: str) -> ModuleType:
+    """Return the module pyarrow, or raise a `DataError` that names the `action`."""
     try:
         import pyarrow
     except ImportError as error:
-        raise DataError(f"{doing} needs pyarrow: install it with pip install 'scalelatent[arrow]'") from error
+        raise DataError(
+            f"{action} needs pyarrow: install it with pip install 'scalelatent[arrow]'"
+        ) from error
     return pyarrow
 
 
@@ -59,14 +67,15 @@ class FrameColumns:
         features: Sequence[str] | None = None,
     ) -> None:
         self.what, self.label, self.weight = what, label, weight
-        beside = [name for name in (label, weight) if name is not None]
-        self.names = [n for n in schema.names if n not in beside] if features is None else list(features)
-        for name in (*beside, *self.names):
+        others = [name for name in (label, weight) if name is not None]
+        self.names = [n for n in schema.names if n not in others] if features is None else list(features)
+        for name in (*others, *self.names):
             if schema.names.count(name) != 1:
-                found = ", ".join(schema.names[:_SHOWN]) + (", …" if len(schema.names) > _SHOWN else "")
+                count = schema.names.count(name)
                 raise DataError(
-                    f"{what} has {schema.names.count(name) or 'no'} column {name!r}; it holds {found}: name "
-                    "columns of it with --label, --weight and --features (label=, weight=, features=)"
+                    f"{what} has {f'{count} columns' if count else 'no column'} {name!r}; its columns are "
+                    f"{listed(schema.names)}: choose some with --label, --weight and --features (label=, "
+                    "weight=, features=)"
                 )
         found_types = [self._numbers(name, schema.field(name).type) for name in self.names]
         self._widths = [int(np.prod(shape)) for _, shape in found_types]
@@ -130,7 +139,7 @@ class FrameColumns:
         except pa.ArrowInvalid as error:
             raise DataError(
                 f"{self.what}: not all numbers of rows {first_row}:{first_row + batch.num_rows} are exact in "
-                f"{self.dtype}, the common type of the features: {error}; leave columns out (features=, "
+                f"{self.dtype}, the common type of the features: {error}; choose fewer columns (features=, "
                 "--features), or cast them first"
             ) from error
         if self._flat:
@@ -149,10 +158,12 @@ class FrameColumns:
             sizes += (value.list_size,)
             value = _storage_type(value.value_type)
         if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
-            held = "lists of any size" if types.is_list(value) or types.is_large_list(value) else str(kind)
+            values = (
+                "lists of varying size" if types.is_list(value) or types.is_large_list(value) else str(kind)
+            )
             raise DataError(
-                f"{self.what}: column {name!r} holds {held}, but features are numbers or lists of "
-                "numbers of a fixed size; leave it out with --features (features=), or name it as the label"
+                f"{self.what}: column {name!r} holds {values}, but features must be numbers or lists of "
+                "numbers of a fixed size; exclude it with --features (features=), or use it as the label"
             )
         return np.dtype(value.to_pandas_dtype()), shape or sizes
 
@@ -164,8 +175,8 @@ class FrameColumns:
         if types.is_string(value) or types.is_large_string(value) or str(value) == "string_view":
             return np.dtype(str)
         raise DataError(
-            f"{self.what}: column {self.label!r} holds {kind}, but labels are numbers or strings; name "
-            "another with --label (label=)"
+            f"{self.what}: column {self.label!r} holds {kind}, but labels must be numbers or strings; choose "
+            "another column with --label (label=)"
         )
 
     def _refuse_nulls(self, column: pyarrow.Array, name: str, first_row: int, width: int = 1) -> None:
@@ -174,7 +185,7 @@ class FrameColumns:
         at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(
             f"{self.what}: row {first_row + at // width}, column {name!r} is null; fill such values, or "
-            "leave those rows out"
+            "remove those rows"
         )
 
 

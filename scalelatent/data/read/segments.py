@@ -99,16 +99,6 @@ class RecodedRows(WrappedRows):
         return np.where(known, self._table[np.where(known, codes, 0)], -1).astype(np.int32)
 
 
-class FirstRows(WrappedRows):
-    """First `n_rows` rows of another source."""
-
-    def __init__(self, source: RowSource, n_rows: int) -> None:
-        super().__init__(source, (n_rows, *source.shape[1:]))
-
-    def read(self, start: int, stop: int) -> DenseOrCsr:
-        return self._source.read(start, stop)
-
-
 @dataclass(frozen=True)
 class EarlierState:
     """Number of rows, fingerprint and classes of a dataset before an append."""
@@ -144,19 +134,17 @@ def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
 
 def earlier_columns(columns: Columns, fingerprint: str) -> Columns | None:
     """Return the columns of the earlier state of a stored dataset with this fingerprint, or None."""
-    if columns.attrs is None:
-        return None
-    state = next((s for s in earlier_states(columns.attrs) if s.fingerprint == fingerprint), None)
-    return None if state is None else columns_then(columns, state)
+    states = [] if columns.attrs is None else earlier_states(columns.attrs)
+    return next((columns_before(columns, s) for s in states if s.fingerprint == fingerprint), None)
 
 
-def columns_then(columns: Columns, state: EarlierState) -> Columns:
+def columns_before(columns: Columns, state: EarlierState) -> Columns:
     """Return the columns of a stored dataset in an earlier state."""
     attrs = columns.attrs
     assert attrs is not None
 
     def first(source: RowSource | None) -> RowSource | None:
-        return None if source is None else FirstRows(source, state.rows)
+        return None if source is None else WrappedRows(source, (state.rows, *source.shape[1:]))
 
     y = None if columns.paired is not None else columns.y
     if y is not None and attrs.codes and state.classes != attrs.classes:
@@ -166,7 +154,7 @@ def columns_then(columns: Columns, state: EarlierState) -> Columns:
     then = replace(attrs, fingerprint=state.fingerprint, classes=state.classes)
     weight = None if columns.weight_is_own else columns.weight
     out = Columns(x, first(y), first(weight), place=columns.place, attrs=then, shared=columns.shared)
-    out.y_left_out = columns.y_left_out
+    out.y_is_dropped = columns.y_is_dropped
     if columns.weight_is_own:
         assert columns.weight is not None
         out = out.reweighted(columns.weight)

@@ -103,7 +103,7 @@ class StoredColumn(RowSource):
 
 
 class WrappedRows(RowSource):
-    """Rows of another source, which subclasses change at each read; pieces and shards stay the same."""
+    """Rows of another source, perhaps only the first ones; subclasses change values when they are read."""
 
     def __init__(
         self, source: RowSource, shape: tuple[int, ...] | None = None, dtype: np.dtype | None = None
@@ -113,6 +113,9 @@ class WrappedRows(RowSource):
         self.dtype = source.dtype if dtype is None else dtype
         self.sparse, self.knows_entries = source.sparse, source.knows_entries
         self.reads_at_once = source.reads_at_once
+
+    def read(self, start: int, stop: int) -> DenseOrCsr:
+        return self._source.read(start, stop)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         return self._source.pieces(start, stop)
@@ -137,7 +140,7 @@ class ArrayRows(RowSource):
         self._array = array
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        return _native(np.asarray(self._array[start:stop]))
+        return _in_native_order(np.asarray(self._array[start:stop]))
 
 
 class ZarrRows(RowSource):
@@ -150,7 +153,7 @@ class ZarrRows(RowSource):
         self._step = int(array.chunks[0]) if array.chunks else 1  # arrays without axes are refused later
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        return _native(np.asarray(self._array[start:stop]))
+        return _in_native_order(np.asarray(self._array[start:stop]))
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         return _cut(start, stop, range((start // self._step + 1) * self._step, stop, self._step))
@@ -158,7 +161,7 @@ class ZarrRows(RowSource):
 
 # Maximum bytes of neighbouring dask chunks that one computation combines. Each computation visits all chunks
 # of the array, which takes a few ms for thousands of chunks.
-_TOGETHER_BYTES = 2**22
+_MAX_READ_BYTES = 2**22
 
 
 class DaskRows(RowSource):
@@ -169,7 +172,7 @@ class DaskRows(RowSource):
         if any(s != s for s in array.shape):  # NaN: the size is unknown
             unknown = "rows" if array.shape[0] != array.shape[0] else "columns"
             raise DataError(
-                f"the dask array {what} does not know its number of {unknown} (shape with nan); call "
+                f"the dask array {what} has an unknown number of {unknown} (nan in its shape); call "
                 f"{what}.compute_chunk_sizes()"
             )
         if hasattr(getattr(array, "_meta", None), "tocsr"):
@@ -179,7 +182,7 @@ class DaskRows(RowSource):
         self._array = array
         self._edges = np.cumsum(array.chunks[0]).tolist()
         row_bytes = max(1, int(np.prod(self.shape[1:])) * self.dtype.itemsize)
-        self._together = max(1, _TOGETHER_BYTES // row_bytes)  # unit: rows
+        self._max_rows = max(1, _MAX_READ_BYTES // row_bytes)  # unit: rows
 
     def lazy(self, start: int, stop: int) -> da.Array:
         """Return the rows `start:stop` as a dask array, without computing the rows."""
@@ -211,8 +214,8 @@ class DaskRows(RowSource):
         if np.shape(block) != (stop - start, *self.shape[1:]):
             raise DataError(
                 f"the chunk of rows {start} to {stop - 1} of the dask array has shape {np.shape(block)}, but "
-                f"the array says {(stop - start, *self.shape[1:])}: correct the function that makes them, or "
-                "call compute_chunk_sizes() on the array"
+                f"the shape of the array implies {(stop - start, *self.shape[1:])}: correct the function of "
+                "the chunks, or call compute_chunk_sizes() on the array"
             )
         refuse_masked(block, self._what, start)
         return np.asarray(block)
@@ -225,15 +228,15 @@ class DaskRows(RowSource):
         """Split the rows `start:stop` at chunk edges; combine small chunks."""
         edges = [start]
         for edge, following in itertools.pairwise([*self._within(start, stop), stop]):
-            if following - edges[-1] > self._together:
+            if following - edges[-1] > self._max_rows:
                 edges.append(edge)
         return _cut(edges[0], stop, edges[1:])
 
 
 def _sparse_blocks(block: object) -> DataError:
     return DataError(
-        f"the dask array has sparse blocks ({type(block).__name__}), which cannot be read in rows; compute "
-        "it to a scipy CSR matrix, or write its blocks with create_dataset"
+        f"the dask array has sparse blocks ({type(block).__name__}), which cannot be read by rows; compute "
+        "it as a scipy CSR matrix, or write its blocks with create_dataset"
     )
 
 
@@ -252,7 +255,7 @@ def _cut(start: int, stop: int, inner: Iterable[int]) -> list[tuple[int, int]]:
     return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
 
-def _native(array: np.ndarray) -> np.ndarray:
+def _in_native_order(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -265,7 +268,7 @@ class CsrSource(RowSource):
     def __init__(self, matrix: SparseLike, what: str = "x", first_row: int = 0) -> None:
         if len(matrix.shape) != 2:
             raise DataError(
-                f"{what} is a sparse array of shape {matrix.shape}; rows x features are needed: two axes"
+                f"{what} is a sparse array of shape {matrix.shape}; give two axes, rows x features"
             )
         rows = matrix.tocsr()
         self.shape = tuple(int(s) for s in rows.shape)
@@ -303,7 +306,7 @@ class BackedCsr(RowSource):
         sizes = [part.shape for part in (self._data, self._indices, self._indptr)]
         if len(self.shape) != 2 or sizes != [sizes[0], sizes[0], (self.shape[0] + 1,)]:
             raise DataError(
-                f"{what} says shape {self.shape}, but its arrays data, indices and indptr have shapes "
+                f"{what} has shape {self.shape}, but its arrays data, indices and indptr have shapes "
                 f"{sizes[0]}, {sizes[1]} and {sizes[2]}; the arrays do not belong together: write the "
                 "file again"
             )

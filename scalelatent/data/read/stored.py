@@ -30,21 +30,23 @@ def read_attrs(location: Location) -> DatasetAttrs:
     if raw is None:
         what = "is not a scalelatent dataset: it has no zarr.json"
         if location.is_empty():
-            what = "exists, but is an empty folder" if os.path.isdir(location.url) else "does not exist"
+            what = "is an empty folder" if os.path.isdir(location.url) else "does not exist"
         raise DataError(
-            f"{location.url} {what}; make a dataset with `scalelatent data import` or `scalelatent data make`"
+            f"{location.url} {what}; create a dataset with `scalelatent data import` or `scalelatent data "
+            "make`"
         )
     try:
         meta = json.loads(raw)
         attrs, kind = meta.get("attributes", {}), meta.get("node_type")
     except (ValueError, AttributeError) as error:
         raise DataError(
-            f"{location.name_of('zarr.json')} is damaged (no JSON object: {error}); import the data again"
+            f"{location.name_of('zarr.json')} is damaged (it contains no JSON object: {error}); import the "
+            "data again"
         ) from error
     if kind != "group":
         raise DataError(
-            f"{location.url} is a single zarr array, not a dataset; pass it to Dataset.from_arrays and save "
-            "that"
+            f"{location.url} is a single zarr array, not a dataset; pass it to Dataset.from_arrays, and save "
+            "the result"
         )
     return DatasetAttrs.from_json(attrs, location.url)
 
@@ -69,7 +71,7 @@ def _is_made(attrs: DatasetAttrs) -> bool:
 def _repair_hint(attrs: DatasetAttrs, url: str) -> str:
     """Return the last sentence of an error about a lost shard: the step that restores the shard."""
     if _is_made(attrs):
-        return f"`scalelatent data repair {url}` makes the lost shards again and leaves the others"
+        return f"`scalelatent data repair {url}` makes the lost shards again and keeps the others"
     if attrs.provenance.get("importer"):
         return "Restore that file from a copy, or import the data again with --overwrite"
     return "Restore that file from a copy, or write the dataset again"
@@ -109,11 +111,12 @@ def unfinished(location: Location, attrs: DatasetAttrs) -> DataError:
     """Return the error for a dataset whose writer did not finish."""
     done = len(location.keys(MARKERS))
     generated = _is_made(attrs)
-    repair = f"go on with `scalelatent data repair {location.url}`"
-    step = repair if generated else "write it again with --overwrite"
-    return DataError(
-        f"dataset {location.url} is incomplete: its writer finished {done} shards, not all; {step}"
+    step = (
+        f"complete it with `scalelatent data repair {location.url}`"
+        if generated
+        else "write it again with --overwrite"
     )
+    return DataError(f"dataset {location.url} is incomplete: its writer finished only {done} shards; {step}")
 
 
 def own_columns(
@@ -150,7 +153,7 @@ def has_column(location: Location, attrs: DatasetAttrs, name: str) -> bool:
     found = location.has(f"{name}/zarr.json")
     if name == "y" and not found and (attrs.y_kind != "labels" or attrs.classes is not None):
         raise DataError(
-            f"{location.url}: its attributes tell of labels, but {location.name_of('y/zarr.json')} is "
+            f"{location.url}: its attributes describe labels, but {location.name_of('y/zarr.json')} is "
             "missing; restore that file from a copy, or import the data again"
         )
     return found
@@ -162,17 +165,12 @@ def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str
     return StoredRows(location, array(group, name, location.url), hint)
 
 
-def segment_location(location: Location, path: str) -> Location:
-    """Return the location of a segment of the dataset at `location`."""
-    return location.at(path)
-
-
 def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]) -> dict[str, Any]:
     """Join the columns `base` of the first segment with the columns of all appended segments."""
     assert attrs.segments is not None
     opened = [base]
     for segment in attrs.segments[1:]:
-        place = segment_location(location, segment["path"])
+        place = location.at(segment["path"])
         try:
             columns = open_columns(place)
         except DataError as error:
@@ -181,7 +179,7 @@ def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]
             ) from error
         if columns["attrs"].fingerprint != segment["fingerprint"]:
             raise DataError(
-                f"dataset {location.url}: {segment['path']} does not hold the rows that were appended; "
+                f"dataset {location.url}: {segment['path']} does not contain the rows that were appended; "
                 "restore it from a copy"
             )
         opened.append(columns)

@@ -15,7 +15,7 @@ import numpy as np
 from scalelatent.data import schema
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.data.read.segments import joined_fingerprint
-from scalelatent.data.read.stored import read_attrs, segment_location, write_attrs
+from scalelatent.data.read.stored import read_attrs, write_attrs
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.locks import hold_lock
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from scalelatent.data.schema import DatasetAttrs, LayoutOptions, Segment
 
 PREFIX = "append-"
+"""Start of the name of each folder of appended rows."""
 _LOCK = "_append.lock"
 
 
@@ -55,17 +56,17 @@ def _append(
     layout: LayoutOptions,
 ) -> None:
     target, attrs = open_dataset(location.url), read_attrs(location)
-    _sweep(location, attrs)
+    _remove_unlisted(location, attrs)
     with open_rows(target) as rows:
         classes = _common_classes(target, rows)
-        segments = attrs.segments or [_entry("", attrs, target.n_rows)]
-        kept = _kept(segments, rows.n_rows)
+        segments = attrs.segments or [_segment_entry("", attrs, target.n_rows)]
+        kept = _segments_to_keep(segments, rows.n_rows)
         first = sum(segment["rows"] for segment in kept)
         parts = [rows] if first == target.n_rows else [target[first:], rows]
-        place = segment_location(location, f"{PREFIX}{uuid.uuid4().hex[:8]}")
+        place = location.at(f"{PREFIX}{uuid.uuid4().hex[:8]}")
         try:
             segment = _write_segment(parts, target, classes, place, progress, layout)
-            before = _state(attrs, classes, target.n_rows)
+            before = _state_before(attrs, classes, target.n_rows)
             record = {"rows": rows.n_rows, **derived_from(rows, "append"), "before": before}
             _commit(location, attrs, [*kept, segment], classes, record)
         except BaseException as error:
@@ -73,18 +74,18 @@ def _append(
                 clear_after(error, place)
             if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
                 raise DataError(
-                    f"{location.url}: appending failed: {error.__cause__}; the dataset is as it was. "
-                    "Put that right, then append again"
+                    f"{location.url}: appending failed: {error.__cause__}; the dataset is unchanged. "
+                    "Correct this problem, then append again"
                 ) from error
             raise
 
 
-def _sweep(location: Location, attrs: DatasetAttrs) -> None:
+def _remove_unlisted(location: Location, attrs: DatasetAttrs) -> None:
     """Remove segments of failed appends, and segments that the last append merged."""
     listed = {segment["path"] for segment in attrs.segments or []}
     for name in location.keys(""):
         if name.startswith(PREFIX) and name not in listed:
-            segment_location(location, name).clear()
+            location.at(name).clear()
 
 
 def _kind_of(ds: Dataset) -> dict[str, object]:
@@ -112,7 +113,7 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
     if differing:
         raise DataError(
             f"the rows to append to {target.url} have {'; '.join(differing)}. Nothing was appended; "
-            "make them alike first, for example with `scalelatent data convert --dtype`"
+            "convert them first, for example with `scalelatent data convert --dtype`"
         )
     if ours["labels"] == "strings" and rows.classes is None:
         raise schema.too_many_strings("the rows to append. Nothing was appended")
@@ -130,7 +131,7 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
     return schema.as_classes(classes, f"{target.url} with the rows to append. Nothing was appended")
 
 
-def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> Segment:
+def _segment_entry(path: str, attrs: DatasetAttrs, n_rows: int) -> Segment:
     """Return the entry of a segment for the list of segments in the attributes."""
     # Keep classes to decode codes. The first segment also keeps its classes for its fingerprint, because the
     # attributes of its folder then describe the whole dataset.
@@ -139,14 +140,14 @@ def _entry(path: str, attrs: DatasetAttrs, n_rows: int) -> Segment:
     return {"path": path, "rows": n_rows, "fingerprint": attrs.fingerprint, "classes": classes}
 
 
-def _state(attrs: DatasetAttrs, classes: np.ndarray | None, n_rows: int) -> dict[str, Any]:
-    """Return rows and fingerprint before an append (earlier.py), and the old classes if classes change."""
+def _state_before(attrs: DatasetAttrs, classes: np.ndarray | None, n_rows: int) -> dict[str, Any]:
+    """Return rows and fingerprint before an append, and the old classes if classes change; see earlier.py."""
     changed = attrs.classes != (None if classes is None else classes.tolist())
     state = {"rows": n_rows, "fingerprint": attrs.fingerprint}
     return {**state, "classes": attrs.classes} if changed else state
 
 
-def _kept(segments: list[Segment], new_rows: int) -> list[Segment]:
+def _segments_to_keep(segments: list[Segment], new_rows: int) -> list[Segment]:
     """Return the segments to keep: the first, and each segment with more rows than all later rows."""
     kept = list(segments)
     while len(kept) > 1 and kept[-1]["rows"] <= new_rows:
@@ -177,7 +178,7 @@ def _write_segment(
     bounds = map(writer.shard_bounds, range(writer.n_shards))
     write_shards(writer, itertools.starmap(batch, bounds), progress)
     writer.finish()
-    return _entry(place.url.rsplit("/", 1)[-1], read_attrs(place), writer.n_rows)
+    return _segment_entry(place.url.rsplit("/", 1)[-1], read_attrs(place), writer.n_rows)
 
 
 def _commit(
@@ -201,7 +202,7 @@ def _commit(
         fingerprint=joined_fingerprint(segments, names),
         provenance={**attrs.provenance, "appended": [*attrs.provenance.get("appended", []), record]},
     )
-    with explain_os_errors(location, "entering the new rows", "append again"):
+    with explain_os_errors(location, "adding the new rows to the attributes", "append again"):
         write_attrs(location, done)
 
 

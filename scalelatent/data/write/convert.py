@@ -114,7 +114,7 @@ def convert_dataset(
     if rows is not None:
         a, b = rows
         if not 0 <= a < b <= ds.n_rows:
-            raise DataError(f"rows {a}:{b} do not lie in 0:{ds.n_rows}, the rows of {ds.url or 'the source'}")
+            raise DataError(f"rows {a}:{b} are outside of the rows 0:{ds.n_rows} of {ds.url or 'the source'}")
         ds = ds[a:b]
         parameters["rows"] = [a, b]
     changed = crop != 0 or resize is not None
@@ -151,10 +151,10 @@ def _layout(
 ) -> LayoutOptions:
     """Return the layout arguments of `create_dataset`: the requested values, else those of the source."""
 
-    def size(wanted: int | str | None, kept: int | None, name: str) -> int | None:
-        if isinstance(wanted, str) and wanted != "auto":
-            raise DataError(f"{name} is {wanted!r}, but it has to be a number of rows or 'auto'")
-        return kept if wanted is None else _size(wanted, name)
+    def size(requested: int | str | None, old_size: int | None, name: str) -> int | None:
+        if isinstance(requested, str) and requested != "auto":
+            raise DataError(f"{name} is {requested!r}, but it must be a number of rows or 'auto'")
+        return old_size if requested is None else _size(requested, name)
 
     chunks = size(chunk_rows, None if old is None else old.chunk_rows, "chunk_rows")
     shards = size(shard_rows, None if old is None else old.shard_rows, "shard_rows")
@@ -178,14 +178,14 @@ def _sizes(chunk_rows: int | str | None, shard_rows: int | str | None) -> Layout
 
 def _size(rows: int | str | None, name: str) -> int | None:
     """Return the requested number of rows, or None for 'auto' and for no request."""
-    return None if rows in (None, "auto") else _whole(rows, name)
+    return None if rows in (None, "auto") else _as_integer(rows, name)
 
 
-def _whole(rows: Any, name: str) -> int:
+def _as_integer(rows: Any, name: str) -> int:
     try:
         return operator.index(rows)
     except TypeError as error:
-        raise DataError(f"{name} is {rows!r}, but it has to be a whole number of rows or 'auto'") from error
+        raise DataError(f"{name} is {rows!r}, but it must be a whole number of rows or 'auto'") from error
 
 
 def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
@@ -201,14 +201,15 @@ class ResizedRows(WrappedRows):
     def __init__(self, source: RowSource, crop: int, size: tuple[int, int] | None, what: str) -> None:
         if source.sparse:
             raise DataError(
-                f"{what}: CSR rows are no images to crop or resize; convert them to dense ones first"
+                f"{what}: CSR rows are not images that can be cropped or resized; convert them to dense rows "
+                "first"
             )
         self._shape = _image_shape(source.shape[1:], what)
         height, width = (side - 2 * crop for side in self._shape[:2])
         if crop < 0 or min(height, width) < 1:
             raise DataError(
-                f"{what}: crop={crop} leaves nothing of images of {self._shape[0]}x{self._shape[1]}: give a "
-                f"number from 0 to {(min(self._shape[:2]) - 1) // 2}"
+                f"{what}: crop={crop} removes all pixels of images of {self._shape[0]}x{self._shape[1]}: "
+                f"give a number from 0 to {(min(self._shape[:2]) - 1) // 2}"
             )
         self._crop, self._maps, self._what = crop, None, what
         dtype = source.dtype
@@ -241,8 +242,8 @@ def _image_shape(shape: tuple[int, ...], what: str) -> tuple[int, ...]:
     if len(shape) == 1 and (side := math.isqrt(shape[0])) ** 2 == shape[0]:
         return (side, side)
     raise DataError(
-        f"{what}: rows of shape {tuple(shape)} are no images to crop or resize; import them with their "
-        "height and width"
+        f"{what}: rows of shape {tuple(shape)} are not images that can be cropped or resized; import them "
+        "with their height and width"
     )
 
 
@@ -283,7 +284,7 @@ class CastRows(WrappedRows):
             column, value = int(rows.indices[entry]), rows.data[entry]
         raise DataError(
             f"{self._what}: row {start + row}, column {column} is {value}, which {self.dtype} cannot hold "
-            "exactly; choose another dtype, or take the nearest values with --lossy (lossy=True)"
+            "exactly; choose another dtype, or round to the nearest value with --lossy (lossy=True)"
         )
 
 
@@ -332,19 +333,19 @@ def cast(x: np.ndarray, dtype: np.dtype, lossy: bool = False) -> tuple[np.ndarra
     if np.can_cast(x.dtype, dtype, "safe") and not wide:
         return x.astype(dtype, copy=False), np.broadcast_to(True, x.shape)
     with np.errstate(over="ignore", invalid="ignore"):
-        within = _fits(x, dtype)
+        within = _is_in_range(x, dtype)
         plain = x.astype(dtype)
         # A float may round up beyond the integer range of `x`; the cast back to integers is then undefined.
-        exact = within & _fits(plain, x.dtype) & (plain.astype(x.dtype) == x)
+        exact = within & _is_in_range(plain, x.dtype) & (plain.astype(x.dtype) == x)
         if not lossy:
             return plain, exact
         if dtype.kind == "b":
             return x != 0, exact
         low, high = _range(dtype)
         near = np.rint(x) if x.dtype.kind == "f" and dtype.kind in "iu" else x
-        values = np.where(_fits(near, dtype), near, 0).astype(dtype)
-        values[_above(near, high)] = high
-        values[_below(near, low)] = low
+        values = np.where(_is_in_range(near, dtype), near, 0).astype(dtype)
+        values[_exceeds(near, high)] = high
+        values[_is_below(near, low)] = low
     return values, exact
 
 
@@ -357,13 +358,13 @@ def _range(dtype: np.dtype) -> tuple[float, float]:
     return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
-def _fits(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _is_in_range(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return a mask of the finite values inside the range of a dtype."""
     low, high = _range(dtype)
-    return np.isfinite(x) & ~_above(x, high) & ~_below(x, low)
+    return np.isfinite(x) & ~_exceeds(x, high) & ~_is_below(x, low)
 
 
-def _above(x: np.ndarray, high: float) -> np.ndarray:
+def _exceeds(x: np.ndarray, high: float) -> np.ndarray:
     """Return a mask of the values > high, without the error from rounding an integer `high` to a float."""
     if x.dtype.kind == "f":
         # The largest value of an integer dtype is 2**k - 1, which may round to 2**k as a float.
@@ -371,7 +372,7 @@ def _above(x: np.ndarray, high: float) -> np.ndarray:
     return np.full(x.shape, False) if int(_range(x.dtype)[1]) <= high else x > x.dtype.type(int(high))
 
 
-def _below(x: np.ndarray, low: float) -> np.ndarray:
+def _is_below(x: np.ndarray, low: float) -> np.ndarray:
     """Return a mask of the values < low."""
     if x.dtype.kind == "f":
         return x < float(low)
@@ -383,7 +384,7 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
     location = locate(url)
     if format_of(location) in (schema.FORMAT, REMOVED) or location.is_empty():
         if x is not None or y is not None:
-            raise DataError(f"{location.url} is a dataset: it has its own x and y; leave out --x and --y")
+            raise DataError(f"{location.url} is a dataset, which has its own x and y; leave out --x and --y")
         return open_dataset(url)
     return Dataset.from_arrays(*open_arrays(url, x=x, y=y))
 
@@ -401,12 +402,15 @@ def open_arrays(
         found = zarr.open(store, mode="r")
     except Exception as error:  # zarr raises several kinds of errors
         raise DataError(
-            f"{location.url} is neither a dataset nor anything else that zarr can open ({error}); give a "
+            f"{location.url} is neither a dataset nor a zarr array or group ({error}); give a "
             "dataset, or import the files in it with `scalelatent data import`"
         ) from error
     if isinstance(found, zarr.Array):
         if x is not None or y is not None:
-            raise DataError(f"{location.url} is a single zarr array, in which there is no array {x or y!r}")
+            raise DataError(
+                f"{location.url} is a single zarr array, which contains no array {x or y!r}; leave out --x "
+                "and --y"
+            )
         return found, None
     rows = _member(found, location.url, "x", x)
     labels = _member(found, location.url, "y", y)

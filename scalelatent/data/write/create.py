@@ -74,7 +74,7 @@ def begin_dataset(
     location = locate(url)
     if n_rows < 1:
         raise DataError(
-            f"{location.url}: a dataset of {n_rows} rows cannot be made; at least 1 row is needed"
+            f"{location.url}: {n_rows} rows were requested (n_rows), but a dataset has at least 1 row"
         )
     check = schema.check_rows_dtype if nnz is None else check_dtype
     kind = schema.check_stored_dtype(check(np.dtype(dtype), f"{location.url}: x"), f"{location.url}: x")
@@ -93,7 +93,7 @@ def begin_dataset(
             schema.check_stored_dtype(y_type, f"{location.url}: y")
         if y_type is not None and y_type.kind not in "buif":
             raise DataError(
-                f"{location.url}: labels of dtype {y_type} need `classes`; they are stored as codes"
+                f"{location.url}: labels of dtype {y_type} are stored as codes of classes; pass `classes`"
             )
     attrs = DatasetAttrs(
         feature_shape=tuple(int(s) for s in feature_shape),
@@ -109,12 +109,12 @@ def begin_dataset(
     if tile_columns is not None:
         if nnz is not None or len(attrs.feature_shape) != 1 or y_type is not None or weighted:
             raise DataError(
-                f"{location.url}: tile_columns={tile_columns} cuts dense rows of one axis without labels or "
-                "weights; leave it out for others"
+                f"{location.url}: tile_columns={tile_columns} is only possible for dense rows of one axis "
+                "without labels or weights; leave it out"
             )
         sizes["tile_columns"] = tile_columns
     if y_kind == "targets" and y_type is not None and n_targets is not None:
-        sizes["beside"] = n_targets * y_type.itemsize
+        sizes["target_bytes"] = n_targets * y_type.itemsize
     if nnz is None:
         layout = choose_layout(n_rows, attrs.feature_shape, kind, **sizes)
     else:
@@ -216,7 +216,7 @@ def check_rows_fit(
     what = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
     if copies > 1:
         what = f"{copies} copies of {what}"
-    least = ChunkLayout(1, 1, compressor).least_bytes(numbers, dtype)
+    least = ChunkLayout(1, 1, compressor).min_bytes(numbers, dtype)
     check_space(location, what, copies * numbers * dtype.itemsize, copies * least)
 
 
@@ -234,7 +234,7 @@ def _check_kinds(
             f"nnz={nnz}"
         )
     if y_kind not in schema.Y_KINDS:
-        raise DataError(f"{url}: y_kind is {y_kind!r}, but it has to be one of {schema.Y_KINDS}")
+        raise DataError(f"{url}: y_kind is {y_kind!r}, but it must be one of {schema.Y_KINDS}")
     if (y_kind == "labels") != (n_targets is None) or (n_targets is not None and n_targets < 1):
         raise DataError(
             f"{url}: y_kind {y_kind!r} with n_targets={n_targets}: targets and multi-labels have at least "
@@ -265,19 +265,19 @@ def check_room(
         )
     finished = _is_finished(location)
     if not (overwrite or (unfinished and not finished)):
-        state = "exists" if finished else "exists (begun and not finished)"
+        state = "exists" if finished else "exists (unfinished)"
         choose, replace = "choose another output", "replace it with --overwrite (overwrite=True)"
         if finished or not resumable:
             raise DataError(f"{location.url} {state}; {choose}, or {replace}")
         raise DataError(
-            f"{location.url} {state}; {choose}, {replace}, or, where it was begun with the same arguments, "
-            "go on with --resume (resume=True)"
+            f"{location.url} {state}; {choose}, {replace}, or, if it was started with the same "
+            "arguments, continue it with --resume (resume=True)"
         )
     path = location.local_path("")
     if path is not None and os.path.islink(path):
         raise DataError(
-            f"{location.url} is a link to the dataset {os.path.realpath(path)}, which is not replaced by way "
-            "of it; name that folder as the output, or remove the link"
+            f"{location.url} is a link to the dataset {os.path.realpath(path)}, which is not replaced "
+            "through a link; give that folder as the output, or remove the link"
         )
 
 
@@ -311,12 +311,12 @@ def _check_resumed(
     then |= {k: v for k, v in old.items() if k not in ("scalelatent", "appended")}
     now |= {k: v for k, v in json.loads(json.dumps(attrs.provenance)).items() if k != "scalelatent"}
     differing = [
-        f"{k} was {then.get(k)!r}, is {now.get(k)!r}" for k in then | now if then.get(k) != now.get(k)
+        f"{k} was {then.get(k)!r}, now {now.get(k)!r}" for k in then | now if then.get(k) != now.get(k)
     ]
     if differing:
         raise DataError(
-            f"{location.url} was begun with other arguments ({'; '.join(differing)}); resume with the same "
-            f"ones, or start again with --overwrite"
+            f"{location.url} was started with other arguments ({'; '.join(differing)}); resume with the "
+            "same arguments, or start again with --overwrite"
         )
 
 
@@ -382,7 +382,7 @@ def copy_rows(
 def link_dataset(ds: Dataset, place: Location) -> str:
     """Link or copy each file of a finished dataset to another location; return the fingerprint."""
     if ds.place is None or not ds.is_stored:
-        raise DataError("rows in memory cannot be linked: write them with Dataset.save")
+        raise DataError("rows in memory cannot be linked: write them with Dataset.save first")
     source = ds.place
     with explain_os_errors(place, f"copying {ds.url}"):
         here, there = source.local_path(""), place.local_path("")

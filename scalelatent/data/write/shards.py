@@ -289,7 +289,7 @@ class ShardWriter:
                 crc = self._seal([m.get("crc") for m in markers])
                 kinds = self.dtype, self.y_dtype
                 print_ = fingerprint_of(self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests)
-                done = self.attrs.finished(print_, classes, crc)
+                done = replace(self.attrs, fingerprint=print_, classes=classes, crc=crc, complete=True)
                 write_attrs(self._location, done)  # the last write: readers refuse the dataset before
             self.attrs = done
         elif self._rewritten and self.attrs.crc is not None:

@@ -43,7 +43,7 @@ def shuffled_rows(seed: int, n_rows: int) -> np.ndarray:
     >>> bool((np.sort(order) == np.arange(1000)).all())
     True
     """
-    return np.argsort(_keys(seed, 0, n_rows), kind="stable")
+    return np.argsort(_sort_keys(seed, 0, n_rows), kind="stable")
 
 
 def shuffle_dataset(
@@ -98,21 +98,21 @@ def shuffle_dataset(
     ds = source if isinstance(source, Dataset) else open_dataset(source)
     check_seed(seed)
     plan = _plan(ds, MEMORY if memory is None else memory)
-    say = progress or (lambda done, total: None)
+    report = progress or (lambda done, total: None)
     provenance = derived_from(ds, "shuffle", seed=seed)
     writer = create_like(ds, out_url, provenance=provenance, overwrite=overwrite, **layout)
     buckets = _Buckets(locate(f"{writer.url}.shuffle-{uuid.uuid4().hex[:8]}"), plan)
     with removed_on_failure(writer), buckets:
-        for start, batch in _runs(ds, plan.run_bytes):
-            buckets.add(batch, _keys(seed, start, len(batch)))
-            say((start + len(batch)) // 2, ds.n_rows)
+        for start, batch in _read_in_order(ds, plan.read_bytes):
+            buckets.add(batch, _sort_keys(seed, start, len(batch)))
+            report((start + len(batch)) // 2, ds.n_rows)
         bounds = [writer.shard_bounds(i) for i in range(writer.n_shards)]
-        write_shards(writer, _cut(buckets, bounds), lambda done, n: say((n + done) // 2, n))
+        write_shards(writer, _cut(buckets, bounds), lambda done, n: report((n + done) // 2, n))
         writer.finish()
     return open_dataset(writer.url)
 
 
-def _keys(seed: int, start: int, count: int) -> np.ndarray:
+def _sort_keys(seed: int, start: int, count: int) -> np.ndarray:
     """Return random sort keys of `count` rows; two of 10**9 rows share a key with probability 0.03."""
     return random_words(seed, "shuffle", start, count)
 
@@ -122,7 +122,7 @@ class _Plan:
     """Division of the memory limit: a third for a bucket, a third for its copy, the rest for I/O."""
 
     n_buckets: int
-    run_bytes: int
+    read_bytes: int
     """Bytes of rows per read."""
     flush_bytes: int
     """Bytes of rows in memory above which all rows are written to their bucket files."""
@@ -134,14 +134,14 @@ def _plan(ds: Dataset, memory: int) -> _Plan:
     if memory < max(1, least):
         raise DataError(
             f"memory is {memory:,} bytes, but shuffling {ds.n_rows:,} rows ({total / 1e6:,.0f} MB) needs at "
-            f"least {max(1, least):,}; give more"
+            f"least {max(1, least):,} bytes; give more"
         )
     return _Plan(-(-3 * total // memory), memory // 8, memory // 4)
 
 
-def _runs(ds: Dataset, run_bytes: int) -> Iterator[tuple[int, RowBatch]]:
-    """Yield all rows in order as (first row, rows); a chunk of at most `run_bytes` is decoded only once."""
-    step = max(1, int(run_bytes / row_bytes(ds)))
+def _read_in_order(ds: Dataset, read_bytes: int) -> Iterator[tuple[int, RowBatch]]:
+    """Yield all rows in order as (first row, rows); a chunk of at most `read_bytes` is decoded only once."""
+    step = max(1, int(read_bytes / row_bytes(ds)))
     for a, b in ds.pieces():
         for start in range(a, b, step):
             yield start, RowBatch.read(ds, start, min(start + step, b))
@@ -152,8 +152,8 @@ class _Buckets:
 
     def __init__(self, location: Location, plan: _Plan) -> None:
         self._location, self._plan = location, plan
-        self._kept: list[list[tuple[np.ndarray, RowBatch]]] = [[] for _ in range(plan.n_buckets)]
-        self._kept_bytes = 0
+        self._buffered: list[list[tuple[np.ndarray, RowBatch]]] = [[] for _ in range(plan.n_buckets)]
+        self._buffered_bytes = 0
         self._n_flushed = 0
 
     def __enter__(self) -> _Buckets:
@@ -174,11 +174,13 @@ class _Buckets:
         order = np.argsort(bucket, kind="stable")
         edges = np.searchsorted(bucket[order], np.arange(1, self._plan.n_buckets, dtype=np.uint64))
         sorted_keys = np.split(keys[order], edges)
-        for kept, its_keys, rows in zip(self._kept, sorted_keys, batch.take(order).split(edges), strict=True):
+        for kept, its_keys, rows in zip(
+            self._buffered, sorted_keys, batch.take(order).split(edges), strict=True
+        ):
             if len(rows):
                 kept.append((its_keys, rows))
-        self._kept_bytes += batch.nbytes
-        if self._plan.n_buckets > 1 and self._kept_bytes > self._plan.flush_bytes:
+        self._buffered_bytes += batch.nbytes
+        if self._plan.n_buckets > 1 and self._buffered_bytes > self._plan.flush_bytes:
             self._flush()
 
     def sorted(self) -> Iterator[tuple[RowBatch, np.ndarray]]:
@@ -192,7 +194,7 @@ class _Buckets:
 
     def _parts(self, bucket: int) -> list[tuple[np.ndarray, RowBatch]]:
         if not self._n_flushed:
-            return self._kept[bucket]
+            return self._buffered[bucket]
         return [self._read(f"{bucket}/{name}") for name in self._location.keys(str(bucket))]
 
     @staticmethod
@@ -204,21 +206,21 @@ class _Buckets:
 
     def _flush(self) -> None:
         with explain_os_errors(self._location, "writing a bucket of rows", "shuffle again"):
-            for bucket, kept in enumerate(self._kept):
+            for bucket, kept in enumerate(self._buffered):
                 if kept:
                     keys = np.concatenate([keys for keys, _ in kept])
                     rows = RowBatch.concatenate([rows for _, rows in kept])
                     data = len(keys).to_bytes(8, "little") + keys.tobytes() + rows.to_bytes()
                     self._location.write(f"{bucket}/{self._n_flushed:08d}", data)
                     kept.clear()
-        self._kept_bytes = 0
+        self._buffered_bytes = 0
         self._n_flushed += 1
 
     def _read(self, key: str) -> tuple[np.ndarray, RowBatch]:
         data = self._location.read(key)
         if data is None:
             raise DataError(
-                f"{self._location.name_of(key)}, a bucket of the shuffle, is gone; shuffle the rows again"
+                f"{self._location.name_of(key)}, a bucket of the shuffle, is missing; shuffle the rows again"
             )
         count = int.from_bytes(data[:8], "little")
         return np.frombuffer(data, np.uint64, count, 8), RowBatch.from_bytes(data[8 + 8 * count :])
@@ -226,8 +228,8 @@ class _Buckets:
 
 def _cut(buckets: _Buckets, bounds: list[tuple[int, int]]) -> Iterator[RowBatch]:
     """Yield the rows of all buckets in order, one batch per shard in `bounds`."""
-    wanted = iter(b - a for a, b in bounds)
-    room = next(wanted)
+    sizes = iter(b - a for a, b in bounds)
+    room = next(sizes)
     pending: list[RowBatch] = []
     for batch, order in buckets.sorted():
         at = 0
@@ -237,6 +239,6 @@ def _cut(buckets: _Buckets, bounds: list[tuple[int, int]]) -> Iterator[RowBatch]
             at, room = at + len(part), room - len(part)
             if not room:
                 shard = RowBatch.concatenate(pending) if len(pending) > 1 else part
-                pending, room = [], next(wanted, 0)
+                pending, room = [], next(sizes, 0)
                 yield shard
         del batch, order  # free the memory before the next bucket is read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalelatent.data.dataset import Dataset, open_dataset
 
@@ -11,7 +11,11 @@ from .create import begin_dataset
 from .shards import ShardWriter
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import numpy.typing as npt
+
+    from scalelatent.data.schema import CreateOptions
 
 
 class DatasetWriter(ShardWriter):
@@ -27,7 +31,7 @@ class DatasetWriter(ShardWriter):
         Raises
         ------
         DataError
-            Shards are missing; the message counts them and names the first.
+            If shards are missing; the message has their number and the first of them.
         """
         self.finish()
         return open_dataset(self.url)
@@ -38,71 +42,61 @@ def create_dataset(
     n_rows: int,
     feature_shape: tuple[int, ...],
     dtype: npt.DTypeLike,
-    *,
-    y_dtype: npt.DTypeLike | None = None,
-    y_kind: str = "labels",
-    n_targets: int | None = None,
-    classes: npt.ArrayLike | None = None,
-    nnz: int | None = None,
-    weighted: bool = False,
-    chunk_rows: int | None = None,
-    shard_rows: int | None = None,
-    compressor: str | None = "auto",
-    tile_columns: int | None = None,
-    provenance: dict[str, Any] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
+    **options: Unpack[CreateOptions],
 ) -> DatasetWriter:
-    """Create a dataset on disk (or in memory) and return the writer of its shards.
+    """Create a dataset on a disk, in an object store or in memory, and return the writer of its shards.
 
     Parameters
     ----------
     url : str
-        Where to; see `locate`.
+        Path or address of the new dataset; see `locate`.
     n_rows : int
         Number of rows, at least 1.
     feature_shape : tuple of int
         Shape of one row.
     dtype : dtype
-        Type of the rows: bool, integer or float.
+        Dtype of the rows: bool, integer or float.
     y_dtype : dtype, optional
-        Type of the labels (targets, multi-labels); None means none. Not needed with string `classes`.
-    y_kind : {'labels', 'targets', 'multilabel'}
+        Dtype of the labels, targets or multi-labels. None (default): the dataset has none of them, or string
+        labels, whose `classes` define the dtype.
+    y_kind : {'labels', 'targets', 'multilabel'}, default 'labels'
         Labels (n,), targets (n, n_targets), or CSR multi-labels (n, n_targets).
     n_targets : int, optional
-        Columns of targets and multi-labels.
+        Number of columns of targets or multi-labels.
     classes : array-like, optional
-        The distinct labels. Needed for string labels, which are stored as codes; found while writing
-        otherwise.
+        Distinct labels. Required for string labels, which are stored as codes. Numeric classes are collected
+        during writing if `classes` is None.
     nnz : int, optional
-        The rows are CSR of about so many stored entries in all, by which row groups are sized; rows are then
-        of one axis. None: dense rows.
-    weighted : bool
+        Approximate number of stored entries if the rows are CSR; it determines the size of row groups. CSR
+        rows have one axis. None (default): dense rows.
+    weighted : bool, default False
         Whether each row has a weight.
     chunk_rows, shard_rows : int, optional
-        Rows of a chunk and of a shard (a multiple of it); chosen by measurement if left open (layout.py). For
-        CSR rows `shard_rows` are the rows of a row group.
-    compressor : {'auto', 'zstd', 'lz4', None}
-        Codec of the rows. 'auto' compresses bytes (and the columns of CSR rows) and leaves floats alone.
+        Rows per chunk and rows per shard, a multiple of `chunk_rows`. By default both depend on the size of a
+        row (layout.py). For CSR rows `shard_rows` is the number of rows of a row group.
+    compressor : {'auto', 'zstd', 'lz4', None}, default 'auto'
+        Codec of the rows. 'auto' compresses integers and the indices of CSR rows, but not floats.
     tile_columns : int, optional
-        Cut dense rows of one axis across, too: a shard then holds so many columns of its rows, and has a
-        writer of its own. Such rows have neither labels nor weights.
+        Number of columns per tile. Dense rows with one axis, without labels and weights, can also be split by
+        columns; each shard then holds one tile of its rows, and has its own writer.
     provenance : dict, optional
-        Where the rows come from; JSON-able. The software version is added.
-    resume : bool
-        Go on with a dataset that was begun with the same arguments; a new one is made where there is none.
-    overwrite : bool
-        Replace a dataset that lies there.
+        Origin of the rows, as values for JSON. The software version is added.
+    resume : bool, default False
+        Continue an unfinished dataset that was created with the same arguments. If there is no dataset, a new
+        one is created.
+    overwrite : bool, default False
+        Replace an existing dataset at `url`.
 
     Returns
     -------
     DatasetWriter
-        Write each shard, then `finalize`.
+        Write each shard, then call `finalize`.
 
     Raises
     ------
     DataError
-        Something lies there already, or an argument cannot be.
+        If `url` has content that may not be replaced, the disk has too little space, or an argument is
+        invalid.
 
     Examples
     --------
@@ -115,23 +109,4 @@ def create_dataset(
     >>> writer.finalize().classes.tolist()
     [0, 1, 2, 3, 4]
     """
-    place = begin_dataset(
-        url,
-        n_rows,
-        feature_shape,
-        dtype,
-        y_dtype=y_dtype,
-        y_kind=y_kind,
-        n_targets=n_targets,
-        classes=classes,
-        nnz=nnz,
-        weighted=weighted,
-        chunk_rows=chunk_rows,
-        shard_rows=shard_rows,
-        compressor=compressor,
-        tile_columns=tile_columns,
-        provenance=provenance,
-        resume=resume,
-        overwrite=overwrite,
-    )
-    return DatasetWriter(place)
+    return DatasetWriter(begin_dataset(url, n_rows, feature_shape, dtype, **options))

@@ -219,7 +219,7 @@ class DaskPass(Work[Span]):
 
     @property
     def done(self) -> bool:
-        """Whether all spans are done and the driver has the report of the M-step, or the sums."""
+        """True if all spans are done and the driver has the report of the M-step, or the sums."""
         if self.learns:
             return self.result is not None
         for part, root in self._roots.items():

@@ -387,7 +387,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
             most = max(most, current.rows_done)
             if tries > ATTEMPTS:
                 raise RunError(
-                    f"{current.name} (pass {current.number}) was begun {tries} times and did not get on: "
+                    f"{current.name} (pass {current.number}) was started {tries} times and made no progress: "
                     f"{again}. {again.advice}, then resume the run"
                 ) from None
             executor.rename()

@@ -102,7 +102,7 @@ class Segment(Work[Place]):
 
     @property
     def done(self) -> bool:
-        """Whether the driver has the result of the last task."""
+        """True if the driver has the result of the last task."""
         if self._told is None and super().done:
             found = self._steps.executor.fetched(self.futures[0], self._place)
             self._told = found[0] if found else None

@@ -63,7 +63,7 @@ class Speeds:
 
     @property
     def alike(self) -> bool:
-        """Whether all workers count as equally fast."""
+        """True if all workers count as equally fast."""
         return max(self.speeds.values()) < UNEQUAL * min(self.speeds.values())
 
     def pass_seconds(self, stage: Stage, threads: Mapping[str, int]) -> float:

@@ -61,7 +61,7 @@ class NoProgress(Retry):
     """Signal that no task of the work has reported for too long."""
 
     advice = (
-        "The tasks were on these workers and did not get on: look at their logs for what they wait for (a "
+        "The tasks were on these workers and made no progress: look at their logs for what they wait for (a "
         "store that does not answer, a machine that swaps), and stop those that hang"
     )
 
@@ -279,8 +279,8 @@ class Watch:
         """Describe an item and the workers that died with it or, if ``workers`` is given, with its shard."""
         workers = workers or self.deaths_of(work, item)
         others = "" if len(workers) == len(self.deaths_of(work, item)) else ", or another one of its shard,"
-        told = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
-        return f"{work.words(item)}{others} was with {_when_died(len(workers))}: {told}"
+        lost = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
+        return f"{work.words(item)}{others} was with {_when_died(len(workers))}: {lost}"
 
     def killed(self, current: Work[Item] | None, key: str, last: str) -> str:
         """Describe the item that workers computed when they died, these workers and their memory."""
@@ -342,8 +342,8 @@ class Watch:
         for address, there in spans.items() if spans else ():
             self.avoided[address] = time.monotonic()
             for item in there:
-                self.tell_retry(current, item, f"nothing was heard of it for {quiet:.0f} s", address)
-        raise NoProgress(f"nothing was heard for {quiet:.0f} s of {', '.join(sorted(busy))}")
+                self.tell_retry(current, item, f"it sent no message for {quiet:.0f} s", address)
+        raise NoProgress(f"no message arrived for {quiet:.0f} s from {', '.join(sorted(busy))}")
 
     def trusted(self, threads: dict[str, int]) -> dict[str, int]:
         """Return the workers on which no task hung recently; all workers if there are no others."""

@@ -154,12 +154,12 @@ class Window(Generic[Item]):
 
     @property
     def unequal(self) -> bool:
-        """Whether the workers are heterogeneous, so that the choice of the worker for an item matters."""
+        """True if the workers are heterogeneous, so that the choice of the worker for an item matters."""
         return self._costs.cut is not None
 
     @property
     def given(self) -> bool:
-        """Whether all items have been sent to workers."""
+        """True if all items have been sent to workers."""
         return self.opened and not any(share.items for share in self._shares.values())
 
     def open(self) -> None:
@@ -328,7 +328,7 @@ class Work(Generic[Item]):
 
     @property
     def done(self) -> bool:
-        """Whether all items are done."""
+        """True if all items are done."""
         return self.window.given and not self.window.pending
 
     def everyone(self) -> list[Work[Item]]:

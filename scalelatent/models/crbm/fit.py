@@ -15,7 +15,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_number, is_whole
 from scalelatent.contract.wants import Corruption, Targets
 from scalelatent.data import Dataset
-from scalelatent.data.read.taken import take_rows
+from scalelatent.data.read.selected import select_rows
 from scalelatent.engine.order import RowOrder, held_rows
 from scalelatent.engine.passes import BLOCK_ROWS, FLOP_RATE
 from scalelatent.engine.plan import STEP_SECONDS, Forecast, Resources
@@ -240,7 +240,7 @@ def choose_targets(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "
 
 def hold_out(train: Dataset, held: tuple[int, int]) -> Dataset:
     """Return the held-out rows of a dataset with their outputs, in memory; ``held`` is (rows, period)."""
-    some = take_rows(train, held_rows(held, len(train)))
+    some = select_rows(train, held_rows(held, len(train)))
     n, x = len(some), some.read_x(0, len(some))
     rows = Dataset.from_arrays(x.reshape(n, *train.feature_shape) if isinstance(x, np.ndarray) else x)
     return rows.with_target(Dataset.from_arrays(some.read_targets(0, n))) if some.has_targets else rows

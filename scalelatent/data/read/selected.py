@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 READ_ROWS = 8192
 
 
-def take_rows(dataset: Dataset, numbers: npt.ArrayLike) -> Dataset:
+def select_rows(dataset: Dataset, numbers: npt.ArrayLike) -> Dataset:
     """Return the rows `numbers` as a dataset, in ascending order; labels and weights stay in memory."""
     rows = np.unique(np.asarray(numbers, dtype=np.int64))
-    x = _TakenRows(dataset.read_x, rows, dataset.feature_shape, dataset.dtype, dataset.is_sparse)
+    x = SelectedRows(dataset.read_x, rows, dataset.feature_shape, dataset.dtype, dataset.is_sparse)
     weight = dataset.read_weight(0, len(dataset))
-    kept = None if weight is None else ArrayRows(weight[rows])
+    weights = None if weight is None else ArrayRows(weight[rows])
     if not dataset.has_targets:
         y = label_source(dataset.read_y(0, len(dataset))[rows]) if dataset.has_y else None
-        return Dataset(Columns(x, y, kept))
-    outputs = _TakenRows(dataset.read_targets, rows, (int(dataset.n_targets or 0),), np.dtype("u1"), False)
-    return Dataset(Columns(x, None, kept)).with_target(Dataset(Columns(outputs)))
+        return Dataset(Columns(x, y, weights))
+    outputs = SelectedRows(dataset.read_targets, rows, (int(dataset.n_targets or 0),), np.dtype("u1"), False)
+    return Dataset(Columns(x, None, weights)).with_target(Dataset(Columns(outputs)))
 
 
-class _TakenRows(RowSource):
+class SelectedRows(RowSource):
     """Selected rows of a dataset, read with `read` from the original rows."""
 
     def __init__(
@@ -63,10 +63,10 @@ class _TakenRows(RowSource):
     def read(self, start: int, stop: int) -> DenseOrCsr:
         parts = []
         for a, b in self.pieces(start, stop):
-            wanted = self._rows[a:b]
-            first, last = int(wanted[0]), int(wanted[-1]) + 1
+            numbers = self._rows[a:b]
+            first, last = int(numbers[0]), int(numbers[-1]) + 1
             rows = self._read(first, last)
-            parts.append(rows if len(wanted) == last - first else rows[wanted - first])
+            parts.append(rows if len(numbers) == last - first else rows[numbers - first])
         if self.sparse:
             from scipy import sparse
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.errors import DataError
+
+from .read.containers import SlicedRows
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -19,11 +22,11 @@ def as_dask(ds: Dataset) -> tuple[da.Array, da.Array | None, da.Array | None]:
     """Return rows, labels and weights as dask arrays; see `Dataset.to_dask`."""
     if ds.is_sparse or ds.y_kind == "multilabel":
         raise DataError(
-            f"{ds.url or 'the dataset'} has CSR columns, and Dask's arrays are dense; write dense ones with "
+            f"{ds.url or 'the dataset'} has CSR columns, but dask arrays are dense; write dense rows first: "
             "`scalelatent data convert --dense` (convert_dataset(ds, out, sparse=False))"
         )
-    found = ds.lazy(0, len(ds))
-    x = _column(ds, "x", (len(ds), *ds.feature_shape), ds.dtype) if found is None else found[0]
+    lazy = ds.lazy(0, len(ds))
+    x = _column(ds, "x", (len(ds), *ds.feature_shape), ds.dtype) if lazy is None else lazy[0]
     y = None
     if ds.has_y:
         one = ds.read_y(0, 1)
@@ -42,8 +45,7 @@ def as_xarray(ds: Dataset) -> xarray.Dataset:
         ) from error
     columns = zip(("x", "y", "weight"), as_dask(ds), strict=True)
     named = {name: (_dimensions(name, column.ndim), column) for name, column in columns if column is not None}
-    told = {"url": ds.url} if ds.url else {}
-    return xarray.Dataset(named, attrs=told)
+    return xarray.Dataset(named, attrs={"url": ds.url} if ds.url else {})
 
 
 def _dimensions(name: str, ndim: int) -> tuple[str, ...]:
@@ -51,18 +53,11 @@ def _dimensions(name: str, ndim: int) -> tuple[str, ...]:
     return "row", *(f"{'feature' if name == 'x' else 'target'}_{i}" for i in range(ndim - 1))
 
 
-class _Column:
-    """Column of a dataset as an array-like that is read by rows; a stored dataset is pickled as its spec."""
-
-    def __init__(self, ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
-        self._ds, self._name = ds, name
-
-    def __getitem__(self, key: tuple[slice, ...]) -> np.ndarray:
-        start, stop, _ = key[0].indices(self.shape[0])
-        read = {"x": self._ds.read_x, "y": self._ds.read_y, "weight": self._ds.read_weight}[self._name]
-        rows = np.asarray(read(start, stop)).reshape(stop - start, *self.shape[1:])
-        return rows.astype(self.dtype, copy=False)[(slice(None), *key[1:])]
+def _read_column(
+    ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype, start: int, stop: int
+) -> np.ndarray:
+    read = {"x": ds.read_x, "y": ds.read_y, "weight": ds.read_weight}[name]
+    return np.asarray(read(start, stop)).reshape(stop - start, *shape[1:]).astype(dtype, copy=False)
 
 
 def _column(ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype) -> da.Array:
@@ -72,8 +67,10 @@ def _column(ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype) -> 
     pieces = ds.pieces()
     rows = tuple(b - a for a, b in pieces) if len(pieces) > 1 else "auto"
     chunks: Any = (rows, *((side,) for side in shape[1:]))
+    # A stored dataset is pickled as its spec, so each task opens the dataset where the task runs.
+    read = functools.partial(_read_column, ds, name, shape, dtype)
     return da.from_array(
-        _Column(ds, name, shape, dtype),
+        SlicedRows(shape, dtype, read),
         chunks=chunks,
         name=f"{name}-{ds.fingerprint()[:16]}" if ds.is_stored else False,
         asarray=False,
