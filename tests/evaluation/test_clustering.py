@@ -1,4 +1,4 @@
-"""Clusters against classes, and k-means restarts that give the same numbers wherever they run."""
+"""Comparison of clusters with classes; k-means restarts give the same numbers for any number of threads."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "message"), BAD, ids=[message[:24] for _, message in BAD])
-def test_bad_input_is_named(given: dict[str, Any], message: str) -> None:
+def test_bad_input_raises_an_error_that_names_it(given: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         kmeans_scores(**given)
 

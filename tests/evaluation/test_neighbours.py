@@ -1,4 +1,4 @@
-"""Nearest rows by tangent distances against least squares, however the rows are cut."""
+"""Nearest rows by tangent distance equal those of least squares for any block size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS = RNG.normal(size=(3, P, P))
 
 
 def tangents(rows: np.ndarray) -> np.ndarray:
-    """Three linear ones, of which the last is twice the first of them."""
+    """Return three tangents that are linear in the rows; the last is twice the first."""
     found = np.einsum("np,tpq->ntq", rows, WAYS)
     found[:, 2] = 2 * found[:, 0]
     return found
@@ -46,7 +46,7 @@ def test_distances_are_those_of_least_squares(
         np.testing.assert_array_equal(found.labels, LABELS[found.rows])
 
 
-def test_fewer_candidates_are_no_nearer_and_damping_holds_apart() -> None:
+def test_fewer_candidates_are_not_nearer_and_damping_keeps_planes_apart() -> None:
     train = Dataset.from_arrays(TRAIN, LABELS)
     every = nearest_neighbours(train, X, tangents=tangents, sides=2, n_candidates=90)
     few = nearest_neighbours(train, X, tangents=tangents, sides=2, n_candidates=5)
@@ -55,7 +55,7 @@ def test_fewer_candidates_are_no_nearer_and_damping_holds_apart() -> None:
     assert (every.distances > free.distances).all()
 
 
-def test_of_equal_rows_the_first_and_what_cannot_be() -> None:
+def test_the_first_of_equal_rows_wins_and_bad_arguments_are_refused() -> None:
     train = Dataset.from_arrays(np.zeros((6, 2)), np.arange(6))
     assert nearest_neighbours(train, np.ones((2, 2))).rows.tolist() == [0, 0]
     with pytest.raises(ValueError, match="give tangents"):

@@ -1,4 +1,4 @@
-"""Streamed metrics against scikit-learn's."""
+"""Metrics computed block by block equal those of scikit-learn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalelatent.evaluation.scoring import ClassScorer, score_dataset
 
 
 class Fixed:
-    """Row i holds its own probabilities."""
+    """Model whose rows are the probabilities."""
 
     _kind = "capsule"
 
@@ -48,7 +48,7 @@ def test_against_scikit_learn(rows, n_classes, batch, seed):
     assert got["balanced_accuracy"] == pytest.approx(np.mean(recall))
 
 
-def test_refusals():
+def test_unknown_metrics_and_unusable_rows_are_refused():
     x, y = np.eye(3), np.array([0, 1, 2])
     model = Fixed([0, 1, 2])
     with pytest.raises(JobError, match="did you mean 'accuracy'"):
@@ -62,7 +62,7 @@ def test_refusals():
 
 
 class Halved:
-    """A model without classes: its output is half of the rows."""
+    """Model without classes whose output is half of the rows."""
 
     _kind, _output_metric = "mbn", "cosine"
     n_features_in_ = 3
@@ -92,7 +92,7 @@ def test_a_model_without_classes_is_scored_by_its_output():
 
 
 class Coded:
-    """A model whose output is codes: numbers that say only whether they are equal."""
+    """Model whose output is codes, which can only be compared for equality."""
 
     _kind, _output_metric = "mbn", "overlap"
     n_features_in_ = 3
@@ -101,8 +101,8 @@ class Coded:
         return dataset.read_x(0, len(dataset)).astype(np.uint16)
 
 
-def test_codes_are_ranked_by_what_they_share():
-    """Rows of a class share their last code, and no cosine shows it."""
+def test_codes_are_ranked_by_the_codes_that_rows_share():
+    """Rows of a class share their last code, which the cosine cannot detect."""
     rng = np.random.default_rng(0)
     y = np.arange(40) % 2
     x = np.column_stack([rng.permutation(40) * 100, rng.permutation(40) * 100, y + 1])

@@ -27,9 +27,9 @@ def test_kernels_go_on_where_the_grid_ends(fake, gpu, cases, monkeypatch):
     cases.check_residuals(gpu, fake.asarray, cases.make_case("d2", 300, 0.8, "float64"))
 
 
-def test_each_device_is_told_that_a_kernel_needs_much_shared_memory(fake, use_device, monkeypatch):
+def test_shared_memory_of_a_kernel_is_enlarged_once_per_device(fake, use_device, monkeypatch):
     told, device = [], cuda.current_device
-    monkeypatch.setattr(cuda, "_give_room", lambda function: told.append((function.name, device())))
+    monkeypatch.setattr(cuda, "_allow_more_shared_memory", lambda function: told.append((function.name, device())))
     monkeypatch.setattr(fake.RawKernel, "__call__", lambda *args, **options: None)
     kernels = cuda.Kernels("scalelatent.models.crbm.kernels")
     for number in (0, 1, 0, 1):
