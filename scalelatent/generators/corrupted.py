@@ -145,12 +145,8 @@ class CorruptedImages:
             return
         kind, p, on = KINDS[self._kind], self._p, 255 if self._p["threshold"] is None else 1
         rows = np.arange(start, start + len(images))
-<<<<<<< HEAD
-        kind.apply(draw_for_rows(rows, kind.n_draws(p, images[0].size), p["seed"], self._kind), p, on, images)
-=======
-        draws = draws_of(rows, kind.n_draws(p, images[0].size), p["seed"], self._kind)
+        draws = draw_for_rows(rows, kind.n_draws(p, images[0].size), p["seed"], self._kind)
         kind.kernel(draws, np.array(kind.settings(p, on)), images)
->>>>>>> main
 
 
 def make_corrupted(

@@ -29,7 +29,9 @@ def test_kernels_go_on_where_the_grid_ends(fake, gpu, cases, monkeypatch):
 
 def test_shared_memory_of_a_kernel_is_enlarged_once_per_device(fake, use_device, monkeypatch):
     told, device = [], cuda.current_device
-    monkeypatch.setattr(cuda, "_allow_more_shared_memory", lambda function: told.append((function.name, device())))
+    monkeypatch.setattr(
+        cuda, "_allow_more_shared_memory", lambda function: told.append((function.name, device()))
+    )
     monkeypatch.setattr(fake.RawKernel, "__call__", lambda *args, **options: None)
     kernels = cuda.Kernels("scalelatent.models.crbm.kernels")
     for number in (0, 1, 0, 1):
