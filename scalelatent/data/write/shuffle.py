@@ -13,7 +13,7 @@ import numpy as np
 
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.errors import DataError
-from scalelatent.kernels.random_words import check_seed, random_words
+from scalelatent.kernels.streams import check_seed, random_words
 from scalelatent.storage.disk import locate
 from scalelatent.storage.write_checks import clear_after, explain_os_errors
 
