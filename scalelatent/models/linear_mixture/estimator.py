@@ -54,7 +54,8 @@ _SHARED_DOCS = {
     "parameters": """\
 n_dims : int, float or None
         Directions h of each component. Below 1 it is the share of the variance that the directions hold; all
-        components then have the same number, at most ``max_dims``. 0 is k-means. {n_dims}
+        components then have the same number, at most ``max_dims``. 0 is k-means.
+        {n_dims}
     max_dims : int, default 40
         Upper bound of the directions if ``n_dims`` is a share.
     assignment : {{"hard", "soft"}}

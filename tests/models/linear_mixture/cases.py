@@ -1,4 +1,4 @@
-"""Rows made of a few pancakes, and fits without an engine."""
+"""Rows made of a few components, and fits without an engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 
 
 def made_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3) -> np.ndarray:
-    """Rows near k pancakes of h dimensions, in float32."""
+    """Rows near k components of h dimensions, in float32."""
     rng = np.random.Generator(np.random.Philox(seed))
     which = rng.integers(k, size=n)
     means, bases = 2.0 * rng.normal(size=(k, p)), rng.normal(size=(k, p, h))
@@ -74,10 +74,10 @@ def main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None, **o
 
 
 def scored(scores: Scores, x: np.ndarray) -> np.ndarray:
-    """Scores of rows under all sub-classes."""
+    """Scores of rows under all components."""
     return reference.all_scores(reference.make_scorer(scores, np.array([0, len(scores.c)])), x, 0, 1)
 
 
 def nearest(scores: Scores, x: np.ndarray, first: int, stop: int) -> np.ndarray:
-    """The sub-class of each row, of those [first, stop)."""
+    """The component of each row, of those [first, stop)."""
     return reference.nearest(reference.make_scorer(scores, np.array([first, stop])), x, 0, 1)[1][:, 0]

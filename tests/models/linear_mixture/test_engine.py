@@ -35,7 +35,7 @@ from tests.models.linear_mixture.cases import made_rows, main_em, passes
 def fit(
     em: MixtureEM, x: np.ndarray, y: np.ndarray, k: int, jobs: int = 1, seed: int = 0, **grid
 ) -> MixtureState:
-    """A fit of k sub-classes a class, started from a sample of all rows."""
+    """A fit of k components a class, started from a sample of all rows."""
     classes = np.arange(em.settings.n_classes)
     rng = stream(seed, "centres")
     centres = np.concatenate([seed_centres(x[y == c], k, rng) for c in classes])
@@ -47,7 +47,7 @@ def fit(
 
 @pytest.mark.parametrize(("likelihood", "assignment"), [("error", "hard"), ("factor-analysis", "soft")])
 def test_threads_and_blocks_held_back_show_in_no_bit(monkeypatch, likelihood, assignment):
-    monkeypatch.setattr(em_module, "_CACHE_BYTES", 5000)  # M-steps in parts of two sub-classes
+    monkeypatch.setattr(em_module, "_CACHE_BYTES", 5000)  # M-steps in parts of two components
     x, y = made_rows(2000, 36, 6, 3), np.arange(2000) % 2
     spec = TangentSpec(("shift-x", "thickness"), (6, 6), 0.6)
     mixture = MixtureSettings(36, np.repeat([0, 1], 4), 2, likelihood, assignment, 0.0, 1e-6, spec, 0.3, 0.1)
@@ -152,7 +152,7 @@ def error_rate(rows: Recogniser, x: np.ndarray, y: np.ndarray) -> float:
 
 @pytest.mark.realdata
 def test_usps(data_root):
-    """20 sub-classes a class, 10 directions, rows smoothed: 4.3 - 4.7 %, by tangent distance 2.9 - 3.1 %."""
+    """20 components a class, 10 directions, rows smoothed: 4.3 - 4.7 %, by tangent distance 2.9 - 3.1 %."""
     x, y, x_test, y_test = usps(data_root)
     x, x_test = (
         ndimage.gaussian_filter(a.reshape(-1, 16, 16), (0, 0.5, 0.5), mode="constant") for a in (x, x_test)

@@ -364,7 +364,7 @@ def test_rows_in_other_units(digits, factor):
 
 
 def test_sizes_follow_the_rows_unless_they_are_given(digits, caplog):
-    """A class of few rows has few sub-classes, and few features have few dimensions; each is logged once."""
+    """A class of few rows has few components, and few features have few dimensions; each is logged once."""
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], [200, 30])
     x = rng.normal(size=(230, 40)) + 2.0 * y[:, None]

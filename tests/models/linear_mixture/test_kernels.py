@@ -11,7 +11,7 @@ from scalelatent.models.linear_mixture.kernels.small_matrices import eigenvector
 from scalelatent.models.linear_mixture.model.m_steps import orthonormalise
 from tests.models.linear_mixture.cases import draw
 
-# (rows, features, dimensions, sub-classes, classes)
+# (rows, features, dimensions, components, classes)
 SHAPES = [
     (0, 20, 3, 5, 1),
     (1, 20, 0, 1, 1),
@@ -64,7 +64,7 @@ def test_scan(n, p, h, k, classes, kind):
             assert (chosen[differ] - least[:, i][differ] < 1e-5 * size).all()
 
 
-def test_dropped_sub_classes_are_never_chosen_and_ties_go_to_the_first():
+def test_dropped_components_are_never_chosen_and_ties_go_to_the_first():
     scores = make_scores(12, 2, 40, "error")
     for array in (scores.w, scores.b, scores.c):
         array[20:] = array[:20]
@@ -81,7 +81,7 @@ def test_dropped_sub_classes_are_never_chosen_and_ties_go_to_the_first():
 
 @pytest.mark.parametrize("kind", ["error", "factors"])
 @pytest.mark.parametrize(("n", "p", "h", "k", "classes"), SHAPES)
-def test_rows_under_the_sub_classes_of_their_own_run(n, p, h, k, classes, kind):
+def test_rows_under_the_components_of_their_own_run(n, p, h, k, classes, kind):
     scores, starts = make_scores(p, h, k, kind), np.linspace(0, k, classes + 1).astype(int)
     scores.c[: starts[1]] = np.inf  # all of the first are dropped
     x = (0.7 * draw(9, n, p)).astype("f4")

@@ -75,7 +75,7 @@ def test_limits_are_gaussian_mixtures(likelihood, kind):
     np.testing.assert_allclose(told, gaussian_mixture(kind, x, state, 3, 8), rtol=1e-6)
 
 
-def test_one_pancake_is_the_subspace_of_pca():
+def test_one_component_is_the_subspace_of_pca():
     x = made_rows(300, 15, 1, 3, seed=5)
     em, state = main_em(x, 1, 3, q=8)
     last = passes(em, state, x, n=40)[-1]
@@ -204,7 +204,7 @@ def test_dimensions_by_a_share_of_the_variance():
         passes(em, initial_state(em.settings, start_components(centres, 2, 0)), x, n=60)
 
 
-def test_a_pancake_with_one_weight_is_scored_as_its_gaussian():
+def test_a_component_with_one_weight_is_scored_as_its_gaussian():
     p, h = 5, 2
     basis, _ = np.linalg.qr(draw(1, p, h))
     values, noise, mean = np.array([[3.0, 2.0]]), np.array([0.5]), draw(2, 1, p)

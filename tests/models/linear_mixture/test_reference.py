@@ -13,14 +13,14 @@ from tests.models.linear_mixture.cases import draw, scored
 SHAPE = (17, 15)
 
 
-def pancakes(k: int, p: int, h: int, seed: int = 0):
+def make_components(k: int, p: int, h: int, seed: int = 0):
     bases, _ = np.linalg.qr(draw(seed, k, p, h)) if h else (np.zeros((k, p, 0)), None)
     return draw(seed + 1, k, p), bases
 
 
 @pytest.mark.parametrize("h", [0, 1, 4])
-def test_the_error_is_the_squared_distance_from_the_pancake(h):
-    means, bases = pancakes(3, 7, h)
+def test_the_error_is_the_squared_distance_from_the_component(h):
+    means, bases = make_components(3, 7, h)
     x = draw(5, 6, 7)
     found = scored(reference.error_scores(means, bases, draw(6, 7)), x)
     for q in range(3):
@@ -30,7 +30,7 @@ def test_the_error_is_the_squared_distance_from_the_pancake(h):
 
 
 def test_code_cost_adds_the_cost_of_codes():
-    means, bases = pancakes(3, 7, 2)
+    means, bases = make_components(3, 7, 2)
     values, noise = np.array([[4.0, 2.0], [3.0, 1.0], [5.0, 0.2]]), 0.5
     x = draw(5, 6, 7)
     found = scored(reference.code_cost_scores(means, bases, values, noise, np.zeros(7)), x)
@@ -55,7 +55,7 @@ def test_factor_scores_are_gaussian_densities():
 
 
 def test_nearest_of_each_run_and_ties():
-    means, bases = pancakes(5, 4, 1)
+    means, bases = make_components(5, 4, 1)
     means[3], bases[3] = means[2], bases[2]
     scorer = reference.error_scores(means, bases, np.zeros(4))
     x = draw(9, 11, 4)
@@ -69,7 +69,7 @@ def test_nearest_of_each_run_and_ties():
 
 @pytest.mark.parametrize("per_feature", [False, True])
 def test_statistics_by_hand(per_feature):
-    means, bases = pancakes(3, 5, 2)
+    means, bases = make_components(3, 5, 2)
     x, r = draw(7, 4, 5), np.array([0.5, 0.25, 1.0, 0.75, 2.0])
     groups = Groups(np.array([0, 0, 2, 5]), np.array([0, 3, 0, 1, 2]), r)
     total, square = np.zeros((3, 5)), np.zeros((3, 5) if per_feature else 3)
@@ -135,7 +135,7 @@ def test_beyond_the_border_there_is_background():
 
 
 def test_images_of_tangents():
-    means, bases = pancakes(2, 17 * 15, 3)
+    means, bases = make_components(2, 17 * 15, 3)
     x, spec = (
         np.random.default_rng(1).random((6, 17 * 15)),
         TangentSpec(("shift-x", "thickness"), SHAPE, 0.6),
@@ -155,7 +155,7 @@ def test_images_of_tangents():
 @pytest.mark.parametrize("kind", ["error", "code-cost", "factors"])
 def test_tangent_distance_is_a_least_squares_problem(kind):
     p, h, t = 12, 3, 2
-    means, bases = pancakes(4, p, h)
+    means, bases = make_components(4, p, h)
     if kind == "factors":
         noise = np.exp(draw(3, 4, p))
         scorer = reference.factor_scores(means, bases, noise, np.full(4, 0.25), draw(2, p))
@@ -182,10 +182,10 @@ def test_tangent_distance_is_a_least_squares_problem(kind):
 
 
 def test_tangents_that_are_equal_or_zero_leave_the_distance_finite():
-    means, bases = pancakes(1, 6, 2)
+    means, bases = make_components(1, 6, 2)
     scorer = reference.error_scores(means, bases, np.zeros(6))
     t = draw(3, 1, 1, 6)
-    tangents = np.concatenate([t, t, 0 * t, bases[0].T[None, :1]], axis=1)  # the last lies in the pancake
+    tangents = np.concatenate([t, t, 0 * t, bases[0].T[None, :1]], axis=1)  # the last lies in the component
     x, candidates = draw(4, 1, 6), np.zeros((1, 1), dtype=np.int32)
     found = reference.tangent_distance(scorer, x, tangents, candidates)[0, 0]
     alone = reference.tangent_distance(scorer, x, t, candidates)[0, 0]

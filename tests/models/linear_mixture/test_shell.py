@@ -246,7 +246,7 @@ def test_the_sample_is_gone_after_the_fit_and_resumes_have_it(digits, tmp_path, 
     np.testing.assert_array_equal(again.bases_, resumed.bases_)
 
 
-# -- probabilities, sub-classes of few rows ----------------------------------------------------------------
+# -- probabilities, components of few rows ----------------------------------------------------------------
 
 
 def test_scores_without_the_row_are_those_of_a_fit_without_it():
@@ -266,7 +266,7 @@ def test_scores_without_the_row_are_those_of_a_fit_without_it():
         ways = np.linalg.svd(others - others.mean(axis=0))[2][:h]
         assert found[i] == pytest.approx(z @ z - ((ways @ z) ** 2).sum())
     assert (found > errors).all()
-    # Another sub-class of the class may be nearer then.
+    # Another component of the class may be nearer then.
     both = np.stack([errors, errors + 1e-3], axis=1)
     np.testing.assert_allclose(rows.best_scores(x, np.zeros(12, int), errors, both, 0, False), errors + 1e-3)
 
@@ -284,7 +284,7 @@ def test_probabilities_by_training_rows_are_about_right(likelihood):
     assert m.predict_proba(x[held]).max(axis=1).mean() == pytest.approx(m.score(x[held], y[held]), abs=0.03)
 
 
-def test_sub_classes_of_few_rows_have_fewer_directions(caplog):
+def test_components_of_few_rows_have_fewer_directions(caplog):
     """Three rows span two directions; what is cut is counted, and told once."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(63, 9)), np.repeat([0, 1], [60, 3])
