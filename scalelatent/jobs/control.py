@@ -128,14 +128,14 @@ def follow(
     everyone = list(callbacks)
     watch = _Watch(folder, everyone)
     lost_since: float | None = None
-    told: str | None = None
+    printed: str | None = None
     asked = time.monotonic()
     while True:
         state = folder.read_state()
-        if state["state"] != told and not state.get("driver_lost"):
-            told = state["state"]
-            if told not in ENDED:
-                print_line(" on ".join(word for word in (told, state.get("driver")) if word))
+        if state["state"] != printed and not state.get("driver_lost"):
+            printed = state["state"]
+            if printed not in ENDED:
+                print_line(" on ".join(word for word in (printed, state.get("driver")) if word))
         watch.look()
         if not state.get("driver_lost"):
             lost_since = None

@@ -343,8 +343,10 @@ class RunFolder:
             if isinstance(state.get("id"), str) and state.get("state") in STATES:
                 return state
         events = self.records("events.jsonl")
-        told = [event for event in events if event.get("event") == "state" and event.get("state") in STATES]
-        last = told[-1] if told else {}
+        changes = [
+            event for event in events if event.get("event") == "state" and event.get("state") in STATES
+        ]
+        last = changes[-1] if changes else {}
         passes = self.records("metrics.jsonl")
         try:
             job = self.read_job()
@@ -356,7 +358,7 @@ class RunFolder:
         return {
             "id": f"{_slug(name or place)}-{mark}",
             "state": last.get("state", "failed"),
-            "starts": sum(event["state"] == "running" for event in told),
+            "starts": sum(event["state"] == "running" for event in changes),
             "pass": passes[-1].get("pass", 0) if passes else 0,
             "objective": passes[-1].get("objective") if passes else None,
             "error": last.get("error")

@@ -89,13 +89,13 @@ def write_search_results(folder: RunFolder, search: Search) -> dict[str, Any]:
         }
         for i, params in enumerate(found["params"])
     ]
-    told = {
+    results = {
         "scoring": scoring,
         "folds": search.n_splits_,
         "best": search.best_index_,
         "candidates": table,
     }
-    folder.place.write(SEARCH_FILE, json.dumps(told, indent=1).encode())
+    folder.place.write(SEARCH_FILE, json.dumps(results, indent=1).encode())
     best = {
         "best_params": to_json_value(search.best_params_),
         "best_score": search.best_score_,

@@ -192,13 +192,13 @@ def check_cluster(
     # Datasets with storage options cannot be checked by address; the plan opens these datasets on a worker.
     if job.data.storage_options is not None:
         datasets = {name: url for name, url in datasets.items() if url is not None and is_local(url)}
-    wanted = Requirements(
+    requirements = Requirements(
         device=job.estimator_params().get("device") or "auto",
         datasets={name: url for name, url in datasets.items() if url is not None},
         scratch={} if job.job.scratch is None else {"[job] scratch": job.job.scratch},
     )
     with _report_waiting("each worker to check the data and the device", print_line):
-        require_checks(client, ("workers", "device", "datasets", "scratch"), wanted)
+        require_checks(client, ("workers", "device", "datasets", "scratch"), requirements)
     if job.callbacks:
         with _report_waiting("each worker to create the callbacks", print_line):
             _check_callbacks(client, job)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -61,13 +61,6 @@ def describe_record(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return shown
 
 
-class Display(Protocol):
-    """Live display that changes during a fit."""
-
-    def stop(self) -> None:
-        """Stop the updates and leave the last state visible."""
-
-
 class ProgressDisplay(Callback):
     """Callback that displays the progress of a fit; as a context also of saving, scoring and the report.
 
@@ -82,7 +75,7 @@ class ProgressDisplay(Callback):
         self.console = console or Console(stderr=True)
         self.every_passes = every_passes
         self.every_seconds = every_seconds
-        self._live: Display | None = None
+        self._live: Live | _Cell | None = None
         self._info: dict[str, Any] = {}
         self._now: dict[str, Any] = {}
         self._record: dict[str, Any] = {}
@@ -107,7 +100,7 @@ class ProgressDisplay(Callback):
         if self._live is None:
             self._live = self._open()
 
-    def _open(self) -> Display | None:
+    def _open(self) -> Live | _Cell | None:
         """Start and return the live display, or return None if the console is not a terminal."""
         if not self.console.is_terminal:
             return None
@@ -290,7 +283,7 @@ class NotebookProgress(ProgressDisplay):
         count = "" if workers is None else f"{workers:,} worker{'' if workers == 1 else 's'}"
         return [*super()._words(), count]
 
-    def _open(self) -> Display:
+    def _open(self) -> _Cell:
         return _Cell(self)
 
     def _renew(self) -> None:
