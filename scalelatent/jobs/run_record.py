@@ -72,18 +72,18 @@ class ProgressFile(Callback):
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._seconds = DISK_SECONDS if is_local(folder.url) else STORE_SECONDS
-        self._told = float("-inf")
+        self._written_at = float("-inf")
 
     def on_stage(self, info: dict[str, Any]) -> None:
         """Reset the progress at the start of a stage, because the file describes the previous stage."""
-        self._told = float("-inf")
+        self._written_at = float("-inf")
         self.on_progress({**info, "pass": 0, "rows_done": 0, "rows_total": info.get("rows") or 0})
 
     def on_progress(self, info: dict[str, Any]) -> None:
         """Write the progress if the last write was at least `_seconds` ago."""
         now = time.monotonic()
-        if now - self._told >= self._seconds:
-            self._told = now
+        if now - self._written_at >= self._seconds:
+            self._written_at = now
             keys = ("stage", "layer", "layers", "k", "pass", "rows_done", "rows_total", "rows_per_s")
             with suppress(OSError):  # a failed report must not end a fit
                 self._folder.write_progress({key: info.get(key) for key in keys})

@@ -191,7 +191,7 @@ class ProgressDisplay(Callback):
         """Return the rows done and all rows of the current pass."""
         return self._now.get("rows_done") or 0, self._now.get("rows_total") or self._now.get("rows") or 0
 
-    def _words(self) -> list[str]:
+    def _texts(self) -> list[str]:
         """Return the texts after the progress bar: rows, rows per second, time."""
         (done, total), rate = self._rows(), self._now.get("rows_per_s")
         return [
@@ -208,7 +208,7 @@ class ProgressDisplay(Callback):
         bar.add_row(
             Text(self._where(), style="bold"),
             ProgressBar(total=total or None, completed=done, width=30),
-            *self._words(),
+            *self._texts(),
         )
         lines.append(bar)
         if self._compiling:
@@ -278,10 +278,10 @@ class NotebookProgress(ProgressDisplay):
             with suppress(OSError, RunError):  # the fit itself reports a lost scheduler
                 self._workers = len(worker_infos(self._client))
 
-    def _words(self) -> list[str]:
+    def _texts(self) -> list[str]:
         workers = self._workers
         count = "" if workers is None else f"{workers:,} worker{'' if workers == 1 else 's'}"
-        return [*super()._words(), count]
+        return [*super()._texts(), count]
 
     def _open(self) -> _Cell:
         return _Cell(self)
@@ -293,7 +293,7 @@ class NotebookProgress(ProgressDisplay):
     def mime_bundle(self) -> dict[str, str]:
         """Return the display as text and as HTML, by MIME type."""
         done, total = self._rows()
-        words = [word for word in self._words() if word]
+        words = [word for word in self._texts() if word]
         pairs = describe_record(self._record)
         bar = f'<progress value="{done}" max="{total}" style="width:14em"></progress>' if total else ""
         html = f"<div><b>{escape(self._where())}</b> {bar} {escape(' · '.join(words))}"
