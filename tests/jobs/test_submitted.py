@@ -169,7 +169,7 @@ def test_progress_is_written_at_most_once_per_second(folder):
     told = folder.read_progress()
     assert (told["rows_done"], told["rows_total"]) == (1, 3)
     assert time.time() - epoch_seconds(told["time"]) < 60
-    callback._told = float("-inf")
+    callback._written_at = float("-inf")
     callback.on_progress({"stage": "em", "pass": 1, "rows_done": 3, "rows_total": 3})
     assert folder.read_progress()["rows_done"] == 3
     folder.place.write("progress.json", b'{"pass": 1')
