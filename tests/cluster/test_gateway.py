@@ -89,7 +89,7 @@ def test_a_gateway_that_refuses(gateway: type[FakeGateway]) -> None:
 def test_a_gateway_is_named_by_its_address() -> None:
     with pytest.raises(JobError, match=r"gateway 'hub' is not an address; write for example https://"):
         SchedulerOptions(gateway=("hub", "mine")).settings()
-    with pytest.raises(JobError, match="leave --scheduler and --scheduler-file out"):
+    with pytest.raises(JobError, match="give only one of --gateway, --scheduler and --scheduler-file"):
         SchedulerOptions(gateway=(HUB, "mine"), scheduler="tcp://head:8786").settings()
     with pytest.raises(JobError, match="--gateway URL CLUSTER"):
         open_client("gateway://127.0.0.1:8000/mine")

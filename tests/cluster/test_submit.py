@@ -185,7 +185,7 @@ def test_failed_job_reports_the_reason(cluster: Any, make: Any) -> None:
     last = folder.records("events.jsonl")[-1]
     assert "in broken" in last["traceback"]
     assert control.follow(folder)["state"] == "failed"
-    with pytest.raises(JobError, match="is failed: there is nothing to cancel"):
+    with pytest.raises(JobError, match="has already ended .state: failed"):
         control.cancel_job(folder)
 
 

@@ -113,7 +113,7 @@ def test_callbacks_that_a_worker_cannot_make(client: Any, job: Any, tmp_path: Pa
     client.run(exec, "import sys; sys.modules['mlflow'] = None")
     try:
         with pytest.raises(
-            JobError, match=r"scalelatent\[mlflow\]' \(where worker tcp://.* may drive the job"
+            JobError, match=r"scalelatent\[mlflow\]' \(on worker tcp://.*, which may drive the job"
         ):
             submit_job(replace(job(), callbacks=({"kind": "mlflow"},)), client=client)
     finally:
@@ -136,9 +136,9 @@ def test_worker_refuses_an_invalid_job(refused: Any) -> None:
 def test_a_job_that_does_not_fit(client: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.jobs import submit
 
-    true = submit._capacity
+    true = submit._worker_facts
     small = {"memory_limit": 2**20}
-    monkeypatch.setattr(submit, "_capacity", lambda c: {a: w | small for a, w in true(c).items()})
+    monkeypatch.setattr(submit, "_worker_facts", lambda c: {a: w | small for a, w in true(c).items()})
     with pytest.raises(PlanError, match="memory"):
         submit_job(job(), client=client)
 

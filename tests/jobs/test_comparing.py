@@ -14,7 +14,7 @@ from scalelatent.errors import JobError
 from scalelatent.jobs.comparing import compare_runs
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.spec import DataSection, Job, JobSection
-from scalelatent.report import comparison_tables, write_comparison
+from scalelatent.report.comparison import comparison_tables, write_comparison
 
 
 def make(

@@ -206,7 +206,7 @@ def test_sigterm_counts_as_a_stop(prepared, fake):
 
 
 def test_a_failing_report_is_a_warning(prepared, monkeypatch):
-    from scalelatent import report
+    from scalelatent.report import build
 
     _, folder = prepared()
     monkeypatch.undo()  # the real _report, over a report that breaks
@@ -214,7 +214,7 @@ def test_a_failing_report_is_a_warning(prepared, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr(report, "build_report", broken, raising=False)
+    monkeypatch.setattr(build, "build_report", broken, raising=False)
     result = runner.RunResult(folder, None)
     runner._report(result, runner.JobData(train=None), None)
     assert "no fonts" in result.warnings[0]

@@ -272,7 +272,7 @@ def test_a_dead_scheduler_neither_stops_nor_fails_a_run() -> None:
         log.flush(0.2)
     finally:
         client.close(timeout=5)
-    assert "does not take the page" in monitor.install(client)
+    assert "does not accept the page" in monitor.install(client)
 
 
 PRELOADED = """
@@ -315,7 +315,7 @@ def test_the_report_of_a_run_is_served(watched: SimpleNamespace, jobs: Any, get:
     assert get(at + "served-1")[0] == 404  # no run folder: whatever someone calls a run is not read
     (run / "job.json").write_text("{}")
     assert get(at + "served-1") == (200, "<p>a report")
-    assert get(at + "other") == (404, "no such job")
+    assert get(at + "other") == (404, "unknown job")
     (run / "report" / "index.html").unlink()
     status, text = get(at + "served-1")
     assert status == 404

@@ -56,7 +56,7 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, said: Any, t
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert "stopping 1 job(s) at their next checkpoint" in errors
+    assert "stopping 1 job(s) at the next checkpoint" in errors
     assert f"{folder.id}  cancelled; resume with: scalelatent resume" in errors
     assert "Traceback" not in errors.partition("stopped: ")[0]
     state = folder.read_state()

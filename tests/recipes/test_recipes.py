@@ -303,7 +303,7 @@ def test_walltimes_in_slurms_forms(jobqueue, tmp_path, walltime, seconds):
 def test_walltimes_that_are_none(jobqueue, tmp_path, capsys, walltime):
     with pytest.raises(SystemExit):
         jobqueue.parse([str(tmp_path), f"--walltime={walltime}"])
-    assert "is no time of SLURM's: write minutes" in capsys.readouterr().err
+    assert "is not a time limit of SLURM; write minutes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("--host", "localhost"), ("--host", "127.0.0.1"), ()])

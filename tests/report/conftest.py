@@ -12,7 +12,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from scalelatent import CapsuleRegression, Dataset
-from scalelatent.report import build_report, style
+from scalelatent.report import style
+from scalelatent.report.build import build_report
 
 TRAIN = 1300
 

@@ -17,7 +17,7 @@ from scalelatent.contract.kinds import find_kind, import_object
 from scalelatent.models.capsule.report import ONE_VS_ALL
 from scalelatent.models.capsule.report_figures import plot_history
 from scalelatent.models.crbm.report import RbmEvidence, collect_rbm, rbm_numbers
-from scalelatent.report import build_report
+from scalelatent.report.build import build_report
 from scalelatent.report.classes import Confusion, Reliability, describe_confusion, explain_calibration
 from scalelatent.report.interpretation import (
     count_validation_rows,

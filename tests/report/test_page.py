@@ -14,7 +14,8 @@ import pytest
 
 from scalelatent import CapsuleRegression, Dataset
 from scalelatent.errors import DataError
-from scalelatent.report import build, build_report
+from scalelatent.report import build
+from scalelatent.report.build import build_report
 from scalelatent.report.page import count, duration, join_words
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
