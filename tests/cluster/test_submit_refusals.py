@@ -1,4 +1,4 @@
-"""What a cluster cannot run is refused before anything is sent: in time, and with the next step."""
+"""Jobs that a cluster cannot run are refused in time, before anything is sent, with the next step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(workers: int = 1, **more: Any) -> Any:
 
 @pytest.fixture
 def job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
-    """A job of this test; ``section__key=value`` changes it."""
+    """Return a job of this test; ``section__key=value`` changes it."""
 
     def make(**changes: Any) -> Any:
         stored: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def refused(client: Any, job: Any, tmp_path: Path) -> Callable[..., str]:
-    """Submit; returns the refusal. Nothing is left behind, neither a folder nor a task."""
+    """Submit a job; return the refusal, and check that no folder and no task is left."""
 
     before = control.known_jobs(client)
 
@@ -192,7 +192,7 @@ def test_an_unknown_job(client: Any, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def schedulers() -> Iterator[Any]:
-    """One scheduler without TLS and one with, both without workers, in this process."""
+    """Start one scheduler without TLS and one with TLS in this process, both without workers."""
     from distributed import LocalCluster, Security
 
     ours = Security.temporary()

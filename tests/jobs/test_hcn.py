@@ -1,4 +1,4 @@
-"""Jobs of networks of parts, as a new user writes them: from data to report, interrupted, mistaken."""
+"""Jobs of compositional networks: from data to report, with interruptions and mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's states, logs and answers to trouble, with a stand-in for the estimator."""
+"""States, logs and errors of the driver, with a stand-in for the estimator."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_a_refused_job_leaves_no_folder(workplace, fake):
 
 
 def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fake):
-    """As when `resume` comes between the making of a folder and its first driver."""
+    """A resume starts between the creation of a folder and its first driver."""
     job, other = load_job(workplace.job), ExitStack()
 
     def take(line):
@@ -309,7 +309,7 @@ def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
 
 
 def test_warnings_of_a_fit_become_lines_and_events(tmp_path, monkeypatch):
-    """Not a place in somebody's library, and found again by `scalelatent logs`."""
+    """Warnings do not name a position in the code, and `scalelatent logs` prints them."""
     monkeypatch.setattr(runner, "_report", lambda *_: None)
     x = np.random.default_rng(0).integers(0, 256, (60, 12), dtype=np.uint8)
     Dataset.from_arrays(x).save(tmp_path / "x.zarr")

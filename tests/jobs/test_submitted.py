@@ -1,4 +1,4 @@
-"""What submitted jobs need of run folders, requests to stop, and finding: without a cluster."""
+"""Run folders, requests to stop, and search for jobs, without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Page, JSON and metrics on a live scheduler; lost workers, and drivers that outlive them."""
+"""Page, JSON and metrics on a live scheduler; lost workers, and drivers that survive them."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def linger(path: str) -> str:
 
 
 def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
-    """With not one failure allowed, a driver's worker is lost three times; another task dies of the first."""
+    """A driver survives three lost workers although no failure is allowed; another task fails at once."""
     from distributed import Client, KilledWorker
 
     end = tmp_path / "end"

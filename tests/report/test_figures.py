@@ -1,4 +1,4 @@
-"""Figures hold the numbers they were given."""
+"""Figures contain the given numbers."""
 
 from __future__ import annotations
 

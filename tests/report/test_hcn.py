@@ -1,4 +1,4 @@
-"""Report of a hierarchical compositional network: its page, and that the figures hold what they are given."""
+"""Report of a compositional network: its page and the data of its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says beside its numbers: intervals, baselines, what differs and why, how to use the model."""
+"""Interpretation of the numbers of a report: intervals, baselines, differences, use of the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scalelatent.report.runfiles import RunFiles, read_run
 
 
 def run_of(folder: Path, data: dict[str, Any], **event: Any) -> RunFiles:
-    """Files of a run with these datasets."""
+    """Return the files of a run with these datasets."""
     (folder / "job.json").write_text(json.dumps({"job": {"name": "it"}, "data": data}))
     if event:
         (folder / "events.jsonl").write_text(json.dumps({"event": "fit_started", **event}) + "\n")
