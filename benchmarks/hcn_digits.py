@@ -20,8 +20,8 @@ trial   one setting, on --each digits of a class: the same on 400 held-out train
 layers  errors on 400 held-out training digits of the same weights under even pools and without pools; of
         templates as they were learned with the features; and of templates from digits, as those of the
         network, over fixed features: an edge each, or an edge anywhere in 3 x 3 pixels
-noise   templates from digits by the noise of the fit and by --read-noise, and the error on 2,000 held-out training
-        digits by both (`read_noise`)
+noise   templates from digits by the noise of the fit and by --read-noise, and the error on 2,000 held-out
+        training digits by both (`read_noise`)
 thin    templates from digits under noise by which they get fewer weights: edges drawn over those of a digit,
         and the least error on those 400, of some noise to read by
 rivals  each fitted to the same 400 digits, its setting chosen on 2,000 others: the nearest digit by grey
