@@ -341,7 +341,7 @@ def test_ignored_labels_are_warned_of() -> None:
             m = network().fit(*given)
     with pytest.warns(UserWarning, match="labels y are not learned from"):
         m.partial_fit(X, labels)
-    with pytest.raises(DataError, match="has outputs beside the rows"):
+    with pytest.raises(DataError, match="has outputs for the rows"):
         network().fit(sl.Dataset.from_arrays(X, X.reshape(60, -1)))
 
 

@@ -387,7 +387,7 @@ def test_labels_that_cannot_be_learned() -> None:
         ((X, np.full(40, -1)), "all labels are -1"),
         ((whole[:30],), "class 5 has no rows here"),
         ((X, Y + 0.5), "unknown label type: continuous"),
-        ((sl.Dataset.from_arrays(X, X.reshape(40, -1)),), "outputs beside the rows"),
+        ((sl.Dataset.from_arrays(X, X.reshape(40, -1)),), "outputs for the rows"),
     ):
         with pytest.raises(DataError, match=says):
             network().fit(*given)
