@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.deploy.clusters import cluster
-from scalelatent.deploy.connection import open_client, page_told
+from scalelatent.deploy.connection import dashboard_line, open_client
 from scalelatent.deploy.probes import peak_bytes
-from scalelatent.deploy.security import security_from
+from scalelatent.deploy.security import make_security
 from scalelatent.engine.dask.asking import ask_workers
 
 from .spec import ClusterSection, Job
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def security_of(section: ClusterSection) -> Security | None:
     """Return the TLS settings for the scheduler from the job, or else from Dask's configuration."""
-    return security_from(ca=section.tls_ca, cert=section.tls_cert, key=section.tls_key)
+    return make_security(ca=section.tls_ca, cert=section.tls_cert, key=section.tls_key)
 
 
 def check_certificates(section: ClusterSection) -> None:
@@ -31,7 +31,7 @@ def check_certificates(section: ClusterSection) -> None:
 
 @contextmanager
 def connect(
-    job: Job, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
+    job: Job, client: Client | None = None, print_line: Callable[[str], None] = lambda line: None
 ) -> Iterator[Client | None]:
     """Yield `client`, or a client of the job's scheduler or of a new local cluster, or None."""
     wanted = job.cluster
@@ -40,19 +40,19 @@ def connect(
         yield client
     elif wanted.scheduler is not None:
         with open_client(wanted.scheduler, security_of(wanted)) as found:
-            tell(page_told(found))
+            print_line(dashboard_line(found))
             yield found
     elif wanted.workers is not None:
         options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
         with cluster("local", workers=wanted.workers, **given) as started:
-            tell(page_told(started))
+            print_line(dashboard_line(started))
             yield started
     else:
         yield None
 
 
-def peak_of_workers(client: Client) -> int | None:
+def read_peak_bytes(client: Client) -> int | None:
     """Return the largest peak memory of any worker, in bytes, or None if no worker answers in time."""
     try:
         peaks = ask_workers(client, peak_bytes).values()

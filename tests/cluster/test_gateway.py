@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from distributed import Security
 
-from scalelatent.cli.show import Reach
-from scalelatent.deploy.connection import gateway_address, open_client, page_of
+from scalelatent.cli.show import SchedulerOptions
+from scalelatent.deploy.connection import dashboard_url, gateway_address, open_client
 from scalelatent.engine.dask.hooks import scheduler_of
 from scalelatent.errors import JobError
 from scalelatent.jobs import control
@@ -67,26 +67,30 @@ def test_a_cluster_is_reached_through_its_gateway(gateway: type[FakeGateway], cl
     gateway.scheduler = client.scheduler.address
     with open_client(gateway_address(HUB + "/", "mine")) as found:
         assert found.scheduler.address == client.scheduler.address
-        assert page_of(found) != ""
+        assert dashboard_url(found) != ""
         assert found.dashboard_link == f"{HUB}/clusters/mine/status"
 
 
 def test_a_cluster_that_does_not_run(gateway: type[FakeGateway]) -> None:
-    with pytest.raises(JobError, match=r"has no cluster 'other' that runs; running are mine: start one with"):
+    with pytest.raises(
+        JobError, match=r"has no running cluster 'other'; running clusters: mine. Start one with"
+    ):
         open_client(gateway_address(HUB, "other"))
 
 
 def test_a_gateway_that_refuses(gateway: type[FakeGateway]) -> None:
     gateway.error = PermissionError("401, message='Unauthorized'")
-    with pytest.raises(JobError, match=r"\(PermissionError: 401.*and gateway.auth in Dask's configuration"):
+    with pytest.raises(
+        JobError, match=r"\(PermissionError: 401.*and gateway.auth in the configuration of Dask"
+    ):
         open_client(gateway_address(HUB, "mine"))
 
 
 def test_a_gateway_is_named_by_its_address() -> None:
     with pytest.raises(JobError, match=r"gateway 'hub' is not an address; write for example https://"):
-        Reach(gateway=("hub", "mine")).settings()
+        SchedulerOptions(gateway=("hub", "mine")).settings()
     with pytest.raises(JobError, match="leave --scheduler and --scheduler-file out"):
-        Reach(gateway=(HUB, "mine"), scheduler="tcp://head:8786").settings()
+        SchedulerOptions(gateway=(HUB, "mine"), scheduler="tcp://head:8786").settings()
     with pytest.raises(JobError, match="--gateway URL CLUSTER"):
         open_client("gateway://127.0.0.1:8000/mine")
 
@@ -147,7 +151,7 @@ def real_cluster(tmp_path: Path) -> Iterator[tuple[str, str]]:
 def test_jobs_on_the_real_server(real_cluster: tuple[str, str], tmp_path: Path) -> None:
     job = load_job(
         digits_job(tmp_path, 30),
-        settings=[f"job.out={tmp_path / 'run'}", *Reach(gateway=real_cluster).settings()],
+        settings=[f"job.out={tmp_path / 'run'}", *SchedulerOptions(gateway=real_cluster).settings()],
     )
     folder = RunFolder.open(submit_job(job, wait=60).run)
     until(lambda: len(folder.records("metrics.jsonl")) > 2)
