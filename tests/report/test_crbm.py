@@ -140,7 +140,7 @@ def test_errors_match_their_definition() -> None:
     assert np.isnan(changed_error(v, v, p))
     with pytest.raises(DataError, match=r"v has shape \(50, 7\), but predicted \(7, 50\)"):
         all_error(v, p.T)
-    with pytest.raises(DataError, match="leave x out"):
+    with pytest.raises(DataError, match="omit x for the error of all outputs"):
         changed_error(v, x[:, :3], p)
 
 
