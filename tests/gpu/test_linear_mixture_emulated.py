@@ -136,7 +136,7 @@ def test_more_groups_than_a_grid_has_rows(gpu):
 
 def test_more_tangents_than_there_are_kinds_are_refused(gpu):
     x, tangents = np.zeros((1, P), dtype="f4"), np.zeros((1, 8, P), dtype="f4")
-    with pytest.raises(ValueError, match="tangents has 8 tangents a row; at most 7"):
+    with pytest.raises(ValueError, match="tangents has 8 tangents per row; give at most 7"):
         gpu.tangent_distance(
             gpu.pack_tangent_scores(make_scores(1, 1, False)), x, tangents, np.zeros((1, 1), dtype="i4")
         )
