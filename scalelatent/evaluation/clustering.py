@@ -337,7 +337,7 @@ def _on_dask(
 ) -> list[list[float]]:
     from distributed import wait
 
-    from scalelatent.engine.dask.lending import lend_access
+    from scalelatent.engine.dask.worker_access import send_access
 
     if labels is not None or not isinstance(output, Dataset) or not output.is_stored:
         raise DataError(
@@ -345,7 +345,7 @@ def _on_dask(
             "write the output with transform(rows, out='z.zarr') or Dataset.save and pass that, without "
             "labels beside it"
         )
-    lend_access(client, output)
+    send_access(client, output)
     labels_of(output[:1])
     _clusters(n_clusters, np.zeros(1, np.int64), len(output))
     job = uuid.uuid4().hex[:8]

@@ -24,7 +24,7 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Obj
 import scalelatent as sl
 from scalelatent import Dataset, open_dataset
 from scalelatent.data import append_rows, make_digits
-from scalelatent.engine.dask.lending import lend_access
+from scalelatent.engine.dask.worker_access import send_access
 from scalelatent.errors import DataError, JobError, RunError, StoreError
 from scalelatent.jobs.resolve import load_job, resolve
 from scalelatent.jobs.runfolder import RunFolder
@@ -455,7 +455,7 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
         assert set(client.nthreads()) == workers  # which unpickle it while they listen
         paired = open_dataset(folder / "a.zarr").without_labels().with_target(cached)
         with pytest.raises(RunError, match=r"worker\(s\) tcp://.* cannot open store://.*only-here"):
-            lend_access(client, paired)
+            send_access(client, paired)
         with pytest.raises(RunError, match=r"do not see the output memory://only-here/out.zarr .*out=…"):
             model.predict(ds, out="memory://only-here/out.zarr", client=client)
         refused = open_dataset(NotToBeSent(folder / "a.zarr"))

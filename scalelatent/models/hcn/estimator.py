@@ -25,7 +25,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
 from scalelatent.estimators.classifier import predict_by
-from scalelatent.estimators.companions import FitCall, restored_on_failure
+from scalelatent.estimators.fit_services import FitCall, restored_on_failure
 from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
@@ -225,7 +225,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     _kind = "hcn"
     _parameters = PARAMETERS
-    _sign_of_fit = "_stream"
+    _fitted_attribute = "_stream"
     _takes_images = True
     layers_ = Learned(
         FIT_AGAIN, lambda model: [(layer.n_features, layer.window) for layer in model._network.layers]
@@ -404,7 +404,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     # -- fit -------------------------------------------------------------------------------------------------
 
-    def _what_decides(self) -> dict[str, Any]:
+    def _deciding_parameters(self) -> dict[str, Any]:
         """With what stands for a parameter that is None."""
         found: dict[str, Any] = {"online": is_online(self), "damping": damping(self)}
         found["layers"] = ((N_FEATURES, WINDOW),) if self.layers is None else self.layers
@@ -412,7 +412,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if self.p_weight is None:
             priors = weight_priors(self)
             found["p_weight"] = list(priors) if is_several(self) else priors[0]
-        return super()._what_decides() | found
+        return super()._deciding_parameters() | found
 
     def _fit(
         self,
