@@ -331,7 +331,7 @@ def hcn_cases(few: bool) -> Iterator[Case]:
     from gpu_hcn import SHAPES, draw
 
     from scalelatent.models.hcn.kernels import gpu, reference
-    from scalelatent.models.hcn.kernels.order import shuffled
+    from scalelatent.models.hcn.kernels.pixel_order import shuffled
 
     move = gpu.cupy.asarray
     for shape in SHAPES[1 : 2 if few else None]:
@@ -425,8 +425,8 @@ def streams(args: argparse.Namespace) -> int:
     import cupy
 
     from scalelatent.engine.backend import CupyBackend, make_backend
-    from scalelatent.models.hcn.model.batch import start_leaf, visit
     from scalelatent.models.hcn.model.decode import Decoder
+    from scalelatent.models.hcn.model.kept_messages import start_leaf, visit
     from scalelatent.models.hcn.model.layer import FeatureLayer
 
     runs, kinds, n = (4, 2, 2) if args.quick else (300, 8, 16)

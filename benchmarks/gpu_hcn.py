@@ -42,10 +42,10 @@ from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import CupyBackend, make_backend
 from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.windows import message_room
+from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
-from scalelatent.models.hcn.model.online import EvidenceLearner
 
 SHAPES = [(1, 1, (1, 5, 5), (2, 3), 1), (2, 2, (1, 7, 6), (3, 2), 5), (1, 2, (2, 4, 5), (3, 4), 33)]
 LARGE = (3, 2, (1, 24, 24), (8, 6), 32)  # chains, images, (channels, height, width), window, features

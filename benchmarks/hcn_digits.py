@@ -58,7 +58,7 @@ from scalelatent.generators.corrupted import CorruptedImages
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.model.filters import OrientedFilters
 from scalelatent.models.hcn.model.layer import from_features
-from scalelatent.models.hcn.model.templates import TemplateEvidence, first_images
+from scalelatent.models.hcn.model.templates import TemplateEvidence, choose_first_images
 
 CLASSES, EACH, SIDE = 10, 40, 28
 HELD, TRIED = slice(50_000, 52_000), slice(50_000, 50_400)
@@ -334,7 +334,7 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
     told, beliefs = from_features(features).ravel(), first.copy()
     beliefs[: len(told)] = np.where(told, 1.0, -1.0)
     numbers = stream(net.seed, "hcn first images").choice(len(x), len(x), replace=False)
-    images, backend = first_images(net, numbers, y[numbers]), make_backend("cpu")
+    images, backend = choose_first_images(net, numbers, y[numbers]), make_backend("cpu")
     flat = x.reshape(len(x), -1)
     for number in range(args.template_passes):
         said = TemplateEvidence(net, beliefs, *(images if number == 0 else (None, None)))

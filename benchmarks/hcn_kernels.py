@@ -32,8 +32,8 @@ from scalelatent.kernels import jit
 from scalelatent.kernels.arrays import aligned
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import sweeps
-from scalelatent.models.hcn.kernels.exact import to_grid
-from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.pixel_order import shuffled
+from scalelatent.models.hcn.kernels.units import to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
@@ -72,7 +72,7 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
     evidence = layer.evidence(letters.rows(0, IMAGES)[0].reshape(IMAGES, -1))[None]
     order = shuffled(seed, "benchmark", 0, np.zeros(1), evidence.size)
     each = shuffled(seed, "benchmark", 0, np.arange(IMAGES), layer.n_pixels)
-    w = to_grid(layer.first_beliefs(seed))[None]
+    w = to_units(layer.first_beliefs(seed))[None]
     for epoch in range(WARM):  # beliefs of W as they are on the way
         rows = letters.rows(IMAGES * epoch, IMAGES * epoch + IMAGES)[0].reshape(IMAGES, -1)
         given = layer.evidence(rows)[None], order, layer.no_places(IMAGES)[None], w
@@ -162,7 +162,7 @@ def numpy_rate(seed: int) -> float:
     layer = FeatureLayer((1, 14, 14), 5, (6, 6), 1e-3, 1e-3, 0.3, 1e-4)
     x = (np.random.default_rng(seed).random((1, layer.n_pixels)) < 0.2).astype(np.uint8)
     order = shuffled(seed, "benchmark", 0, np.zeros(1), layer.n_pixels)
-    state = layer.no_places(1)[None], to_grid(layer.first_beliefs(seed))[None]
+    state = layer.no_places(1)[None], to_units(layer.first_beliefs(seed))[None]
     way = {"numpy": lambda: reference.sweep(layer.evidence(x)[None], order, *state)}
     return float(f"{layer.pairs / fastest(way, rounds=5)['numpy']:.3g}")
 

@@ -44,9 +44,9 @@ from scalelatent.deploy.probes import peak_bytes
 from scalelatent.engine.backend import make_backend
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.cpu import pools, sweeps
-from scalelatent.models.hcn.kernels.exact import to_grid
-from scalelatent.models.hcn.kernels.order import shuffled
-from scalelatent.models.hcn.model.hierarchy import INNER_ROUNDS, learn
+from scalelatent.models.hcn.kernels.pixel_order import shuffled
+from scalelatent.models.hcn.kernels.units import to_units
+from scalelatent.models.hcn.model.hierarchy import INNER_ROUNDS, visit_images
 
 IMAGES, WARM, ROUNDS = 20, 10, 30
 # Side of the features, p_weight; digits of a class, passes.
@@ -75,9 +75,9 @@ def pieces(seed: int) -> dict[str, Any]:
     net = sl.HierarchicalCompositionalNetwork(n_epochs=1, **params).fit(x, y)._network.net
     backend = make_backend("cpu")
     pixels = net.layers[0].evidence(x.reshape(IMAGES, -1)).reshape(IMAGES, *net.layers[0].image)
-    labels, kept, units = y.astype(int), net.start(IMAGES), to_grid(net.first_beliefs())
+    labels, kept, units = y.astype(int), net.start(IMAGES), to_units(net.first_beliefs())
     for number in range(WARM):
-        units = units + learn(net, kept, units, pixels, labels, 0, number, backend)
+        units = units + visit_images(net, kept, units, pixels, labels, 0, number, backend)
     weights = net.split(units.copy())
     fixed = [w > 0 for w in weights]
     belows = [pixels, kept[0].from_below]

@@ -36,8 +36,8 @@ from scalelatent.data import Dataset, make_images
 from scalelatent.deploy.probes import peak_bytes
 from scalelatent.engine.backend import make_backend
 from scalelatent.generators.images import image_set_of
+from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
-from scalelatent.models.hcn.model.online import EvidenceLearner
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
 SMALL = {"run_rows": 128, "buffer_runs": 4, "cache": 0}

@@ -26,7 +26,7 @@ import scalelatent as sl
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.hcn.model.compression import DescriptionLength, compression, count
+from scalelatent.models.hcn.model.compression import DescriptionLength, add_counts, compression
 
 THRESHOLD = 127
 PENALTIES = (0.01, 0.1)
@@ -62,8 +62,8 @@ def described(
     evidence = layer.evidence(on * np.float32(THRESHOLD + 1))
     for a in range(0, len(on), 256):
         part = slice(a, a + 256)
-        count(decoder, evidence[part], s[part], backend, stats)
-    made = decoder.layers(s, backend) > 0
+        add_counts(decoder, evidence[part], s[part], backend, stats)
+    made = decoder.cover_counts(s, backend) > 0
     return compression(layer, decoder.weights, stats), made.reshape(on.shape)
 
 

@@ -26,8 +26,8 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.generators.images import ImageSet, image_set
+from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
-from scalelatent.models.hcn.model.online import EvidenceLearner
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -39,12 +39,12 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.generators.images import ImageSet, image_set
-from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
-from scalelatent.models.hcn.model.batch import LeafMessages, start_leaf, visit
-from scalelatent.models.hcn.model.compression import DescriptionLength, compression, paying
+from scalelatent.models.hcn.kernels.units import from_units, to_units
+from scalelatent.models.hcn.model.compression import DescriptionLength, compression, find_paying_features
 from scalelatent.models.hcn.model.decode import Decoder
+from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
+from scalelatent.models.hcn.model.kept_messages import LeafMessages, start_leaf, visit
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, log_odds, to_features
-from scalelatent.models.hcn.model.online import EvidenceLearner
 
 ROWS, SEEDS, ITERATIONS, DAMPING = 20, 5, 100, 0.5
 LAYER = FeatureLayer((1, 14, 14), 5, (8, 6), 1e-2, 1e-2, 0.3, 1e-3)
@@ -107,7 +107,7 @@ print(json.dumps({"seconds": seconds, "pairs": pairs, "versions": versions}))
 
 def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
     """Beliefs of W, and the sweeps that were done before nothing moved."""
-    backend, beliefs, half = make_backend("cpu"), to_grid(first), ROWS // 2
+    backend, beliefs, half = make_backend("cpu"), to_units(first), ROWS // 2
     leaves = [start_leaf(LAYER, half) for _ in range(2)]
 
     def sweep(k: int) -> tuple[LeafMessages, np.ndarray]:
@@ -121,7 +121,7 @@ def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray
             beliefs = beliefs + visits[0][1] + visits[1][1]
             if not any(leaf.moved for leaf in leaves):
                 break
-    return from_grid(beliefs), leaves[0].sweeps
+    return from_units(beliefs), leaves[0].sweeps
 
 
 def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
@@ -164,7 +164,7 @@ class AllAtOnce:
         """Beliefs of W in the layout of the kernels."""
         prior, zero = np.float32(log_odds(LAYER.p_sparsity)), np.float32(0)
         first = first[0, ::-1, ::-1].astype(np.float32)
-        b = np.repeat(from_grid(evidence).astype(np.float32).ravel(), self.sizes)
+        b = np.repeat(from_units(evidence).astype(np.float32).ravel(), self.sizes)
         s, w = np.full(self.n, prior), first.ravel()
         to_s, to_w = np.zeros_like(b), np.zeros_like(b)
         for _ in range(ITERATIONS):
@@ -192,7 +192,7 @@ def reached(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, 
         stats = Stats.zeros(reduction.layout())
         reduction.accumulate(reduction.prepare(None, backend), Block(x, None, None, 0), stats)
         found = compression(LAYER, weights, stats)
-        weights = weights & paying(LAYER, weights, stats)
+        weights = weights & find_paying_features(LAYER, weights, stats)
     return {"letters": n_found(to_features(weights), letters.features), "compression": round(found, 3)}
 
 
@@ -251,9 +251,9 @@ def main() -> None:
         print(name, told, flush=True)
     if args.pgmax:
         given = {
-            "x": np.stack([from_grid(b)[:, 0] for b in evidence]),
+            "x": np.stack([from_units(b)[:, 0] for b in evidence]),
             "first": np.stack([b[0, ::-1, ::-1] for b in first]),
-            "prior": np.float64(from_grid(LAYER.prior)),
+            "prior": np.float64(from_units(LAYER.prior)),
         }
         name, found = "PGMax, two threads", pgmax(args.pgmax, given)
         if "failed" in found:

@@ -26,8 +26,8 @@ from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.generators.images import ImageSet, image_set
-from scalelatent.models.hcn.fit import make_layers
-from scalelatent.models.hcn.model.compression import DescriptionLength, compression, count
+from scalelatent.models.hcn.fit import make_feature_layers
+from scalelatent.models.hcn.model.compression import DescriptionLength, add_counts, compression
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.layer import from_features
 
@@ -88,7 +88,7 @@ def placed_kinds(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
 def of_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> float:
     """Compression by the generator's features, in the middle of windows, where our decoder puts them."""
     model, kinds = estimator(name, seed, 1), images.features[placed_kinds(images)[0]]
-    layer = replace(make_layers(model, (1, *ds.feature_shape))[0], n_features=len(kinds))
+    layer = replace(make_feature_layers(model, (1, *ds.feature_shape))[0], n_features=len(kinds))
     given = np.zeros((len(kinds), 1, *layer.window), bool)
     for window, kind in zip(given[:, 0], kinds, strict=True):
         h, w = (int(np.flatnonzero(kind.any(axis=side)).max()) + 1 for side in (1, 0))
@@ -97,7 +97,7 @@ def of_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> flo
     decoder, backend = Decoder(layer, from_features(given)), make_backend("cpu")
     evidence, rows = layer.evidence(ds.read_x(0, len(ds))), np.arange(len(ds))
     stats = Stats.zeros(DescriptionLength(decoder).layout())
-    count(decoder, evidence, decoder.places(evidence, rows, backend), backend, stats)
+    add_counts(decoder, evidence, decoder.places(evidence, rows, backend), backend, stats)
     return compression(layer, decoder.weights, stats)
 
 

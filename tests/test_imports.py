@@ -129,7 +129,7 @@ def test_a_broken_library_does_not_break_the_report(capsys, monkeypatch):
 
     monkeypatch.setattr(threadpoolctl, "threadpool_info", broken)
     sl.show_versions()
-    assert "not known (OSError: no such library)" in capsys.readouterr().out
+    assert "unknown (OSError: no such library)" in capsys.readouterr().out
 
 
 def test_no_files_import_each_other_in_a_circle():

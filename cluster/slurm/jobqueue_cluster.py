@@ -21,10 +21,10 @@ from typing import Any
 import dask
 
 from scalelatent.deploy.clusters import PAGE_PRELOAD, refuse_loopback
-from scalelatent.deploy.connection import page_of
+from scalelatent.deploy.connection import dashboard_url
 from scalelatent.deploy.security import tls_options
-from scalelatent.deploy.serving import Served, own_certificates, until_stopped
-from scalelatent.deploy.worker_processes import PIN, configured
+from scalelatent.deploy.serving import Served, interrupt_on_signals, prepare_certificates
+from scalelatent.deploy.worker_processes import WORKER_ENVIRONMENT, dask_configuration
 from scalelatent.errors import JobError
 from scalelatent.jobs.control import stop_jobs
 
@@ -78,7 +78,7 @@ def environment(files: dict[str, str]) -> dict[str, Any]:
     for role in ("WORKER", "CLIENT"):  # the driver of a job is a client that runs on a worker
         for part in ("cert", "key"):
             tls[f"DASK_DISTRIBUTED__COMM__TLS__{role}__{part.upper()}"] = files[part]
-    return PIN | tls
+    return WORKER_ENVIRONMENT | tls
 
 
 def make_cluster(options: argparse.Namespace) -> Any:
@@ -93,14 +93,14 @@ def make_cluster(options: argparse.Namespace) -> Any:
     for number, handler in handlers.items():  # which that import replaces by its own
         signal.signal(number, handler)
     folder = options.folder.absolute()
-    security, _ = own_certificates(folder / "tls", options.host or "0.0.0.0")
+    security, _ = prepare_certificates(folder / "tls", options.host or "0.0.0.0")
     files = {"ca": folder / "tls/ca.pem", "cert": folder / "tls/cluster-cert.pem"}
     files = {name: str(file) for name, file in (files | {"key": folder / "tls/cluster-key.pem"}).items()}
     walltime = seconds_of(options.walltime)
     host = {"host": options.host} if options.host else {}
     # SLURM kills at the walltime; workers that leave a little before, and not all at once, lose nothing.
     lifetime = ["--lifetime", f"{int(0.9 * walltime)}s", "--lifetime-stagger", f"{int(0.05 * walltime)}s"]
-    with configured():
+    with dask_configuration():
         return SLURMCluster(
             cores=options.cores, processes=options.cores, memory=options.memory, walltime=options.walltime,
             queue=options.queue, account=options.account, job_extra_directives=options.sbatch,
@@ -156,7 +156,10 @@ def run(options: argparse.Namespace) -> None:
         reach += tls_options({name: str(tls / pem) for name, pem in names.items()})
         with Client(cluster, set_as_default=False) as client:
             print(
-                f"dashboard {page_of(client)}", "scalelatent doctor " + " ".join(reach), sep="\n", flush=True
+                f"dashboard {dashboard_url(client)}",
+                "scalelatent doctor " + " ".join(reach),
+                sep="\n",
+                flush=True,
             )
             try:
                 Served(client, {}).wait(options.idle)
@@ -170,7 +173,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    with until_stopped():
+    with interrupt_on_signals():
         try:
             run(parse())
         except JobError as error:

@@ -61,27 +61,27 @@ def up(
 ) -> None:
     """Start a scheduler and workers, and stay until Ctrl-C; jobs that run then stop at a checkpoint."""
     from scalelatent.deploy.clusters import is_loopback, refuse_loopback
-    from scalelatent.deploy.serving import own_certificates, serve, until_stopped
+    from scalelatent.deploy.serving import interrupt_on_signals, prepare_certificates, serve
     from scalelatent.jobs.control import stop_jobs
 
     if not is_loopback(host):
-        refuse_loopback(host, ", or 127.0.0.1 where there are none")
+        refuse_loopback(host, ", or 127.0.0.1 for a cluster on one machine")
     security, client_files = None, None
     if tls:
         if any(file is not None for file in tls_files):
             raise typer.BadParameter("give --tls (makes certificates) or your own files, not both")
-        security, client_files = own_certificates(tls_folder, host)
+        security, client_files = prepare_certificates(tls_folder, host)
     else:
         security = tls_files.security()
     page = None if dashboard.lower() == "none" else dashboard
-    with until_stopped():
+    with interrupt_on_signals():
         try:
             with serve(
                 workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus, port=port, host=host,
                 dashboard_address=page, scheduler_file=scheduler_file,
                 security=security, client_files=client_files,
             ) as served:  # fmt: skip
-                _tell(served.told, json)
+                _tell(served.info, json)
                 try:
                     served.wait(idle)
                     say(f"no job for {idle:g} minutes")
@@ -142,23 +142,23 @@ def join(
     """Start the workers of this machine for a scheduler elsewhere, and stay until it ends, or Ctrl-C."""
     import asyncio
 
-    from scalelatent.deploy.connection import check_listening, check_protocol
-    from scalelatent.deploy.serving import address_from, until_stopped
+    from scalelatent.deploy.connection import check_listening_address, check_protocol
+    from scalelatent.deploy.serving import interrupt_on_signals, read_scheduler_address
     from scalelatent.deploy.worker_processes import run_workers
 
     if tls_folder is not None:
         tls_files = TlsFiles(*(tls_folder / f"{name}.pem" for name in ("ca", "cluster-cert", "cluster-key")))
-    with until_stopped():
+    with interrupt_on_signals():
         try:
-            address = address_from(scheduler, scheduler_file, wait)
+            address = read_scheduler_address(scheduler, scheduler_file, wait)
             security = tls_files.security()  # a scheduler may make them just before it writes its address
             check_protocol(address, security)
             if host is not None:
-                check_listening(host, address)
+                check_listening_address(host, address)
             work = run_workers(
                 address, workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
                 host=host, name=name, security=security, wait_seconds=wait,
-                told=lambda names: say(f"{', '.join(names)} joined {address}"),
+                on_joined=lambda names: say(f"{', '.join(names)} joined {address}"),
             )  # fmt: skip
             asyncio.run(work)
         except KeyboardInterrupt:

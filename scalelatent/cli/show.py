@@ -54,9 +54,9 @@ class TlsFiles(NamedTuple):
 
     def security(self) -> Security | None:
         """What to show a scheduler: these, or those of Dask's configuration."""
-        from scalelatent.deploy.security import security_from
+        from scalelatent.deploy.security import make_security
 
-        return security_from(*self)
+        return make_security(*self)
 
     def settings(self) -> list[str]:
         """As settings of a job."""
@@ -126,9 +126,9 @@ class Reach(NamedTuple):
             return gateway_address(*self.gateway)
         if self.scheduler is None and self.scheduler_file is None:
             return None
-        from scalelatent.deploy.serving import address_from
+        from scalelatent.deploy.serving import read_scheduler_address
 
-        return address_from(self.scheduler, self.scheduler_file)
+        return read_scheduler_address(self.scheduler, self.scheduler_file)
 
     @property
     def tls_files(self) -> TlsFiles:

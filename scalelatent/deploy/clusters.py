@@ -1,4 +1,4 @@
-"""Clusters started on this machine, and the client of the enclosing `sl.cluster`."""
+"""Start clusters on this machine, and find the client and the job id of a fit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from scalelatent.errors import JobError, RunError
 
-from .security import security_from
+from .security import make_security
 from .worker_processes import (
-    configured,
+    check_dashboard_address,
+    check_numbers,
+    dask_configuration,
     first_cause,
-    patient,
-    refuse_numbers,
-    refuse_page,
+    tolerate_lost_workers,
     worker_specs,
 )
 
@@ -29,34 +29,33 @@ if TYPE_CHECKING:
 
 _current: ContextVar[Client | None] = ContextVar("scalelatent_client", default=None)
 _job: ContextVar[str] = ContextVar("scalelatent_job", default="")
-CLOSE_SECONDS = 60
-# Puts our page on the dashboard of a scheduler that starts.
-PAGE_PRELOAD = "scalelatent.monitor.preload"
+CLOSE_SECONDS = 60  # time limit for the end of all processes of a cluster
+PAGE_PRELOAD = "scalelatent.monitor.preload"  # adds the page Scalelatent to the dashboard of a new scheduler
 
 
 def current_client() -> Client | None:
-    """The client of the enclosing ``with sl.cluster(…)``, or None."""
+    """Return the client of the enclosing ``with sl.cluster(…)``, or None."""
     return _current.get()
 
 
 @runtime_checkable
 class HasScheduler(Protocol):
-    """What clusters of Dask's packages have in common."""
+    """Common interface of the cluster classes of Dask packages."""
 
     @property
     def scheduler_address(self) -> str: ...
 
 
 @runtime_checkable
-class TellsWorkers(Protocol):
-    """What a client is asked for first; a cluster that is only planned tells it as well."""
+class HasSchedulerInfo(Protocol):
+    """Part of the interface of a client that a planned cluster also has."""
 
     def scheduler_info(self, n_workers: int = ...) -> object: ...
 
 
 @contextmanager
-def client_of(given: ClientLike | None) -> Iterator[Client | None]:
-    """The client that is given, one of a cluster that is given (closed here), else that of `sl.cluster`."""
+def use_client(given: ClientLike | None) -> Iterator[Client | None]:
+    """Yield the given client, a client of the given cluster, or the client of the enclosing `sl.cluster`."""
     if given is None:
         yield current_client()
     elif isinstance(given, HasScheduler):
@@ -64,39 +63,39 @@ def client_of(given: ClientLike | None) -> Iterator[Client | None]:
 
         with Client(given, set_as_default=False) as client:
             yield client
-    elif isinstance(given, TellsWorkers):
+    elif isinstance(given, HasSchedulerInfo):
         _refuse_unusable(given)
         yield given
     else:
         raise TypeError(
-            f"client={given!r} is neither a distributed.Client nor a cluster that runs (LocalCluster, "
-            "KubeCluster, SLURMCluster): for a scheduler's address pass distributed.Client(address)"
+            f"client={given!r} is neither a distributed.Client nor a running cluster (LocalCluster, "
+            "KubeCluster, SLURMCluster); for the address of a scheduler pass distributed.Client(address)"
         )
 
 
-def _refuse_unusable(client: TellsWorkers) -> None:
+def _refuse_unusable(client: HasSchedulerInfo) -> None:
     from distributed import Client
 
-    if not isinstance(client, Client):  # a cluster that is only planned
+    if not isinstance(client, Client):  # a planned cluster
         return
     if client.asynchronous:
         raise TypeError(
-            f"client={client!r} is asynchronous, and these calls wait for what they compute: pass "
-            "distributed.Client(address) without asynchronous=True, and call them in a thread "
+            f"client={client!r} is asynchronous, and this call waits for its results; pass "
+            "distributed.Client(address) without asynchronous=True, and make the call in a thread "
             "(asyncio.to_thread)"
         )
     if client.status in ("closed", "closing"):
-        raise RunError(f"client={client!r} is closed: make a new one, distributed.Client(address)")
+        raise RunError(f"client={client!r} is closed; create a new one with distributed.Client(address)")
 
 
-def current_job() -> str:
-    """Id of the job whose driver runs here, see :func:`job_named`; empty where it is none."""
+def current_job_id() -> str:
+    """Return the id of the job that this thread drives, see `use_job_id`; empty without a job."""
     return _job.get()
 
 
 @contextmanager
-def job_named(identity: str) -> Iterator[None]:
-    """Put the id of a job into the names of the tasks of its fits: several share a dashboard."""
+def use_job_id(identity: str) -> Iterator[None]:
+    """Add the id of a job to the task names of its fits, because several jobs share a dashboard."""
     token = _job.set(identity)
     try:
         yield
@@ -117,39 +116,39 @@ def cluster(
     port: int = 0,
     security: Security | None = None,
 ) -> Iterator[Client]:
-    """A Dask cluster for the fits inside.
+    """Start or connect to a Dask cluster, which the fits in the ``with`` block use.
 
     Parameters
     ----------
     kind : {"local"} or str
-        ``"local"`` starts a scheduler and worker processes on this machine, on loopback. Anything else is the
-        address of a scheduler; of what follows only ``security`` counts then.
+        ``"local"`` starts a scheduler and worker processes on this machine, on loopback. Any other value is
+        the address of a running scheduler, for which only ``security`` applies.
     workers : int
-        CPU workers.
+        Number of CPU workers.
     threads : int
-        Of each CPU worker.
+        Threads per CPU worker.
     memory_limit : str, int or float
-        Of each worker, for example ``"4GB"``, in bytes, or as a share of the machine; ``"auto"`` shares the
-        memory this process may use (its container's, not the machine's) among all workers.
+        Memory limit per worker, for example ``"4GB"``, in bytes, or as a share of the machine. ``"auto"``
+        divides the memory that this process may use (the limit of its container) among all workers.
     gpus : int
-        Workers beside them with the resource ``GPU``: one process and one thread for each device, which is
-        the only one it sees. CPU workers then see none.
+        Number of additional workers with the resource ``GPU``. Each is one process with one thread and sees
+        one GPU. CPU workers then see no GPU.
     dashboard_address : str or None
-        Host and port of the dashboard; port 0 takes a free one, None none.
+        Host and port of the dashboard; port 0 chooses a free port, None starts no dashboard.
     host, port : str, int
-        Where scheduler and workers listen, and the scheduler's port; 0 takes a free one.
+        Address on which scheduler and workers listen, and port of the scheduler; 0 chooses a free port.
     security : distributed.Security, optional
-        Certificates for TLS. For a scheduler's address None means what Dask's own configuration names.
+        Certificates for TLS. To connect to a running scheduler, None means the configuration of Dask.
 
     Yields
     ------
     distributed.Client
-        Its ``dashboard_link`` is the page to watch.
+        Client of the cluster; its ``dashboard_link`` is the address of the dashboard.
 
     Raises
     ------
     JobError
-        Fewer GPUs than asked for, a port that is taken, or a number below its least.
+        The machine has fewer GPUs than ``gpus``, the port is in use, or a number is too small.
 
     Examples
     --------
@@ -160,18 +159,18 @@ def cluster(
     from distributed import Client
 
     if kind != "local":
-        with Client(kind, timeout=30, security=security or security_from()) as client:
+        with Client(kind, timeout=30, security=security or make_security()) as client:
             yield from _entered(client)
         return
     if workers + gpus < 1:
-        raise JobError(f"workers = {workers}: give at least 1, or GPU workers")
+        raise JobError(f"workers = {workers} and gpus = {gpus}; start at least one worker")
     local = start_cluster(
         workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
         dashboard_address=dashboard_address, host=host, port=port, security=security,
     )  # fmt: skip
     try:
-        with patient(), Client(local) as client:
-            client.register_plugin(deaf_to_ctrl_c())
+        with tolerate_lost_workers(), Client(local) as client:
+            client.register_plugin(make_ctrl_c_plugin())
             yield from _entered(client)
     finally:
         close_cluster(local)
@@ -189,12 +188,12 @@ def start_cluster(
     security: Security | None = None,
     scheduler_file: str | os.PathLike[str] | None = None,
 ) -> SpecCluster:
-    """A scheduler in this process and worker processes under nannies; options as of `cluster`."""
+    """Start a scheduler in this process and worker processes with nannies; for the options see `cluster`."""
     import dask
     from distributed import Scheduler, SpecCluster
 
-    refuse_numbers(workers, threads, gpus, port)
-    refuse_page(dashboard_address)
+    check_numbers(workers, threads, gpus, port)
+    check_dashboard_address(dashboard_address)
     protocol = "tcp://" if security is None else "tls://"
     common = {"host": host, "protocol": protocol, "security": security}
     scheduler = {
@@ -208,7 +207,7 @@ def start_cluster(
         },
     }  # fmt: skip
     specs = worker_specs(workers, threads, gpus, memory_limit, common)
-    with configured():
+    with dask_configuration():
         try:
             return SpecCluster(
                 workers=specs, scheduler=scheduler, worker=next(iter(specs.values()), None),
@@ -217,53 +216,54 @@ def start_cluster(
         except (OSError, RuntimeError) as error:
             page = f", dashboard on {dashboard_address}" if dashboard_address else ""
             raise JobError(
-                f"no cluster starts on {host}:{port}{page} ({first_cause(error)}); port 0 takes a free one, "
-                "hosts must be addresses of this machine, and a script starts its cluster below "
-                '`if __name__ == "__main__":`, since every worker imports the script'
+                f"no cluster could start on {host}:{port}{page} ({first_cause(error)}); port 0 chooses a "
+                "free port, host must be an address of this machine, and a script must start its cluster "
+                "inside "
+                '`if __name__ == "__main__":`, because every worker imports the script'
             ) from error
 
 
 def close_cluster(started: SpecCluster) -> None:
-    """End a cluster of :func:`start_cluster` and all its processes."""
-    # Closing fails on a worker that was replaced while the machine was too busy; it is closed all the same.
+    """End a cluster of `start_cluster` and all its processes."""
+    # Dask raises a KeyError for a worker that was replaced on a busy machine, but closes the cluster.
     with suppress(KeyError):
         started.close(timeout=CLOSE_SECONDS)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on ``host``."""
+    """Return whether only this machine can reach a server that listens on ``host``."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def loopback_of(host: str) -> str:
-    """The loopback address that Dask takes a name or an address for, empty where it is another's."""
+def loopback_address(host: str) -> str:
+    """Return the loopback address to which Dask resolves a host; empty if it resolves to another address."""
     from distributed.utils import ensure_ip
 
     try:
         found = ensure_ip(host.strip("[]"))
-    except (OSError, ValueError):  # of whoever listens there
+    except (OSError, ValueError):  # an unknown name; connecting reports it
         return ""
     return found if is_loopback(found) else ""
 
 
 def refuse_loopback(host: str, or_else: str = "") -> None:
-    """JobError for an address that no other machine reaches, as Debian's own name (127.0.1.1) is."""
-    if found := loopback_of(host):
+    """Refuse an address that other machines cannot reach, for example the host name of Debian (127.0.1.1)."""
+    if found := loopback_address(host):
         raise JobError(
-            f"host {host} is this machine alone ({found}): give its address as the other machines see it"
-            f"{or_else} (--host)"
+            f"host {host} is a loopback address ({found}), which other machines cannot reach; give the "
+            f"address of this machine in the network{or_else} (--host)"
         )
 
 
-def deaf_to_ctrl_c() -> WorkerPlugin:
-    """A worker plugin that ignores a terminal's Ctrl-C: the driver ends the workers."""
+def make_ctrl_c_plugin() -> WorkerPlugin:
+    """Return a worker plugin that ignores Ctrl-C in a terminal, because the driver ends the workers."""
     from distributed import WorkerPlugin
 
-    class DeafToCtrlC(WorkerPlugin):
-        name = "scalelatent-deaf-to-ctrl-c"
+    class IgnoreCtrlC(WorkerPlugin):
+        name = "scalelatent-ignore-ctrl-c"
 
         def setup(self, worker: Worker) -> None:
             import signal
@@ -272,7 +272,7 @@ def deaf_to_ctrl_c() -> WorkerPlugin:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    return DeafToCtrlC()
+    return IgnoreCtrlC()
 
 
 def _entered(client: Client) -> Iterator[Client]:

@@ -1,4 +1,4 @@
-"""Clusters behind Dask Gateway, by one address: ``gateway+https://hub/services/dask-gateway#CLUSTER``."""
+"""Connect to clusters of Dask Gateway, ``gateway+https://hub/services/dask-gateway#CLUSTER``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from dask_gateway import GatewayCluster
 
-ASK_SECONDS = 15.0
+ASK_SECONDS = 15.0  # time limit for an answer of the gateway
 
 
 class GatewayClient(Client):
-    """A client that knows where the gateway shows the dashboard, which its scheduler does not."""
+    """Client with the dashboard address of the gateway, which the scheduler does not know."""
 
     def __init__(self, address: str, page: str, **options: Any) -> None:
         self._gateway_page = page
@@ -30,13 +30,13 @@ class GatewayClient(Client):
 
 
 def open_gateway(address: str, **options: Any) -> Client:
-    """Connect to a cluster that runs, as the user that Dask's configuration names (``gateway.auth``)."""
+    """Connect to a running cluster as the user in the configuration of Dask (``gateway.auth``)."""
     url, name = urldefrag(address.partition("+")[2])
     try:
-        report = call_with_timeout(ASK_SECONDS, lambda: _ask(url, name))
+        report = call_with_timeout(ASK_SECONDS, lambda: _find_cluster(url, name))
     except TimeoutError:
         raise JobError(
-            f"gateway {url} does not answer within {ASK_SECONDS:.0f} s: check its address"
+            f"gateway {url} does not answer within {ASK_SECONDS:.0f} s; check its address"
         ) from None
     place, page = report.scheduler_address, report.dashboard_link or ""
     try:
@@ -46,18 +46,18 @@ def open_gateway(address: str, **options: Any) -> Client:
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         raise JobError(
             f"cluster {name!r} of gateway {url} does not answer within {ASK_SECONDS:.0f} s: {error}; check "
-            "that it still runs, and that Dask has the same version on both sides"
+            "that the cluster still runs, and that both sides have the same version of Dask"
         ) from error
 
 
-def _ask(url: str, name: str) -> GatewayCluster:
-    """What a gateway tells of a cluster: its address, and the certificate that it takes."""
+def _find_cluster(url: str, name: str) -> GatewayCluster:
+    """Return the report of a gateway about a running cluster, with address and certificates."""
     try:
         from dask_gateway import Gateway
     except ImportError as error:
         raise JobError(
-            f"clusters behind a gateway need a package that is not installed ({error.name or error}): pip "
-            "install 'scalelatent[gateway]'"
+            f"clusters of Dask Gateway need a package that is not installed ({error.name or error}); run: "
+            "pip install 'scalelatent[gateway]'"
         ) from error
 
     async def ask() -> tuple[set[str], GatewayCluster | None]:
@@ -67,15 +67,15 @@ def _ask(url: str, name: str) -> GatewayCluster:
 
     try:
         running, report = asyncio.run(ask())
-    except Exception as error:  # of its web client, of Dask Gateway, of its authentication
+    except Exception as error:  # the web client and the authentication raise errors of any type
         raise JobError(
             f"gateway {url} does not answer as Dask Gateway ({type(error).__name__}: {error}); check its "
-            "address, and gateway.auth in Dask's configuration"
+            "address, and gateway.auth in the configuration of Dask"
         ) from error
     if report is not None:
         return report
-    known = f"running are {', '.join(sorted(running))}" if running else "none of yours runs"
+    known = f"running clusters: {', '.join(sorted(running))}" if running else "you have no running cluster"
     raise JobError(
-        f"gateway {url} has no cluster {name!r} that runs; {known}: start one with dask_gateway.Gateway"
+        f"gateway {url} has no running cluster {name!r}; {known}. Start one with dask_gateway.Gateway"
         f"({url!r}).new_cluster(shutdown_on_close=False)"
     )

@@ -1,4 +1,4 @@
-"""What checks look at: this process, each worker of a cluster, and its scheduler. Probes only look."""
+"""Probes collect facts for the checks: about this process, each worker of a cluster, and its scheduler."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ if TYPE_CHECKING:
     from distributed import Client, Scheduler, Worker
 
 Facts = Mapping[str, Any]
-"""What probes found of a process, by their names."""
+"""Results of the probes in one process, by name of the probe."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a run wants of the machine or cluster."""
+class Requirements:
+    """Requirements of a run: folder, device, datasets and scratch folders."""
 
-    folder: str | None = None  # where it is written
-    mark: str | None = None  # name of a file that the asking process has left there
+    folder: str | None = None  # run folder, or folder of the runs
+    mark: str | None = None  # name of a file in it that the client has written
     device: str = "auto"
-    # setting of the job, such as ``[data] train``, to where the rows are
+    # Addresses by the name of their key in the job, such as ``[data] train``.
     datasets: Mapping[str, str] = field(default_factory=dict)
-    scratch: Mapping[str, str] = field(default_factory=dict)  # the same, to where they may be written
+    scratch: Mapping[str, str] = field(default_factory=dict)
 
 
 def usable_cpus() -> tuple[int, int]:
-    """Logical CPUs that this process may use (affinity, control group), and those of the machine."""
+    """Return the number of logical CPUs that this process may use, and the number in the machine."""
     from dask.system import cpu_count
 
     return cpu_count(), os.cpu_count() or 1
 
 
 def cupy_wheels() -> list[str]:
-    """CuPy's installed wheels with their versions; all share one import name."""
+    """Return the installed wheels of CuPy with their versions; all wheels have the same import name."""
     found = {}
     for distribution in metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower()
@@ -69,7 +69,7 @@ def cupy_wheels() -> list[str]:
 
 
 def cache_trouble() -> str:
-    """Why compiled kernels are not kept here; empty where they are."""
+    """Return why this machine cannot store compiled kernels; empty if it can."""
     from scalelatent.kernels.cache_folder import CACHE
 
     trouble = folder_trouble(CACHE)
@@ -77,10 +77,10 @@ def cache_trouble() -> str:
 
 
 def pool_threads() -> dict[str, int]:
-    """Threads of every library that keeps some."""
+    """Return the number of threads in the thread pool of each library."""
     import numba
     import numcodecs.blosc
-    import numpy.linalg  # noqa: F401  loads the library that numpy multiplies with
+    import numpy.linalg  # noqa: F401  this import loads the BLAS library
     import zarr
     from threadpoolctl import threadpool_info
 
@@ -100,32 +100,32 @@ def _gpus() -> int:
 
 
 def _card_trouble() -> str:
-    """Return why the card of this process cannot be used; empty if it can, or if there is none."""
+    """Return why the GPU of this process cannot compute; empty if it can, or without a GPU."""
     from scalelatent.engine.backend import check_gpu
 
     return check_gpu() if _gpus() else ""
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this process; ru_maxrss, which outlives exec, only where nothing else tells."""
+    """Return the peak resident memory of this process, in bytes."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    import resource
+    import resource  # ru_maxrss may include memory of the program before exec, so it is only a fallback
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _datasets(wanted: Wanted) -> dict[str, tuple[str, str]]:
-    """Setting -> (trouble, fingerprint)."""
+def _datasets(requirements: Requirements) -> dict[str, tuple[str, str]]:
+    """Return (problem, fingerprint) of each dataset, by key of the job."""
     from scalelatent.data import open_dataset
 
     found = {}
-    for name, url in wanted.datasets.items():
+    for name, url in requirements.datasets.items():
         if is_local(url) and not os.path.exists(url):
             found[name] = f"it does not exist on host {socket.gethostname()}", ""
             continue
@@ -136,44 +136,45 @@ def _datasets(wanted: Wanted) -> dict[str, tuple[str, str]]:
     return found
 
 
-PROBES: dict[str, Callable[[Wanted], object]] = {
-    "versions": lambda wanted: versions(),
-    "host": lambda wanted: socket.gethostname(),
-    "cores": lambda wanted: usable_cpus()[0],
-    "machine_bytes": lambda wanted: machine_memory()[0],
-    "pools": lambda wanted: pool_threads(),
-    "trim": lambda wanted: os.environ.get("MALLOC_TRIM_THRESHOLD_") or None,
-    "glibc": lambda wanted: platform.libc_ver()[0] == "glibc",
-    "cupy": lambda wanted: cupy_wheels(),
-    "gpus": lambda wanted: _gpus(),
-    "card_trouble": lambda wanted: _card_trouble(),
-    "cache_trouble": lambda wanted: cache_trouble(),
-    "folder_trouble": lambda wanted: folder_trouble(wanted.folder, wanted.mark) if wanted.folder else "",
+PROBES: dict[str, Callable[[Requirements], object]] = {
+    "versions": lambda requirements: versions(),
+    "host": lambda requirements: socket.gethostname(),
+    "cores": lambda requirements: usable_cpus()[0],
+    "machine_bytes": lambda requirements: machine_memory()[0],
+    "pools": lambda requirements: pool_threads(),
+    "trim": lambda requirements: os.environ.get("MALLOC_TRIM_THRESHOLD_") or None,
+    "glibc": lambda requirements: platform.libc_ver()[0] == "glibc",
+    "cupy": lambda requirements: cupy_wheels(),
+    "gpus": lambda requirements: _gpus(),
+    "card_trouble": lambda requirements: _card_trouble(),
+    "cache_trouble": lambda requirements: cache_trouble(),
+    "folder_trouble": lambda requirements: (
+        folder_trouble(requirements.folder, requirements.mark) if requirements.folder else ""
+    ),
     "datasets": _datasets,
-    "scratch": lambda wanted: {name: folder_trouble(url) for name, url in wanted.scratch.items()},
+    "scratch": lambda requirements: {name: folder_trouble(url) for name, url in requirements.scratch.items()},
 }
 
 
 # -- on workers and the scheduler ----------------------------------------------------------------------------
 
 
-async def look(asked: Iterable[str], wanted: Wanted, dask_worker: Worker) -> dict[str, Any]:
-    """On a worker: its settings, and the answers of the probes asked for."""
+async def probe_worker(
+    probes: Iterable[str], requirements: Requirements, dask_worker: Worker
+) -> dict[str, Any]:
+    """Return the settings of this worker and the results of some probes."""
     from scalelatent.engine.dask.hooks import worker_settings
 
-    # In a thread: a file system that hangs, or an import of seconds, must not silence the worker.
     settings = worker_settings(dask_worker)
-    # Workers that do not offer a card must not take memory on it.
-    probes = [name for name in asked if name != "card_trouble" or settings["offers_gpu"]]
-    return settings | await asyncio.to_thread(_probe, probes, wanted)
+    # Workers without the resource GPU must not allocate memory on a GPU.
+    names = [name for name in probes if name != "card_trouble" or settings["offers_gpu"]]
+    # A thread keeps the event loop free during a slow import or a file system that hangs.
+    found = await asyncio.to_thread(lambda: {name: PROBES[name](requirements) for name in names})
+    return settings | found
 
 
-def _probe(asked: list[str], wanted: Wanted) -> dict[str, Any]:
-    return {name: PROBES[name](wanted) for name in asked}
-
-
-def look_at_scheduler(dask_scheduler: Scheduler) -> dict[str, Any]:
-    """On the scheduler: how it was started, what its dashboard shows, and its versions."""
+def probe_scheduler(dask_scheduler: Scheduler) -> dict[str, Any]:
+    """Return the settings, the dashboard pages and the versions of this scheduler."""
     from scalelatent.engine.dask.hooks import scheduler_settings
 
     return {"versions": versions(), **scheduler_settings(dask_scheduler)}
@@ -184,91 +185,92 @@ def look_at_scheduler(dask_scheduler: Scheduler) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """What a cluster answered."""
+    """Results of the probes of a cluster."""
 
     address: str
-    wanted: Wanted = field(default_factory=Wanted)
-    # of `look_at_scheduler`; empty where it cannot import scalelatent, or was not asked
+    requirements: Requirements = field(default_factory=Requirements)
+    # Result of `probe_scheduler`; empty without a request, or if the scheduler cannot import scalelatent.
     scheduler: Facts = field(default_factory=dict)
-    workers: Mapping[str, Facts] = field(default_factory=dict)  # answers of the probes by worker
-    silent: Mapping[str, str] = field(default_factory=dict)  # worker to why it did not answer
-    # by worker, by Dask's own means where scalelatent is missing
+    workers: Mapping[str, Facts] = field(default_factory=dict)  # facts by worker
+    silent: Mapping[str, str] = field(default_factory=dict)  # reason by worker that did not answer
+    # Versions by worker, from Dask if the worker cannot import scalelatent.
     versions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
-    # seconds that a worker's clock is ahead, beyond the time of the question
-    skews: Mapping[str, float] = field(default_factory=dict)
-    trouble: str = ""  # with the folder, on this machine
+    skews: Mapping[str, float] = field(default_factory=dict)  # seconds that the clock of a worker is ahead
+    trouble: str = ""  # problem with the folder on this machine
 
-    def of(self, fact: str) -> dict[str, Any]:
-        """Worker -> one fact."""
-        return {address: told[fact] for address, told in self.workers.items()}
+    def values_of(self, fact: str) -> dict[str, Any]:
+        """Return one fact by worker."""
+        return {address: facts[fact] for address, facts in self.workers.items()}
 
     def by_host(self) -> dict[str, list[Facts]]:
-        """Host -> facts of its workers."""
+        """Return the facts of the workers by host."""
         hosts: dict[str, list[Facts]] = defaultdict(list)
-        for told in self.workers.values():
-            hosts[told["host"]].append(told)
+        for facts in self.workers.values():
+            hosts[facts["host"]].append(facts)
         return hosts
 
 
-def look_at_cluster(
-    client: Client, asked: Collection[str], wanted: Wanted, seconds: float | None = None
+def probe_cluster(
+    client: Client, asked: Collection[str], requirements: Requirements, seconds: float | None = None
 ) -> ClusterView:
-    """Ask the workers by probes, or for ``skew`` and ``scheduler``; all must answer if no time is given."""
+    """Collect facts of a cluster: of the probes, ``skew`` and ``scheduler``.
+
+    With ``seconds``, workers may fail to answer in this time; without ``seconds``, all workers must answer.
+    """
     probes = sorted(PROBES.keys() & set(asked))
-    with _marked(wanted if "folder_trouble" in asked else replace(wanted, folder=None)) as (
-        marked,
-        trouble,
-    ):
+    marked = requirements if "folder_trouble" in asked else replace(requirements, folder=None)
+    with _write_mark(marked) as (marked, trouble):
         if seconds is None:
-            answers = ask_every_worker(client, look, probes, marked)
+            answers = ask_every_worker(client, probe_worker, probes, marked)
         else:
-            answers = ask_workers(client, look, probes, marked, seconds=seconds)
-    told = {address: answer for address, answer in answers.items() if isinstance(answer, dict)}
+            answers = ask_workers(client, probe_worker, probes, marked, seconds=seconds)
+    workers = {address: answer for address, answer in answers.items() if isinstance(answer, dict)}
     failed = {address: answer for address, answer in answers.items() if isinstance(answer, Exception)}
     lacking = [address for address, error in failed.items() if not isinstance(error, TimeoutError | OSError)]
     scheduler: Facts = {}
     if {"versions", "scheduler"} & set(asked):
         try:
-            scheduler = ask_scheduler(client, look_at_scheduler)
+            scheduler = ask_scheduler(client, probe_scheduler)
         except RunError:
             raise
-        except Exception:  # noqa: BLE001  whatever an import there raises
+        except Exception:  # noqa: BLE001  an import on the scheduler may raise any error
             scheduler = {}
-    found = {address: facts["versions"] for address, facts in told.items() if "versions" in facts}
+    found = {address: facts["versions"] for address, facts in workers.items() if "versions" in facts}
     if "versions" in asked and (lacking or not scheduler):
         of_scheduler, of_workers = _versions_by_dask(client)
         scheduler = scheduler or {"versions": of_scheduler}
         found |= {address: of_workers.get(address, {}) for address in lacking}
-    skews = _skews(client, told, seconds) if "skew" in asked else {}
+    skews = _skews(client, workers, seconds) if "skew" in asked else {}
     silent = {
         address: f"{type(error).__name__}: {error}" if address in lacking else str(error)
         for address, error in failed.items()
     }
-    return ClusterView(address_of(client), wanted, scheduler, told, silent, found, skews, trouble)
+    return ClusterView(address_of(client), requirements, scheduler, workers, silent, found, skews, trouble)
 
 
 @contextmanager
-def _marked(wanted: Wanted) -> Iterator[tuple[Wanted, str]]:
-    """Leave a file in the folder for the workers to see; and what went wrong with that."""
-    if wanted.folder is None:
-        yield wanted, ""
+def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]]:
+    """Write a file into the folder that all workers must see; yield its name, and the problem if any."""
+    if requirements.folder is None:
+        yield requirements, ""
         return
     mark = f".seen-{uuid.uuid4().hex[:12]}"
     try:
-        place = locate(wanted.folder)
+        place = locate(requirements.folder)
         place.make()
         place.write(mark, b"seen")
     except (OSError, ScalelatentError) as error:
-        yield replace(wanted, folder=None), getattr(error, "strerror", None) or str(error)
+        yield replace(requirements, folder=None), getattr(error, "strerror", None) or str(error)
         return
     try:
-        yield replace(wanted, mark=mark), ""
+        yield replace(requirements, mark=mark), ""
     finally:
         with suppress(OSError, ScalelatentError):
             place.delete(mark)
 
 
 def _skews(client: Client, workers: Iterable[str], seconds: float | None) -> dict[str, float]:
+    """Return by how many seconds each clock is ahead, beyond the duration of the request."""
     before = time.time()
     clocks = ask_workers(client, time.time, workers=list(workers), seconds=seconds)
     after = time.time()
@@ -280,13 +282,13 @@ def _skews(client: Client, workers: Iterable[str], seconds: float | None) -> dic
 
 
 def _versions_by_dask(client: Client) -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
-    """Versions of the scheduler and of the workers, for those that cannot import scalelatent."""
-    names = [name for name in (*COMPARED, *CUPY) if name != "python"]  # which Dask tells by itself
+    """Return the versions of scheduler and workers through Dask, without importing scalelatent there."""
+    names = [name for name in (*COMPARED, *CUPY) if name != "python"]  # Dask adds the version of Python
     try:
         asked: Any = call_with_timeout(ASK_SECONDS, lambda: client.get_versions(packages=names))
-    except TimeoutError:  # a worker hangs, which other checks tell
+    except TimeoutError:  # a worker hangs; the check "workers" reports it
         return {}, {}
     workers = {
-        address: told["packages"] | {"scalelatent": None} for address, told in asked["workers"].items()
+        address: found["packages"] | {"scalelatent": None} for address, found in asked["workers"].items()
     }
     return asked["scheduler"]["packages"] | {"scalelatent": None}, workers

@@ -1,7 +1,7 @@
-"""TLS between client, scheduler and workers: certificates made, and checked before anything connects.
+"""TLS between client, scheduler and workers: create certificates, and check them before connecting.
 
-Dask's TLS is mutual: each side shows a certificate signed by the cluster's own authority; host names are not
-compared. Who holds such a certificate may run code on the cluster, and who holds none gets no answer.
+TLS of Dask is mutual: each side needs a certificate that the authority of the cluster has signed. Dask does
+not compare host names. A holder of a certificate may run code on the cluster; others cannot connect.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ ROLES = ("client", "worker", "scheduler")
 FILES = ("ca.pem", "cluster-cert.pem", "cluster-key.pem", "client-cert.pem", "client-key.pem")
 
 
-def security_from(
+def make_security(
     ca: str | os.PathLike[str] | None = None,
     cert: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> Security | None:
-    """Certificates as Dask takes them, those that are not given from its configuration; None: no TLS."""
+    """Return TLS settings for Dask from these files and the configuration of Dask; None without TLS."""
     from distributed import Security
 
-    configured: Any = Security()  # sets its attributes by name, which type checkers cannot see
+    configured: Any = Security()  # Security sets attributes dynamically, which type checkers cannot see
     ca = os.fspath(ca) if ca is not None else configured.tls_ca_file
     if cert is None:
         cert = configured.tls_client_cert
@@ -52,18 +52,18 @@ def security_from(
         return None
     if ca is None or cert is None:
         missing = (
-            "the authority's certificate (--tls-ca-file)" if ca is None else "a certificate (--tls-cert)"
+            "the certificate of the authority (--tls-ca-file)" if ca is None else "a certificate (--tls-cert)"
         )
         raise JobError(
-            f"TLS: {missing} is missing; a cluster with TLS wants --tls-ca-file, --tls-cert and --tls-key"
+            f"TLS: {missing} is missing; a cluster with TLS needs --tls-ca-file, --tls-cert and --tls-key"
         )
     _check(ca, cert, key)
     files = {f"tls_{role}_cert": cert for role in ROLES} | {f"tls_{role}_key": key for role in ROLES}
     return Security(require_encryption=True, tls_ca_file=ca, **files)
 
 
-def tls_files(security: Any) -> dict[str, str] | None:
-    """Files that a `distributed.Security` names for a client: ``ca``, ``cert``, ``key``; None without TLS."""
+def client_tls_files(security: Any) -> dict[str, str] | None:
+    """Return the client files ``ca``, ``cert`` and ``key`` of a `distributed.Security`; None without TLS."""
     if security is None or security.tls_ca_file is None:
         return None
     files = {
@@ -73,15 +73,15 @@ def tls_files(security: Any) -> dict[str, str] | None:
 
 
 def tls_options(files: dict[str, str] | None) -> list[str]:
-    """The same as options of a command line; none without TLS."""
+    """Return client files as options of a command line; an empty list without TLS."""
     names = {"ca": "--tls-ca-file", "cert": "--tls-cert", "key": "--tls-key"}
     return [word for name, file in (files or {}).items() for word in (names[name], file)]
 
 
 def _check(ca: str, cert: str, key: str | None) -> None:
-    """Read the files as a connection will; the error names the one that is wrong."""
+    """Check the files like a connection does; raise a `JobError` that names the wrong file."""
     for file in (ca, cert, key):
-        if file is None or "\n" in file:  # Dask takes the text itself as well
+        if file is None or "\n" in file:  # Dask also accepts the text of a certificate
             continue
         try:
             if not stat.S_ISREG(os.stat(file).st_mode):  # opening a FIFO would wait
@@ -104,33 +104,34 @@ def _check(ca: str, cert: str, key: str | None) -> None:
     authorities = context.get_ca_certs()
     if not authorities:
         raise JobError(
-            f"TLS: {ca} is the certificate of no authority; give --tls-ca-file the one that signed yours"
+            f"TLS: {ca} is not the certificate of an authority; give --tls-ca-file the certificate of the "
+            "authority that signed yours"
         )
     ends = max(ssl.cert_time_to_seconds(str(authority["notAfter"])) for authority in authorities)
     if ends < time.time():
         raise JobError(
-            f"TLS: {ca} expired on {time.strftime('%Y-%m-%d', time.gmtime(ends))}; make new certificates "
-            "with: scalelatent cluster certificates NEW_FOLDER, and start the cluster again with them"
+            f"TLS: {ca} expired on {time.strftime('%Y-%m-%d', time.gmtime(ends))}; create new certificates "
+            "with: scalelatent cluster certificates NEW_FOLDER, and restart the cluster with them"
         )
     try:
         context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
         raise JobError(
-            f"TLS: {cert} and {key or 'the key in it'} do not go together ({reason}); the key must be that "
-            "of this certificate, in PEM form and not encrypted"
+            f"TLS: {cert} and {key or 'the key in it'} do not match ({reason}); give the key of this "
+            "certificate, in PEM form and not encrypted"
         ) from None
 
 
 def make_certificates(
     folder: str | os.PathLike[str], *, hosts: Sequence[str] = (), days: int = 365
 ) -> dict[str, Path]:
-    """Make the certificates of one cluster; a folder that holds a whole set is taken as it is.
+    """Create the certificates of one cluster; reuse a folder that has all of them. Return the paths by name.
 
-    ``ca.pem`` goes everywhere, ``cluster-*.pem`` to scheduler and workers, ``client-*.pem`` to those who
-    submit. The authority's private key is never written: to shut a member out, make a new set and start the
-    cluster again with it. `hosts` are names written into the cluster's certificate besides this machine's:
-    Dask does not look at them; a proxy in between may.
+    All members need ``ca.pem``, scheduler and workers ``cluster-*.pem``, and users ``client-*.pem``. The
+    private key of the authority is not stored, so to exclude a member, create new certificates and restart
+    the cluster. The certificate of the cluster names this machine and ``hosts``; Dask ignores these names,
+    but a proxy may check them.
     """
     folder = Path(folder).absolute()
     files = {name: folder / name for name in FILES}
@@ -140,9 +141,10 @@ def make_certificates(
     if there:
         missing = ", ".join(name for name in FILES if name not in there)
         raise JobError(
-            f"{folder} holds {', '.join(there)} but no {missing}; remove them, or choose a new folder"
+            f"{folder} contains {', '.join(there)} but no {missing}; remove these files, or choose a new "
+            "folder"
         )
-    texts = _make(hosts, days)
+    texts = _make_pem_files(hosts, days)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, text in texts.items():
@@ -150,19 +152,22 @@ def make_certificates(
             with open(os.open(files[name], os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 file.write(text)
     except OSError as error:
-        raise JobError(f"cannot write certificates to {folder}: {error.strerror or error}") from error
+        raise JobError(
+            f"cannot write certificates to {folder}: {error.strerror or error}; choose another folder"
+        ) from error
     return files
 
 
-def _make(hosts: Sequence[str], days: int) -> dict[str, bytes]:
+def _make_pem_files(hosts: Sequence[str], days: int) -> dict[str, bytes]:
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import ExtendedKeyUsageOID as Usage
     except ImportError:
         raise JobError(
-            "making certificates needs the package cryptography: python -m pip install 'scalelatent[tls]', "
-            "or make them with openssl (cluster/tls/README.md) and name them by --tls-ca-file and so on"
+            "creating certificates needs the package cryptography; run: python -m pip install "
+            "'scalelatent[tls]', or use openssl (cluster/tls/README.md) and give the files with "
+            "--tls-ca-file, --tls-cert and --tls-key"
         ) from None
     pem = serialization.Encoding.PEM
     plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
@@ -170,7 +175,8 @@ def _make(hosts: Sequence[str], days: int) -> dict[str, bytes]:
     root = _sign("scalelatent cluster authority", root_key.public_key(), None, root_key, days, [], None)
     names = ["localhost", "127.0.0.1", "::1", socket.gethostname(), *hosts]
     texts = {"ca.pem": root.public_bytes(pem)}
-    # Scheduler and workers call and are called; a client only calls, so its certificate serves no worker.
+    # Scheduler and workers are servers and clients. A client is no server, so a worker cannot use its
+    # certificate.
     for name, usages, alternatives in (
         ("cluster", [Usage.SERVER_AUTH, Usage.CLIENT_AUTH], names),
         ("client", [Usage.CLIENT_AUTH], []),
@@ -191,7 +197,7 @@ def _sign(
     hosts: Sequence[str],
     usages: Sequence[x509.ObjectIdentifier] | None,
 ) -> x509.Certificate:
-    """A certificate with what strict checking (Python 3.13) asks for; without an issuer, the authority's."""
+    """Return a certificate with all extensions that Python 3.13 requires; without an issuer, an authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -208,7 +214,7 @@ def _sign(
         .issuer_name(subject if issuer is None else issuer.subject)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of a cluster differ
+        .not_valid_before(now - datetime.timedelta(hours=1))  # other machines may have slow clocks
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=root, path_length=0 if root else None), critical=True)
         .add_extension(x509.KeyUsage(digital_signature=not root, key_cert_sign=root, **use), critical=True)
@@ -216,14 +222,14 @@ def _sign(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
     )
     if hosts:
-        alternatives = x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys(hosts)])
+        alternatives = x509.SubjectAlternativeName([_host_name(host) for host in dict.fromkeys(hosts)])
         builder = builder.add_extension(alternatives, critical=False)
     if usages:
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     return builder.sign(key, hashes.SHA256())
 
 
-def _name(host: str) -> x509.GeneralName:
+def _host_name(host: str) -> x509.GeneralName:
     from cryptography import x509
 
     try:

@@ -1,4 +1,4 @@
-"""`cluster up`: a scheduler and its workers in the foreground, for others to send jobs to."""
+"""Run a scheduler and its workers in the foreground (`scalelatent cluster up`), for jobs of any client."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from scalelatent.engine.dask.hooks import idle_seconds
 from scalelatent.engine.dask.requests import ask_scheduler
 from scalelatent.errors import JobError
 
-from .clusters import close_cluster, deaf_to_ctrl_c, is_loopback, start_cluster
-from .connection import page_of
-from .security import make_certificates, security_from, tls_files, tls_options
-from .worker_processes import patient
+from .clusters import close_cluster, is_loopback, make_ctrl_c_plugin, start_cluster
+from .connection import dashboard_url
+from .security import client_tls_files, make_certificates, make_security, tls_options
+from .worker_processes import tolerate_lost_workers
 
 if TYPE_CHECKING:
     import psutil
     from distributed import Client, Security
 
-START_SECONDS = 120
-WATCH_SECONDS, SAME_SECONDS = 1.0, 1.0
+START_SECONDS = 120  # time limit for all workers to start
+WATCH_SECONDS = 1.0  # seconds between checks for idleness
+REPEAT_SECONDS = 1.0  # signals within this time count as one
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if hasattr(signal, "SIGHUP") else [signal.SIGINT]
 
 
-def own_certificates(folder: str | os.PathLike[str], host: str) -> tuple[Security, dict[str, str]]:
-    """Make a cluster's certificates, or take those of an earlier start; and the files a client names."""
+def prepare_certificates(folder: str | os.PathLike[str], host: str) -> tuple[Security, dict[str, str]]:
+    """Create or reuse the certificates of a cluster; return its TLS settings and the files for clients."""
     made = make_certificates(folder, hosts=[] if host in ("0.0.0.0", "::") else [host])
-    security = security_from(made["ca.pem"], made["cluster-cert.pem"], made["cluster-key.pem"])
+    security = make_security(made["ca.pem"], made["cluster-cert.pem"], made["cluster-key.pem"])
     assert security is not None
     client = {"ca": "ca.pem", "cert": "client-cert.pem", "key": "client-key.pem"}
     return security, {name: str(made[file]) for name, file in client.items()}
@@ -43,13 +44,13 @@ def own_certificates(folder: str | os.PathLike[str], host: str) -> tuple[Securit
 
 @dataclass(frozen=True)
 class Served:
-    """A cluster that runs, a client of it, and what to tell of it."""
+    """Running cluster: a client and a description."""
 
     client: Client
-    told: dict[str, Any]
+    info: dict[str, Any]
 
     def wait(self, idle_minutes: float | None = None) -> None:
-        """Wait until there was no task for so long, or a signal interrupts."""
+        """Wait until a signal, or until the cluster has had no task for ``idle_minutes``."""
         while True:
             time.sleep(WATCH_SECONDS)
             if idle_minutes and ask_scheduler(self.client, idle_seconds) > 60 * idle_minutes:
@@ -60,11 +61,11 @@ class Served:
 def serve(
     *, security: Security | None = None, client_files: dict[str, str] | None = None, **options: Any
 ) -> Iterator[Served]:
-    """Run a cluster (options of `start_cluster`) as long as the ``with`` block lasts.
+    """Run a cluster, with the options of `start_cluster`, during the ``with`` block.
 
-    What is yielded has in ``told`` a JSON-able dict: ``scheduler`` and ``dashboard`` (addresses),
+    ``info`` of the result has values for JSON: ``scheduler`` and ``dashboard`` (addresses),
     ``scheduler_file``, ``pid``, ``workers`` (list of name, address, threads, memory_bytes, resources),
-    ``tls`` (`client_files`, or those of `security`), ``next`` (commands), ``warnings``.
+    ``tls`` (``client_files``, or the files of ``security``), ``next`` (commands), ``warnings``.
     """
     from distributed import Client
 
@@ -77,22 +78,22 @@ def serve(
                     client.wait_for_workers(count, timeout=START_SECONDS)
             except TimeoutError:
                 raise JobError(
-                    f"only {len(client.nthreads())} of {count} workers started within {START_SECONDS} s; ask "
-                    "for fewer --workers, or give each more --memory-limit"
+                    f"only {len(client.nthreads())} of {count} workers started within {START_SECONDS} s; "
+                    "start fewer --workers, or give each worker more --memory-limit"
                 ) from None
-            client.register_plugin(deaf_to_ctrl_c())
-            page = page_of(client) if options.get("dashboard_address", True) else None
-            told = _describe(client, client_files or tls_files(security), options, page)
-            with patient():
-                yield Served(client, told)
+            client.register_plugin(make_ctrl_c_plugin())
+            page = dashboard_url(client) if options.get("dashboard_address", True) else None
+            info = _describe(client, client_files or client_tls_files(security), options, page)
+            with tolerate_lost_workers():
+                yield Served(client, info)
     finally:
         close_cluster(started)
 
 
-def address_from(address: str | None, file: Path | None, seconds: float = 0) -> str:
-    """A scheduler's address, given or from the file that it writes when it starts; waits so long for it."""
+def read_scheduler_address(address: str | None, file: Path | None, seconds: float = 0) -> str:
+    """Return the given scheduler address, or read it from the scheduler file; wait for the file."""
     if (address is None) == (file is None):
-        raise JobError("which scheduler? Give its address (tls://head:8786), or --scheduler-file")
+        raise JobError("give either the address of the scheduler (tls://head:8786) or --scheduler-file")
     if address is not None:
         return address
     assert file is not None
@@ -100,31 +101,29 @@ def address_from(address: str | None, file: Path | None, seconds: float = 0) -> 
     while True:
         try:
             return str(json.loads(file.read_text())["address"])
-        except (OSError, ValueError, KeyError):  # not there yet, or half written
+        except (OSError, ValueError, KeyError):  # the file is missing or incomplete
             if time.monotonic() > deadline:
                 within = f" within {seconds:.0f} s" if seconds else ""
                 raise JobError(
-                    f"no scheduler wrote its address to {file}{within}; is it running, and is the file on "
-                    "storage that this machine sees?"
+                    f"no scheduler wrote its address to {file}{within}; check that the scheduler runs, and "
+                    "that this machine sees the file"
                 ) from None
         time.sleep(0.2)
 
 
 @contextmanager
-def until_stopped() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, once; a later one ends the process at once.
+def interrupt_on_signals() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` at the first SIGINT, SIGTERM or SIGHUP; end the process at a later one.
 
-    Batch systems signal a script and what it has started, which a script does too: what comes within a second
-    is the same wish.
+    Signals within one second count as one, because a batch system and its script may both forward a signal.
     """
-
     began: list[float] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         if not began:
             began.append(time.monotonic())
             raise KeyboardInterrupt
-        if time.monotonic() - began[0] > SAME_SECONDS:
+        if time.monotonic() - began[0] > REPEAT_SECONDS:
             _end_children(seconds=0)
             os._exit(128 + number)
 
@@ -138,7 +137,7 @@ def until_stopped() -> Iterator[None]:
 
 
 def _end_children(seconds: float = 5) -> None:
-    """End child processes that closing has left."""
+    """End the child processes that still run after closing."""
     import psutil
 
     children = [child for child in psutil.Process().children(recursive=True) if not _ends_itself(child)]
@@ -150,7 +149,7 @@ def _end_children(seconds: float = 5) -> None:
 
 
 def _ends_itself(child: psutil.Process) -> bool:
-    """Python's tracker of shared memory ignores signals, and leaves when its parent does."""
+    """Return whether a child is the resource tracker of Python, which ends with its parent."""
     import psutil
 
     try:
@@ -191,12 +190,12 @@ def _warnings(options: dict[str, Any], files: dict[str, str] | None) -> Iterator
     host = options.get("host", "127.0.0.1")
     if not is_loopback(host) and files is None:
         yield (
-            f"this scheduler listens on {host} WITHOUT TLS: anyone who reaches it can run any code as you, "
-            "on every worker. Start it with --tls, or leave it on loopback (as by default) and use ssh -L"
+            f"this scheduler listens on {host} WITHOUT TLS: anyone who can connect can run any code as you, "
+            "on every worker. Start it with --tls, or use the default host (loopback) and ssh -L"
         )
     page = (options.get("dashboard_address") or "127.0.0.1:0").rpartition(":")[0]
     if not is_loopback(page or "0.0.0.0"):
         yield (
-            f"the dashboard listens on {page or 'all addresses'} without a password: anyone who reaches "
-            "it sees names of jobs, code on the stacks, and logs. Prefer ssh -L"
+            f"the dashboard listens on {page or 'all addresses'} without a password: anyone who can connect "
+            "sees names of jobs, code and logs. Use the default address (loopback) and ssh -L"
         )

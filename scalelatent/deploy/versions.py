@@ -1,7 +1,7 @@
-"""Versions and settings of everything that can change a result or a speed, and versions compared.
+"""Versions and settings that affect results or speed, and the comparison of versions in a cluster.
 
-Dask sends functions by name and arrays as bytes: with another version on the other side tasks fail late and
-obscurely, or compute other bits. So versions are compared before anything is sent.
+Dask sends functions by name. With different versions on both sides, tasks fail late with unclear errors, or
+give other results. Versions are therefore compared before a job is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MISSING = "missing"
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of scalelatent, Python and the packages it stands on, without importing them."""
+    """Return the versions of scalelatent, Python and the dependencies, without importing them."""
     from scalelatent import __version__
 
     found: dict[str, str | None] = {
@@ -44,20 +44,20 @@ def versions() -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A package whose versions differ; ``here`` and ``scheduler`` are empty where theirs do not matter."""
+    """Package with different versions; ``here`` and ``scheduler`` are empty if only workers need it."""
 
     package: str
     here: str
     scheduler: str
-    workers: dict[str, list[str]] = field(default_factory=dict)  # version to the workers that have it
+    workers: dict[str, list[str]] = field(default_factory=dict)  # workers by version
 
 
-def differences(
+def find_differences(
     here: Mapping[str, str | None],
     scheduler: Mapping[str, str | None],
     workers: Mapping[str, Mapping[str, str | None]],
 ) -> list[Difference]:
-    """Versions here against those of a scheduler and of its workers; CuPy among workers that have it."""
+    """Compare versions here, of a scheduler and of its workers; compare CuPy only among workers with CuPy."""
     ours, theirs = _relevant(here), _relevant(scheduler)
     each = {address: _relevant(found) for address, found in sorted(workers.items())}
     rows = []
@@ -83,15 +83,15 @@ def _relevant(found: Mapping[str, str | None]) -> dict[str, str]:
     return kept
 
 
-def table_of(rows: list[Difference]) -> str:
-    """Differences as a table, a line for each package."""
+def format_differences(rows: list[Difference]) -> str:
+    """Return differences as a table with one line per package."""
     lines = [("package", "here", "scheduler", "workers")]
     for row in rows:
-        told = (
+        versions_of_workers = (
             f"{version} ({addresses[0] if len(addresses) == 1 else f'{len(addresses)} workers'})"
             for version, addresses in sorted(row.workers.items())
         )
-        lines.append((row.package, row.here, row.scheduler, ", ".join(told)))
+        lines.append((row.package, row.here, row.scheduler, ", ".join(versions_of_workers)))
     widths = [max(len(line[column]) for line in lines) for column in range(3)]
     return "\n".join(
         "  ".join(f"{text:<{width}}" for text, width in zip(line, [*widths, 0], strict=True)).rstrip()
@@ -100,7 +100,7 @@ def table_of(rows: list[Difference]) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What else decides bits and speed. Loads the libraries; a failing probe is reported."""
+    """Return settings of CPU, libraries and cluster that affect results or speed; import the libraries."""
     probes: dict[str, Callable[[], Iterator[str]]] = {
         "cpu": _cpu,
         "threads": _threads,
@@ -115,13 +115,13 @@ def environment() -> dict[str, str]:
     for name, probe in probes.items():
         try:
             found[name] = ", ".join(probe())
-        except Exception as error:  # noqa: BLE001  a report of a broken installation must not break
-            found[name] = f"not known ({type(error).__name__}: {error})"
+        except Exception as error:  # noqa: BLE001  a broken package must not prevent the report
+            found[name] = f"unknown ({type(error).__name__}: {error})"
     return found
 
 
 def show_versions() -> None:
-    """Print what belongs into a bug report: versions, processor, thread pools, compiler, GPU, codecs.
+    """Print the information for a bug report: versions, processor, thread pools, compiler, GPU.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def show_versions() -> None:
         sys.stdout.write(f"{name:<14} {value}\n")
 
 
-# Instruction sets that kernels and BLAS choose their code by.
+# Instruction sets for which kernels and BLAS have special code.
 _FEATURES = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "neon", "sve")
 
 
@@ -159,7 +159,7 @@ def _threads() -> Iterator[str]:
 
 
 def _blas() -> Iterator[str]:
-    import numpy.linalg  # noqa: F401  loads the library that numpy multiplies with
+    import numpy.linalg  # noqa: F401  these imports load the BLAS libraries
     import scipy.linalg  # noqa: F401
     from threadpoolctl import threadpool_info
 
@@ -171,12 +171,12 @@ def _blas() -> Iterator[str]:
 
 
 def _compiler() -> Iterator[str]:
-    from scalelatent.kernels.cache_folder import CACHE  # settles where compiled kernels are kept
+    from scalelatent.kernels.cache_folder import CACHE  # this import sets the folder of compiled kernels
 
     import llvmlite.binding as llvm  # isort: skip
     import numba  # isort: skip
 
-    settings = vars(numba.config)  # filled when it is imported
+    settings = vars(numba.config)  # numba sets its attributes at import
     yield f"LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
     yield f"SVML {'in use' if settings.get('USING_SVML') else 'not in use'}"
     yield f"{settings.get('NUMBA_NUM_THREADS')} threads"

@@ -1,4 +1,4 @@
-"""Worker processes: how they are configured, and those of a machine that joins a cluster elsewhere."""
+"""Configure worker processes, and run the workers of this machine for a scheduler on another machine."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from distributed import Security
 
-PIN = {
+# Environment of worker processes: one thread per library, and freed memory is returned to the system.
+WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": 1,
     "MKL_NUM_THREADS": 1,
     "OPENBLAS_NUM_THREADS": 1,
     "NUMBA_NUM_THREADS": 1,
     "MALLOC_TRIM_THRESHOLD_": 65536,
 }
-# A task whose resource no worker offers fails after five minutes, not never. All tasks of a worker that dies
-# count as suspect (distributed#5234), so a few deaths must not fail them.
-SCHEDULER = {
+# A task that no worker can run fails after five minutes; by default it waits forever. Dask counts a failure
+# for all tasks of a worker that dies (distributed#5234), so that a few deaths must not fail a task.
+SCHEDULER_SETTINGS = {
     "distributed.scheduler.no-workers-timeout": "5 minutes",
     "distributed.scheduler.allowed-failures": 10,
 }
 
-# What every process of a cluster does on the side, many times a second: Dask's interval, and ours, which is
-# enough and costs the threads that compute less. A user's settings stay.
-ON_THE_SIDE = {
+# Intervals of background work in each process: the default of Dask, and a longer interval that takes less
+# time from computing threads. Other values, which a user has set, are kept.
+BACKGROUND_INTERVALS = {
     "distributed.worker.profile.interval": ("10ms", "100ms"),
     "distributed.admin.tick.interval": ("20ms", "500ms"),
     "distributed.worker.memory.monitor-interval": ("100ms", "500ms"),
     "distributed.admin.system-monitor.interval": ("500ms", "2s"),
 }
-# Read when a worker is lost: Dask gives up one that dies twice in this time, while we find out why.
-LOST_SECONDS = ("distributed.deploy.lost-worker-timeout", "15s", "1 hour")
-
-
-# What a worker needs before it reads a row, and how many may always be asked for.
-PROCESS_BYTES, WITHOUT_ASKING = 128 * 2**20, 16
+# Dask gives up a worker that dies twice within this time: the default of Dask, and a longer time that leaves
+# the decision to the engine.
+LOST_WORKER_TIMEOUT = ("distributed.deploy.lost-worker-timeout", "15s", "1 hour")
+PROCESS_BYTES = 128 * 2**20  # memory of a worker process before it reads rows
+ALLOWED_WORKERS = 16  # number of workers that is allowed on any machine
 
 
 async def run_workers(
@@ -59,35 +59,34 @@ async def run_workers(
     name: str | None = None,
     security: Security | None = None,
     wait_seconds: float = 300,
-    told: Callable[[list[str]], None] = lambda names: None,
+    on_joined: Callable[[list[str]], None] = lambda names: None,
 ) -> None:
-    """Run the workers of this machine for a scheduler elsewhere, until it ends.
+    """Run the workers of this machine for a scheduler on another machine, until the scheduler ends.
 
-    Names begin with `name`, by default this machine's name and the process; `told` gets them once they have
-    joined. `host` is the address to listen on, by default this machine's as the scheduler's network sees it.
+    Worker names start with ``name``, by default the name of this machine and the process id. ``on_joined``
+    receives the names when all workers have joined. ``host`` is the address on which the workers listen, by
+    default the address of this machine in the network of the scheduler.
     """
     from distributed.comm.addressing import get_address_host
     from distributed.utils import get_ip
 
-    refuse_numbers(workers, threads, gpus, 0)
+    check_numbers(workers, threads, gpus, 0)
     if workers + gpus < 1:
-        raise JobError("nothing to start: give --workers or --gpus")
+        raise JobError(f"workers = {workers} and gpus = {gpus}; start at least one worker")
     scheme, _, place = scheduler.partition("://")
     if scheme == "tls" and security is None:
-        raise JobError(
-            f"{scheduler} speaks TLS: give --tls-folder, or --tls-ca-file, --tls-cert and --tls-key"
-        )
+        raise JobError(f"{scheduler} uses TLS; give --tls-folder, or --tls-ca-file, --tls-cert and --tls-key")
     try:
         host = host or get_ip(get_address_host(scheduler))
     except (ValueError, OSError) as error:
         raise JobError(
-            f"{scheduler!r} is not an address ({error}); write for example tls://head:8786"
+            f"scheduler {scheduler!r} is not an address ({error}); write for example tls://head:8786"
         ) from None
     common = {"host": host, "protocol": f"{scheme if place else 'tcp'}://", "security": security}
     specs = worker_specs(workers, threads, gpus, memory_limit, common)
-    default = f"{socket.gethostname()}-{os.getpid()}"  # the scheduler refuses a name it has
+    default = f"{socket.gethostname()}-{os.getpid()}"  # a scheduler refuses a second worker of one name
     logging.getLogger("distributed").setLevel(logging.WARNING)
-    with configured():
+    with dask_configuration():
         nannies = [
             spec["cls"](scheduler, name=f"{name or default}-{key}", death_timeout=wait_seconds,
                         **spec["options"])
@@ -100,10 +99,10 @@ async def run_workers(
         if failed or late:
             reason = first_cause(failed[0]) if failed and failed[0] else "no answer"
             raise JobError(
-                f"scheduler {scheduler!r} did not take these workers within {wait_seconds:.0f} s ({reason}); "
-                "check its address, whether this machine can reach it, and the certificates"
+                f"scheduler {scheduler!r} did not accept these workers within {wait_seconds:.0f} s "
+                f"({reason}); check its address, the network between the machines, and the certificates"
             )
-        told([nanny.name for nanny in nannies])
+        on_joined([nanny.name for nanny in nannies])
         await asyncio.gather(*(nanny.finished() for nanny in nannies))
     finally:
         for task in starting:
@@ -112,7 +111,7 @@ async def run_workers(
 
 
 def visible_gpus() -> list[str]:
-    """What ``CUDA_VISIBLE_DEVICES`` may name here, one entry for each device; no CUDA is loaded."""
+    """Return one value of ``CUDA_VISIBLE_DEVICES`` per GPU of this machine, without loading CUDA."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [part.strip() for part in named.split(",") if part.strip() not in ("", "-1")]
@@ -126,40 +125,41 @@ def visible_gpus() -> list[str]:
 
 
 @contextmanager
-def configured() -> Iterator[None]:
-    """Dask's configuration for schedulers and nannies that start inside."""
+def dask_configuration() -> Iterator[None]:
+    """Configure Dask for schedulers and nannies that start in the ``with`` block."""
     import dask
 
-    environ = {**dask.config.get("distributed.nanny.pre-spawn-environ", {}), **PIN}
-    calmer = {key: ours for key, (theirs, ours) in ON_THE_SIDE.items() if dask.config.get(key) == theirs}
-    with dask.config.set({"distributed.nanny.pre-spawn-environ": environ, **SCHEDULER, **calmer}):
+    environ = {**dask.config.get("distributed.nanny.pre-spawn-environ", {}), **WORKER_ENVIRONMENT}
+    found = BACKGROUND_INTERVALS.items()
+    intervals = {key: longer for key, (default, longer) in found if dask.config.get(key) == default}
+    with dask.config.set({"distributed.nanny.pre-spawn-environ": environ, **SCHEDULER_SETTINGS, **intervals}):
         yield
 
 
 @contextmanager
-def patient() -> Iterator[None]:
-    """Dask's configuration as long as a cluster runs whose workers may be lost for minutes."""
+def tolerate_lost_workers() -> Iterator[None]:
+    """Configure Dask for a cluster whose workers may be lost for minutes."""
     import dask
 
-    key, theirs, ours = LOST_SECONDS
-    with dask.config.set({key: ours} if dask.config.get(key) == theirs else {}):
+    key, default, longer = LOST_WORKER_TIMEOUT
+    with dask.config.set({key: longer} if dask.config.get(key) == default else {}):
         yield
 
 
 def worker_specs(
     workers: int, threads: int, gpus: int, memory_limit: str | int | float, common: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The workers' specifications by name."""
+    """Return the specification of each worker by name, for `distributed.SpecCluster`."""
     from distributed import Nanny
 
     devices = visible_gpus() if gpus else []
     if len(devices) < gpus:
         raise JobError(
-            f"{gpus} GPU workers asked for, but this machine shows {len(devices)} CUDA device(s) "
-            f"({', '.join(devices) or 'none'}); see nvidia-smi and CUDA_VISIBLE_DEVICES, or ask for fewer"
+            f"gpus = {gpus}, but this machine has {len(devices)} visible GPU(s) "
+            f"({', '.join(devices) or 'none'}); check nvidia-smi and CUDA_VISIBLE_DEVICES, or start fewer"
         )
     options = common | {
-        "memory_limit": _memory(memory_limit, workers + gpus),
+        "memory_limit": _worker_memory(memory_limit, workers + gpus),
         "silence_logs": logging.WARNING,
         "dashboard": False,
     }
@@ -174,8 +174,11 @@ def worker_specs(
     return found
 
 
-def _memory(limit: str | int | float, processes: int) -> str | int | float:
-    """Dask's own ``"auto"`` counts threads, and promises memory twice where workers outnumber cores."""
+def _worker_memory(limit: str | int | float, processes: int) -> str | int | float:
+    """Return the memory limit of a worker; ``"auto"`` divides the memory among the processes.
+
+    ``"auto"`` of Dask divides by threads, which exceeds the memory if there are more workers than cores.
+    """
     if limit != "auto":
         try:
             return check_memory(limit)
@@ -187,7 +190,7 @@ def _memory(limit: str | int | float, processes: int) -> str | int | float:
 
 
 def check_memory(limit: str | int | float) -> str | int | float:
-    """A memory limit if Dask reads it ('auto', '2GiB', bytes, a share, 0 for none), else ValueError."""
+    """Return a valid memory limit ('auto', '2GiB', bytes, a share, 0: none); raise ValueError otherwise."""
     from dask.utils import parse_bytes
 
     try:
@@ -201,24 +204,24 @@ def check_memory(limit: str | int | float) -> str | int | float:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The first cause of an error of Dask, whose own message says only that something failed."""
+    """Return the first cause of an error, because errors of Dask only say that something failed."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
-def refuse_page(address: str | None) -> None:
-    """Refuse an address of the dashboard without a valid port."""
+def check_dashboard_address(address: str | None) -> None:
+    """Refuse a dashboard address without a valid port."""
     _, colon, port = (address or "").rpartition(":")
     if colon and not (port.isdecimal() and int(port) < 65536):
         raise JobError(
-            f"dashboard {address!r}: {port!r} is not a port; give HOST:PORT with a port from 0 (free) to "
-            "65535"
+            f"dashboard {address!r}: {port!r} is not a port; give HOST:PORT with a port from 0 (a free one) "
+            "to 65535"
         )
 
 
-def refuse_numbers(workers: int, threads: int, gpus: int, port: int) -> None:
-    """Refuse a number below its least, and more processes than this machine can hold."""
+def check_numbers(workers: int, threads: int, gpus: int, port: int) -> None:
+    """Refuse numbers that are too small, and more workers than fit the memory of this machine."""
     least = {
         "workers": (workers, 0),
         "threads": (threads, 1),
@@ -228,13 +231,13 @@ def refuse_numbers(workers: int, threads: int, gpus: int, port: int) -> None:
     for name, (value, bound) in least.items():
         if value < bound:
             raise JobError(f"{name} = {value}: give at least {bound}")
-    if workers > WITHOUT_ASKING:
+    if workers > ALLOWED_WORKERS:
         from distributed.system import MEMORY_LIMIT
 
-        most = max(WITHOUT_ASKING, MEMORY_LIMIT // PROCESS_BYTES)
+        most = max(ALLOWED_WORKERS, MEMORY_LIMIT // PROCESS_BYTES)
         if workers > most:
             raise JobError(
-                f"workers = {workers}: the {MEMORY_LIMIT / 2**30:.1f} GiB of this machine hold {most} "
-                f"processes at most; give about as many as it has cores ({os.cpu_count()}), or start workers "
-                "on other machines: scalelatent cluster join"
+                f"workers = {workers}: at most {most} worker processes fit the {MEMORY_LIMIT / 2**30:.1f} "
+                f"GiB of this machine; give about one per core ({os.cpu_count()}), or start workers on other "
+                "machines: scalelatent cluster join"
             )

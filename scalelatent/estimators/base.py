@@ -22,7 +22,7 @@ from scalelatent.contract.parameters import Parameters
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
 from scalelatent.data.read.sources import is_dask
-from scalelatent.deploy.clusters import client_of
+from scalelatent.deploy.clusters import use_client
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.cache import memory_limit as process_memory
 from scalelatent.engine.callbacks import Callbacks
@@ -311,7 +311,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         --------
         See the class.
         """
-        with client_of(client) as found:
+        with use_client(client) as found:
             call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
             return self._fit(X, y, None, validation, call)
 
@@ -426,7 +426,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         held = new._validation_rows(validation) if self._validates else None
         new._check_rows(train, held)
         held = new._held_out(train, held)
-        with client_of(client) as found:
+        with use_client(client) as found:
             resources = find_resources(found, self.n_jobs, memory_limit)
         return new._plan(Forecast(self._kind, train, held, resources, engine or {}, measure=True))
 

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
 from scalelatent.data.schema import check_label_values, refuse_masked
-from scalelatent.deploy.clusters import client_of
+from scalelatent.deploy.clusters import use_client
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.errors import DataError
@@ -55,7 +55,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         engine: Mapping[str, Any] | None = None,
         verbose: bool | None = None,
     ) -> Self:
-        with client_of(client) as found:
+        with use_client(client) as found:
             call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
             return self._fit(X, y, sample_weight, validation, call)
 

@@ -22,7 +22,7 @@ from scalelatent.contract.learners import CostedColumnMap, Reduction, RowMap, Wo
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.earlier import earlier_rows
-from scalelatent.deploy.clusters import client_of, current_job
+from scalelatent.deploy.clusters import current_job_id, use_client
 from scalelatent.engine.backend import computes_on_gpu
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
@@ -135,7 +135,7 @@ class FitSession:
             )
         self.on_bad_shard = check_choice(self.options.get("on_bad_shard", "stop"))
         self._cache = parse_cache(self.options.get("cache"))
-        self._connection = nullcontext() if client is None and in_process else client_of(client)
+        self._connection = nullcontext() if client is None and in_process else use_client(client)
         self.client: Client | None = None
         self._cluster: DaskExecutor | None = None
         self.run_dir, self.resume = run_dir, resume
@@ -223,7 +223,7 @@ class FitSession:
         else:
             from scalelatent.engine.dask.executor import DaskExecutor
 
-            self._cluster = DaskExecutor(self.client, self.store, seconds, job=current_job(), **how)
+            self._cluster = DaskExecutor(self.client, self.store, seconds, job=current_job_id(), **how)
             self._exit.callback(self._cluster.close)
             self._cluster.compute_on(self.device)
             self.executor = self._cluster

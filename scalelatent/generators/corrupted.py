@@ -44,8 +44,10 @@ class Corruption(NamedTuple):
     """Names of its parameters in `make_corrupted`."""
     n_draws: Callable[[dict[str, Any], int], int]
     """Function of (options, pixels): number of random words of an image."""
-    apply: Callable[[np.ndarray, dict[str, Any], int, np.ndarray], None]
-    """Function of (draws, options, ``on``, images)."""
+    kernel: Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+    """Function of (draws, settings, images)."""
+    settings: Callable[[dict[str, Any], int], list[int]]
+    """Function of (options, ``on``): the settings of the kernel."""
 
 
 def _random_pixels(draws: np.ndarray, images: np.ndarray) -> np.ndarray:
@@ -55,49 +57,50 @@ def _random_pixels(draws: np.ndarray, images: np.ndarray) -> np.ndarray:
     return chosen.reshape(images.shape)
 
 
-def _flip(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
-    images ^= _random_pixels(draws, images) * np.uint8(on)
+def _flip(draws: np.ndarray, settings: np.ndarray, images: np.ndarray) -> None:
+    """Flip the bits ``settings[0]`` of as many pixels as there are draws."""
+    images ^= _random_pixels(draws, images) * np.uint8(settings[0])
 
 
-def _occlude(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
-    compiled.occlude(draws, np.array([*p["patch"], p["value"] * on]), images)
+def _delete(draws: np.ndarray, settings: np.ndarray, images: np.ndarray) -> None:
+    """Turn off ``settings[0]`` rows and columns, and as many pixels as there are further draws."""
+    n_lines = 2 * settings[0]
+    compiled.erase_lines(np.ascontiguousarray(draws[:, :n_lines]), images)
+    images *= 1 - _random_pixels(draws[:, n_lines:], images)
 
 
-def _border(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
-    compiled.draw_border(draws, np.array([p["width"], on]), images)
-
-
-def _scatter(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
-    compiled.scatter(draws, np.array([*p["patch"], on]), images)
-
-
-def _grid(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
-    compiled.draw_grid(draws, np.array([p["pitch"], on]), images)
-
-
-def _clutter(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
-    compiled.draw_lines(draws, np.array([on]), images)
-
-
-def _delete(draws: np.ndarray, p: dict[str, Any], on: int, images: np.ndarray) -> None:
-    lines = 2 * p["lines"]
-    compiled.erase_lines(np.ascontiguousarray(draws[:, :lines]), images)
-    images *= 1 - _random_pixels(draws[:, lines:], images)
-
-
-def _share_of(p: dict[str, Any], pixels: int) -> int:
+def _count_share(p: dict[str, Any], pixels: int) -> int:
     return round(p["share"] * pixels)
 
 
 KINDS = {
-    "noisy-digits": Corruption(("share",), _share_of, _flip),
-    "occluded-digits": Corruption(("patch", "value"), lambda p, pixels: 2, _occlude),
-    "bordered-digits": Corruption(("width",), lambda p, pixels: 4, _border),
-    "patched-digits": Corruption(("patch",), lambda p, pixels: 2 + -(-math.prod(p["patch"]) // 32), _scatter),
-    "gridded-digits": Corruption(("pitch",), lambda p, pixels: 2, _grid),
-    "cluttered-digits": Corruption(("lines",), lambda p, pixels: 3 * p["lines"], _clutter),
+    "noisy-digits": Corruption(("share",), _count_share, _flip, lambda p, on: [on]),
+    "occluded-digits": Corruption(
+        ("patch", "value"),
+        lambda p, pixels: 2,
+        compiled.occlude,
+        lambda p, on: [*p["patch"], p["value"] * on],
+    ),
+    "bordered-digits": Corruption(
+        ("width",), lambda p, pixels: 4, compiled.draw_border, lambda p, on: [p["width"], on]
+    ),
+    "patched-digits": Corruption(
+        ("patch",),
+        lambda p, pixels: 2 + -(-math.prod(p["patch"]) // 32),
+        compiled.scatter,
+        lambda p, on: [*p["patch"], on],
+    ),
+    "gridded-digits": Corruption(
+        ("pitch",), lambda p, pixels: 2, compiled.draw_grid, lambda p, on: [p["pitch"], on]
+    ),
+    "cluttered-digits": Corruption(
+        ("lines",), lambda p, pixels: 3 * p["lines"], compiled.draw_lines, lambda p, on: [on]
+    ),
     "deleted-digits": Corruption(
-        ("share", "lines"), lambda p, pixels: 2 * p["lines"] + _share_of(p, pixels), _delete
+        ("share", "lines"),
+        lambda p, pixels: 2 * p["lines"] + _count_share(p, pixels),
+        _delete,
+        lambda p, on: [p["lines"]],
     ),
 }
 
@@ -142,7 +145,8 @@ class CorruptedImages:
             return
         kind, p, on = KINDS[self._kind], self._p, 255 if self._p["threshold"] is None else 1
         rows = np.arange(start, start + len(images))
-        kind.apply(draws_of(rows, kind.n_draws(p, images[0].size), p["seed"], self._kind), p, on, images)
+        draws = draws_of(rows, kind.n_draws(p, images[0].size), p["seed"], self._kind)
+        kind.kernel(draws, np.array(kind.settings(p, on)), images)
 
 
 def make_corrupted(

@@ -43,8 +43,6 @@ FORMATS = {
 
 _SUFFIXES = {suffix for names in FORMATS.values() for suffix in names}
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")
-# Number of file names that exist as Python strings at a time; the others are rows of a numpy array.
-_MAX_NAMES = 65_536
 # Number of images that a thread decodes at a time.
 _BATCH_IMAGES = 32
 _MAX_THREADS = 16
@@ -99,7 +97,7 @@ class ImageFolder:
                 )
             top = folder.split(os.sep)[0]
             for name in names:
-                yield top, os.path.join(folder, os.fsdecode(bytes(name)))
+                yield top, os.path.join(folder, name)
 
 
 def _list_images(root: PathOrUrl) -> ImageFolder:
@@ -128,7 +126,7 @@ def _walk(found: ImageFolder, folder: str, parents: list[str]) -> None:
             f"image folder {found.root / folder} cannot be read: {error.strerror}; check its permissions"
         ) from error
     found.other.update(other)
-    if len(names):
+    if names:
         found.folders.append((folder, len(names)))
     for name in inner:
         path = os.path.join(folder, name)
@@ -137,29 +135,23 @@ def _walk(found: ImageFolder, folder: str, parents: list[str]) -> None:
             _walk(found, path, [*parents, real])
 
 
-def _scan(folder: Path) -> tuple[np.ndarray, list[str], Counter[str]]:
+def _scan(folder: Path) -> tuple[list[str], list[str], Counter[str]]:
     """Return the sorted names of a folder's images and folders, and the suffixes of its other files."""
-    parts: list[np.ndarray] = []
-    names: list[bytes] = []
+    images: list[str] = []
     inner: list[str] = []
     other: Counter[str] = Counter()
     with os.scandir(folder) as entries:
         for entry in entries:
+            suffix = os.path.splitext(entry.name)[1].lower()
             if entry.name.startswith("."):
                 continue
-            suffix = os.path.splitext(entry.name)[1].lower()
             if entry.is_dir():
                 inner.append(entry.name)
-            elif suffix not in _SUFFIXES:
-                other[suffix] += 1
+            elif suffix in _SUFFIXES:
+                images.append(entry.name)
             else:
-                names.append(os.fsencode(entry.name))
-                if len(names) == _MAX_NAMES:
-                    parts.append(np.array(names))
-                    names = []
-    if names:
-        parts.append(np.array(names))
-    return np.sort(np.concatenate(parts)) if parts else np.array([], "S1"), sorted(inner), other
+                other[suffix] += 1
+    return sorted(images, key=os.fsencode), sorted(inner), other
 
 
 def import_images(

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.deploy.clusters import cluster
-from scalelatent.deploy.connection import open_client, page_told
+from scalelatent.deploy.connection import dashboard_line, open_client
 from scalelatent.deploy.probes import peak_bytes
-from scalelatent.deploy.security import security_from
+from scalelatent.deploy.security import make_security
 from scalelatent.engine.dask.requests import ask_workers
 
 from .spec import ClusterSection, Job
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def security_of(section: ClusterSection) -> Security | None:
     """Return the TLS settings for the scheduler from the job, or else from Dask's configuration."""
-    return security_from(ca=section.tls_ca, cert=section.tls_cert, key=section.tls_key)
+    return make_security(ca=section.tls_ca, cert=section.tls_cert, key=section.tls_key)
 
 
 def check_certificates(section: ClusterSection) -> None:
@@ -40,13 +40,13 @@ def connect(
         yield client
     elif wanted.scheduler is not None:
         with open_client(wanted.scheduler, security_of(wanted)) as found:
-            tell(page_told(found))
+            tell(dashboard_line(found))
             yield found
     elif wanted.workers is not None:
         options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
         with cluster("local", workers=wanted.workers, **given) as started:
-            tell(page_told(started))
+            tell(dashboard_line(started))
             yield started
     else:
         yield None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
-from scalelatent.deploy.worker_processes import refuse_numbers
+from scalelatent.deploy.worker_processes import check_numbers
 from scalelatent.engine.plan import add_totals, long_fit
 
 from .datasets import JobData, open_job_data
@@ -62,7 +62,7 @@ def plan_job(
 ) -> dict[str, Any]:
     """Return the estimated time, memory and disk space of a job."""
     check_certificates(job.cluster)
-    refuse_numbers(job.cluster.workers or 1, job.cluster.threads or 1, 0, 0)
+    check_numbers(job.cluster.workers or 1, job.cluster.threads or 1, 0, 0)
     data = open_job_data(job)
     estimator = build_estimator(job)
     options: dict[str, Any] = {"validation": data.validation}

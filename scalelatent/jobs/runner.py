@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
 from scalelatent.deploy.checks import check_versions
-from scalelatent.deploy.clusters import job_named
+from scalelatent.deploy.clusters import use_job_id
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks, Unfailing, report_compilations
 from scalelatent.errors import JobError, LongFitWarning, ScalelatentError
@@ -197,7 +197,7 @@ def _steps(
     if job.search is not None:
         callbacks = Callbacks([*callbacks.callbacks, SearchNews(folder)])
     request.check()
-    with as_job_error(unless=lambda: folder.fit_began), job_named(folder.id), warnings.catch_warnings():
+    with as_job_error(unless=lambda: folder.fit_began), use_job_id(folder.id), warnings.catch_warnings():
         warnings.simplefilter("ignore", LongFitWarning)  # the plan has already warned
         fitted.fit(
             data.train,

@@ -17,9 +17,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.deploy.checks import check_versions, no_workers, require
-from scalelatent.deploy.connection import default_scheduler, page_of
-from scalelatent.deploy.probes import Wanted
+from scalelatent.deploy.checks import check_versions, no_workers, require_checks
+from scalelatent.deploy.connection import dashboard_url, default_scheduler
+from scalelatent.deploy.probes import Requirements
 from scalelatent.engine.dask.requests import address_of, ask_scheduler, ask_workers, worker_infos
 from scalelatent.errors import JobError, PlanError, RunError
 from scalelatent.monitor.times import time_text
@@ -160,7 +160,7 @@ def _hand_over(client: Client, folder: RunFolder, job: Job, tell: Callable[[str]
     with _report_waiting(f"the scheduler {address} to accept the job", tell):
         _keep(client, key)
     future.release()
-    return Submitted(identity, folder.url, address, page_of(client))
+    return Submitted(identity, folder.url, address, dashboard_url(client))
 
 
 def _keep(client: Client, key: str) -> None:
@@ -192,13 +192,13 @@ def check_cluster(
     # Datasets with storage options cannot be checked by address; the plan opens these datasets on a worker.
     if job.data.storage_options is not None:
         datasets = {name: url for name, url in datasets.items() if url is not None and is_local(url)}
-    wanted = Wanted(
+    wanted = Requirements(
         device=job.estimator_params().get("device") or "auto",
         datasets={name: url for name, url in datasets.items() if url is not None},
         scratch={} if job.job.scratch is None else {"[job] scratch": job.job.scratch},
     )
     with _report_waiting("each worker to look for the data and the device", tell):
-        require(client, ("workers", "device", "datasets", "scratch"), wanted)
+        require_checks(client, ("workers", "device", "datasets", "scratch"), wanted)
     if job.callbacks:
         with _report_waiting("each worker to make the callbacks", tell):
             _check_callbacks(client, job)
@@ -209,7 +209,7 @@ def check_cluster(
 def check_folder(client: Client, folder: RunFolder, tell: Callable[[str], None]) -> None:
     """Refuse a run folder that some worker does not see, or cannot write."""
     with _report_waiting(f"each worker to write to the run folder {folder.url}", tell):
-        require(client, ("folder",), Wanted(folder=folder.url))
+        require_checks(client, ("folder",), Requirements(folder=folder.url))
 
 
 def _wait_for_worker(client: Client, wait: float, tell: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
-from scalelatent.deploy.clusters import client_of
+from scalelatent.deploy.clusters import use_client
 from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import find_resources
 from scalelatent.errors import DataError, ScalelatentError
@@ -249,7 +249,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
-        with client_of(client) as found:
+        with use_client(client) as found:
             call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
             with restored_on_failure(self), fit_callbacks(call) as everyone:
                 return self._fit(X, y, validation, sample_weight, groups, call, everyone)

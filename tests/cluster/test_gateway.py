@@ -13,7 +13,7 @@ import pytest
 from distributed import Security
 
 from scalelatent.cli.show import Reach
-from scalelatent.deploy.connection import gateway_address, open_client, page_of
+from scalelatent.deploy.connection import dashboard_url, gateway_address, open_client
 from scalelatent.engine.dask.hooks import scheduler_of
 from scalelatent.errors import JobError
 from scalelatent.jobs import control
@@ -67,18 +67,22 @@ def test_a_cluster_is_reached_through_its_gateway(gateway: type[FakeGateway], cl
     gateway.scheduler = client.scheduler.address
     with open_client(gateway_address(HUB + "/", "mine")) as found:
         assert found.scheduler.address == client.scheduler.address
-        assert page_of(found) != ""
+        assert dashboard_url(found) != ""
         assert found.dashboard_link == f"{HUB}/clusters/mine/status"
 
 
 def test_a_cluster_that_does_not_run(gateway: type[FakeGateway]) -> None:
-    with pytest.raises(JobError, match=r"has no cluster 'other' that runs; running are mine: start one with"):
+    with pytest.raises(
+        JobError, match=r"has no running cluster 'other'; running clusters: mine. Start one with"
+    ):
         open_client(gateway_address(HUB, "other"))
 
 
 def test_a_gateway_that_refuses(gateway: type[FakeGateway]) -> None:
     gateway.error = PermissionError("401, message='Unauthorized'")
-    with pytest.raises(JobError, match=r"\(PermissionError: 401.*and gateway.auth in Dask's configuration"):
+    with pytest.raises(
+        JobError, match=r"\(PermissionError: 401.*and gateway.auth in the configuration of Dask"
+    ):
         open_client(gateway_address(HUB, "mine"))
 
 

@@ -83,7 +83,10 @@ def test_a_device_that_no_worker_offers(refused: Any) -> None:
 def test_a_dataset_that_is_nowhere(refused: Any) -> None:
     said = refused(data__validation="/no/such/rows.zarr")
     assert said.startswith("[data] validation = '/no/such/rows.zarr' cannot be opened by workers tcp://")
-    assert f"(it does not exist on host {socket.gethostname()}, nor here): check the path" in said
+    assert (
+        f"(it does not exist on host {socket.gethostname()}; it does not exist here either): check the path"
+        in said
+    )
 
 
 def test_a_dataset_that_only_this_machine_sees(
@@ -91,7 +94,10 @@ def test_a_dataset_that_only_this_machine_sees(
 ) -> None:
     monkeypatch.chdir(rows.folder)  # the workers are in another folder
     said = refused(data__train="/proc/self/cwd/train")
-    assert f"(it does not exist on host {socket.gethostname()}, but exists here): put it on storage" in said
+    assert (
+        f"(it does not exist on host {socket.gethostname()}; it exists on this machine): move it to storage"
+        in said
+    )
 
 
 def test_a_run_folder_that_the_workers_do_not_see(
@@ -141,7 +147,7 @@ def test_a_cluster_without_workers(job: Any) -> None:
     with start(0) as cluster:
         begin = time.monotonic()
         with pytest.raises(
-            JobError, match=r"has no workers, and none came in 0.5 s: start some \(dask worker"
+            JobError, match=r"has no workers, and none joined within 0.5 s: start workers \(dask worker"
         ):
             submit_job(job(), scheduler=cluster.scheduler_address, wait=0.5)
         assert time.monotonic() - begin < 10
@@ -163,7 +169,7 @@ def test_workers_without_the_package(job: Any, tmp_path: Path) -> None:
 def test_workers_with_other_versions(job: Any, tmp_path: Path) -> None:
     told: list[str] = []
     with start(preload=[OTHER_NUMBA]) as cluster:
-        with pytest.raises(JobError, match=r"has other versions than this environment") as error:
+        with pytest.raises(JobError, match=r"differ from those of this environment") as error:
             submit_job(job(), scheduler=cluster.scheduler_address)
         assert not (tmp_path / "run").exists()
         with open_client(cluster.scheduler_address) as client:
@@ -202,7 +208,7 @@ def schedulers() -> Iterator[Any]:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.deploy import connection
 
-    monkeypatch.setattr(connection, "SPEAK_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "GREETING_SECONDS", 0.3)
 
 
 def refusal(address: str, security: Any = None, seconds: float = 8.0) -> str:
@@ -221,23 +227,25 @@ def test_tls_and_none(schedulers: Any) -> None:
     for address, security in ((without, None), (with_tls, ours)):
         with open_client(address, security) as client:
             assert client.scheduler_info()["address"] == address
-    assert "it speaks TLS: write tls://127.0.0.1" in refusal(with_tls.replace("tls", "tcp"))
+    assert "the server expects TLS; write tls://127.0.0.1" in refusal(with_tls.replace("tls", "tcp"))
     assert "no certificates are named" in refusal(with_tls)
     assert "certificate verify failed" in refusal(with_tls, Security.temporary())
-    assert "it does not speak TLS: write tcp://127.0.0.1" in refusal(without.replace("tcp", "tls"), ours)
+    assert "the server does not use TLS; write tcp://127.0.0.1" in refusal(
+        without.replace("tcp", "tls"), ours
+    )
 
 
 def test_other_things_than_schedulers(schedulers: Any) -> None:
     dashboard = schedulers[0].dashboard_link.replace("http", "tcp").removesuffix("/status")
-    assert "a web server listens there, perhaps the dashboard" in refusal(dashboard)
-    assert "nothing listens there (connection refused)" in refusal("tcp://127.0.0.1:1")
-    assert "the host 'no-such-host.invalid' is not known" in refusal("tcp://no-such-host.invalid:8786")
-    assert "'http' is none of tcp, tls" in refusal("http://127.0.0.1:8787")
+    assert "a web server listens there, possibly the dashboard" in refusal(dashboard)
+    assert "no program listens there (connection refused)" in refusal("tcp://127.0.0.1:1")
+    assert "the host 'no-such-host.invalid' is unknown" in refusal("tcp://no-such-host.invalid:8786")
+    assert "'http' is not one of tcp, tls" in refusal("http://127.0.0.1:8787")
     assert "is not an address" in refusal("tcp://127.0.0.1:scheduler")
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [(b"", "says nothing for"), (b"SSH-2.0-x", "another program listens")]
+    ("said", "told"), [(b"", "sends nothing for"), (b"SSH-2.0-x", "another program listens")]
 )
 def test_something_that_is_silent_or_talks_otherwise(
     said: bytes, told: str, monkeypatch: pytest.MonkeyPatch

@@ -92,7 +92,7 @@ def test_the_scheduler_is_killed_and_the_job_resumed_on_another(
     assert state["error"].startswith(f"the scheduler {address} was lost")
     assert f"scalelatent resume {folder.url}" in state["error"]
     assert control.find_job(folder.id, below=tmp_path).url == folder.url
-    with pytest.raises(JobError, match="nothing listens there"):
+    with pytest.raises(JobError, match="no program listens there"):
         resubmit(folder.read_job(), folder)
     worker.wait(60)
 

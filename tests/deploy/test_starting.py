@@ -9,8 +9,8 @@ import pytest
 from scalelatent.deploy.clusters import is_loopback
 from scalelatent.deploy.connection import default_scheduler
 from scalelatent.deploy.security import tls_options
-from scalelatent.deploy.serving import address_from
-from scalelatent.deploy.worker_processes import check_memory, patient, refuse_page
+from scalelatent.deploy.serving import read_scheduler_address
+from scalelatent.deploy.worker_processes import check_dashboard_address, check_memory, tolerate_lost_workers
 from scalelatent.errors import JobError
 
 
@@ -22,7 +22,7 @@ def test_who_reaches_an_address():
 def test_a_scheduler_is_named_by_the_environment(monkeypatch):
     monkeypatch.setenv("SCALELATENT_CLUSTER__SCHEDULER", "tcp://head:8786")
     assert default_scheduler() == "tcp://head:8786"
-    assert address_from("tcp://head:8786", None, 1) == "tcp://head:8786"
+    assert read_scheduler_address("tcp://head:8786", None, 1) == "tcp://head:8786"
 
 
 def test_files_of_tls_as_options():
@@ -43,14 +43,14 @@ def test_no_memory_limit(limit):
 
 
 def test_the_port_of_a_dashboard():
-    refuse_page("127.0.0.1:0")
+    check_dashboard_address("127.0.0.1:0")
     with pytest.raises(JobError, match=r"dashboard '127.0.0.1:99999': '99999' is not a port; give HOST:PORT"):
-        refuse_page("127.0.0.1:99999")
+        check_dashboard_address("127.0.0.1:99999")
 
 
 def test_lost_workers_are_waited_for_while_a_cluster_runs():
     key = "distributed.deploy.lost-worker-timeout"
     before = dask.config.get(key)
-    with patient():
+    with tolerate_lost_workers():
         assert dask.config.get(key) == "1 hour"
     assert dask.config.get(key) == before

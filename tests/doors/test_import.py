@@ -88,7 +88,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("importer", NAMES)
 @pytest.mark.parametrize("put", [row[1] for row in FILES], ids=[row[0] for row in FILES])
-def test_what_is_no_such_file_is_refused(
+def test_files_of_another_format_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], importer: str, put: Callable[[Path], object]
 ) -> None:
     if importer == "hdf5":
@@ -100,7 +100,9 @@ def test_what_is_no_such_file_is_refused(
 
 
 @pytest.mark.parametrize("importer", GOOD)
-def test_a_torn_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], importer: str) -> None:
+def test_a_truncated_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], importer: str
+) -> None:
     half(GOOD[importer])(tmp_path / "file")
     assert "file" in refused(capsys, importer, "file", "out.zarr")
     assert not os.path.lexists("out.zarr")
@@ -123,7 +125,7 @@ ARRAYS: list[tuple[str, dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("arrays", "told"), [row[1:] for row in ARRAYS], ids=[row[0] for row in ARRAYS])
-def test_arrays_that_are_no_rows(
+def test_arrays_that_are_not_rows_are_refused(
     capsys: pytest.CaptureFixture[str], arrays: dict[str, object], told: str
 ) -> None:
     np.savez("file.npz", **arrays)  # type: ignore[arg-type]
@@ -134,7 +136,7 @@ def test_arrays_that_are_no_rows(
 @pytest.mark.parametrize(
     "out", ["file.npz", "file.npz/x", "loop", "a" * 300, "nul\0", "ftp://host/x", "s3://"]
 )
-def test_an_output_that_cannot_be(capsys: pytest.CaptureFixture[str], out: str) -> None:
+def test_an_impossible_output_is_refused(capsys: pytest.CaptureFixture[str], out: str) -> None:
     np.savez("file.npz", x=X, y=Y)
     os.symlink("loop", "loop")
     before = Path("file.npz").read_bytes()
@@ -142,7 +144,7 @@ def test_an_output_that_cannot_be(capsys: pytest.CaptureFixture[str], out: str) 
     assert Path("file.npz").read_bytes() == before
 
 
-def test_overwriting_advises_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_message_for_an_existing_output_names_overwrite(capsys: pytest.CaptureFixture[str]) -> None:
     np.savez("file.npz", x=X, y=Y)
     with pytest.raises(SystemExit):
         main(["data", "import", "npz", "file.npz", "out.zarr"])
@@ -153,7 +155,7 @@ def test_overwriting_advises_what_there_is(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("f4", 2 * 10**6 * 24), ("u1", 2 * 10**6 * 6 // 256)])
-def test_a_shuffle_needs_room_for_two_copies(
+def test_a_shuffle_needs_space_for_two_copies(
     dtype: str, least: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.storage.disk import LocalLocation

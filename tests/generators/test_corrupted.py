@@ -1,4 +1,4 @@
-"""Corrupted pairs: row-aligned, exactly as corrupted as asked for, from allowed bases only."""
+"""Pairs of corrupted and clean images: same order, exact amounts of corruption, allowed bases only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _x(ds: Dataset) -> np.ndarray:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.0, 1.0])
-def test_noisy_pairs(tmp_path: Path, share: float) -> None:
+def test_noisy_images_flip_an_exact_share_of_pixels(tmp_path: Path, share: float) -> None:
     noisy, clean = make_corrupted(tmp_path / "n.zarr", "noisy-digits", share=share, shard_rows=500)
     assert clean.url == str(tmp_path / "n.clean.zarr")
     np.testing.assert_array_equal(_x(clean), BITS)
@@ -37,8 +37,8 @@ def test_noisy_pairs(tmp_path: Path, share: float) -> None:
         assert np.abs(changed.mean(axis=0) - round(share * 64) / 64).max() < 0.04
 
 
-def test_flipped_pixels_are_all_sets_alike() -> None:
-    """Two of four bits: six sets, each as often."""
+def test_all_sets_of_flipped_pixels_are_equally_frequent() -> None:
+    """The six sets of two out of four bits are equally frequent."""
     bits = np.zeros((12_000, 4), np.uint8)
     flip_exactly(uniform(0, "test", 0, 12_000, 2), bits)
     counts = np.unique(bits, axis=0, return_counts=True)[1]
@@ -50,7 +50,9 @@ def test_flipped_pixels_are_all_sets_alike() -> None:
 
 
 @pytest.mark.parametrize(("patch", "value"), [((3, 2), 0), ((8, 8), 0), ((4, 5), 1)])
-def test_occluded_pairs(tmp_path: Path, patch: tuple[int, int], value: int) -> None:
+def test_occluded_images_have_one_patch_of_the_value(
+    tmp_path: Path, patch: tuple[int, int], value: int
+) -> None:
     occluded, clean = make_corrupted(
         tmp_path / "o", "occluded-digits", patch=patch, value=value, clean=tmp_path / "c"
     )
@@ -66,7 +68,7 @@ def test_occluded_pairs(tmp_path: Path, patch: tuple[int, int], value: int) -> N
     np.testing.assert_array_equal(_x(clean), BITS)
 
 
-def test_patches_lie_everywhere_alike() -> None:
+def test_all_positions_of_a_patch_are_equally_frequent() -> None:
     images = np.ones((12_000, 4, 5), np.uint8)
     occlude(uniform(1, "test", 0, 12_000, 2), np.array([2, 3, 0]), images)
     assert (images.sum(axis=(1, 2)) == 14).all()
@@ -79,7 +81,7 @@ DRAWN = ["bordered-digits", "patched-digits", "gridded-digits", "cluttered-digit
 
 
 def _changes(tmp_path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What a corruption sets in all images, and what it leaves: from images of 0 and of 1 alone."""
+    """Return the pixels that a corruption sets and those that it keeps, from images of only 0 and only 1."""
     made = []
     for value in (0, 255):
         place = tmp_path / f"{value}"
@@ -88,7 +90,7 @@ def _changes(tmp_path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.
     return made[0], made[1]
 
 
-def test_borders(tmp_path: Path) -> None:
+def test_borders_have_widths_within_the_limit(tmp_path: Path) -> None:
     drawn, whole = _changes(tmp_path, "bordered-digits", width=3)
     assert (whole == 1).all()
     widths = set()
@@ -101,7 +103,7 @@ def test_borders(tmp_path: Path) -> None:
     assert len(widths) > 70  # of 81, in 400 images
 
 
-def test_patches_of_random_pixels(tmp_path: Path) -> None:
+def test_patches_hold_random_pixels(tmp_path: Path) -> None:
     low, high = _changes(tmp_path, "patched-digits", patch=(6, 7))  # 42 pixels: more than one draw has
     hidden = low == high
     seen = np.argwhere(~hidden)  # nothing else changes
@@ -112,7 +114,7 @@ def test_patches_of_random_pixels(tmp_path: Path) -> None:
     assert abs(low[hidden].mean() - 0.5) < 0.02
 
 
-def test_grids(tmp_path: Path) -> None:
+def test_grids_have_lines_at_the_pitch(tmp_path: Path) -> None:
     drawn, whole = _changes(tmp_path, "gridded-digits", pitch=4)
     assert (whole == 1).all()
     for image in drawn:
@@ -123,7 +125,7 @@ def test_grids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [1, 2])
-def test_lines_across(tmp_path: Path, lines: int) -> None:
+def test_lines_cross_the_image(tmp_path: Path, lines: int) -> None:
     drawn, whole = _changes(tmp_path, "cluttered-digits", lines=lines)
     assert (whole == 1).all()
     for image in drawn:
@@ -134,7 +136,7 @@ def test_lines_across(tmp_path: Path, lines: int) -> None:
     assert (drawn.mean(axis=0) > 0).all()
 
 
-def test_deleted_rows_columns_and_pixels(tmp_path: Path) -> None:
+def test_rows_columns_and_pixels_are_deleted(tmp_path: Path) -> None:
     low, high = _changes(tmp_path, "deleted-digits", share=0, lines=1)
     assert not low.any()
     gone = {(tuple(np.flatnonzero(~i.any(axis=1))), tuple(np.flatnonzero(~i.any(axis=0)))) for i in high}
@@ -174,7 +176,7 @@ def test_a_row_is_a_function_of_its_number(tmp_path: Path, kind: str) -> None:
     assert not np.array_equal(_x(other), _x(many)[:100])
 
 
-def test_rows_beyond_the_bases_are_corrupted_anew(tmp_path: Path) -> None:
+def test_rows_beyond_the_bases_have_other_corruptions(tmp_path: Path) -> None:
     noisy, clean = make_corrupted(
         tmp_path / "n", "noisy-digits", base_rows=(100, 400), rows=1000, seed=5, shard_rows=256
     )
@@ -217,7 +219,7 @@ def test_several_corruptions_share_the_clean_images(tmp_path: Path) -> None:
     assert again.fingerprint() == open_dataset(tmp_path / "n").fingerprint()
 
 
-def test_bases_without_labels(tmp_path: Path) -> None:
+def test_bases_without_labels_give_rows_without_labels(tmp_path: Path) -> None:
     Dataset.from_arrays(IMAGES[:50]).save(tmp_path / "base")
     noisy, clean = make_corrupted(tmp_path / "n", "noisy-digits", base=tmp_path / "base")
     assert not noisy.has_y
@@ -250,7 +252,7 @@ def test_bases_without_labels(tmp_path: Path) -> None:
         ({"rows": 0}, "0 rows"),
     ],
 )
-def test_bad_requests(
+def test_parameters_out_of_range_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -35,7 +35,7 @@ def render_reference(
     beta: np.float32,
     out: np.ndarray,
 ) -> None:
-    """The same float32 operations as the compiled body, in the same order: they agree bit for bit."""
+    """Run the float32 operations of the compiled kernel in the same order, which gives identical bits."""
     height, width = images.shape[1:]
     radius = len(smooth) // 2
     half, top, zero = np.float32(0.5), np.float32(255), np.float32(0)
@@ -61,7 +61,7 @@ def render_reference(
         out[i] = np.floor(np.minimum(np.maximum(value, zero), top) + half).astype(np.uint8)
 
 
-def test_compiled_kernel_equals_the_plain_one() -> None:
+def test_the_compiled_kernel_equals_its_reference() -> None:
     rng = np.random.Generator(np.random.Philox(5))
     images = rng.integers(0, 256, (6, 9, 11)).astype("u1")
     base = rng.integers(0, 6, 40)
@@ -78,7 +78,7 @@ def test_compiled_kernel_equals_the_plain_one() -> None:
 
 
 def test_tangents_are_derivatives_of_the_smoothed_image() -> None:
-    """With the fields 1 and 0 the image moves by one pixel's worth of its x-derivative, as scipy has it."""
+    """With fields 1 and 0 an image changes by its x-derivative, as scipy computes it."""
     ndimage = pytest.importorskip("scipy.ndimage")
     image = np.zeros((1, 16, 16), np.uint8)
     image[0, 4:12, 5:10] = 90
@@ -115,7 +115,7 @@ def test_image_is_a_function_of_its_index(start: int, count: int, cut: int) -> N
     assert y.tolist() == [base_digits()[1][digits.base_of(i)] for i in range(start, start + count)]
 
 
-def test_published_numbering() -> None:
+def test_indices_have_the_published_numbering() -> None:
     digits = InfiniteDigits(*base_digits())
     for i in (N_TEST, 70_001, 8_000_000, 2**35 + 12345):
         k1, k2 = digits.fields_of(np.array([i]))
@@ -134,7 +134,7 @@ def test_first_indices_are_the_bases_unchanged() -> None:
 
 
 def test_no_row_derives_from_an_excluded_base(tmp_path: Path) -> None:
-    """Change every excluded base: no written byte changes. And each label is that of its allowed base."""
+    """A change of excluded bases changes no written byte, and each label is that of an allowed base."""
     images, labels = base_digits()
     a, b = 200, 500
     Dataset.from_arrays(images, labels).save(tmp_path / "clean")
@@ -186,7 +186,7 @@ digits.make_digits(sys.argv[1], 6000, shard_rows=250, n_jobs=2)
 """
 
 
-def test_resume_after_kill(tmp_path: Path) -> None:
+def test_resume_after_kill_gives_the_same_dataset(tmp_path: Path) -> None:
     target = tmp_path / "killed"
     process = subprocess.Popen([sys.executable, "-c", _SLOW, str(target)])
     deadline = time.monotonic() + 60
@@ -212,7 +212,7 @@ def test_resume_after_kill(tmp_path: Path) -> None:
     assert not (target / "_shards").exists()
 
 
-def test_lost_shard_is_made_again(tmp_path: Path) -> None:
+def test_a_lost_shard_is_made_again(tmp_path: Path) -> None:
     ds = make_digits(tmp_path / "ds", 2000, shard_rows=500)
     whole = _content(ds)
     (tmp_path / "ds/x/c/2/0/0").unlink()
@@ -221,7 +221,7 @@ def test_lost_shard_is_made_again(tmp_path: Path) -> None:
     assert _content(make_digits(tmp_path / "ds", 2000, resume=True)) == whole
 
 
-def test_progress_and_jobs(tmp_path: Path) -> None:
+def test_progress_rises_to_the_number_of_rows(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     make_digits(tmp_path / "ds", 1000, shard_rows=300, progress=lambda *c: calls.append(c), n_jobs=2)
     assert calls[-1] == (1000, 1000)
@@ -250,7 +250,7 @@ def test_failure_in_a_thread_is_raised(tmp_path: Path) -> None:
         ({"base": "nowhere"}, "nowhere does not exist"),
     ],
 )
-def test_bad_requests(
+def test_parameters_out_of_range_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -259,7 +259,7 @@ def test_bad_requests(
     assert not (tmp_path / "ds").exists()
 
 
-def test_bad_bases_and_fields(tmp_path: Path) -> None:
+def test_bad_bases_and_fields_are_refused(tmp_path: Path) -> None:
     images, labels = base_digits()
     with pytest.raises(DataError, match="uint8"):
         InfiniteDigits(images.astype("f4"), labels)

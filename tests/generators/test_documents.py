@@ -1,4 +1,4 @@
-"""Resampled documents: multinomial, a function of (seed, row), any shards and threads, resumed."""
+"""Resampled documents: multinomial draws from (seed, row), for any shards and threads, and resuming."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _same(a: Any, b: Any) -> None:
 
 
 def _plain(seed: int, row: int, counts: np.ndarray) -> np.ndarray:
-    """The same in plain Python: word k is drawn with word k of numpy's own stream."""
+    """Draw a document in plain Python: word k with word k of numpy's stream."""
     total = int(counts.sum())
     sums = np.cumsum(counts.astype(int)).tolist()
     drawn = np.zeros(len(counts), int)
@@ -58,7 +58,7 @@ def _plain(seed: int, row: int, counts: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**64 - 1), start=st.integers(0, 2**62), count=st.integers(1, 80))
-def test_documents_are_those_of_the_plain_draw(seed: int, start: int, count: int) -> None:
+def test_documents_equal_the_reference_draw(seed: int, start: int, count: int) -> None:
     x, y = _documents(seed=seed).rows(start, start + count)
     dense = BASE.toarray()
     for i in {0, count // 2, count - 1}:
@@ -71,7 +71,7 @@ def test_documents_are_those_of_the_plain_draw(seed: int, start: int, count: int
 
 @settings(max_examples=25, deadline=None)
 @given(start=st.integers(0, 200), count=st.integers(0, 120), cut=st.integers(0, 120))
-def test_any_row_by_its_index(start: int, count: int, cut: int) -> None:
+def test_any_row_is_made_from_its_index(start: int, count: int, cut: int) -> None:
     documents = ResampledDocuments(Dataset.from_arrays(BASE, TOPICS), seed=3, base_rows=(4, 30))
     cut = min(cut, count)
     whole, parts = documents.rows(start, start + count), []
@@ -99,7 +99,7 @@ def test_the_draw_is_multinomial() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i8", "?", "u2"])
-def test_counts_of_every_type(dtype: str) -> None:
+def test_counts_of_every_dtype_are_drawn_from(dtype: str) -> None:
     x = BASE.astype(dtype)
     found = ResampledDocuments(Dataset.from_arrays(x)).rows(0, 50)[0]
     assert found.dtype == np.uint8
@@ -137,7 +137,7 @@ def test_same_files_whatever_the_threads_and_processes(tmp_path: Path) -> None:
     assert make_documents(tmp_path / "two", 500, resume=True, **options).fingerprint() == one.fingerprint()
 
 
-def test_resume_after_kill(tmp_path: Path) -> None:
+def test_resume_after_kill_gives_the_same_dataset(tmp_path: Path) -> None:
     base, target = _base(tmp_path), tmp_path / "ds"
     code = (
         "import sys, time; import scalelatent.data.write.writer as w; real = w.DatasetWriter.write_shard\n"
@@ -165,7 +165,7 @@ def test_resume_after_kill(tmp_path: Path) -> None:
     assert found.fingerprint() == whole.fingerprint()
 
 
-def test_a_changed_base_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_base_is_refused(tmp_path: Path) -> None:
     base = _base(tmp_path)
     make_documents(tmp_path / "ds", 200, base=base, shard_rows=50)
     shutil.rmtree(tmp_path / "ds" / "x" / "000001")
@@ -205,7 +205,7 @@ def test_bad_requests_leave_nothing(base: Any, options: dict[str, Any], message:
     assert not (tmp_path / "ds").exists()
 
 
-def test_indices_out_of_range() -> None:
+def test_indices_out_of_range_are_refused() -> None:
     with pytest.raises(DataError, match="indices are 0 to"):
         _documents().rows(-1, 3)
     x, y = _documents().rows(9, 9)
@@ -213,7 +213,7 @@ def test_indices_out_of_range() -> None:
     assert len(y) == 0
 
 
-def test_command_line(tmp_path: Path) -> None:
+def test_the_verb_makes_documents(tmp_path: Path) -> None:
     base = _base(tmp_path, np.arange(N) % 3)
     args = ["data", "make", "documents", str(tmp_path / "ds"), "--rows", "90", "--base", str(base)]
     done = CliRunner().invoke(app, [*args, "--seed", "4", "--base-rows", "0:20", "--jobs", "1", "--json"])

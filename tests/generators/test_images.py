@@ -1,4 +1,4 @@
-"""Binary image sets: pure functions of (seed, row), with the truth that made them."""
+"""Binary image sets: functions of (seed, row), with the placements of their features."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_image_is_a_function_of_its_row(kind: str, start: int, count: int, cut: 
 
 
 @pytest.mark.parametrize("kind", ["bars", "symbols", "letters", "text"])
-def test_clean_images_are_their_truth(kind: str) -> None:
-    """Every image is the OR of its features at their places, all of them whole within the image."""
+def test_clean_images_are_their_placed_features(kind: str) -> None:
+    """Each image is the OR of its features at their places, all whole inside the image."""
     images = _set(kind)
     sizes = [b.shape for b in bitmaps(images.parameters["features"])]
     height, width = images.image_shape
@@ -152,7 +152,7 @@ def test_grey_traits_are_the_binary_ones_blurred() -> None:
     assert image_set("traits", blur=0).parameters == image_set("traits").parameters
 
 
-def test_traits_follow_their_network() -> None:
+def test_traits_are_samples_of_their_network() -> None:
     images = image_set("traits", noise=0.0, labels="pattern")
     n = 4000
     x, pattern = images.rows(0, n)
@@ -186,7 +186,7 @@ def test_traits_follow_their_network() -> None:
     assert together.image_shape == (17, 17)
 
 
-def test_pixels_move_in_nine_ways_alike() -> None:
+def test_pixels_move_in_nine_directions_equally_often() -> None:
     from scalelatent.generators.image_kernels import jitter_pixels
     from scalelatent.generators.images import uniform
 
@@ -199,7 +199,7 @@ def test_pixels_move_in_nine_ways_alike() -> None:
     assert np.abs(where - 1 / 9).max() < 0.015
 
 
-def test_glyphs_are_what_they_say() -> None:
+def test_drawings_are_distinct_and_fill_their_boxes() -> None:
     assert "".join(LETTERS) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     for drawing in bitmaps(LETTERS):
         assert drawing.shape in ((7, 5), (7, 3))
@@ -218,7 +218,7 @@ def test_glyphs_are_what_they_say() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_datasets(tmp_path: Path, kind: str) -> None:
+def test_datasets_hold_the_rows_of_their_set(tmp_path: Path, kind: str) -> None:
     options = OPTIONS[kind]
     ds = make_images(tmp_path / "a", kind, 300, seed=3, shard_rows=64, n_jobs=2, **options)
     images = image_set_of(ds)
@@ -270,13 +270,15 @@ def test_shards_in_any_order_from_provenance_alone(tmp_path: Path) -> None:
         ("letters", {"rows": 0}, "0 rows"),
     ],
 )
-def test_bad_requests(tmp_path: Path, kind: str, options: dict[str, Any], message: str) -> None:
+def test_parameters_out_of_range_are_refused(
+    tmp_path: Path, kind: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         make_images(tmp_path / "ds", kind, **{"rows": 5, **options})
     assert not (tmp_path / "ds").exists()
 
 
-def test_datasets_of_another_origin(tmp_path: Path) -> None:
+def test_imported_datasets_have_no_image_set(tmp_path: Path) -> None:
     from scalelatent.data import Dataset
 
     ds = Dataset.from_arrays(np.eye(3)).save(tmp_path / "ds")

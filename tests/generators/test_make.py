@@ -1,4 +1,4 @@
-"""What all generators share: bases that stay, threads, seeds, repair."""
+"""Code that all generators share: protection of bases, threads, seeds, repair."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAKERS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("name", ["itself", "link"])
-def test_a_base_is_not_replaced_by_what_is_made_of_it(tmp_path: Path, maker: str, name: str) -> None:
+def test_a_base_is_not_replaced_by_rows_made_from_it(tmp_path: Path, maker: str, name: str) -> None:
     _bases(tmp_path)
     base, make = MAKERS[maker]
     before = open_dataset(tmp_path / base)
@@ -62,7 +62,7 @@ def test_a_base_is_not_replaced_by_what_is_made_of_it(tmp_path: Path, maker: str
     assert (after.read_x(0, 40) != before.read_x(0, 40)).sum() == 0
 
 
-def test_nor_by_the_clean_images(tmp_path: Path) -> None:
+def test_a_base_is_not_replaced_by_clean_images_made_from_it(tmp_path: Path) -> None:
     _bases(tmp_path)
     with pytest.raises(DataError, match="cannot replace itself"):
         make_corrupted(
@@ -79,7 +79,7 @@ def test_nor_by_the_clean_images(tmp_path: Path) -> None:
         make_corrupted(tmp_path / "out", "noisy-digits", clean=tmp_path / "same")
 
 
-def test_all_that_is_in_the_way_is_found_before_rows_are_made(tmp_path: Path) -> None:
+def test_existing_outputs_are_found_before_rows_are_made(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "thesis.txt").write_text("")
     calls: list[int] = []
@@ -95,7 +95,7 @@ def test_all_that_is_in_the_way_is_found_before_rows_are_made(tmp_path: Path) ->
     assert not (tmp_path / "n.clean").exists()
 
 
-def test_clean_images_that_others_share_are_kept_also_with_overwrite(tmp_path: Path) -> None:
+def test_shared_clean_images_are_kept_with_overwrite(tmp_path: Path) -> None:
     def stamps() -> list[int]:
         return [p.stat().st_mtime_ns for p in sorted((tmp_path / "c").rglob("*")) if p.is_file()]
 
@@ -137,13 +137,13 @@ def _parameters(ds: Dataset) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("n_jobs", [0, -1])
-def test_threads_are_at_least_one(tmp_path: Path, n_jobs: int) -> None:
+def test_less_than_one_thread_is_refused(tmp_path: Path, n_jobs: int) -> None:
     with pytest.raises(DataError, match=f"n_jobs is {n_jobs}, but it must be at least 1"):
         make_digits(tmp_path / "ds", 10, n_jobs=n_jobs)
     assert not (tmp_path / "ds").exists()
 
 
-def test_threads_are_as_many_as_cores_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_usable_cores_are_used_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.generators import make
 
     pools: list[int] = []
@@ -161,7 +161,7 @@ def test_threads_are_as_many_as_cores_may_be_used(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64])
-def test_seeds_out_of_range(tmp_path: Path, seed: int) -> None:
+def test_seeds_out_of_range_are_refused(tmp_path: Path, seed: int) -> None:
     ds = Dataset.from_arrays(COUNTS).save(tmp_path / "counts")
     for make in (
         lambda out: make_digits(out, 10, seed=seed),
@@ -211,7 +211,7 @@ def test_fields_of_large_images_are_made_a_few_at_a_time(monkeypatch: pytest.Mon
 
 
 def _lose(place: Path) -> None:
-    """Lose a file of rows, and cut another one short."""
+    """Remove a file of rows, and truncate another one."""
     files = sorted(p for p in (place / "x").rglob("0") if p.is_file())
     files[1].unlink()
     files[2].write_bytes(files[2].read_bytes()[:-3])
@@ -251,7 +251,7 @@ def _app() -> Any:
     return app
 
 
-def test_repair_finishes_what_was_broken_off(tmp_path: Path) -> None:
+def test_repair_completes_an_interrupted_dataset(tmp_path: Path) -> None:
     def stop(done: int, rows: int) -> None:
         raise KeyboardInterrupt
 

@@ -13,11 +13,11 @@ from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.models.hcn.kernels import reference
-from scalelatent.models.hcn.kernels.order import shuffled
-from scalelatent.models.hcn.model.batch import start_leaf, visit
+from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.model.decode import Decoder
+from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
+from scalelatent.models.hcn.model.kept_messages import start_leaf, visit
 from scalelatent.models.hcn.model.layer import FeatureLayer
-from scalelatent.models.hcn.model.online import EvidenceLearner
 from tests.models.hcn.cases import draw_sweep, no_messages
 
 # chains, images, (channels, height, width), window, features

@@ -1,4 +1,4 @@
-"""Appending: the concatenation, whatever the parts; and a broken append leaves the old rows as they were."""
+"""Appending gives the concatenation of all parts, and a failed append leaves the old rows unchanged."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ def test_other_processes_open_it_by_its_spec(tmp_path: Path) -> None:
 
 
 class _Killed(BaseException):
-    """What a killed process does: nothing more."""
+    """Stop all further changes, as if the process were killed."""
 
 
 def _die_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
-    """From its `n_writes + 1`-th change of the disk on, this process can change nothing any more."""
+    """Let this process change the disk `n_writes` times, and fail all later changes."""
     from zarr.storage import LocalStore
 
     done = [0]
@@ -139,7 +139,9 @@ def _die_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
     return done
 
 
-def test_killed_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_killed_at_any_write_leaves_the_old_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _part("strings", 0, 30).save(tmp_path / "before", shard_rows=10)
     append_rows(tmp_path / "before", _part("strings", 30, 50), shard_rows=20)
     n_writes = 0
@@ -169,7 +171,7 @@ def test_killed_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert n_writes > 10
 
 
-def test_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ds = _part("numbers", 0, 60).save(tmp_path / "ds")
     before = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*"))
 
@@ -191,7 +193,7 @@ def test_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def _while_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
-    """Do something when an append has written its rows and not yet entered them."""
+    """Call a function after an append has written its rows, before it adds them to the list of segments."""
     write = module._write_segment
 
     def written(*arguments: Any) -> Any:
@@ -204,7 +206,9 @@ def _while_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
 
 
 @pytest.mark.parametrize("url", ["disk", "memory://two-appends"])
-def test_two_appends_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_a_second_append_at_the_same_time_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
     place = url if "://" in url else str(tmp_path / url)
     _part("numbers", 0, 60).save(place, overwrite=True)
 
@@ -231,7 +235,7 @@ append_rows(sys.argv[1], sys.argv[1])
 """
 
 
-def test_a_killed_append_locks_nobody_out(tmp_path: Path) -> None:
+def test_a_killed_append_leaves_no_lock(tmp_path: Path) -> None:
     _part("numbers", 0, 60).save(tmp_path / "ds")
     run = [sys.executable, "-c", _APPENDS, str(tmp_path / "ds")]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
@@ -243,7 +247,7 @@ def test_a_killed_append_locks_nobody_out(tmp_path: Path) -> None:
     _check(append_rows(tmp_path / "ds", _part("numbers", 60, N)), "numbers", N)
 
 
-def test_a_lock_that_was_left_in_an_object_store_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abandoned_lock_in_an_object_store_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     _part("numbers", 0, 60).save("memory://left", overwrite=True)
     held = {"doing": "being appended to", "pid": 7, "host": "far", "since": 0}
     locate("memory://left").write(f"{module._LOCK}/000001.json", json.dumps(held).encode())
@@ -257,8 +261,10 @@ def test_a_lock_that_was_left_in_an_object_store_is_told(monkeypatch: pytest.Mon
     _check(append_rows("memory://left", _part("numbers", 60, N)), "numbers", N)
 
 
-def test_a_change_that_no_lock_kept_out_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system whose locks do not reach the other host."""
+def test_a_change_by_another_host_without_a_lock_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system does not share its locks with the other host."""
     _part("numbers", 0, 60).save(tmp_path / "ds")
 
     def second() -> None:
@@ -293,7 +299,7 @@ def test_a_change_that_no_lock_kept_out_is_noticed(tmp_path: Path, monkeypatch: 
         ),
     ],
 )
-def test_rows_of_another_kind(tmp_path: Path, rows: Dataset, message: str) -> None:
+def test_rows_of_another_kind_are_refused(tmp_path: Path, rows: Dataset, message: str) -> None:
     ds = _part("numbers", 0, 60).save(tmp_path / "ds")
     with pytest.raises(DataError, match=message) as error:
         append_rows(tmp_path / "ds", rows)
@@ -302,7 +308,7 @@ def test_rows_of_another_kind(tmp_path: Path, rows: Dataset, message: str) -> No
     assert not [p for p in (tmp_path / "ds").iterdir() if p.name.startswith("append")]
 
 
-def test_files(tmp_path: Path) -> None:
+def test_files_are_appended(tmp_path: Path) -> None:
     x, y = X.astype("f4"), LABELS["numbers"]
     assert y is not None
     Dataset.from_arrays(x[:50], y[:50]).save(tmp_path / "ds")
@@ -320,13 +326,13 @@ def test_files(tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "ds").n_rows == N
 
 
-def test_a_dataset_appended_to_itself(tmp_path: Path) -> None:
+def test_appending_a_dataset_to_itself_is_refused(tmp_path: Path) -> None:
     ds = _part("strings", 0, 30).save(tmp_path / "ds")
     twice = append_rows(tmp_path / "ds", ds)
     np.testing.assert_array_equal(twice.read_x(30, 60), ds.read_x(0, 30))
 
 
-def test_lost_or_foreign_segment(tmp_path: Path) -> None:
+def test_a_lost_or_foreign_segment_is_reported(tmp_path: Path) -> None:
     _part("numbers", 0, 30).save(tmp_path / "ds")
     ds = append_rows(tmp_path / "ds", _part("numbers", 30, 60))
     path = tmp_path / "ds" / ds.attrs["segments"][1]["path"]

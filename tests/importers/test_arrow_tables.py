@@ -1,4 +1,4 @@
-"""Parquet, CSV and Arrow files: the rows of a table, whatever it lies in."""
+"""Parquet, CSV and Arrow files give the rows of their table."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _check(ds: data.Dataset, dtype: str) -> None:
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
 @pytest.mark.parametrize("where", ["file", "folder", "glob"])
-def test_rows_labels_and_weights(kind: str, where: str, tmp_path: Path) -> None:
+def test_rows_labels_and_weights_are_those_of_the_table(kind: str, where: str, tmp_path: Path) -> None:
     table = _table(w=WEIGHTS, kind=KINDS)
     parts = [table] if where == "file" else [table.slice(0, 700), table.slice(700, 1), table.slice(701)]
     (tmp_path / "in").mkdir()
@@ -71,14 +71,14 @@ def test_rows_labels_and_weights(kind: str, where: str, tmp_path: Path) -> None:
     assert str(tmp_path) not in str(ds.attrs["provenance"])
 
 
-def test_compressed_text_and_columns_by_name(tmp_path: Path) -> None:
+def test_compressed_text_is_read_with_columns_by_name(tmp_path: Path) -> None:
     plain = _write("csv", _table(kind=KINDS), tmp_path / "t.csv").read_bytes()
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(plain))
     ds = data.import_csv(tmp_path / "t.csv.gz", tmp_path / "ds", label="kind", features=["p3", "p0"])
     np.testing.assert_array_equal(ds.read_x(0, N), ROWS[:, [3, 0]])
 
 
-def test_numbers_that_look_whole_at_first(tmp_path: Path) -> None:
+def test_a_column_that_starts_with_integers_is_read_as_floats(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b,y\n" + "1,2,0\n" * 5000 + "1.5,2,1\n")
     ds = data.import_csv(tmp_path / "t.csv", tmp_path / "ds", label="y")
     assert ds.read_x(5000, 5001).tolist() == [[1.5, 2.0]]
@@ -87,7 +87,7 @@ def test_numbers_that_look_whole_at_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_lists_wide_tables_and_dictionaries(kind: str, tmp_path: Path) -> None:
+def test_lists_wide_tables_and_dictionaries_are_read(kind: str, tmp_path: Path) -> None:
     wide = np.random.default_rng(2).normal(size=(60, 1500)).astype("f4")
     dictionary = pa.array(KINDS[:60]).dictionary_encode()
     by_column = pa.table({**{f"c{i}": wide[:, i] for i in range(1500)}, "y": dictionary})
@@ -101,7 +101,7 @@ def test_lists_wide_tables_and_dictionaries(kind: str, tmp_path: Path) -> None:
         assert ds.read_y(0, 60).tolist() == KINDS[:60].tolist()
 
 
-def test_shuffled_as_from_any_other_file(tmp_path: Path) -> None:
+def test_shuffled_tables_equal_shuffled_datasets(tmp_path: Path) -> None:
     path = _write("parquet", _table(w=WEIGHTS, y=np.arange(N) % 3), tmp_path / "t.parquet")
     ds = data.import_parquet(path, tmp_path / "ds", label="y", weight="w", shuffle=3)
     whole = data.Dataset.from_arrays(ROWS, np.arange(N) % 3, sample_weight=WEIGHTS)
@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_leaves_nothing(case: str, tmp_path: Path) -> None:
+def test_a_refused_table_leaves_nothing(case: str, tmp_path: Path) -> None:
     make, how, message = REFUSED[case]
     path = _write("parquet", make(), tmp_path / "t.parquet")
     with pytest.raises(DataError, match=message):
@@ -137,7 +137,7 @@ def test_what_is_refused_leaves_nothing(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
-def test_files_that_are_not_there_or_damaged(kind: str, tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_refused(kind: str, tmp_path: Path) -> None:
     for source in ("no", "no*"):
         with pytest.raises(DataError, match=r"does not exist|no file matches"):
             _run(kind, tmp_path / source, tmp_path / "ds")
@@ -147,8 +147,8 @@ def test_files_that_are_not_there_or_damaged(kind: str, tmp_path: Path) -> None:
         _run(kind, tmp_path / "t", tmp_path / "ds")
 
 
-def test_memory_as_a_place(tmp_path: Path) -> None:
-    """By the way of every store of fsspec."""
+def test_tables_in_memory_stores_are_read(tmp_path: Path) -> None:
+    """A memory store stands for all stores of fsspec."""
     import fsspec
 
     path = _write("parquet", _table(w=WEIGHTS, kind=KINDS), tmp_path / "t.parquet")
@@ -158,7 +158,7 @@ def test_memory_as_a_place(tmp_path: Path) -> None:
 
 
 def test_importers_read_from_stores(tmp_path: Path) -> None:
-    """Files are opened in one place: npy, npz, idx, HDF5, svmlight of a store as of a disk."""
+    """Importers of npy, npz, idx, HDF5 and svmlight read from object stores as from a disk."""
     import fsspec
     import h5py
 
@@ -192,7 +192,7 @@ def test_importers_read_from_stores(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """A web server on loopback that has the files of a folder."""
+    """Web server on loopback with the files of a folder."""
     (tmp_path / "web").mkdir()
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -210,7 +210,9 @@ def server(tmp_path: Path) -> Iterator[str]:
         thread.join(10)
 
 
-def test_a_web_server_with_a_checksum(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_web_server_need_a_checksum(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCALELATENT_CACHE", str(tmp_path / "cache"))
     np.save(tmp_path / "web" / "x.npy", ROWS)
     _write("parquet", _table(w=WEIGHTS, kind=KINDS), tmp_path / "web" / "t.parquet")
@@ -228,7 +230,7 @@ def test_a_web_server_with_a_checksum(server: str, tmp_path: Path, monkeypatch: 
     data.import_npy(f"{server}/x.npy#sha256={sums['x.npy']}", tmp_path / "d")
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+def test_the_verb_imports_tables(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from scalelatent.cli import app

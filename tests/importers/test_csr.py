@@ -1,4 +1,4 @@
-"""The importer of CSR rows in npz archives: what it reads, how it cuts, and every kind of bad file."""
+"""The importer of CSR rows in npz archives: arrays, row groups, and every kind of bad file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _same(ds: Any, x: Any) -> None:
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csr_array])
-def test_what_scipy_saves(packed: bool, kind: Any, tmp_path: Path) -> None:
+def test_archives_of_scipy_are_read(packed: bool, kind: Any, tmp_path: Path) -> None:
     sp.save_npz(tmp_path / "x.npz", kind(X), compressed=packed)
     calls: list[tuple[int, int]] = []
     ds = import_csr(tmp_path / "x.npz", tmp_path / "ds", shard_rows=64, progress=lambda *c: calls.append(c))
@@ -53,7 +53,7 @@ def test_what_scipy_saves(packed: bool, kind: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", ["i4", "i8", "u4"])
-def test_prefixes_values_and_shape(index: str, tmp_path: Path) -> None:
+def test_prefixes_values_and_shape_are_found(index: str, tmp_path: Path) -> None:
     arrays = _arrays(X_tf=np.arange(X.nnz, dtype="u2"), unrelated=np.zeros(3))
     arrays["X_indices"] = arrays["X_indices"].astype(index)
     del arrays["X_shape"]  # then columns go up to the highest there is
@@ -66,7 +66,7 @@ def test_prefixes_values_and_shape(index: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["key", "prefix", "found", "npy", "npz"])
-def test_y_of_every_kind(where: str, tmp_path: Path) -> None:
+def test_labels_targets_and_multilabels_are_read(where: str, tmp_path: Path) -> None:
     labels, names, targets = np.arange(200) % 4, np.array(["a", "b"])[np.arange(200) % 2], X.toarray()[:, :3]
     topics = _arrays("Y_", TOPICS)
     del topics["Y_data"]  # a pattern: ones
@@ -97,7 +97,7 @@ def test_y_of_every_kind(where: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [("labels",), ("Y", "other")])
-def test_labels_in_an_npz_file_of_their_own(
+def test_labels_are_read_from_a_second_npz_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
 ) -> None:
     labels = np.array(["a", "b"])[np.arange(200) % 2]
@@ -117,13 +117,13 @@ def test_labels_in_an_npz_file_of_their_own(
     np.testing.assert_array_equal(ds.read_y(0, 200), labels)
 
 
-def test_labels_in_an_npz_file_that_are_not_told_apart(tmp_path: Path) -> None:
+def test_an_ambiguous_npz_file_of_labels_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "y.npz", a=np.arange(200), b=np.arange(200))
     with pytest.raises(DataError, match=r"y\.npz of labels holds a, b: it must hold one array"):
         import_csr(_npz(tmp_path / "x.npz", _arrays()), tmp_path / "ds", y=str(tmp_path / "y.npz"))
 
 
-def test_appending_a_file_to_sparse_rows(tmp_path: Path) -> None:
+def test_a_file_is_appended_to_sparse_rows(tmp_path: Path) -> None:
     import_csr(_npz(tmp_path / "x.npz", _arrays()), tmp_path / "ds")
     _same(append_rows(tmp_path / "ds", tmp_path / "x.npz")[200:], X)
     more = _npz(tmp_path / "more.npz", {**_arrays("p_"), **_arrays("q_")})
@@ -135,7 +135,7 @@ def test_appending_a_file_to_sparse_rows(tmp_path: Path) -> None:
         append_rows(tmp_path / "ds", tmp_path / "ds", y="labels")
 
 
-def test_unsorted_and_double_entries_are_put_right_and_counted(tmp_path: Path) -> None:
+def test_unsorted_and_duplicate_entries_are_repaired_and_counted(tmp_path: Path) -> None:
     columns, data = np.array([3, 1, 2, 2, 0, 4]), np.array([1, 2, 3, 4, 5, 6], "f4")
     arrays = {"data": data, "indices": columns, "indptr": np.array([0, 2, 5, 6]), "shape": np.array([3, 5])}
     ds = import_csr(_npz(tmp_path / "x.npz", arrays), tmp_path / "ds", shard_rows=2)
@@ -144,7 +144,7 @@ def test_unsorted_and_double_entries_are_put_right_and_counted(tmp_path: Path) -
     assert ds.attrs["provenance"]["entries_added"] == 1
 
 
-def test_row_groups_are_small_where_rows_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_make_small_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelatent.importers.csr_archive.GROUP_BYTES", 200)
     monkeypatch.setattr("scalelatent.data.layout.GROUP_BYTES", 200)
     counts = np.r_[np.ones(256, int), np.full(8, 20)]  # 8 rows of 160 bytes after many short ones
@@ -248,7 +248,7 @@ def test_truncated_and_damaged_archives_are_refused(packed: bool, tmp_path: Path
         _refused(tmp_path, short, "short.npz")
 
 
-def test_command_line(tmp_path: Path) -> None:
+def test_the_verb_imports_csr_rows(tmp_path: Path) -> None:
     path = _npz(tmp_path / "x.npz", _arrays(X_tf=X.data, y=np.arange(200) % 2))
     args = ["data", "import", "csr", str(path), str(tmp_path / "ds"), "--csr-prefix", "X", "--values", "tf"]
     done = CliRunner().invoke(app, [*args, "--json"])
@@ -260,7 +260,7 @@ def test_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.realdata
-def test_rcv1(data_root: Path, tmp_path: Path) -> None:
+def test_rows_of_rcv1_are_those_of_the_archive(data_root: Path, tmp_path: Path) -> None:
     path = data_root / "rcv1" / "rcv1v2_subset27613.npz"
     ds = import_csr(path, tmp_path / "ds", values="tf")
     assert (ds.n_rows, ds.n_features, ds.nnz) == (27613, 47236, 2144845)

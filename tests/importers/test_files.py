@@ -1,4 +1,4 @@
-"""Importers: what they read, and every kind of bad file."""
+"""Importers of IDX, npy and npz files: dtypes, labels, and every kind of bad file."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def _pack(path: Path) -> Path:
-    packed = path.with_suffix(".bin")  # gzip is told by its content
+    packed = path.with_suffix(".bin")  # the content shows that it is gzip
     packed.write_bytes(gzip.compress(path.read_bytes()))
     return packed
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_idx(files: tuple[Path, Path], tmp_path: Path, packed: bool) -> None:
+def test_idx_rows_and_labels_are_read(files: tuple[Path, Path], tmp_path: Path, packed: bool) -> None:
     images, labels = map(_pack, files) if packed else files
     calls: list[tuple[int, int]] = []
     ds = import_idx(images, labels, tmp_path / "ds", shard_rows=20, progress=lambda *c: calls.append(c))
@@ -55,7 +55,7 @@ def test_idx(files: tuple[Path, Path], tmp_path: Path, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["i1", "i2", "i4", "f4", "f8"])
-def test_idx_of_other_types(tmp_path: Path, kind: str) -> None:
+def test_idx_files_of_all_dtypes_are_read(tmp_path: Path, kind: str) -> None:
     rows = (IMAGES % 100).astype(kind)
     (tmp_path / "x").write_bytes(idx_bytes(rows))
     ds = import_idx(tmp_path / "x", None, tmp_path / "ds")
@@ -74,7 +74,9 @@ def _refused(tmp_path: Path, *message: str, images: Any, labels: Any = None) -> 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("keep", [0, 3, 9, 16, 400, 1015])
-def test_truncated_idx(files: tuple[Path, Path], tmp_path: Path, packed: bool, keep: int) -> None:
+def test_truncated_idx_files_are_refused(
+    files: tuple[Path, Path], tmp_path: Path, packed: bool, keep: int
+) -> None:
     path = tmp_path / "short"
     path.write_bytes(files[0].read_bytes()[:keep])
     source = _pack(path) if packed else path
@@ -83,7 +85,7 @@ def test_truncated_idx(files: tuple[Path, Path], tmp_path: Path, packed: bool, k
     _refused(tmp_path, str(source), expected, images=source)
 
 
-def test_gzip_stream_cut_short_or_damaged(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_truncated_and_damaged_gzip_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     content = gzip.compress(files[0].read_bytes())
     path = tmp_path / "cut.gz"
     path.write_bytes(content[: len(content) // 2])
@@ -95,14 +97,14 @@ def test_gzip_stream_cut_short_or_damaged(files: tuple[Path, Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_trailing_bytes(files: tuple[Path, Path], tmp_path: Path, packed: bool) -> None:
+def test_trailing_bytes_are_refused(files: tuple[Path, Path], tmp_path: Path, packed: bool) -> None:
     path = tmp_path / "long"
     path.write_bytes(files[0].read_bytes() + b"abc")
     source = _pack(path) if packed else path
     _refused(tmp_path, str(source), "an end at byte 1,016", "at least 3 bytes follow", images=source)
 
 
-def test_wrong_magic_missing_and_swapped(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_wrong_missing_and_swapped_files_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(b"\x89PNG....")
     _refused(tmp_path, str(path), "at byte 0", "00 00 08 03 for images", "found 89 50 4e 47", images=path)
@@ -116,14 +118,14 @@ def test_wrong_magic_missing_and_swapped(files: tuple[Path, Path], tmp_path: Pat
     _refused(tmp_path, "bytes a row; the header is damaged", images=path)
 
 
-def test_labels_of_another_length(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_another_number_of_labels_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "few").write_bytes(idx_bytes(LABELS[:49]))
     _refused(
         tmp_path, str(files[0]), "holds 50 rows", "holds 49 labels", images=files[0], labels=tmp_path / "few"
     )
 
 
-def test_existing_output_stays(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_existing_output_stays_without_overwrite(files: tuple[Path, Path], tmp_path: Path) -> None:
     import_idx(*files, tmp_path / "ds")
     with pytest.raises(DataError, match="--overwrite"):
         import_idx(files[0], None, tmp_path / "ds")
@@ -131,7 +133,7 @@ def test_existing_output_stays(files: tuple[Path, Path], tmp_path: Path) -> None
     assert not import_idx(files[0], None, tmp_path / "ds", overwrite=True).has_y
 
 
-def test_bad_file_leaves_the_dataset_it_would_replace(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_bad_file_leaves_the_dataset_to_be_replaced(files: tuple[Path, Path], tmp_path: Path) -> None:
     import_idx(*files, tmp_path / "ds")
     (tmp_path / "cut").write_bytes(files[0].read_bytes()[:-1])
     with pytest.raises(DataError, match="truncated"):
@@ -141,7 +143,7 @@ def test_bad_file_leaves_the_dataset_it_would_replace(files: tuple[Path, Path], 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("kind", ["u1", "f4", ">f8", "?", "i8"])
-def test_npy(tmp_path: Path, order: str, kind: str) -> None:
+def test_npy_rows_and_labels_are_read(tmp_path: Path, order: str, kind: str) -> None:
     rows = np.asarray(IMAGES.astype(kind), order=order)  # type: ignore[call-overload]
     np.save(tmp_path / "x.npy", rows)
     np.save(tmp_path / "y.npy", LABELS.astype("i8")[:, None])
@@ -153,7 +155,7 @@ def test_npy(tmp_path: Path, order: str, kind: str) -> None:
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("names", [("x", "y"), ("X", "Y"), ("pixels", "kind")])
-def test_npz(tmp_path: Path, save: Any, names: tuple[str, str]) -> None:
+def test_npz_rows_and_labels_are_read(tmp_path: Path, save: Any, names: tuple[str, str]) -> None:
     words = np.array(["ab", "c", "ddd", "e", "f"])[LABELS % 5]
     save(tmp_path / "a.npz", **{names[0]: IMAGES, names[1]: words, "other": np.zeros(3)})
     keys = {} if names[0] in "xX" else {"x": names[0], "y": names[1]}
@@ -170,7 +172,7 @@ def _npz_refused(tmp_path: Path, message: str, path: Path, **keys: Any) -> None:
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
 
-def test_npz_keys(tmp_path: Path) -> None:
+def test_missing_and_ambiguous_npz_arrays_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, data=IMAGES, target=LABELS)
     _npz_refused(tmp_path, r"has no array 'x'; it holds data, target: name one with --x KEY", path)
@@ -180,7 +182,7 @@ def test_npz_keys(tmp_path: Path) -> None:
     _npz_refused(tmp_path, "has 2 arrays that could be 'x'", path)
 
 
-def test_npz_bad_content(tmp_path: Path) -> None:
+def test_bad_npz_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, x=IMAGES, y=LABELS[:40])
     _npz_refused(tmp_path, "holds 50 rows, but .* holds 40 labels", path)
@@ -206,7 +208,7 @@ def test_npz_bad_content(tmp_path: Path) -> None:
     _npz_refused(tmp_path, "not an npz archive", path)
 
 
-def test_npy_bad_content(tmp_path: Path) -> None:
+def test_bad_npy_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     np.save(path, IMAGES)
     content = path.read_bytes()
@@ -238,7 +240,7 @@ def test_nan_names_file_row_and_column_and_leaves_nothing(tmp_path: Path, bad: f
 
 
 @pytest.mark.realdata
-def test_mnist(data_root: Path, tmp_path: Path) -> None:
+def test_rows_of_mnist_are_those_of_the_files(data_root: Path, tmp_path: Path) -> None:
     folder = data_root / "mnist"
     ds = import_idx(
         folder / "t10k-images-idx3-ubyte.gz", folder / "t10k-labels-idx1-ubyte.gz", tmp_path / "mnist"
@@ -259,8 +261,8 @@ def test_mnist(data_root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["a.npz", "b.npz"])
-def test_npz_whose_array_is_damaged_where_it_begins(tmp_path: Path, names: str) -> None:
-    """The directory at the end of the archive is whole; the header before an array is not."""
+def test_an_npz_array_with_a_damaged_start_is_refused(tmp_path: Path, names: str) -> None:
+    """The directory at the end of the archive is intact, but the header before an array is damaged."""
     np.savez(tmp_path / names, x=np.eye(4), y=np.arange(4))
     content = bytearray((tmp_path / names).read_bytes())
     at = 0 if names == "a.npz" else content.index(b"PK\3\4", 4)
@@ -271,7 +273,7 @@ def test_npz_whose_array_is_damaged_where_it_begins(tmp_path: Path, names: str) 
     assert not (tmp_path / "ds").exists()
 
 
-def test_labels_that_are_no_text(tmp_path: Path) -> None:
+def test_labels_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     labels = np.array([b"a", b"b", b"\xe9t\xe9", b"a"])
     np.savez(tmp_path / "a.npz", x=np.eye(4), y=labels)
     for use in (

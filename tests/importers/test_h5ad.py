@@ -1,4 +1,4 @@
-"""AnnData files: what anndata writes comes back, in HDF5 and zarr, and every kind of bad file is refused."""
+"""AnnData files in HDF5 and zarr are read as anndata wrote them, and every kind of bad file is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMS = ["h5ad", "zarr"]
 
 
 def _matrix() -> sp.csr_matrix:
-    """Rows of which some, the first and the last among them, are empty."""
+    """CSR rows, some of them empty, also the first and the last."""
     matrix = sp.random(N, P, 0.3, "lil", np.float32, np.random.default_rng(0))
     matrix[[0, 5, 6, N - 1]] = 0
     return matrix.tocsr()
@@ -99,8 +99,8 @@ def test_rows_and_layers_come_back(tmp_path: Path, form: str, shard_rows: int | 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("label", ["kind", "cluster", "text", "number", "flag", "whole"])
-def test_every_kind_of_label(tmp_path: Path, form: str, label: str) -> None:
-    """Categories that no row has are no classes."""
+def test_every_kind_of_label_is_read(tmp_path: Path, form: str, label: str) -> None:
+    """Categories without rows do not become classes."""
     ds = import_h5ad(_write(tmp_path / f"a.{form}"), tmp_path / "ds", label=label, shard_rows=20)
     expected = np.asarray(_obs()[label])
     np.testing.assert_array_equal(ds.read_y(0, N), expected)
@@ -124,7 +124,7 @@ def test_rows_without_a_label_are_named(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_not_there_is_named(tmp_path: Path, form: str) -> None:
+def test_missing_layers_and_columns_are_named(tmp_path: Path, form: str) -> None:
     path = _write(tmp_path / f"a.{form}", counts=ROWS)
     _refused(path, r"no layer 'x'; its layers are 'counts': .*--layer NAME", layer="x")
     for label in ("x", "kind/codes"):
@@ -134,7 +134,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_columns_are_refused_with_the_remedy(tmp_path: Path, form: str) -> None:
+def test_rows_stored_by_columns_are_refused_with_the_remedy(tmp_path: Path, form: str) -> None:
     path = _write(tmp_path / f"a.{form}", ROWS.tocsc(), other=ROWS.tocsc())
     _refused(path, r"X is a sparse matrix stored by columns.*adata.X = adata.X.tocsr\(\)")
     _refused(path, r"adata.layers\['other'\] = adata.layers\['other'\].tocsr\(\)", layer="other")
@@ -151,7 +151,7 @@ def test_infinite_numbers_are_named(tmp_path: Path, form: str) -> None:
         _refused(_write(folder / f"a.{form}", x), rf"row {row}\b.*{column}\b.* is nan")
 
 
-def test_the_package_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_anndata_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row pointers of 64 bits, unsigned columns in any order, and entries of the same place."""
     monkeypatch.setitem(sys.modules, "anndata", None)
     order = np.concatenate(
@@ -178,7 +178,7 @@ def test_shuffled_rows_keep_their_labels(tmp_path: Path) -> None:
 
 
 def test_groups_of_rows_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file whose entries are nearly all in a few rows is cut where they are."""
+    """Row groups are small if a few rows have nearly all entries."""
     monkeypatch.setattr("scalelatent.importers.csr_archive.GROUP_BYTES", 100)
     ds = import_h5ad(_by_hand(tmp_path / "a.h5ad"), tmp_path / "ds")
     assert max(int(ROWS.indptr[b] - ROWS.indptr[a]) for a, b in ds.pieces()) * 8 <= 400
@@ -239,7 +239,7 @@ def test_numbers_of_other_files_are_not_read(tmp_path: Path) -> None:
         _refused(path, "takes its numbers from other files", label="number")
 
 
-def test_columns_of_other_versions_and_odd_ones(tmp_path: Path) -> None:
+def test_columns_of_old_versions_and_unusual_types_are_read(tmp_path: Path) -> None:
     path = _by_hand(tmp_path / "a.h5ad")
     with h5py.File(path, "r+") as file:
         file["obs/kind"] = (np.arange(N) % 3).astype("i1")
@@ -268,13 +268,13 @@ def test_columns_of_other_versions_and_odd_ones(tmp_path: Path) -> None:
     _refused(path, "1 variables in var, but .* has 11 columns")
 
 
-def test_names_of_very_many_variables_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_names_of_variables_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelatent.importers.h5ad._MAX_NAMES", P - 1)
     ds = import_h5ad(_by_hand(tmp_path / "a.h5ad"), tmp_path / "ds")
     assert "feature_names" not in ds.attrs["provenance"]
 
 
-def test_an_x_without_a_value_is_no_x(tmp_path: Path) -> None:
+def test_an_empty_x_counts_as_missing(tmp_path: Path) -> None:
     with h5py.File(_by_hand(tmp_path / "a.h5ad"), "r+") as file:
         file.move("X", "layers/counts")
         file["X"] = h5py.Empty("f4")

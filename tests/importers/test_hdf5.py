@@ -76,7 +76,7 @@ def test_chunks_are_unpacked_once(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["?", "u1", "i8", ">f4", "f8", "f2"])
-def test_types(tmp_path: Path, kind: str) -> None:
+def test_all_dtypes_are_read(tmp_path: Path, kind: str) -> None:
     path = make(tmp_path / "a.h5", X=X.astype(kind), Y=Y[:, None])
     ds = import_hdf5(path, tmp_path / "ds")
     assert ds.dtype == np.dtype(kind).newbyteorder("=")
@@ -84,7 +84,7 @@ def test_types(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(ds.read_y(0, 53), Y)
 
 
-def test_targets(tmp_path: Path) -> None:
+def test_targets_are_read(tmp_path: Path) -> None:
     targets = np.stack([Y / 2, Y * 3.0], 1)
     ds = import_hdf5(make(tmp_path / "a.h5", x=X, y=targets), tmp_path / "ds", shard_rows=9)
     assert ds.y_kind == "targets"
@@ -93,7 +93,7 @@ def test_targets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_string_labels(tmp_path: Path, fixed: bool) -> None:
+def test_string_labels_are_read(tmp_path: Path, fixed: bool) -> None:
     words = np.array(["zwölf", "b", "ccc"])[Y % 3]
     stored = np.char.encode(words, "utf-8") if fixed else words.astype(object)
     ds = import_hdf5(make(tmp_path / "a.h5", x=X, y=stored), tmp_path / "ds", shard_rows=9)
@@ -101,7 +101,7 @@ def test_string_labels(tmp_path: Path, fixed: bool) -> None:
     assert ds.classes.tolist() == ["b", "ccc", "zwölf"]
 
 
-def test_groups_and_names(tmp_path: Path) -> None:
+def test_arrays_are_found_in_groups_and_by_name(tmp_path: Path) -> None:
     path = make(tmp_path / "a.h5", train__X=X, train__y=Y, test__x=X[:9], test__y=Y[:9], other=Y)
     refused(path, r"has 2 arrays that could be 'x'; it holds .*train/X \(53, 5, 4\) uint8", tmp_path / "out")
     ds = import_hdf5(path, tmp_path / "ds", x="/test/x")
@@ -116,7 +116,7 @@ def test_groups_and_names(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_arrays(tmp_path: Path) -> None:
+def test_bad_arrays_are_refused(tmp_path: Path) -> None:
     path, out = tmp_path / "a.h5", tmp_path / "out"
     refused(make(path, x=Y), r"array 'x' has shape \(53,\); rows x features are needed", out)
     refused(make(path, x=3.0), "array 'x' holds no array, but a single value or nothing", out)
@@ -140,7 +140,7 @@ def test_bad_arrays(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_bad_files(tmp_path: Path) -> None:
+def test_bad_files_are_refused(tmp_path: Path) -> None:
     path, out = make(tmp_path / "a.h5", x=X.repeat(90, 0), y=Y.repeat(90)), tmp_path / "out"
     content = path.read_bytes()
     for bad in (content[: len(content) // 2], b"", b"some text that is no HDF5"):
@@ -149,7 +149,7 @@ def test_bad_files(tmp_path: Path) -> None:
     refused(tmp_path / "none.h5", "HDF5 file .*none.h5 does not exist; check the path", out)
 
 
-def test_damage_in_the_middle(tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         array = file.create_dataset("x", data=X, chunks=(10, 5, 4), compression="gzip", fletcher32=True)
@@ -164,7 +164,7 @@ def test_damage_in_the_middle(tmp_path: Path) -> None:
 
 
 @pytest.mark.realdata
-def test_usps(data_root: Path, tmp_path: Path) -> None:
+def test_rows_of_usps_are_those_of_the_file(data_root: Path, tmp_path: Path) -> None:
     path = data_root / "usps" / "usps.h5"
     counts = {"train": [1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644]}
     counts["test"] = [359, 264, 198, 166, 200, 160, 170, 147, 166, 177]
@@ -175,7 +175,7 @@ def test_usps(data_root: Path, tmp_path: Path) -> None:
             np.testing.assert_array_equal(ds.read_x(0, len(ds)), file[group]["data"][...])
 
 
-def test_a_path_with_spaces_is_told_whole(tmp_path: Path) -> None:
+def test_a_path_with_spaces_is_whole_in_messages(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"HDF5 file .*/no such file\.h5 does not exist"):
         import_hdf5(tmp_path / "no such file.h5", tmp_path / "ds")
     (tmp_path / "a b.h5").write_bytes(b"x" * 600)
@@ -211,7 +211,7 @@ def test_external_storage_is_refused_unless_it_is_allowed(tmp_path: Path) -> Non
     refused(path, r"secret\.bin' is missing", tmp_path / "o3", allow_external=True)
 
 
-def test_labels_outside_of_the_file_are_refused_too(tmp_path: Path) -> None:
+def test_labels_in_another_file_are_refused(tmp_path: Path) -> None:
     path = make(tmp_path / "a.h5", x=X)
     (tmp_path / "secret.bin").write_bytes(bytes(53))
     with h5py.File(path, "a") as file:
@@ -263,7 +263,7 @@ def test_rows_that_the_disk_cannot_hold_are_refused_before_any_is_written(tmp_pa
     assert not out.exists()
 
 
-def test_the_verb_allows_what_lies_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_allows_external_storage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from scalelatent.cli import main
 
     with pytest.raises(SystemExit) as ended:

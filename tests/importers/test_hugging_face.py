@@ -43,7 +43,7 @@ def _images(folder: Path, pixels: list[np.ndarray] | None = None) -> Path:
     return _save(columns, {"image": hf.Image(), "label": hf.ClassLabel(names=NAMES)}, folder)
 
 
-def test_images_and_names_of_classes(tmp_path: Path) -> None:
+def test_images_and_names_of_classes_are_read(tmp_path: Path) -> None:
     ds = data.import_hf(_images(tmp_path / "in"), tmp_path / "ds", label="label", shard_rows=17)
     assert ds.feature_shape == (6, 5)
     np.testing.assert_array_equal(ds.read_x(0, N), PIXELS.reshape(N, -1))
@@ -52,7 +52,7 @@ def test_images_and_names_of_classes(tmp_path: Path) -> None:
     assert ds.read_y(0, N).tolist() == np.array(NAMES)[CODES].tolist()
 
 
-def test_columns_of_numbers_in_splits(tmp_path: Path) -> None:
+def test_columns_of_numbers_are_read_from_a_split(tmp_path: Path) -> None:
     values = np.random.default_rng(1).normal(size=(N, 4)).astype("f4")
     columns = {"v": values.tolist(), "kind": np.array(NAMES)[CODES], "w": np.arange(N) / 4}
     features = {
@@ -71,7 +71,7 @@ def test_columns_of_numbers_in_splits(tmp_path: Path) -> None:
         data.import_hf(tmp_path / "in", tmp_path / "other", label="kind")
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_wrong_splits_columns_and_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"does not exist, or is no folder"):
         data.import_hf(tmp_path / "no", tmp_path / "ds")
     odd = _images(tmp_path / "odd", [*PIXELS[:9], PIXELS[9, :3]])

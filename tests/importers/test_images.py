@@ -1,4 +1,4 @@
-"""Folders of image files: sizes, kinds, labels, and everything that can be wrong with a file among them."""
+"""Folders of image files: sizes, kinds, labels, and every kind of bad file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def nothing_at(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("shard_rows", [7, 64])
-def test_gray_images_in_class_folders(folder: Path, tmp_path: Path, shard_rows: int) -> None:
+def test_gray_images_in_class_folders_are_read(folder: Path, tmp_path: Path, shard_rows: int) -> None:
     calls: list[tuple[int, int]] = []
     ds = import_images(folder, tmp_path / "ds", shard_rows=shard_rows, progress=lambda *c: calls.append(c))
     assert ds.feature_shape == (5, 4)
@@ -72,7 +72,9 @@ def test_order_and_bits_do_not_depend_on_threads(folder: Path, tmp_path: Path, m
     ("names", "expected", "kind"),
     [(("10", "9", "0"), [0, 9, 10], "u1"), (("-1", "3"), [-1, 3], "i8"), (("00", "01"), ["00", "01"], "U2")],
 )
-def test_class_names(tmp_path: Path, names: tuple[str, ...], expected: list[Any], kind: str) -> None:
+def test_classes_are_integers_if_all_folder_names_are(
+    tmp_path: Path, names: tuple[str, ...], expected: list[Any], kind: str
+) -> None:
     for name in names:
         save(tmp_path / "in" / name / "a.png", GRAY[0])
     ds = import_images(tmp_path / "in", tmp_path / "ds")
@@ -81,7 +83,7 @@ def test_class_names(tmp_path: Path, names: tuple[str, ...], expected: list[Any]
     assert sorted(ds.read_y(0, len(names)).tolist()) == expected
 
 
-def test_images_without_classes(folder: Path, tmp_path: Path) -> None:
+def test_images_without_classes_are_read(folder: Path, tmp_path: Path) -> None:
     assert not import_images(folder / "cat", tmp_path / "flat").has_y
     ds = import_images(folder, tmp_path / "nested", labels=False)
     assert not ds.has_y
@@ -92,7 +94,7 @@ def test_images_without_classes(folder: Path, tmp_path: Path) -> None:
     assert len(import_images(folder, tmp_path / "all", labels=False)) == 41
 
 
-def test_links_do_not_run_in_circles(folder: Path, tmp_path: Path) -> None:
+def test_links_to_parent_folders_are_not_followed(folder: Path, tmp_path: Path) -> None:
     os.symlink(folder, folder / "cat" / "again")
     assert len(import_images(folder, tmp_path / "ds")) == 40
 
@@ -102,7 +104,7 @@ def _one(tmp_path: Path, pixels: np.ndarray, name: str = "a.png", **how: Any) ->
     return import_images(tmp_path / "one", tmp_path / "ds", overwrite=True, **how)
 
 
-def test_kinds_of_pixels(tmp_path: Path) -> None:
+def test_gray_colour_and_16_bit_images_are_read(tmp_path: Path) -> None:
     ds = _one(tmp_path, RGB[0])
     assert ds.feature_shape == (5, 4, 3)
     np.testing.assert_array_equal(ds.read_x(0, 1), RGB[0].reshape(1, -1))
@@ -119,7 +121,7 @@ def test_kinds_of_pixels(tmp_path: Path) -> None:
     assert set(np.unique(ds.read_x(0, 1))) == {0, 255}
 
 
-def test_palette_images_are_coloured(tmp_path: Path) -> None:
+def test_palette_images_become_colour(tmp_path: Path) -> None:
     image = Image.fromarray(RGB[0]).quantize(256)
     (tmp_path / "one").mkdir()
     image.save(tmp_path / "one" / "a.gif")
@@ -127,7 +129,7 @@ def test_palette_images_are_coloured(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ds.read_x(0, 1).reshape(5, 4, 3), np.asarray(image.convert("RGB")))
 
 
-def test_what_has_no_clear_meaning_is_refused(tmp_path: Path) -> None:
+def test_ambiguous_images_and_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.png has transparency; choose --gray or --rgb.*--skip-bad"):
         _one(tmp_path, np.dstack([RGB[0], GRAY[0]]))
     assert _one(tmp_path, np.dstack([RGB[0], GRAY[0]]), color="rgb").feature_shape == (5, 4, 3)
@@ -142,7 +144,7 @@ def test_what_has_no_clear_meaning_is_refused(tmp_path: Path) -> None:
             _one(tmp_path, GRAY[0], **how)
 
 
-def test_resizing(tmp_path: Path) -> None:
+def test_images_are_resized_and_cropped(tmp_path: Path) -> None:
     wide = np.zeros((10, 30), "u1")
     wide[:, 10:20] = 200  # the middle third is bright
     stretched = _one(tmp_path, wide, size=(2, 3)).read_x(0, 1).reshape(2, 3)
@@ -165,7 +167,7 @@ def test_large_jpegs_are_decoded_at_reduced_size_with_the_same_picture(tmp_path:
     assert np.abs(small - exact[..., None]).max() < 4
 
 
-def test_upright_as_the_camera_says(tmp_path: Path) -> None:
+def test_images_are_rotated_by_their_exif_tag(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     (tmp_path / "one").mkdir()
@@ -194,7 +196,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_image_in_the_middle(folder: Path, tmp_path: Path, what: str) -> None:
+def test_a_bad_image_is_refused_or_skipped(folder: Path, tmp_path: Path, what: str) -> None:
     spoil, message = BAD[what]
     spoil(folder / "dog" / "33.png")
     with pytest.raises(DataError, match=message) as error:
@@ -224,8 +226,8 @@ def test_the_first_of_several_bad_images_is_named(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("n_bad", [32, 8, 1])
-def test_skipping_at_the_ends_of_shards(folder: Path, tmp_path: Path, n_bad: int) -> None:
-    """What is skipped may empty the last shards or cut one; the dataset is that of the good images alone."""
+def test_skipped_images_shrink_or_empty_the_last_shards(folder: Path, tmp_path: Path, n_bad: int) -> None:
+    """Skipped images empty or shorten the last shards; the dataset holds the good images only."""
     for i in ORDER[40 - n_bad :]:
         (folder / ("cat" if i < 20 else "dog/old" if i < 25 else "dog") / f"{i:02}.png").write_bytes(b"")
     ds = import_images(folder, tmp_path / "ds", skip_bad=True, chunk_rows=4, shard_rows=8)
@@ -236,7 +238,7 @@ def test_skipping_at_the_ends_of_shards(folder: Path, tmp_path: Path, n_bad: int
     assert copied.read_y(0, n).tolist() == ds.read_y(0, n).tolist()
 
 
-def test_nothing_but_bad_images(tmp_path: Path) -> None:
+def test_a_folder_of_bad_images_only_is_refused(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / f"{name}.png").write_bytes(b"no")
     with pytest.raises(DataError, match=r"a\.png cannot be read: it is none of"):
@@ -246,14 +248,14 @@ def test_nothing_but_bad_images(tmp_path: Path) -> None:
     assert nothing_at(tmp_path / "out")
 
 
-def test_a_first_image_unlike_all_others_does_not_decide(folder: Path, tmp_path: Path) -> None:
+def test_a_first_image_that_differs_from_most_is_refused(folder: Path, tmp_path: Path) -> None:
     save(folder / "cat" / "00.png", np.zeros((9, 9), "u1"))
     with pytest.raises(DataError, match=r"39 images are not like the first, cat/00\.png, and only 1 are"):
         import_images(folder, tmp_path / "out", skip_bad=True)
     assert nothing_at(tmp_path / "out")
 
 
-def test_folders_without_images(tmp_path: Path) -> None:
+def test_folders_without_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere does not exist; give the folder that holds the class"):
         import_images(tmp_path / "nowhere", tmp_path / "out")
     (tmp_path / "in").mkdir()
@@ -268,7 +270,9 @@ def test_folders_without_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["more", "fewer"])
-def test_a_folder_that_changes_meanwhile(folder: Path, tmp_path: Path, change: str) -> None:
+def test_a_folder_that_changes_during_the_import_is_refused(
+    folder: Path, tmp_path: Path, change: str
+) -> None:
     def interfere(done: int, total: int) -> None:
         if done == 5 and change == "more":
             save(folder / "dog" / "new.png", GRAY[0])
@@ -280,7 +284,7 @@ def test_a_folder_that_changes_meanwhile(folder: Path, tmp_path: Path, change: s
     assert nothing_at(tmp_path / "out")
 
 
-def test_the_dataset_it_would_replace_stays(folder: Path, tmp_path: Path) -> None:
+def test_a_failed_import_leaves_the_dataset_to_be_replaced(folder: Path, tmp_path: Path) -> None:
     import_images(folder, tmp_path / "ds")
     with pytest.raises(DataError, match="--overwrite"):
         import_images(folder / "cat", tmp_path / "ds")

@@ -81,7 +81,9 @@ def refused(path: Path, message: str, **how: Any) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("names", [("x", "y"), ("X", "Y"), ("fea", "gnd")])
-def test_rows_and_labels(tmp_path: Path, version: str, names: tuple[str, str]) -> None:
+def test_rows_and_labels_of_all_versions_are_read(
+    tmp_path: Path, version: str, names: tuple[str, str]
+) -> None:
     path = save(tmp_path / "a.mat", version, {names[0]: X, names[1]: Y[:, None], "other": np.eye(2)})
     keys = {} if names[0] in "xX" else {"x": "fea", "y": "gnd"}
     ds = import_mat(path, tmp_path / "ds", **keys, shard_rows=8)  # type: ignore[arg-type]
@@ -94,7 +96,7 @@ def test_rows_and_labels(tmp_path: Path, version: str, names: tuple[str, str]) -
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kinds_of_labels(tmp_path: Path, version: str) -> None:
+def test_every_kind_of_label_is_read(tmp_path: Path, version: str) -> None:
     path = save(tmp_path / "a.mat", version, {"x": X, "y": Y[None, :]})
     assert import_mat(path, tmp_path / "row").read_y(0, 31).tolist() == Y.tolist()
     path = save(tmp_path / "a.mat", version, {"x": X, "y": Y[:, None] + 0.5})
@@ -115,7 +117,7 @@ def test_kinds_of_labels(tmp_path: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_targets(tmp_path: Path, version: str) -> None:
+def test_targets_are_read(tmp_path: Path, version: str) -> None:
     targets = np.stack([Y, Y * 2], 1)
     ds = import_mat(save(tmp_path / "a.mat", version, {"x": X, "y": targets}), tmp_path / "ds", shard_rows=8)
     assert (ds.y_kind, ds.read_y(0, 1).dtype) == ("targets", np.float64)
@@ -123,7 +125,7 @@ def test_targets(tmp_path: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["5", "7", "7.3"])
-def test_rows_along_the_last_axis(tmp_path: Path, version: str) -> None:
+def test_rows_along_the_last_axis_are_read(tmp_path: Path, version: str) -> None:
     images = np.random.Generator(np.random.Philox(4)).integers(0, 256, (5, 4, 3, 31)).astype("u1")
     path = save(tmp_path / "a.mat", version, {"X": images, "y": Y[:, None]})
     ds = import_mat(path, tmp_path / "ds", rows_last=True, shard_rows=8)
@@ -137,7 +139,7 @@ def test_rows_along_the_last_axis(tmp_path: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["5", "7", "7.3"])
-def test_bad_variables(tmp_path: Path, version: str) -> None:
+def test_bad_variables_are_refused(tmp_path: Path, version: str) -> None:
     path = tmp_path / "a.mat"
     refused(save(path, version, {"data": X}), r"has no array 'x'; it holds data .*: name one with --x KEY")
     refused(save(path, version, {"x": X, "X": X}), "has 2 arrays that could be 'x'")
@@ -163,7 +165,7 @@ def test_bad_variables(tmp_path: Path, version: str) -> None:
         refused(path, "the label of row 30 is not a string")
 
 
-def test_empty_variables(tmp_path: Path) -> None:
+def test_empty_variables_are_refused(tmp_path: Path) -> None:
     savemat(tmp_path / "a.mat", {"x": np.zeros((0, 4))})
     refused(tmp_path / "a.mat", r"'x' has shape \(0, 4\), which is empty")
     save73(tmp_path / "b.mat", {"x": np.zeros(2)})  # MATLAB stores the shape of an empty array instead of it
@@ -184,7 +186,7 @@ def test_sparse_matrices_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["5", "7", "7.3"])
-def test_bad_files(tmp_path: Path, version: str) -> None:
+def test_bad_files_are_refused(tmp_path: Path, version: str) -> None:
     path = save(tmp_path / "a.mat", version, {"x": X.repeat(30, 0), "y": Y.repeat(30)[:, None]})
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 3])
@@ -196,7 +198,7 @@ def test_bad_files(tmp_path: Path, version: str) -> None:
     refused(tmp_path / "none.mat", "MATLAB file .*none.mat does not exist; check the path")
 
 
-def test_damaged_packed_variable(tmp_path: Path) -> None:
+def test_a_damaged_compressed_variable_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "a.mat", "7", {"x": X})
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
@@ -204,7 +206,7 @@ def test_damaged_packed_variable(tmp_path: Path) -> None:
     refused(path, "truncated or damaged: .*download or copy it again")
 
 
-def test_other_hdf5_files_are_told_apart(tmp_path: Path) -> None:
+def test_hdf5_files_of_other_programs_are_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.mat", "w") as file:
         file["x"] = X
     refused(tmp_path / "a.mat", "MATLAB did not write.*`scalelatent data import hdf5`")
@@ -222,7 +224,9 @@ def test_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("name", "shape", "classes"), [("COIL20", (1440, 1024), 20), ("Isolet", (1560, 617), 26)]
 )
-def test_real_files(data_root: Path, tmp_path: Path, name: str, shape: tuple[int, int], classes: int) -> None:
+def test_rows_of_real_files_are_read(
+    data_root: Path, tmp_path: Path, name: str, shape: tuple[int, int], classes: int
+) -> None:
     ds = import_mat(data_root / "small" / f"{name}.mat", tmp_path / "ds")
     assert (len(ds), ds.n_features) == shape
     assert ds.classes.tolist() == list(range(1, classes + 1))

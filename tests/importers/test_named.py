@@ -1,4 +1,4 @@
-"""Datasets by name: a server on loopback stands in for the origins, good, absent, lying and torn."""
+"""Datasets by name, from a server on loopback with good, missing, wrong and truncated files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FILES = {
 
 
 class Server:
-    """Serves `files`; `fault` says what goes wrong."""
+    """Web server of `files`; with `torn` it sends half of each file."""
 
     def __init__(self) -> None:
         self.files = dict(FILES)
@@ -78,7 +78,7 @@ class Server:
 
 
 def origin_of(*urls: str) -> dict[str, tuple[RemoteFile, ...]]:
-    """The files of MNIST, at each of some addresses."""
+    """Return the files of MNIST with several addresses."""
 
     def pair(head: str) -> tuple[RemoteFile, ...]:
         names = (f"{head}-images-idx3-ubyte.gz", f"{head}-labels-idx1-ubyte.gz")
@@ -94,7 +94,7 @@ def remote(name: str, content: bytes, *urls: str) -> RemoteFile:
 
 @pytest.fixture
 def server(monkeypatch: Any) -> Iterator[Server]:
-    """A server of small files, known under the name of MNIST."""
+    """Server of small files that replaces the addresses of MNIST."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     server = Server()
@@ -112,7 +112,9 @@ def unused_url() -> str:
 @pytest.mark.parametrize(
     ("part", "parts"), [("train", ["train"]), ("test", ["test"]), ("all", ["train", "test"])]
 )
-def test_parts(server: Server, tmp_path: Path, part: str, parts: list[str]) -> None:
+def test_every_part_has_its_rows_and_labels(
+    server: Server, tmp_path: Path, part: str, parts: list[str]
+) -> None:
     ds = import_named("mnist", tmp_path / "ds", part=part, cache=tmp_path / "cache", shard_rows=7)
     rows = np.concatenate([ROWS[p] for p in parts])
     np.testing.assert_array_equal(ds.read_x(0, len(ds)), rows.reshape(len(rows), -1))
@@ -123,7 +125,7 @@ def test_parts(server: Server, tmp_path: Path, part: str, parts: list[str]) -> N
     assert len(provenance["source"]) == len(server.asked) == 2 * len(parts)
 
 
-def test_downloaded_once_with_progress(server: Server, tmp_path: Path, caplog: Any) -> None:
+def test_files_are_downloaded_once_with_progress(server: Server, tmp_path: Path, caplog: Any) -> None:
     calls: list[tuple[int, int]] = []
     paths = fetch_named("mnist", cache=tmp_path, progress=lambda *c: calls.append(c))
     assert [p.read_bytes() for p in paths] == [FILES[p.name] for p in paths]
@@ -136,19 +138,21 @@ def test_downloaded_once_with_progress(server: Server, tmp_path: Path, caplog: A
     assert caplog.text == ""
 
 
-def test_cache_folder_from_the_environment(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_cache_folder_comes_from_the_environment(
+    server: Server, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("SCALELATENT_CACHE", str(tmp_path / "mine"))
     assert fetch_named("mnist", part="test")[0] == tmp_path / "mine" / "mnist" / "t10k-images-idx3-ubyte.gz"
 
 
-def test_a_damaged_file_in_the_cache_is_downloaded_anew(server: Server, tmp_path: Path) -> None:
+def test_a_damaged_file_in_the_cache_is_downloaded_again(server: Server, tmp_path: Path) -> None:
     images, _ = fetch_named("mnist", cache=tmp_path)
     images.write_bytes(images.read_bytes()[:-5])
     assert fetch_named("mnist", cache=tmp_path)[0].read_bytes() == FILES[images.name]
     assert len(server.asked) == 3
 
 
-def test_the_next_mirror_is_asked(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_next_mirror_is_tried_after_a_failure(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
     lying = Server()
     try:
         lying.files = {name: b"other" + content for name, content in FILES.items()}
@@ -169,7 +173,7 @@ def refused(tmp_path: Path, *message: str, **how: Any) -> None:
     assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == []
 
 
-def test_wrong_checksum_torn_and_absent(server: Server, tmp_path: Path) -> None:
+def test_wrong_truncated_and_missing_files_are_refused(server: Server, tmp_path: Path) -> None:
     name = "train-images-idx3-ubyte.gz"
     server.files[name] = FILES["t10k-images-idx3-ubyte.gz"]
     refused(tmp_path, f"{server.url}/{name} (the checksum is wrong: it is another file)")
@@ -180,7 +184,7 @@ def test_wrong_checksum_torn_and_absent(server: Server, tmp_path: Path) -> None:
     refused(tmp_path, f"{server.url}/{name} (the server answered 404 Not Found)")
 
 
-def test_offline_names_the_way_by_hand(server: Server, tmp_path: Path) -> None:
+def test_without_a_network_the_message_explains_the_manual_import(server: Server, tmp_path: Path) -> None:
     mirror = unused_url()
     refused(
         tmp_path,
@@ -199,7 +203,7 @@ def test_offline_names_the_way_by_hand(server: Server, tmp_path: Path) -> None:
     assert len(ds) == 60
 
 
-def test_unknown_names_and_parts(tmp_path: Path) -> None:
+def test_unknown_names_and_parts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match="no dataset 'mnst' is known by name; the known ones are digits, mnist"
     ):
@@ -209,7 +213,7 @@ def test_unknown_names_and_parts(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_digits(tmp_path: Path) -> None:
+def test_digits_are_those_of_scikit_learn(tmp_path: Path) -> None:
     ds = import_named("digits", tmp_path / "ds")
     x, y = load_digits(return_X_y=True)
     np.testing.assert_array_equal(ds.read_x(0, 1797), np.rint(x * (255 / 16)))
@@ -217,7 +221,7 @@ def test_digits(tmp_path: Path) -> None:
 
 
 def _stories(first: int, rows: int) -> tuple[bytes, csr_array]:
-    """svmlight text of stories with these numbers, and what it says."""
+    """Return the svmlight text of stories with these numbers, and their rows."""
     x = scipy.sparse.random_array((rows, 47_236), density=2e-4, rng=first, format="csr")
     x.sort_indices()
     lines = []
@@ -230,7 +234,7 @@ def _stories(first: int, rows: int) -> tuple[bytes, csr_array]:
 
 @pytest.fixture
 def rcv1(server: Server, monkeypatch: Any) -> dict[str, tuple[csr_array, np.ndarray]]:
-    """Three files of stories and their topics on the server; what each part should be."""
+    """Put three files of stories and their topics on the server; return the rows and topics of each part."""
     rng = np.random.Generator(np.random.Philox(2))
     y = (rng.random((30, 5)) < 0.4).astype("u1")
     y[:, 0] |= y.sum(1) == 0
@@ -252,7 +256,9 @@ def rcv1(server: Server, monkeypatch: Any) -> dict[str, tuple[csr_array, np.ndar
 
 @pytest.mark.parametrize("part", ["train", "test", "all"])
 @pytest.mark.slow
-def test_rcv1(rcv1: Any, server: Server, tmp_path: Path, part: str) -> None:
+def test_every_part_of_rcv1_has_its_rows_and_topics(
+    rcv1: Any, server: Server, tmp_path: Path, part: str
+) -> None:
     x, y = rcv1[part]
     ds = import_named("rcv1", tmp_path / "ds", part=part, cache=tmp_path / "cache", shard_rows=6)
     assert (ds.is_sparse, ds.y_kind, ds.dtype) == (True, "multilabel", np.float64)
@@ -262,16 +268,14 @@ def test_rcv1(rcv1: Any, server: Server, tmp_path: Path, part: str) -> None:
     assert len(server.asked) == len(set(server.asked)) == {"train": 2, "test": 3, "all": 4}[part]
 
 
-def test_labels_of_rcv1_have_the_name_of_the_file_of_topics(
-    rcv1: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_messages_about_topics_of_rcv1_name_their_file(rcv1: Any, tmp_path: Path, monkeypatch: Any) -> None:
     named: list[str] = []
     monkeypatch.setattr("scalelatent.importers.rcv1.write_rows", lambda url, x, y, **_: named.append(y.name))
     import_named("rcv1", tmp_path / "ds", cache=tmp_path / "cache")
     assert named == [f"topics {tmp_path / 'cache' / 'rcv1' / ORIGINS['rcv1']['train'][0].title}"]
 
 
-def test_rcv1_with_files_that_do_not_belong_together(
+def test_files_of_rcv1_that_do_not_belong_together_are_refused(
     rcv1: Any, server: Server, tmp_path: Path, monkeypatch: Any
 ) -> None:
     topics, stories = ORIGINS["rcv1"]["train"]

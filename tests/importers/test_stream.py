@@ -1,4 +1,4 @@
-"""What all importers share: shards written while the next is read, shuffling, and nothing left behind."""
+"""Code that all importers share: parallel writing, shuffling, and removal of incomplete datasets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _all_files(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
-def test_rows_labels_progress_and_provenance(tmp_path: Path) -> None:
+def test_rows_labels_progress_and_provenance_are_written(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     ds = _write(tmp_path / "ds", progress=lambda *c: calls.append(c), provenance={"kind": 3})
     np.testing.assert_array_equal(ds.read_x(0, 90), ROWS)
@@ -56,7 +56,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path, monkeyp
     assert len(prints) == 1
 
 
-def test_few_shards_are_in_memory(tmp_path: Path, monkeypatch: Any) -> None:
+def test_at_most_one_shard_more_than_threads_is_in_memory(tmp_path: Path, monkeypatch: Any) -> None:
     """Shards read, but not yet written, never exceed the number of writing threads and one."""
     monkeypatch.setattr("dask.system.cpu_count", lambda: 3)
     gate, reads = threading.Semaphore(0), []
@@ -83,7 +83,7 @@ def test_few_shards_are_in_memory(tmp_path: Path, monkeypatch: Any) -> None:
 
 @pytest.fixture
 def shuffles(monkeypatch: Any) -> list[dict[str, Any]]:
-    """Stands in for the shuffle: reverses the rows, and notes what it was given."""
+    """Replace the shuffle by a reversal of the rows that records its arguments."""
     calls: list[dict[str, Any]] = []
 
     def shuffle_dataset(source: Any, url: str, *, overwrite: bool, progress: Any, **how: Any) -> Dataset:
@@ -101,7 +101,7 @@ def shuffles(monkeypatch: Any) -> list[dict[str, Any]]:
     return calls
 
 
-def test_shuffle(tmp_path: Path, shuffles: list[dict[str, Any]]) -> None:
+def test_shuffled_rows_replace_the_temporary_dataset(tmp_path: Path, shuffles: list[dict[str, Any]]) -> None:
     calls: list[tuple[int, int]] = []
     ds = _write(tmp_path / "ds", shuffle=7, progress=lambda *c: calls.append(c))
     np.testing.assert_array_equal(ds.read_x(0, 90), ROWS[::-1])
@@ -161,7 +161,7 @@ def test_a_shard_that_cannot_be_written_leaves_nothing(
 
 
 def _sources(folder: Path) -> dict[str, Any]:
-    """An import of each kind, not yet begun."""
+    """Return a function for each importer that imports a file with the same rows."""
     np.save(folder / "x.npy", ROWS)
     np.savez(folder / "x.npz", x=ROWS)
     savemat(folder / "x.mat", {"x": ROWS})
@@ -183,7 +183,7 @@ def _sources(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "mat", "hdf5", "idx", "images", "digits"])
-def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path, kind: str) -> None:
+def test_ctrl_c_during_an_import_leaves_nothing(tmp_path: Path, kind: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
     run = _sources(tmp_path / "in")[kind]
@@ -204,7 +204,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"shard_rows": 0}, {"compressor": "zip"}, {"chunk_rows": 3, "shard_rows": 7}]
 )
-def test_a_wrong_option_leaves_the_dataset_it_would_replace(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_a_wrong_option_leaves_the_dataset_to_be_replaced(tmp_path: Path, wrong: dict[str, Any]) -> None:
     np.save(tmp_path / "x.npy", ROWS)
     before = import_npy(tmp_path / "x.npy", tmp_path / "ds").fingerprint()
     with pytest.raises(DataError):
@@ -212,8 +212,10 @@ def test_a_wrong_option_leaves_the_dataset_it_would_replace(tmp_path: Path, wron
     assert open_dataset(tmp_path / "ds").fingerprint() == before
 
 
-def test_strings_that_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One limit and one message, whatever way the rows come."""
+def test_too_many_distinct_strings_are_refused_by_all_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ways to write rows have the same limit and the same message."""
     monkeypatch.setattr("scalelatent.data.schema.MAX_CLASSES", 20)
     names = np.array([f"row {i}" for i in range(90)])
     np.savez(tmp_path / "a.npz", x=ROWS, y=names)
@@ -236,7 +238,7 @@ def test_strings_that_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert open_dataset(tmp_path / "few").fingerprint() == few.fingerprint()
 
 
-def test_numbers_that_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_distinct_numbers_make_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelatent.data.schema.MAX_CLASSES", 20)
     mine = Dataset.from_arrays(ROWS, np.arange(90))
     assert mine.classes is None

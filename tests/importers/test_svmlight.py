@@ -40,7 +40,7 @@ def _import(text: bytes | str, tmp_path: Path, **options: Any) -> Any:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("zero_based", [False, True])
 @pytest.mark.parametrize("block", [100, 1 << 22])
-def test_the_rows_of_scikit_learn(
+def test_rows_are_those_of_scikit_learn(
     zero_based: bool, packed: bool, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scalelatent.importers.svmlight._BLOCK_BYTES", block)
@@ -90,7 +90,7 @@ def test_numbers_are_those_of_python(values: list[str], tmp_path_factory: Any) -
     assert (ds.read_x(0, 1).data.view("u8") == wanted.view("u8")).all()
 
 
-def test_labels_of_every_kind(tmp_path: Path) -> None:
+def test_labels_of_every_kind_are_read(tmp_path: Path) -> None:
     assert _import("1.5 1:1\n-2 2:1\n", tmp_path).read_y(0, 2).tolist() == [1.5, -2.0]
     assert not _import("1:1\n\n2:1 # three\n", tmp_path).has_y
     ds = _import("0,3 1:1\n 2:1\n2 2:1\n3,3,1 1:1\n", tmp_path)
@@ -101,7 +101,7 @@ def test_labels_of_every_kind(tmp_path: Path) -> None:
     assert lone.read_y(0, 2).toarray().tolist() == [[0, 0, 1], [0, 0, 0]]
 
 
-def test_rows_without_entries_unsorted_and_double_ones(tmp_path: Path) -> None:
+def test_empty_unsorted_and_duplicate_entries_are_repaired(tmp_path: Path) -> None:
     ds = _import("1\n1 3:1 1:2 3:0.5\r\n\n# nothing\n2\t2:7", tmp_path, n_features=4, dtype="float32")
     assert ds.read_x(0, 3).toarray().tolist() == [[0, 0, 0, 0], [2, 0, 1.5, 0], [0, 7, 0, 0]]
     assert ds.dtype == np.float32
@@ -109,14 +109,14 @@ def test_rows_without_entries_unsorted_and_double_ones(tmp_path: Path) -> None:
     assert (provenance["rows_sorted"], provenance["entries_added"]) == (1, 1)
 
 
-def test_columns_count_as_they_are_told(tmp_path: Path) -> None:
+def test_columns_count_from_zero_or_one(tmp_path: Path) -> None:
     text = "1 1:1 3:1\n"
     assert _import(text, tmp_path).n_features == 3
     assert _import(text, tmp_path, zero_based=True).n_features == 4
     assert _import("1 0:1 3:1\n", tmp_path).n_features == 4
 
 
-def test_row_groups_are_small_where_rows_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_make_small_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("data.layout", "importers.svmlight"):
         monkeypatch.setattr(f"scalelatent.{place}.GROUP_BYTES", 400)
     monkeypatch.setattr("scalelatent.importers.svmlight._BLOCK_BYTES", 200)
@@ -177,7 +177,7 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str, tmp_path
         open_dataset(tmp_path / "ds")
 
 
-def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
+def test_truncated_and_damaged_gzip_is_refused(tmp_path: Path) -> None:
     packed = gzip.compress(_text())
     with pytest.raises(DataError, match="is truncated: its gzip data end at byte"):
         _import(packed[:-200], tmp_path)
@@ -187,7 +187,7 @@ def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
         import_svmlight(tmp_path / "none.svm", tmp_path / "ds")
 
 
-def test_the_line_is_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_numbers_count_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelatent.importers.svmlight._BLOCK_BYTES", 64)
     with pytest.raises(DataError, match="line 500: 'x' is not a label"):
         _import("1 1:1\n" * 499 + "x 1:1\n" + "1 1:1\n" * 99, tmp_path)
@@ -198,7 +198,9 @@ def test_the_line_is_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.Mon
         _import("1 " + "1:1 " * 1000, tmp_path)
 
 
-def test_a_file_that_changes_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_during_the_import_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scalelatent.importers import svmlight
 
     real = svmlight.count_lines
@@ -215,7 +217,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
         assert not (tmp_path / "ds" / "zarr.json").exists()
 
 
-def test_command_line(tmp_path: Path) -> None:
+def test_the_verb_imports_svmlight_text(tmp_path: Path) -> None:
     (tmp_path / "x.svm").write_bytes(_text())
     args = ["data", "import", "svmlight", str(tmp_path / "x.svm"), str(tmp_path / "ds"), "--features", "60"]
     done = CliRunner().invoke(app, [*args, "--dtype", "float32", "--zero-based", "--json"])

@@ -1,4 +1,4 @@
-"""RCV1-v2 as words, from small files of the format of LYRL2004."""
+"""RCV1-v2 as counts of stems, from small files in the format of LYRL2004."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def text_of(docs: Documents) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[list[Path], Path, Documents, dict[int, list[str]]]:
-    """Two token files, one packed; the topics, packed; and what they say."""
+    """Write two token files, one packed, and packed topics; return the paths and the documents."""
     one, two = documents(100, 25), documents(500, 14)
     first, second = tmp_path / "lyrl2004_tokens_train.dat", tmp_path / "lyrl2004_tokens_test_pt0.dat.gz"
     first.write_text(text_of(one))
@@ -70,7 +70,7 @@ def files(tmp_path: Path) -> tuple[list[Path], Path, Documents, dict[int, list[s
     return [first, second], topics, one | two, held
 
 
-def test_counts_of_the_commonest_stems_and_topics(files, tmp_path: Path) -> None:
+def test_counts_of_frequent_stems_and_topics_are_written(files, tmp_path: Path) -> None:
     tokens, topics, docs, held = files
     ds = import_tokens(tokens, topics, tmp_path / "ds", stems=20, shard_rows=8)
     total = Counter(word for words in docs.values() for word in words)
@@ -85,7 +85,7 @@ def test_counts_of_the_commonest_stems_and_topics(files, tmp_path: Path) -> None
     np.testing.assert_array_equal(ds.read_y(0, 39).toarray(), wanted)
 
 
-def test_leaf_topics_alone_by_the_command_line(files, tmp_path: Path) -> None:
+def test_the_verb_keeps_leaf_topics_only(files, tmp_path: Path) -> None:
     tokens, topics, docs, held = files
     out = tmp_path / "ds"
     how = [word for file in tokens for word in ("--tokens", str(file))]
@@ -106,7 +106,7 @@ def test_leaf_topics_alone_by_the_command_line(files, tmp_path: Path) -> None:
 
 @pytest.fixture
 def with_empty(files) -> tuple[list[Path], Path, Documents, dict[int, list[str]]]:
-    """The same with documents of none but a rare stem: first, in the midst, and the last three."""
+    """Add documents with only one rare stem: the first, some in the middle, and the last three."""
     tokens, topics, docs, held = files
     rare = {number: [f"rare{number}"] for number in (100, 107, 124, 511, 512, 513)}
     docs = {**docs, **rare}
@@ -119,7 +119,7 @@ def with_empty(files) -> tuple[list[Path], Path, Documents, dict[int, list[str]]
 
 
 @pytest.mark.parametrize("shuffle", [None, 3])
-def test_documents_without_any_stem_are_left_out_with_their_topics(
+def test_documents_without_any_stem_are_excluded_with_their_topics(
     with_empty, tmp_path: Path, shuffle: int | None
 ) -> None:
     tokens, topics, docs, held = with_empty
@@ -153,7 +153,7 @@ def test_documents_without_any_stem_are_left_out_with_their_topics(
     assert "--drop-empty go with --tokens" in done.output
 
 
-def test_files_that_change_while_documents_are_left_out(with_empty, tmp_path: Path, monkeypatch) -> None:
+def test_files_that_change_during_the_import_are_refused(with_empty, tmp_path: Path, monkeypatch) -> None:
     from scalelatent.importers import tokens as module
 
     tokens, topics, _, _ = with_empty
@@ -191,7 +191,7 @@ def test_damaged_files_are_named_and_leave_nothing(tmp_path: Path, text: str, me
     assert not (tmp_path / "out").exists()
 
 
-def test_files_that_are_cut_short_or_missing(files, tmp_path: Path) -> None:
+def test_truncated_and_missing_files_are_refused(files, tmp_path: Path) -> None:
     tokens, topics, _, _ = files
     tokens[1].write_bytes(tokens[1].read_bytes()[:-20])
     with pytest.raises(DataError, match=r"test_pt0\.dat\.gz is damaged after line"):
@@ -204,7 +204,7 @@ def test_files_that_are_cut_short_or_missing(files, tmp_path: Path) -> None:
         import_tokens([], topics, tmp_path / "out")
 
 
-def test_a_flipped_byte_within_a_packed_file_is_told(files, tmp_path: Path) -> None:
+def test_a_flipped_byte_in_a_packed_file_is_reported(files, tmp_path: Path) -> None:
     tokens, topics, _, _ = files
     sound, found = tokens[1].read_bytes(), set()
     for at in range(20, len(sound), 37):

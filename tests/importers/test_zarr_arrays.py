@@ -1,4 +1,4 @@
-"""Zarr arrays of others, and references into files of other kinds."""
+"""Zarr arrays of other programs, and references into files of other formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = np.random.default_rng(0).normal(size=(120, 5)).astype("<f4")
 LABELS = (np.arange(120) % 4).astype("<i8")
 
 
-def test_groups_and_arrays(tmp_path: Path) -> None:
+def test_groups_and_arrays_are_read(tmp_path: Path) -> None:
     zarr.save_group(tmp_path / "a.zarr", rows=ROWS, labels=LABELS, zarr_format=2)
     ds = import_zarr(tmp_path / "a.zarr", tmp_path / "ds", "rows", "labels")
     np.testing.assert_array_equal(ds.read_x(0, 120), ROWS)
@@ -35,7 +35,7 @@ def test_strings_of_any_length_are_labels(tmp_path: Path) -> None:
 
 
 def _references(folder: Path) -> Path:
-    """A plain file of numbers, and a description of it as a zarr group."""
+    """Write a binary file and references that describe it as a zarr group; return their path."""
     (folder / "raw.bin").write_bytes(b"HEAD" + ROWS.tobytes() + LABELS.tobytes())
     refs: dict[str, object] = {".zgroup": json.dumps({"zarr_format": 2})}
     at = 4
@@ -53,7 +53,7 @@ def _references(folder: Path) -> Path:
     return path
 
 
-def test_virtual_references(tmp_path: Path) -> None:
+def test_virtual_references_are_read(tmp_path: Path) -> None:
     refs = _references(tmp_path)
     ds = import_zarr(refs, tmp_path / "ds", shard_rows=50)
     np.testing.assert_array_equal(ds.read_x(0, 120), ROWS)
@@ -62,7 +62,7 @@ def test_virtual_references(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["missing", "short"])
-def test_what_references_lead_to_is_not_made_up(harm: str, tmp_path: Path) -> None:
+def test_missing_and_short_referenced_files_are_refused(harm: str, tmp_path: Path) -> None:
     refs = _references(tmp_path)
     raw = tmp_path / "raw.bin"
     if harm == "missing":
@@ -74,7 +74,7 @@ def test_what_references_lead_to_is_not_made_up(harm: str, tmp_path: Path) -> No
     assert not (tmp_path / "ds").exists()
 
 
-def test_virtual_references_that_kerchunk_makes(tmp_path: Path) -> None:
+def test_references_of_kerchunk_are_read(tmp_path: Path) -> None:
     kerchunk = pytest.importorskip("kerchunk.hdf")
     import h5py
 

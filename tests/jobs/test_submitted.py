@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from scalelatent.deploy import checks
-from scalelatent.deploy.probes import Wanted
-from scalelatent.deploy.versions import Difference, differences, table_of, versions
+from scalelatent.deploy.probes import Requirements
+from scalelatent.deploy.versions import Difference, find_differences, format_differences, versions
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import JobError, RunError
@@ -67,7 +67,7 @@ def test_a_folder_that_another_took_in_between_is_refused(workplace, folder, mon
 STEPS = {
     "connect": "an answer of the scheduler tcp://10.0.0.1:8786",
     "check_versions": "the versions of the packages on the scheduler and on each worker",
-    "require": "each worker to look for the data and the device",
+    "require_checks": "each worker to look for the data and the device",
     "_check_plan": "a worker to open the data and to plan the fit",
     "check_folder": "each worker to write to the run folder",
     "_keep": "the scheduler tcp://10.0.0.1:8786 to accept the job",
@@ -91,8 +91,8 @@ def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow)
         step("connect")()
         yield SimpleNamespace(set_metadata=step("set_metadata"), submit=step("submit"))
 
-    def require(client, checks, wanted):
-        step("check_folder" if "folder" in checks else "require")()
+    def require_checks(client, checks, wanted):
+        step("check_folder" if "folder" in checks else "require_checks")()
 
     def tell(line):
         if line.startswith(f"waiting for {STEPS[slow]}"):
@@ -100,7 +100,7 @@ def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow)
 
     monkeypatch.setattr(submit, "SILENT_SECONDS", 0.02)
     monkeypatch.setattr(submit, "connect", connect)
-    monkeypatch.setattr(submit, "require", require)
+    monkeypatch.setattr(submit, "require_checks", require_checks)
     for name in ("check_versions", "_wait_for_worker", "_check_plan", "install_page", "announce", "_keep"):
         monkeypatch.setattr(submit, name, step(name))
     with pytest.raises(JobError, match="the step ended"):
@@ -242,7 +242,7 @@ def test_a_job_is_found_by_its_folder_or_below_it(workplace, folder, monkeypatch
     with pytest.raises(JobError, match="does not exist"):
         control.find_job("runs/none")
     monkeypatch.setenv("SCALELATENT_CLUSTER__SCHEDULER", "tcp://127.0.0.1:1")
-    with pytest.raises(JobError, match="nothing listens there"):
+    with pytest.raises(JobError, match="no program listens there"):
         control.find_job("nobody")
 
 
@@ -290,7 +290,7 @@ def test_follow_gives_up_a_queued_job_whose_scheduler_is_gone(folder, monkeypatc
     monkeypatch.setattr(control, "QUEUED_SECONDS", 0.1)
     folder.begin("queued", scheduler="tcp://127.0.0.1:1")
     with pytest.raises(
-        RunError, match=r"will not start it.*nothing listens.*scalelatent resume .*--scheduler"
+        RunError, match=r"will not start it.*no program listens.*scalelatent resume .*--scheduler"
     ):
         control.follow(folder, poll=0.02)
 
@@ -323,11 +323,11 @@ def test_events_are_given_as_they_come(folder):
 
 def test_differences_of_versions():
     same = versions()
-    assert differences(same, same, {"a": same, "b": same}) == []
+    assert find_differences(same, same, {"a": same, "b": same}) == []
     micro = same | {"python": ".".join([*same["python"].split(".")[:2], "99"]), "cupy": None, "scipy": "0.1"}
-    assert differences(same, same, {"a": micro}) == []
+    assert find_differences(same, same, {"a": micro}) == []
     older = same | {"numpy": "1.0", "cupy-cuda12x": "13.4"}
-    found = differences(same, same, {"a": older, "b": same, "c": same | {"cupy": "13.6"}})
+    found = find_differences(same, same, {"a": older, "b": same, "c": same | {"cupy": "13.6"}})
     assert found == [
         Difference("numpy", same["numpy"], same["numpy"], {"1.0": ["a"], same["numpy"]: ["b", "c"]}),
         Difference("cupy", "", "", {"13.4": ["a"], "13.6": ["c"]}),
@@ -336,7 +336,7 @@ def test_differences_of_versions():
 
 def test_differences_are_a_table():
     row = Difference("numba", "0.63.1", "0.63.1", {"0.62.0": ["tcp://a:40331"], "0.63.1": ["b", "c"]})
-    assert table_of([row]).splitlines() == [
+    assert format_differences([row]).splitlines() == [
         "package  here    scheduler  workers",
         "numba    0.63.1  0.63.1     0.62.0 (tcp://a:40331), 0.63.1 (2 workers)",
     ]
@@ -356,14 +356,14 @@ def test_a_cluster_without_the_package():
     said = str(found.refusal())
     assert found.check == "package"
     assert "cannot be imported by the scheduler, b of the cluster tcp://head:8786:" in said
-    assert said.splitlines()[-1].startswith("Install it there")
+    assert said.splitlines()[-1].startswith("Install scalelatent there")
 
 
 def test_one_name_for_two_datasets():
     seen = {
         worker: {"datasets": {"[data] train": ("", mark)}} for worker, mark in zip("abc", "112", strict=True)
     }
-    view = checks.ClusterView("tcp://head:8786", Wanted(datasets={"[data] train": "/x"}), workers=seen)
+    view = checks.ClusterView("tcp://head:8786", Requirements(datasets={"[data] train": "/x"}), workers=seen)
     (found,) = judged("datasets", view)
     assert "[data] train = '/x' is not the same dataset on all workers (a, c see" in found.found
 

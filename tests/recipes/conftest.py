@@ -64,11 +64,11 @@ def tls_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 def tls_client(tls_cluster: dict[str, Any]) -> Iterator[Any]:
     from distributed import Client
 
-    from scalelatent.deploy.security import security_from
+    from scalelatent.deploy.security import make_security
 
     with Client(
         tls_cluster["scheduler"],
-        security=security_from(**tls_cluster["tls"]),
+        security=make_security(**tls_cluster["tls"]),
         timeout=30,
         set_as_default=False,
     ) as client:

@@ -47,16 +47,18 @@ def test_pools_and_devices_of_workers(tls_client):
 
         import numba
 
-        from scalelatent.deploy.worker_processes import PIN
+        from scalelatent.deploy.worker_processes import WORKER_ENVIRONMENT
 
-        return {name: os.environ.get(name) for name in (*PIN, "CUDA_VISIBLE_DEVICES")} | {
+        return {name: os.environ.get(name) for name in (*WORKER_ENVIRONMENT, "CUDA_VISIBLE_DEVICES")} | {
             "numba": str(numba.config.NUMBA_NUM_THREADS)
         }
 
     names = {a: w["name"] for a, w in tls_client.scheduler_info(n_workers=-1)["workers"].items()}
     found = {names[address]: env for address, env in tls_client.run(environment).items()}
     for env in found.values():
-        assert {name: env[name] for name in workers.PIN} == {n: str(v) for n, v in workers.PIN.items()}
+        assert {name: env[name] for name in workers.WORKER_ENVIRONMENT} == {
+            n: str(v) for n, v in workers.WORKER_ENVIRONMENT.items()
+        }
         assert env["numba"] == "1"
     assert found["cpu-0"]["CUDA_VISIBLE_DEVICES"] == "-1"
     assert found["gpu-0"]["CUDA_VISIBLE_DEVICES"] == "7"
@@ -147,14 +149,14 @@ def test_a_port_that_is_taken():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            JobError, match=f"no cluster starts on 127.0.0.1:{port} .*in use.*port 0 takes a free one"
+            JobError, match=f"no cluster could start on 127.0.0.1:{port} .*in use.*port 0 chooses a free port"
         ):
             clusters.start_cluster(workers=1, port=port, dashboard_address=None)
 
 
 def test_more_gpus_than_there_are(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(JobError, match=r"2 GPU workers asked for, but this machine shows 1 CUDA device\(s\)"):
+    with pytest.raises(JobError, match=r"gpus = 2, but this machine has 1 visible GPU\(s\)"):
         clusters.start_cluster(workers=1, gpus=2)
 
 
@@ -172,7 +174,10 @@ def test_a_size_that_is_none():
 
 
 def test_fits_need_a_worker():
-    with pytest.raises(JobError, match="workers = 0: give at least 1"), clusters.cluster("local", workers=0):
+    with (
+        pytest.raises(JobError, match="workers = 0 and gpus = 0; start at least one worker"),
+        clusters.cluster("local", workers=0),
+    ):
         pass
 
 
@@ -189,5 +194,5 @@ def test_open_scheduler_without_tls_gives_a_warning():
 def test_automatic_memory_is_shared_once():
     from distributed.system import MEMORY_LIMIT
 
-    assert workers._memory("auto", 64) * 64 <= MEMORY_LIMIT
-    assert workers._memory("2GB", 64) == "2GB"
+    assert workers._worker_memory("auto", 64) * 64 <= MEMORY_LIMIT
+    assert workers._worker_memory("2GB", 64) == "2GB"

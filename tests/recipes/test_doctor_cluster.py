@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scalelatent.deploy import checks
-from scalelatent.deploy.probes import Wanted
+from scalelatent.deploy.probes import Requirements
 
 GIB = 2**30
 SCHEDULER = {
@@ -35,7 +35,7 @@ def seen(
 ) -> checks.ClusterView:
     told = {f"tls://10.0.0.{i}:40000": WORKER | worker for i, worker in enumerate(workers)}
     off = {f"tls://10.0.0.{i}:40000": skew for i, skew in enumerate(skews)}
-    wanted = Wanted(folder="/runs")
+    wanted = Requirements(folder="/runs")
     return checks.ClusterView(address, wanted, SCHEDULER | scheduler, told, dict(silent), skews=off)
 
 
@@ -62,7 +62,7 @@ def test_a_cluster_in_order():
     ]
     assert {finding.status for finding in findings} == {"ok"}
     assert all(finding.fix == "" for finding in findings)
-    assert findings[0].found == "2 workers on 2 host(s), 2 threads, 1 of them offer a GPU"
+    assert findings[0].found == "2 workers on 2 host(s), 2 threads, 1 with a GPU"
 
 
 def test_workers_that_are_not_there():
@@ -71,7 +71,7 @@ def test_workers_that_are_not_there():
     found = only("workers", "fail", lacking)
     assert "tcp://x:1" in found.found
     assert "install scalelatent" in found.fix
-    assert "without one" in only("workers", "warn", seen({"nanny": False})).found
+    assert "without a nanny" in only("workers", "warn", seen({"nanny": False})).found
 
 
 def test_open_without_tls():
@@ -104,27 +104,31 @@ def test_threads():
     assert found.found == "a has 6 worker threads on 4 cores"
     pools = {"BLAS": 1, "numba": 64, "Blosc": 8, "zarr": 0}
     found = only("threads", "warn", seen({}, {"pools": pools}))
-    assert found.found.startswith("numba keeps 64 threads in worker tls://10.0.0.1:40000")
+    assert found.found.startswith("numba has 64 threads in worker tls://10.0.0.1:40000")
     assert "NUMBA_NUM_THREADS=1" in found.fix
 
 
 def test_memory():
     assert "has 16.0 GiB and its workers may use 20.0 GiB" in only("memory", "warn", seen(*[{}] * 5)).found
-    assert "no limit for worker" in only("memory", "warn", seen({}, {"memory_limit": None})).found
+    assert "no memory limit for worker" in only("memory", "warn", seen({}, {"memory_limit": None})).found
     assert "MALLOC_TRIM" in only("malloc", "warn", seen({"trim": None})).found
     assert judged("malloc", seen({"trim": None, "glibc": False}))[0].status == "ok"
 
 
 def test_clock():
     found = only("clock", "warn", seen({}, {}, {}, skews=(0.0, -7.25, 0.9)))
-    assert found.found.startswith("worker tls://10.0.0.1:40000 off by up to -7.2 s")
+    assert found.found.startswith("clocks of worker tls://10.0.0.1:40000 differ by up to -7.2 s")
 
 
 @pytest.mark.parametrize(
     ("worker", "status", "found"),
     [
-        ({"offers_gpu": True}, "fail", "is offered by worker tls://10.0.0.1:40000, but no CuPy"),
-        ({"offers_gpu": True, "cupy": ["cupy 13"]}, "fail", "but CuPy finds no device"),
+        (
+            {"offers_gpu": True},
+            "fail",
+            "worker tls://10.0.0.1:40000 with the resource GPU, but CuPy is not installed",
+        ),
+        ({"offers_gpu": True, "cupy": ["cupy 13"]}, "fail", "but CuPy finds no GPU"),
         ({"offers_gpu": True, "cupy": ["cupy 13"], "gpus": 1, "threads": 4}, "warn", "several threads"),
         (
             {
@@ -136,8 +140,8 @@ def test_clock():
             "fail",
             "worker tls://10.0.0.1:40000 cannot compute on the GPU: no libcublasLt.so.13",
         ),
-        ({"cupy": ["cupy-cuda12x 13", "cupy-cuda13x 13"]}, "fail", "CuPy twice"),
-        ({"cupy": ["cupy 13"], "gpus": 1}, "warn", "not offered"),
+        ({"cupy": ["cupy-cuda12x 13", "cupy-cuda13x 13"]}, "fail", "CuPy is installed twice"),
+        ({"cupy": ["cupy 13"], "gpus": 1}, "warn", "with an unused GPU"),
     ],
 )
 def test_gpu(worker, status, found):
@@ -154,7 +158,7 @@ def test_folder():
 @pytest.mark.cluster
 def test_a_live_cluster(tls_client, tmp_path):
     findings = {finding.check: finding for finding in checks.examine_cluster(tls_client, tmp_path / "runs")}
-    assert findings["workers"].found == "2 workers on 1 host(s), 2 threads, 1 of them offer a GPU"
+    assert findings["workers"].found == "2 workers on 1 host(s), 2 threads, 1 with a GPU"
     for check in ("trust", "scheduler", "memory", "malloc", "clock", "numba cache", "folder"):
         assert findings[check].status == "ok", findings[check]
     assert findings["gpu"].status == "fail"  # the device it offers is not there

@@ -65,12 +65,12 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, said: Any, t
 
     # The port was the cluster's, and the next one has another.
     refused = said("resume", run, code=2)[1]
-    assert "nothing listens there" in refused
+    assert "no program listens there" in refused
     assert "--scheduler-file FILE" in refused
     assert "--here" in refused
     assert "no scheduler wrote its address" in said("resume", run, *at, code=2)[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "_trouble", lambda *_: pytest.fail("the scheduler is gone"))
+        patch.setattr(connection, "_find_problem", lambda *_: pytest.fail("the scheduler is gone"))
         assert "done" in said("resume", run, "--here")[0]
     oracle = runner.run_new_job(load_job(job, settings=[f"job.out={tmp_path / 'oracle'}"]))
     assert files_of(folder) == files_of(oracle.folder)
@@ -92,16 +92,16 @@ def test_doctor_reads_the_scheduler_file(tls_cluster: Any, said: Any, tmp_path: 
         found, _ = said("doctor", "--scheduler-file", file, *files, code=1)  # its GPU is none
     assert "2 workers on 1 host(s)" in found
     told = said("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
-    assert "which scheduler?" in told
+    assert "give either the address of the scheduler" in told
 
 
 def test_dashboards_on_loopback_of_another_host(tls_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert connection.page_told(tls_client) == f"dashboard: {connection.page_of(tls_client)}"
-    monkeypatch.setattr(connection, "page_of", lambda client: "http://127.0.0.1:8787/status")
+    assert connection.dashboard_line(tls_client) == f"dashboard: {connection.dashboard_url(tls_client)}"
+    monkeypatch.setattr(connection, "dashboard_url", lambda client: "http://127.0.0.1:8787/status")
     monkeypatch.setattr(connection, "address_of", lambda client: "tls://10.0.0.1:8786")
     forward = "ssh -L 8787:127.0.0.1:8787 10.0.0.1"
-    assert connection.page_told(tls_client) == (
-        f"dashboard: http://127.0.0.1:8787/status on 10.0.0.1 (from elsewhere: {forward})"
+    assert connection.dashboard_line(tls_client) == (
+        f"dashboard: http://127.0.0.1:8787/status on 10.0.0.1 (from other machines: {forward})"
     )
 
 
@@ -109,7 +109,7 @@ def test_one_wish_to_stop_may_come_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     """From a batch system, and from the script that it signals too."""
     monkeypatch.setattr(serving, "_end_children", lambda seconds=5: None)  # the clusters of other tests
     came = 0
-    with serving.until_stopped():
+    with serving.interrupt_on_signals():
         for _ in range(2):
             try:
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelatent.deploy.serving import address_from
+from scalelatent.deploy.serving import read_scheduler_address
 from scalelatent.deploy.worker_processes import run_workers
 from scalelatent.errors import JobError
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
     from distributed import Client
 
-    from scalelatent.deploy.security import security_from
+    from scalelatent.deploy.security import make_security
 
     file, folder = tmp_path / "scheduler.json", tmp_path / "tls"
     join = [
@@ -39,7 +39,7 @@ def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
         assert told["next"][0].startswith(f"scalelatent cluster join {told['scheduler']}")
         joined = subprocess.Popen(join, env=environ, stderr=subprocess.PIPE, text=True)
         try:
-            security = security_from(**told["tls"])
+            security = make_security(**told["tls"])
             with Client(told["scheduler"], security=security, timeout=30, set_as_default=False) as client:
                 client.wait_for_workers(2, timeout=60)
                 workers = client.scheduler_info(n_workers=-1)["workers"].values()
@@ -74,7 +74,10 @@ def test_by_tcp_at_a_scheduler_with_tls(tls_cluster):
     place = tls_cluster["scheduler"].removeprefix("tls://")
     for address in (f"tcp://{place}", place):
         told = _refused(address)
-        assert f"scheduler '{address}': it speaks TLS: write tls://{place}, and give --tls-ca-file" in told
+        assert (
+            f"scheduler '{address}': the server expects TLS; write tls://{place}, and give --tls-ca-file"
+            in told
+        )
 
 
 def test_by_tls_at_a_scheduler_without(tls_cluster, up):
@@ -82,19 +85,19 @@ def test_by_tls_at_a_scheduler_without(tls_cluster, up):
     with up("--workers", "0") as (_, told):
         place = told["scheduler"].removeprefix("tcp://")
         said = _refused(f"tls://{place}", "--tls-folder", folder)
-    assert f"scheduler 'tls://{place}': it does not speak TLS: write tcp://{place}" in said
+    assert f"scheduler 'tls://{place}': the server does not use TLS; write tcp://{place}" in said
 
 
 def test_missing_scheduler_is_reported_in_time():
     began = time.monotonic()
-    with pytest.raises(JobError, match=r"'tcp://127.0.0.1:1' did not take these workers within 1 s"):
+    with pytest.raises(JobError, match=r"'tcp://127.0.0.1:1' did not accept these workers within 1 s"):
         asyncio.run(run_workers("tcp://127.0.0.1:1", workers=1, wait_seconds=1))
     assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(
     ("address", "told"),
-    [("tls://127.0.0.1:1", "speaks TLS: give --tls-folder"), ("head", "is not an address")],
+    [("tls://127.0.0.1:1", "uses TLS; give --tls-folder"), ("head", "is not an address")],
 )
 def test_unusable_addresses_are_refused(address, told):
     with pytest.raises(JobError, match=told):
@@ -102,7 +105,7 @@ def test_unusable_addresses_are_refused(address, told):
 
 
 def test_nothing_to_start():
-    with pytest.raises(JobError, match="nothing to start"):
+    with pytest.raises(JobError, match="start at least one worker"):
         asyncio.run(run_workers("tcp://127.0.0.1:1", workers=0))
 
 
@@ -116,10 +119,10 @@ def test_the_file_is_waited_for(tmp_path):
 
     writer = threading.Thread(target=finish)
     writer.start()
-    assert address_from(None, file, 10) == "tcp://head:8786"
+    assert read_scheduler_address(None, file, 10) == "tcp://head:8786"
     writer.join()
     with pytest.raises(JobError, match="no scheduler wrote its address"):
-        address_from(None, tmp_path / "none", 0.1)
+        read_scheduler_address(None, tmp_path / "none", 0.1)
     for both in ((None, None), ("tcp://head:8786", file)):
-        with pytest.raises(JobError, match="which scheduler"):
-            address_from(*both, 0.1)
+        with pytest.raises(JobError, match="give either the address of the scheduler"):
+            read_scheduler_address(*both, 0.1)

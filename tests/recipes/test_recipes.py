@@ -46,9 +46,11 @@ def compose() -> dict[str, Any]:
 
 def test_dask_configuration_matches_the_verbs():
     config = yaml.safe_load((CLUSTER / "dask.yaml").read_text())["distributed"]
-    assert config["nanny"]["pre-spawn-environ"] == workers.PIN
+    assert config["nanny"]["pre-spawn-environ"] == workers.WORKER_ENVIRONMENT
     given = {f"distributed.scheduler.{name}": value for name, value in config["scheduler"].items()}
-    assert given == workers.SCHEDULER | {"distributed.scheduler.preload": ["scalelatent.monitor.preload"]}
+    assert given == workers.SCHEDULER_SETTINGS | {
+        "distributed.scheduler.preload": ["scalelatent.monitor.preload"]
+    }
 
 
 def test_dask_configuration_gives_every_role_a_certificate(tmp_path):
@@ -307,7 +309,9 @@ def test_walltimes_that_are_none(jobqueue, tmp_path, capsys, walltime):
 @pytest.mark.parametrize("words", [("--host", "localhost"), ("--host", "127.0.0.1"), ()])
 def test_jobs_on_nodes_take_no_loopback(jobqueue, tmp_path, monkeypatch, words):
     monkeypatch.setattr("distributed.utils.get_ip", lambda: "127.0.1.1")
-    with pytest.raises(JobError, match="is this machine alone .*give its address as the other machines see"):
+    with pytest.raises(
+        JobError, match="is a loopback address .*give the address of this machine in the network"
+    ):
         jobqueue.run(jobqueue.parse([str(tmp_path), *words]))
     assert not list(tmp_path.iterdir())
 
@@ -342,14 +346,14 @@ def told_of(tmp_path, monkeypatch):
 def test_several_machines_refuse_loopback(told_of, tmp_path, address):
     hosts = tmp_path / "hosts.txt"
     hosts.write_text("box 1 0\n")
-    alone = f"error: {address} is this machine alone"
+    alone = f"error: {address} is a loopback address"
     status, said = told_of("ssh/up", str(hosts), ADDRESS=address)
-    assert (status, said) == (2, f"{alone}: set ADDRESS to this machine as the hosts see it\n")
+    assert (status, said) == (2, f"{alone}: set ADDRESS to the address of this machine in the network\n")
     job = {"ADDRESS": address, "SLURM_JOB_ID": "1"}
     status, said = told_of("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="2")
     assert status == 2
     assert said.startswith(alone)
-    assert "give ADDRESS as the other nodes see it" in said
+    assert "set ADDRESS to its address in the network" in said
     _, said = told_of("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="1")
     assert "scalelatent cluster up --workers 0 --host 127.0.0.1 " in said
 

@@ -8,7 +8,7 @@ import stat
 import dask
 import pytest
 
-from scalelatent.deploy.security import security_from, tls_files, tls_options
+from scalelatent.deploy.security import client_tls_files, make_security, tls_options
 from scalelatent.errors import JobError
 
 pytest.importorskip("cryptography")
@@ -25,12 +25,12 @@ def client(made):
 
 
 def test_certificates_for_every_role(made):
-    security = security_from(*client(made))
+    security = make_security(*client(made))
     assert security.require_encryption
     for role in ("client", "worker", "scheduler"):
         config = security.get_tls_config_for_role(role)
         assert (config["ca_file"], config["cert"], config["key"]) == tuple(map(str, client(made)))
-    assert tls_options(tls_files(security))[::2] == ["--tls-ca-file", "--tls-cert", "--tls-key"]
+    assert tls_options(client_tls_files(security))[::2] == ["--tls-ca-file", "--tls-cert", "--tls-key"]
 
 
 def test_from_dasks_configuration(made):
@@ -40,33 +40,33 @@ def test_from_dasks_configuration(made):
         "distributed.comm.tls.client.cert": cert,
         "distributed.comm.tls.client.key": key,
     }):  # fmt: skip
-        assert tls_files(security_from()) == {"ca": ca, "cert": cert, "key": key}
+        assert client_tls_files(make_security()) == {"ca": ca, "cert": cert, "key": key}
     with (
         dask.config.set({"distributed.comm.require-encryption": True}),
         pytest.raises(JobError, match="no certificates are named"),
     ):
-        security_from()
+        make_security()
 
 
 def test_one_without_the_other(made):
     with pytest.raises(JobError, match=r"--tls-cert\) is missing"):
-        security_from(ca=made["ca.pem"])
+        make_security(ca=made["ca.pem"])
     with pytest.raises(JobError, match=r"--tls-ca-file\) is missing"):
-        security_from(cert=made["client-cert.pem"], key=made["client-key.pem"])
+        make_security(cert=made["client-cert.pem"], key=made["client-key.pem"])
 
 
 def test_files_that_do_not_serve(made, tmp_path):
     ca, cert, key = client(made)
     with pytest.raises(JobError, match=r"cannot read .*nothing.pem \(No such file"):
-        security_from(ca, tmp_path / "nothing.pem", key)
-    with pytest.raises(JobError, match="do not go together"):
-        security_from(ca, cert, made["cluster-key.pem"])
-    with pytest.raises(JobError, match="certificate of no authority"):
-        security_from(cert, cert, key)
+        make_security(ca, tmp_path / "nothing.pem", key)
+    with pytest.raises(JobError, match="do not match"):
+        make_security(ca, cert, made["cluster-key.pem"])
+    with pytest.raises(JobError, match="is not the certificate of an authority"):
+        make_security(cert, cert, key)
     text = tmp_path / "text.pem"
     text.write_text("no certificate")
     with pytest.raises(JobError, match="not a certificate in PEM form"):
-        security_from(text, cert, key)
+        make_security(text, cert, key)
 
 
 def test_an_encrypted_key_is_refused_and_asks_no_password(made, tmp_path):
@@ -77,14 +77,14 @@ def test_an_encrypted_key_is_refused_and_asks_no_password(made, tmp_path):
     wrap = s.BestAvailableEncryption(b"secret")
     locked.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, wrap))
     with pytest.raises(JobError, match="not encrypted"):
-        security_from(made["ca.pem"], made["client-cert.pem"], locked)
+        make_security(made["ca.pem"], made["client-cert.pem"], locked)
 
 
 def test_expired(tmp_path):
     old = make_certificates(tmp_path / "old", days=0)
     os.utime(old["ca.pem"])
-    with pytest.raises(JobError, match=r"expired on \d{4}-\d\d-\d\d; make new certificates"):
-        security_from(*client(old))
+    with pytest.raises(JobError, match=r"expired on \d{4}-\d\d-\d\d; create new certificates"):
+        make_security(*client(old))
 
 
 def test_only_the_owner_reads_keys(made):
@@ -100,7 +100,7 @@ def test_a_set_is_taken_as_it_is_and_half_a_set_is_refused(tmp_path):
     assert {name: file.read_bytes() for name, file in make_certificates(tmp_path).items()} == first
     assert sorted(first) == sorted(FILES)
     (tmp_path / "client-key.pem").unlink()
-    with pytest.raises(JobError, match=r"but no client-key.pem; remove them"):
+    with pytest.raises(JobError, match=r"but no client-key.pem; remove these files"):
         make_certificates(tmp_path)
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from scalelatent.deploy.clusters import is_loopback
 from scalelatent.deploy.connection import open_client
-from scalelatent.deploy.security import security_from
-from scalelatent.deploy.serving import address_from
+from scalelatent.deploy.security import make_security
+from scalelatent.deploy.serving import read_scheduler_address
 from scalelatent.jobs import runner
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
@@ -161,10 +161,10 @@ def test_a_node_fails_and_the_allocation_ends_in_order(
     after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *logs, "--wrap", "true")
     file = folder / "scheduler.json"
     until(lambda: file.exists() and file.stat().st_size, 120)
-    assert "is this machine alone" in (tmp_path / f"{refused}.log").read_text()
+    assert "is a loopback address" in (tmp_path / f"{refused}.log").read_text()
     tls = {"ca": "ca.pem", "cert": "client-cert.pem", "key": "client-key.pem"}
-    security = security_from(**{name: folder / "tls" / pem for name, pem in tls.items()})
-    with open_client(address_from(None, file, 10), security) as client:
+    security = make_security(**{name: folder / "tls" / pem for name, pem in tls.items()})
+    with open_client(read_scheduler_address(None, file, 10), security) as client:
         client.wait_for_workers(2, timeout=120)
         client.run(exec, WITHOUT_REPORT)
         long = load_job(place / "job.toml", settings=[f"job.out={run}", "model.max_iter=100000"])

@@ -46,7 +46,7 @@ def test_the_page(page_of: PageOf, tmp_path: Path) -> None:
     assert "4 features of 8 x 6 on images of 24 x 24, learned online" in page
     assert f"{100 * (1 - model.score(data)):.2f} %" in page
     assert f"{int(model.used_[0].sum())} of 4" in page
-    assert f"{100 * model.history_[-1]['compression']:.2f} % of the bits sent in the end" in page
+    assert f"{100 * model.history_[-1]['compression']:.2f} % at the end" in page
     assert 'src="http' not in page
 
 

@@ -19,7 +19,7 @@ from scalelatent.models.hcn.report_figures import (
     plot_samples,
     plot_templates,
 )
-from scalelatent.models.hcn.report_layers import fill_halves, find_edges
+from scalelatent.models.hcn.report_multi_layer import fill_halves, find_edges
 from scalelatent.report.style import COLORS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")
@@ -45,7 +45,7 @@ def test_the_page(page_of: PageOf, labelled: bool, tmp_path: Path) -> None:
     page, names = page_of(tmp_path, model, data)
     assert [name for name in names if name != "learning"] == PICTURES
     assert "4 features of 1 x 5 x 5 under 3 features of 4 x 2 x 2" in page
-    assert f"without noise, of each {'class' if labelled else 'cluster'} (a line)" in page
+    assert f"Images of each {'class' if labelled else 'cluster'} (lines)" in page
     assert f"{100 * fill_halves(model, data).wrong[0]:.2f} %" in page
     assert "lower half was hidden" in page
 
@@ -76,11 +76,11 @@ def test_pages_without_rows_with_unusable_rows_and_with_filters(page_of: PageOf,
     page, names = page_of(tmp_path / "c", model.fit(grey), Dataset.from_arrays(grey))
     assert "filled" not in names
     assert "edges" in names
-    assert "of 4 directions the strongest at a pixel" in page
+    assert "coloured by the strongest of 4 directions" in page
     (tmp_path / "d").mkdir()
     page, names = page_of(tmp_path / "d", model, Dataset.from_arrays(grey / np.float32(255)))
     assert "edges" not in names
-    assert "filters read grey images of whole numbers" in page
+    assert "filters need grey images of whole numbers" in page
 
 
 def test_edges_are_those_that_the_filters_find() -> None:

@@ -35,28 +35,28 @@ from scalelatent.kernels.streams import draw_seed, resolve_seed
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression
 from scalelatent.models.hcn.model.convolution import ConvolutionalForm, convolutional_form
 from scalelatent.models.hcn.model.decode import BeliefMap, Decoder, PlaceMap, ReconstructionMap
+from scalelatent.models.hcn.model.evidence_learner import EvidenceState
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
-from scalelatent.models.hcn.model.layered import LayeredState
-from scalelatent.models.hcn.model.layered_maps import ClassMap, CompletionMap, ScoreMap, Telling
-from scalelatent.models.hcn.model.online import EvidenceState
-from scalelatent.models.hcn.model.sampling import noisy, sample
+from scalelatent.models.hcn.model.multi_layer_learning import LayeredState
+from scalelatent.models.hcn.model.multi_layer_maps import ClassMap, CompletionMap, FixedNetwork, ScoreMap
+from scalelatent.models.hcn.model.sampling import add_noise, sample
 
 from .fit import (
     Network,
     NetworkState,
-    WeightsWatched,
-    check_plain,
+    UniformWeightsWarning,
+    check_images,
     check_rows,
     check_windows,
     fit_steps,
     image_of,
     image_shape,
-    known_or_not,
     log_layers,
-    make_layers,
+    make_feature_layers,
     packed,
+    replace_nan,
 )
-from .objects import SeveralObjects
+from .multi_layer import MultiLayer, build_multi_layer, known_classes, make_multi_layer, with_read_noise
 from .onnx_export import draw_scores
 from .output import PlaceBeliefs, TemplateBeliefs
 from .parameters import (
@@ -65,13 +65,13 @@ from .parameters import (
     WINDOW,
     batch_size,
     damping,
+    has_templates,
     is_online,
-    is_several,
     weight_priors,
 )
 from .planning import plan
-from .several import SeveralLayers, as_read, known_classes, make_several, several_of
-from .single import OneLayer
+from .several_objects import SeveralObjects
+from .single_layer import SingleLayer
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -80,129 +80,133 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Of the pixels of rows bits that say which are known, and classes of rows; None where nothing is said.
+# Bits that mark the known pixels of rows, and classes of rows; None if not given.
 Given: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
 class HierarchicalCompositionalNetwork(StreamedEstimator):
-    """Features that binary images are made of, learned by max-product message passing.
+    """Parts of binary images, learned by max-product message passing.
 
-    An image is features at some places, joined by OR and seen through noise; weights of features are latent
-    variables, and evidence on them is gathered image by image. With ``templates`` the places are made of
-    features in their turn, each pixel of which a pool may shift; templates lie over the last layer, and an
-    image has one of them: of its class, or where there are no labels of its cluster.
+    A part (feature) is placed at some positions of an image. Overlapping features are joined by OR, and the
+    pixels are observed through noise. Weights of features are latent variables: learning sums the evidence of
+    the images for each weight; there is no gradient. With ``templates`` the places are made of features in
+    turn, and a pool may shift each of their pixels. An image has one template: of its class, or without
+    labels of its cluster.
 
     Parameters
     ----------
     layers : list of (int, (int, int)) or (int, int), or None
-        Features and their (height, width), or side, for each layer from the image up. None: one layer of 32
-        features of 8 x 6, cut to the height and width of the images. Features of images lower than 8 pixels
-        are as much wider, and those of flat rows of at most 48 pixels are as wide as these. What was chosen
-        is in ``layers_``.
+        Number of features and their (height, width), or side, for each layer from the image up. None: one
+        layer of 32 features of 8 x 6, or smaller for small images. For images lower than 8 pixels the
+        features are wider instead; for flat rows of at most 48 pixels they have the width of a row. The
+        chosen sizes are in ``layers_``.
     templates : int or None
-        Templates of each class over the layers; without labels the number of clusters. None: one layer,
-        without a class layer.
+        Number of templates per class; without labels, the number of clusters. None: one layer without a
+        class layer.
     pool : int, default 3
-        Side of the pools between layers, in pixels: odd.
+        Side of the pools between layers in pixels, odd; 1 allows no shifts.
     p01, p10 : float, default 1e-3
-        Chance that a pixel is 0 where a feature lies, and 1 where none does.
+        Probability that a pixel under a feature is 0, and that a pixel under no feature is 1.
     p_weight : float, list of float, or None
-        Prior chance of a pixel of a feature, or one for each layer and the templates. None: .3; with
-        templates .25, and 1e-20 for these.
+        Prior probability of a weight, or one for each layer and the templates. None: 0.3; with templates
+        0.25, and 1e-20 for the templates.
     p_sparsity : float, default 1e-4
-        Prior chance of a feature at a place, in one layer.
+        Prior probability of a feature at a place; only without templates.
     online : bool or None
-        Take images once, forgetting those before. False: the messages of all images are kept, in the run
-        folder. None: False with templates, else True.
+        True: learn from each image once per epoch and forget earlier images. False: keep the messages of all
+        images in the run folder. None: False with templates, else True.
     forgetting : float, default 0.98
-        Share of the evidence that a minibatch leaves of those before; 1 forgets nothing.
+        Share of the earlier evidence that remains after a minibatch; 1 forgets nothing.
     batch_size : int or None
-        Images of a minibatch. None: 5, cut to the images (``batch_size_``).
+        Images per minibatch. None: 5, or fewer for few images (``batch_size_``).
     n_epochs : int or None
-        Passes over the images, or sweeps where messages are kept. None: as many as show 3,000 images, or 60;
-        with templates 300, after which a fit that has not settled begins again from another seed (5 times).
+        Passes over the images. None: online, passes that show at least 3,000 images; with kept messages, at
+        most 60 sweeps; with templates and kept messages, at most 300 passes, after which a fit that has not
+        settled starts again from another seed (5 attempts).
     damping : float or None
-        Weight of new messages, where they are kept, and of those between layers; 1 is no damping. None: 1,
-        with templates .2.
+        Weight of new messages, for kept messages and between layers; 1 means no damping. None: 1, with
+        templates 0.2.
     inner_iterations : int, default 15
-        Passes up and down of a minibatch of several layers, online.
+        Passes over a minibatch in online learning with templates.
     template_passes : int, default 0
-        Passes after all others that learn templates afresh, under the features as they are: each begins with
-        an image of its class (of any, without labels), then images come to their best template. 0: templates
-        stay as they were learned with the features.
+        Passes at the end of a fit that learn the templates again with fixed features. Each template starts
+        as an image of its class; then each image comes to its best template. 0: no such passes.
     read_noise : (float, float) or None
-        With templates: p01 and p10 after learning, of images that templates are learned afresh from, that are
-        read, and sampled. None: p01 and p10. May be given anew after a fit, for what is read then.
+        (p01, p10) for images after learning, with templates: for ``template_passes``, predictions and
+        samples. None: ``p01`` and ``p10``. May be changed after a fit.
     n_restarts : int, default 1
-        Fits from different beliefs, of which the best by compression is kept.
+        Number of fits from different first beliefs; the one with the smallest compression is kept.
     n_chains, chain_batches : int or None
-        Chains of a step, which know nothing of each other, and minibatches that each takes; they change the
-        result. None: 1 and 1, from 10,000 images on 8 and 10. Where messages are kept: leaves of a step.
+        Number of independent chains per step, and of minibatches per chain; both change the result. None: 1
+        and 1, or 8 and 10 from 10,000 images on. With kept messages ``n_chains`` is the leaves per step.
     warmup_rows : int or None
-        Images that come first, a minibatch a step. None: 4,000 before several chains.
+        Images of the warm-up, with one minibatch per step. None: 4,000 before several chains.
     threshold : float or None
-        Pixels above it are 1. None: pixels are 0 and 1. With filters: the step of grey levels from which one
-        is on; None: 64, and blurred lines need less.
+        Pixels above it are 1. None: pixels are 0 and 1. With filters: the smallest step in grey levels that
+        turns a filter on; None: 64. Blurred lines need a smaller step.
     missing : float or None
-        Value of pixels that are unknown, in training and after.
+        Value of unknown pixels, in training and afterwards; may be NaN.
     filters : int or None
-        With templates: rows are grey images of 0 to 255, of which so many oriented filters (16: over a full
-        turn; appendix B) make binary channels on the way. At a pixel the strongest is on, from a step of
-        ``threshold`` grey levels. ``reconstruct`` and ``sample`` give channels.
+        With templates: rows are grey images from 0 to 255, and this number of oriented filters (such as 16)
+        makes binary channels of them (appendix B). At each pixel the filter with the strongest answer is on,
+        if it reaches ``threshold``. ``reconstruct`` and ``sample`` return channels.
     filter_size : int, default 3
-        Side of a filter, in pixels: odd. A single flipped pixel is an edge of filters of 3 x 3, not of larger
-        ones.
+        Side of a filter in pixels, odd. A single flipped pixel is an edge for filters of 3 x 3, but not for
+        larger ones.
     image_shape : (int, int) or (int, int, int) or None
         (height, width) or (channels, height, width) of flat rows.
     patience : int or None
-        End after so many epochs without better compression, or fewer errors, of the validation images.
+        End after this number of epochs without a smaller compression, or with templates a smaller error, of
+        the validation images.
     warm_start : bool
         Start from the beliefs of the last fit.
     random_state : int, Generator, RandomState or None
     device : {"auto", "cpu", "gpu"}
     n_jobs : int or None
-        Threads of a fit in this process; the result is the same for any number.
+        Threads of a fit in this process; the result is identical for any number.
 
     Attributes
     ----------
     layers_ : list of (int, (int, int))
-        Features and their (height, width) of each layer, without the templates.
+        Number of features and their (height, width) for each layer, without the templates.
     batch_size_ : int
-        Images of a minibatch.
+        Images per minibatch.
     weights_ : list of ndarray of bool, shape (features, channels, h, w)
-        For each layer; the templates last.
+        Weights of each layer; the templates are last.
     beliefs_ : list of ndarray of float64, shape (features, channels, h, w)
-        Log odds of the weights.
+        Log odds of the weights, in nats.
     used_ : list of ndarray of bool, shape (features,)
-        Features that pay for their bits; with templates, and of ``partial_fit``, those with a weight.
+        True for features that save more bits than they cost; with templates, and after ``partial_fit``, for
+        features with a weight.
     compression_ : float
-        Bits of features, places and errors over those of the images: of the validation images, else of at
-        least 1,000 training images spread over all. NaN after ``partial_fit``, and with templates.
+        Bits of features, places and errors over the bits of the images (section 4.1), on the validation
+        images or on about 1,000 training images. NaN after ``partial_fit``, and with templates.
     pools_ : list of ndarray of float64, shape (shifts, height, width)
-        With templates: log priors of the shifts of each pixel of each layer, drawn by the seed; -inf where a
-        shift leaves the image.
+        With templates: log priors of the shifts of each pixel of each layer, drawn from the seed; -inf for a
+        shift that leaves the image.
     classes_ : ndarray, shape (n_classes,)
-        With templates: labels in rising order, or numbers of clusters.
+        With templates: sorted labels, or numbers of clusters.
     template_classes_ : ndarray, shape (templates,)
-        With templates: the class of each.
+        With templates: class of each template.
     history_ : list of dict
-        One record an epoch, of epochs of 400 steps and more 20: weights_on, weights_changed (signs, in the
-        epoch), share_on; of the validation images compression and rows_at_rest. With templates
-        weights_on_by_layer, rows_moved (images that came to another template), validation_error, and
-        restart: the number of the attempt.
+        One record per epoch, and up to 20 for a long epoch. Keys: ``weights_on``, ``weights_changed`` (signs
+        in this epoch), ``share_on``; ``compression`` and ``rows_at_rest`` of the validation images. With
+        templates: ``weights_on_by_layer``, ``rows_moved`` (images that changed their template),
+        ``validation_error`` and ``restart`` (number of the attempt).
     n_iter_ : int
+        Number of records.
     seed_ : int
     n_features_in_ : int
-        Pixels.
+        Number of pixels.
 
     Notes
     -----
-    ``transform`` gives S, uint8 (n, HS, WS, features) of HS = height - h + 1 and WS = width - w + 1: 1 where
-    a feature's upper left corner lies. Features that are not used lie nowhere. With templates it gives their
-    scores, float64 (n, templates), in nats: those of one forward pass.
+    ``transform`` returns S, uint8 (n, HS, WS, features) with HS = height - h + 1 and WS = width - w + 1. A 1
+    marks the upper left corner of a feature; unused features have no places. With templates it returns the
+    template scores of one forward pass, float64 (n, templates), in nats.
 
-    With templates a label -1 (a number, where it is no class) says that a row has none. Where fewer than half
-    of the rows are labelled and messages are kept, templates are found without labels first.
+    With templates a numeric label of -1 marks a row without a label. If fewer than half of the rows have a
+    label and messages are kept, templates are first found as clusters of all rows.
 
     References
     ----------
@@ -232,16 +236,16 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     )
     weights_ = Learned(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs > 0))
     beliefs_ = Learned(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs))
-    pools_ = Learned(FIT_AGAIN, lambda model: model._of_several("pools_").pools)
-    classes_ = Learned(FIT_AGAIN, lambda model: model._of_several("classes_").predicted)
+    pools_ = Learned(FIT_AGAIN, lambda model: model._multi_layer("pools_").pools)
+    classes_ = Learned(FIT_AGAIN, lambda model: model._multi_layer("classes_").predicted)
     template_classes_ = Learned(
-        FIT_AGAIN, lambda model: model.classes_[model._of_several("template_classes_").template_classes]
+        FIT_AGAIN, lambda model: model.classes_[model._multi_layer("template_classes_").template_classes]
     )
     batch_size_: int
     compression_: float
     used_: list[np.ndarray]
     _network: Network
-    # What a stream, or a fit from here, goes on from.
+    # State from which partial_fit and warm starts continue.
     _stream: NetworkState
 
     def __init__(
@@ -319,25 +323,25 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
-        X, y = opened(X, what), y if is_several(self) else None
+        X, y = opened(X, what), y if has_templates(self) else None
         if is_plain(X):
             X = self._plain_images(X, y, what, reset)
             y = None if isinstance(X, Dataset) else y
         how: dict[str, Any] = {"what": what, "reset": reset, "least_rows": least_rows}
         ds = super()._given_rows(X, y, sample_weight, **how)
-        check_plain(ds, what)
+        check_images(ds, what)
         if not reset and hasattr(self, "_stream") and len(ds.feature_shape) > 1 and what == "X":
             self._check_image(ds.feature_shape, ds.url or "X")
         return ds
 
     def _plain_images(self, X: Any, y: LabelsLike | None, what: str, reset: bool) -> Any:
-        """Rows in memory whose shape is that of images; refuses one image alone, and images of images."""
+        """Return rows in memory as they are, or as a dataset of images; raise an error for a single image."""
         if (n := getattr(X, "ndim", 0)) > 4:
             raise DataError(f"{what} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
         if reset:
             return X
         shape = image_rows(X)
-        if what != "X":  # learned from with others: their shape is compared with that of those
+        if what != "X":  # validation rows: check_rows compares their shape with that of X
             images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
             return Dataset.from_arrays(self._checked_values(X, what), y) if images else X
         own = self._network.layer.seen if hasattr(self, "_stream") else ()
@@ -345,7 +349,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             if own:
                 self._check_image(shape[1:], what)
         elif own and getattr(X, "shape", ()) == own[1:] != (own[1], self.n_features_in_):
-            raise DataError(f"{what} is one image, {own[1]} x {own[2]}: give {what}[None], which is a row")
+            raise DataError(f"{what} is one image, {own[1]} x {own[2]}: give {what}[None], which is one row")
         return X
 
     def _checked_values(self, X: RowsLike, what: str) -> Any:
@@ -354,28 +358,31 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return X
 
     def _lazy_values(self, X: RowsLike) -> Any:
-        """NaN becomes a number where it means unknown: datasets hold finite rows."""
+        """Return rows with NaN replaced if it marks unknown pixels, because datasets hold finite rows."""
         if self.missing is None or self.missing == self.missing:
             return X
-        return known_or_not(X)
+        return replace_nan(X)
 
     def _training_rows(
         self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
     ) -> Dataset:
         ds = self._given_rows(X, y, sample_weight, reset=reset)
-        if not is_several(self) and (y is not None or ds.has_y):
+        if not has_templates(self) and (y is not None or ds.has_y):
             where = f"{ds.url}: " if ds.url else ""
             warn_user(
-                f"{where}labels y are not learned from: without a class layer there is nothing that they "
-                "name; set templates, or leave y out"
+                f"{where}labels y are not learned from, because there is no class layer: set templates, or "
+                "remove y"
             )
         return ds
 
     def _check_image(self, shape: tuple[int, ...], where: str) -> None:
-        """Refuse images of another shape than those of the fit."""
+        """Raise an error for images of another shape than those of the fit."""
         own = self._network.layer.seen
         if image_of(shape) != own:
-            raise DataError(f"{where}: images are {shape}, but {type(self).__name__} was fitted on {own}")
+            raise DataError(
+                f"{where}: images are {shape}, but {type(self).__name__} was fitted on {own}: give images of "
+                "that shape"
+            )
 
     def _map_dask(self, X: da.Array, what: Any) -> Any:
         if X.ndim > 2:
@@ -388,30 +395,30 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return super()._validation_rows(validation)
 
     def _make_network(self, train: Dataset, held: Dataset | None = None) -> Network:
-        """What the parameters ask for, on rows such as these."""
+        """Return the network of the parameters for the training rows."""
         image = image_shape(self, train, "X")
         check_windows(self, image, train)
         log_layers(self, image, train)
-        if not is_several(self):
-            return OneLayer(make_layers(self, image)[0])
-        network = make_several(self, image, train)
+        if not has_templates(self):
+            return SingleLayer(make_feature_layers(self, image)[0])
+        network = make_multi_layer(self, image, train)
         held_classes = known_classes(held) if held is not None and held.has_y else None
         return replace(network, validated=held_classes)
 
     def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
-        check_plain(train, "X")
+        check_images(train, "X")
         check_rows(self, self._make_network(train, held), train, held)
 
     # -- fit -------------------------------------------------------------------------------------------------
 
     def _deciding_parameters(self) -> dict[str, Any]:
-        """With what stands for a parameter that is None."""
+        """Return the deciding parameters with the values that None stands for."""
         found: dict[str, Any] = {"online": is_online(self), "damping": damping(self)}
         found["layers"] = ((N_FEATURES, WINDOW),) if self.layers is None else self.layers
         found |= {"batch_size": batch_size(self), "p_weight": self.p_weight}
         if self.p_weight is None:
             priors = weight_priors(self)
-            found["p_weight"] = list(priors) if is_several(self) else priors[0]
+            found["p_weight"] = list(priors) if has_templates(self) else priors[0]
         return super()._deciding_parameters() | found
 
     def _fit(
@@ -422,7 +429,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         validation: ValidationLike | None,
         call: FitCall,
     ) -> Self:
-        watched = [*Callbacks(call.callbacks).callbacks, WeightsWatched(self)]
+        watched = [*Callbacks(call.callbacks).callbacks, UniformWeightsWarning(self)]
         return super()._fit(X, y, sample_weight, validation, replace(call, callbacks=watched))
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
@@ -446,36 +453,35 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _layer(self) -> FeatureLayer:
-        """The layer over the pixels."""
+        """Layer above the pixels."""
         return self._network.layer
 
-    def _of_several(self, name: str) -> SeveralLayers:
-        """The fitted network of several layers."""
-        if not isinstance(self._network, SeveralLayers):
+    def _multi_layer(self, name: str) -> MultiLayer:
+        """Return the fitted network of several layers; raise an AttributeError for one layer."""
+        if not isinstance(self._network, MultiLayer):
             raise AttributeError(name)
         return self._network
 
     @property
-    def _reading(self) -> SeveralLayers:
-        """The fitted network, as images are read now."""
-        network = self._of_several("net")
+    def _reading(self) -> MultiLayer:
+        """Fitted network of several layers with the present ``read_noise``."""
+        network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers
-        return replace(network, net=replace(network.net, layers=(as_read(low, self), *above)))
+        return replace(network, net=replace(network.net, layers=(with_read_noise(low, self), *above)))
 
     def partial_fit(self, X: RowsLike, y: LabelsLike | None = None) -> Self:
-        """Learn from some more images, at once: a step for each ``batch_size`` of them, in their order.
+        """Learn online from more images: one step per ``batch_size`` images, in their order.
 
-        Goes on from a fit, from a loaded model or from earlier calls. ``template_passes`` are of fits alone:
-        after them templates go on as they are.
+        Learning continues from a fit, a loaded model or earlier calls, without ``template_passes``.
 
         Parameters
         ----------
         X : array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels), or Dataset
-            One image or more.
+            At least one image.
         y : array-like, shape (n,), or None
-            With templates: classes, of which -1 is none; the first call names all of them. Else not learned
-            from, as a warning says.
+            With templates: classes, -1 for no label; the first call must contain all classes. Without
+            templates, y is ignored with a warning.
 
         Returns
         -------
@@ -488,7 +494,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         self._check_params()
         if not is_online(self):
-            raise ValueError("partial_fit learns online: set online=True")
+            raise ValueError(f"partial_fit learns online, but online={self.online}: set online=True")
         with restored_on_failure(self):
             first = not hasattr(self, "_stream")
             ds = self._training_rows(X, y, None, reset=first)
@@ -496,12 +502,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             if first:
                 check_rows(self, network, ds, None, streamed=True)
                 self.seed_ = resolve_seed(self.random_state)
-            elif not is_several(self):
-                network = OneLayer(make_layers(self, self._layer.image)[0])
-            size = batch_size(self)  # of a stream there are more images to come
+            elif not has_templates(self):
+                network = SingleLayer(make_feature_layers(self, self._layer.image)[0])
+            size = batch_size(self)  # not reduced to the rows of one call: more images follow
             learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
             state = learner.start() if first else network.last_state(self)
-            chains: OnlineLearner = learner  # of whatever state
+            chains: OnlineLearner = learner  # accepts the states of both kinds of networks
             state = learn_stream(chains, state, ds, self.device, size, state.rows, network.classes)
             if first:
                 self.n_iter_, self.history_ = 0, []
@@ -517,7 +523,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _transformed(self) -> str:  # type: ignore[override]
-        return "scores" if is_several(self) else "places"
+        return "scores" if has_templates(self) else "places"
 
     @property
     def _n_features_out(self) -> int:
@@ -525,16 +531,16 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _row_map(self, what: str | tuple[str, Given]) -> RowMap:
         name, (known, codes) = what if isinstance(what, tuple) else (what, (None, None))
-        if isinstance(self._network, SeveralLayers):
+        if isinstance(self._network, MultiLayer):
             network = self._reading
-            told = Telling(network.telling, self._stream.beliefs, network.template_classes)
+            fixed = FixedNetwork(network.coded, self._stream.beliefs, network.template_classes)
             if name == "filled":
-                return CompletionMap(told, True, known, codes)
+                return CompletionMap(fixed, True, known, codes)
             of_rows: dict[str, RowMap] = {
-                "scores": ScoreMap(told),
-                "probabilities": ClassMap(told),
-                "classes": ClassMap(told, True),
-                "reconstruction": CompletionMap(told),
+                "scores": ScoreMap(fixed),
+                "probabilities": ClassMap(fixed),
+                "classes": ClassMap(fixed, True),
+                "reconstruction": CompletionMap(fixed),
             }
             return of_rows[name]
         if name == "filled":
@@ -542,7 +548,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         maps = {"places": PlaceMap, "beliefs": BeliefMap, "reconstruction": ReconstructionMap}
         return maps[name](self._decoder())
 
-    @available_if(is_several)
+    @available_if(has_templates)
     def decision_function(
         self,
         X: RowsLike,
@@ -552,7 +558,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Scores of the classes, each that of its best template; only with ``templates``.
+        """Return scores of the classes, each that of its best template; only with ``templates``.
 
         Parameters
         ----------
@@ -562,11 +568,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Returns
         -------
         ndarray of float64, shape (n, classes); a lazy array for a dask array; a Dataset with ``out``
-            In nats, in the order of ``classes_``.
+            Scores in nats, in the order of ``classes_``.
         """
         return self._map(X, "probabilities", out, client, overwrite, callbacks)
 
-    @available_if(is_several)
+    @available_if(has_templates)
     def predict(
         self,
         X: RowsLike,
@@ -576,9 +582,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Classes of images by one forward pass, or numbers of clusters; only with ``templates``.
+        """Return the class, or the number of the cluster, of each image; only with ``templates``.
 
-        With ``out``, a dataset whose ``x`` are the scores of the classes and whose ``y`` are these.
+        With ``out``, ``x`` of the dataset holds the scores of the classes and ``y`` the classes.
 
         Parameters
         ----------
@@ -600,7 +606,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Images without their noise: what the features that lie in them make.
+        """Return images without noise: the pixels under the features that were found.
 
         Parameters
         ----------
@@ -625,15 +631,15 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Images with their unknown pixels made up; known ones stay.
+        """Return images with inferred values for unknown pixels; known pixels stay.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
         known : array-like of bool, shape of ``X``, or Dataset, or None
-            Which pixels are known; a bit of each is held in memory. None: those that are not ``missing``.
+            True for known pixels; memory holds one bit per pixel. None: pixels that are not ``missing``.
         y : label, or array-like, shape (n,), or None
-            With templates: classes that the images are to be of; -1 is none.
+            With templates: classes of the images; -1 for unknown.
         out, client, overwrite, callbacks
             As in :meth:`transform`.
 
@@ -644,71 +650,74 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Raises
         ------
         DataError
-            A mask of another shape, or none where ``missing`` is None; labels that are no classes.
+            If the mask has another shape, if there is no mask and no ``missing``, or for unknown labels.
         """
         check_is_fitted(self)
         if self._layer.filters is not None:
-            raise DataError("inpaint fills in pixels, and filters leave edges of them alone: see reconstruct")
+            raise DataError(
+                f"filters={self.filters}: inpaint needs pixels, but filters keep only edges: use reconstruct"
+            )
         if known is None and self._layer.missing is None:
-            raise DataError("inpaint: which pixels are unknown? Give known, or set missing before fit")
+            raise DataError("inpaint: no pixels are marked as unknown: give known, or set missing before fit")
         n_rows = len(cast("Sized", X))
         bits = None if known is None else packed(known, n_rows, self._layer)
         codes = None
-        if isinstance(self._network, SeveralLayers):
+        if isinstance(self._network, MultiLayer):
             codes = self._network.codes(y, n_rows)
         elif y is not None:
-            raise DataError("inpaint: y is given, but without templates there are no classes: leave it out")
-        what: Any = "filled", (bits, codes)  # more than other models ask for
+            raise DataError("inpaint: y is given, but without templates there are no classes: remove y")
+        what: Any = "filled", (bits, codes)  # other models have no second item
         return self._map(X, what, out, client, overwrite, callbacks)
 
-    @available_if(is_several)
+    @available_if(has_templates)
     def to_cnn_weights(self) -> ConvolutionalForm:
-        """The forward pass as that of a convolutional network (section 3.4); only with ``templates``.
+        """Return the forward pass as a convolutional network (section 3.4); only with ``templates``.
 
         Returns
         -------
         ConvolutionalForm
-            Evidence of pixels, and of each layer pools and weights, for ``torch.nn.functional.conv2d``.
+            Evidence of pixels, and pools and weights of each layer for ``torch.nn.functional.conv2d``.
         """
         check_is_fitted(self)
         network = self._reading
         classes = self.classes_[network.template_classes]
-        return convolutional_form(network.telling, self._stream.beliefs, classes)
+        return convolutional_form(network.coded, self._stream.beliefs, classes)
 
     def _draw_prediction(self, graph: RowGraph) -> None:
-        if not isinstance(self._network, SeveralLayers):
+        if not isinstance(self._network, MultiLayer):
             raise DataError(
-                "to_onnx: a single layer finds parts by message passing, for which ONNX has no operators: "
-                "save the model, and predict with this package"
+                "to_onnx: a network without templates finds places by message passing, for which ONNX has no "
+                "operators: save the model, and use this package"
             )
         network = self._reading
-        form = convolutional_form(network.telling, self._stream.beliefs, network.template_classes)
-        scores = draw_scores(graph, network.telling.layers[0], form, network.template_classes)
+        form = convolutional_form(network.coded, self._stream.beliefs, network.template_classes)
+        scores = draw_scores(graph, network.coded.layers[0], form, network.template_classes)
         graph.classes(scores, self.classes_, "scores")
 
-    @available_if(is_several)
+    @available_if(has_templates)
     def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> SeveralObjects:
-        """Several objects in larger images, under another class layer and without learning again (section
-        2.4); only with ``templates``.
+        """Return a finder of several objects in larger images; only with ``templates``.
+
+        The class layer is replaced, and nothing is learned again (section 2.4).
 
         Parameters
         ----------
         image_shape : (int, int)
-            Height and width of the images, which are at least as large as those of the fit.
+            Height and width of the images, at least those of the images of the fit.
         n_objects : int, default 2
-            At most so many objects in an image; the frames of two do not overlap.
+            Largest number of objects per image; the frames of two objects do not overlap.
 
         Returns
         -------
         SeveralObjects
-            With ``predict`` and ``decision_function``, in this process; a cluster takes them as
-            ``client.submit(found.predict, images)``. It is not saved: save the network, and ask the loaded
-            one again.
+            Its ``predict`` and ``decision_function`` run in this process; on a cluster use
+            ``client.submit(finder.predict, images)``. Save the network itself, and call ``with_classes`` of
+            the loaded network.
 
         Raises
         ------
         DataError
-            Images smaller than those of the fit.
+            If the images are smaller than those of the fit.
 
         Examples
         --------
@@ -717,7 +726,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         >>> traits = make_images("memory://doc-objects", "traits", 60, size=5, gap=1, overwrite=True)
         >>> m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=10, random_state=0)
         >>> two = m.fit(traits).with_classes((9, 32))
-        >>> found = two.predict(np.zeros((3, 9, 32)))  # nothing lies there
+        >>> found = two.predict(np.zeros((3, 9, 32)))  # empty images
         >>> found.labels.tolist(), found.positions.shape
         ([[-1, -1], [-1, -1], [-1, -1]], (3, 2, 2))
         """
@@ -725,7 +734,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return SeveralObjects.of(self._reading, self._stream.beliefs, image_shape, n_objects, self.device)
 
     def infer(self, X: RowsLike) -> PlaceBeliefs | TemplateBeliefs:
-        """Beliefs of S, and how far they came to rest, or of the templates; held in memory.
+        """Return beliefs in S and their convergence, or with templates the best templates, in memory.
 
         Parameters
         ----------
@@ -736,7 +745,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         PlaceBeliefs, or with templates TemplateBeliefs
         """
         check_is_fitted(self)
-        if isinstance(self._network, SeveralLayers):
+        if isinstance(self._network, MultiLayer):
             return TemplateBeliefs.of(self._map(X, "scores"))
         found = self._map(X, "beliefs")
         places = found[:, :-1].reshape(len(found), *self._layer.places)
@@ -750,15 +759,15 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         noise: bool = True,
         random_state: RandomState = None,
     ) -> np.ndarray:
-        """Images drawn from the model.
+        """Draw images from the model.
 
         Parameters
         ----------
         n_samples : int
         y : label, or array-like, shape (n_samples,), or None
-            With templates: classes of the images; None or -1 draws them.
+            With templates: classes of the images; None or -1 draws the class.
         noise : bool
-            Flip pixels by p01 and p10, or read_noise.
+            Flip pixels by p01 and p10, or with templates by read_noise.
         random_state : int, Generator, RandomState or None
 
         Returns
@@ -769,14 +778,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if n_samples < 1:
             raise ValueError(f"n_samples={n_samples}: give a whole number of at least 1")
         seed = draw_seed() if random_state is None else resolve_seed(random_state)
-        if isinstance(self._network, SeveralLayers):
+        if isinstance(self._network, MultiLayer):
             network = self._reading
             codes = network.codes(y, int(n_samples))
             weights = [part > 0 for part in network.net.split(self._stream.beliefs)]
-            drawn = network.telling.draw(weights, int(n_samples), codes, seed)
-            return noisy(network.layer, drawn, seed) if noise else drawn.astype(np.uint8)
+            drawn = network.coded.draw(weights, int(n_samples), codes, seed)
+            return add_noise(network.layer, drawn, seed) if noise else drawn.astype(np.uint8)
         if y is not None:
-            raise DataError("sample: y is given, but without templates there are no classes: leave it out")
+            raise DataError("sample: y is given, but without templates there are no classes: remove y")
         with single_threaded():
             return sample(self._decoder(), seed, 0, int(n_samples), make_backend(self.device), noise)
 
@@ -788,40 +797,39 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         *,
         callbacks: CallbackList = (),
     ) -> float:
-        """Share of images whose class is told right; without templates 1 - compression, the share of their
-        bits that features save.
+        """Return the share of correctly classified images; without templates 1 - compression.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
         y : array-like, shape (n,); a Dataset brings its own
-            Classes, of which -1 is none; of clusters each is of the class that most of its images have. Not
-            looked at without templates.
+            Classes, -1 for no label; the class of a cluster is that of most of its images. Ignored without
+            templates.
         sample_weight : None
             Each image counts once.
         callbacks : Callback or sequence
-            Told of progress.
+            Called with the progress.
 
         Returns
         -------
         float
-            NaN where all pixels are 0, or all are 1, or no image has a class.
+            NaN if all pixels are equal, or if no image has a class.
 
         Raises
         ------
         DataError
-            No labels, with templates.
+            If there are templates but no labels.
         """
         check_is_fitted(self)
         ds = self._given_rows(X, y, sample_weight)
-        if isinstance(self._network, SeveralLayers):
-            said, classes = self._reading.scoring(ds, self._stream.beliefs)
-            return 1.0 - said.error(self._counted(said, ds, classes, callbacks))
+        if isinstance(self._network, MultiLayer):
+            errors, classes = self._reading.scoring(ds, self._stream.beliefs)
+            return 1.0 - errors.error(self._collect(errors, ds, classes, callbacks))
         decoder = self._decoder()
-        stats = self._counted(DescriptionLength(decoder), ds, None, callbacks)
+        stats = self._collect(DescriptionLength(decoder), ds, None, callbacks)
         return 1.0 - compression(self._layer, decoder.weights, stats)
 
-    def _counted(
+    def _collect(
         self, reduction: Reduction, ds: Dataset, classes: np.ndarray | None, callbacks: CallbackList
     ) -> Stats:
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs, callbacks=callbacks) as session:
@@ -846,7 +854,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             "steps": stream.steps,
             "iteration": stream.iteration,
         }
-        if isinstance(network, SeveralLayers):
+        if isinstance(network, MultiLayer):
             sizes = [[layer.n_features, *layer.window] for layer in network.layers]
             labels = network.labels
             values |= {
@@ -874,16 +882,16 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         image = image_of(values["image"])
         self.batch_size_ = values.get("batch_size") or batch_size(self)
         if "templates" in values:
-            self._restore_several(values, arrays, image, where)
+            self._restore_multi_layer(values, arrays, image, where)
             return
         n_features, h, w = values["layer"]
-        layer = replace(make_layers(self, image)[0], n_features=n_features, window=(h, w))
+        layer = replace(make_feature_layers(self, image)[0], n_features=n_features, window=(h, w))
         beliefs, first = from_features(arrays["beliefs"]), from_features(arrays["first"])
-        self._network, self._stream = OneLayer(layer), EvidenceState(beliefs, first, **where)
+        self._network, self._stream = SingleLayer(layer), EvidenceState(beliefs, first, **where)
         self.used_ = [arrays["used"].astype(bool)]
         self.compression_ = float("nan") if values["compression"] is None else values["compression"]
 
-    def _restore_several(
+    def _restore_multi_layer(
         self,
         values: dict[str, Any],
         arrays: dict[str, np.ndarray],
@@ -892,7 +900,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     ) -> None:
         like = clone(self).set_params(layers=[(n, (h, w)) for n, h, w in values["layers"]])
         labels = None if values["classes"] is None else np.array(values["classes"], values["classes_dtype"])
-        network = several_of(like, make_layers(like, image), labels, values["templates"])
+        network = build_multi_layer(like, make_feature_layers(like, image), labels, values["templates"])
         codes = None if values["template_codes"] is None else tuple(values["template_codes"])
         net = replace(network.net, seed=values["pools_seed"], classes=codes)
         self._network = replace(network, net=net)

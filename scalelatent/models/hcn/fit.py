@@ -1,4 +1,4 @@
-"""The fit of a hierarchical compositional network, of whatever form: checks, orders, steps, streams."""
+"""Fits of hierarchical compositional networks: checks and orders of rows, steps of all networks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Step, Steps
-from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
-from scalelatent.models.hcn.model.filters import EDGE, OrientedFilters
+from scalelatent.models.hcn.kernels.units import from_units, to_units
+from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner, EvidenceState
+from scalelatent.models.hcn.model.filters import MIN_STEP, OrientedFilters
 from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
-from scalelatent.models.hcn.model.layered import LayeredEvidence, LayeredState
-from scalelatent.models.hcn.model.online import EvidenceLearner, EvidenceState
+from scalelatent.models.hcn.model.multi_layer_learning import LayeredEvidence, LayeredState
 
 from .parameters import (
     WINDOW,
     batch_size,
     chain_batches,
     default_layers,
+    has_templates,
     is_online,
-    is_several,
     layer_sizes,
     n_chains,
     n_epochs,
@@ -45,14 +45,15 @@ from .parameters import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-ALL_ROWS = "images are taken in an order of their own, and none can be left out in its midst"
-# Of a mask that are packed at once.
+ALL_ROWS = "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
+# Rows of a mask that are packed at once.
 MASK_ROWS = 4096
-# Records of a long epoch: points of the curve of weights against images seen.
+# Records per epoch of an online fit: points of the curve of weights against images.
 REPORTS = 20
-# Of a leaf, where its images are not given.
-LEAF_BYTES, LEAST_LEAF_ROWS = 2**28, 5
-# Seconds between visits of messages to the disk, at so many pairs a second of one thread.
+# Target size of a leaf in bytes if [engine] leaf_rows is not set, and its smallest number of images.
+LEAF_BYTES, MIN_LEAF_ROWS = 2**28, 5
+# If one leaf holds all images, its messages go to disk about once in this many seconds. The estimate assumes
+# this many pairs per second on one thread.
 VISIT_SECONDS, PAIRS_WITH_MESSAGES = 30.0, 1e9
 
 
@@ -62,11 +63,11 @@ State = TypeVar("State", EvidenceState, LayeredState)
 
 
 class Network(Protocol):
-    """What is learned, and how: one layer of features (`single`), or several under classes (`several`)."""
+    """A network and its fit: `single_layer.SingleLayer` or `multi_layer.MultiLayer`."""
 
     @property
     def classes(self) -> np.ndarray | None:
-        """What rows are labelled by; None where labels are not read."""
+        """Labels of the rows in sorted order; None if labels are not read."""
         ...
 
     @property
@@ -81,74 +82,74 @@ class Network(Protocol):
 
     @property
     def pairs(self) -> int:
-        """Pairs of a weight and a place of an image, in all layers."""
+        """Number of pairs of a weight and a place of an image, in all layers."""
         ...
 
     @property
     def n_weights(self) -> int:
-        """Of all layers."""
+        """Number of weights of all layers."""
         ...
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of the messages of an image, which say how many images a leaf has."""
+        """Bytes of the messages of an image in memory, which determine the images per leaf."""
         ...
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that are kept of an image from visit to visit, at most."""
+        """Upper bound of the stored bytes of an image between visits."""
         ...
 
     @property
     def online_bytes(self) -> int:
-        """Bytes of what an image of a minibatch takes."""
+        """Bytes of an image of a minibatch in online learning."""
         ...
 
     @property
-    def decoding_sweeps(self) -> float:
-        """What it takes to use the network on an image, in sweeps over all pairs."""
+    def sweeps_to_decode(self) -> float:
+        """Cost of applying the network to an image, in sweeps over all pairs."""
         ...
 
-    def look(self) -> tuple[str, Reduction]:
-        """The pass over rows that a fit ends with, and its name."""
+    def final_pass(self) -> tuple[str, Reduction]:
+        """Return the name and the reduction of the pass over rows at the end of a fit."""
         ...
 
     def check(self, train: Dataset, held: Dataset | None) -> None:
-        """Refuse rows that do not fit the layers or the classes."""
+        """Raise an error for rows that do not fit the layers or the classes."""
         ...
 
     def counts(self) -> Reduction:
-        """What is counted of the rows before anything is learned: of pixels, and of labels."""
+        """Return the reduction that counts pixels and labels before learning."""
         ...
 
     def check_counts(self, train: Dataset, counts: Stats) -> None:
-        """Refuse labels of which some are missing."""
+        """Raise an error if a class has no rows."""
         ...
 
     def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> NetworkLearner:
-        """The learner of a fit."""
+        """Return the learner of a fit of ``n_rows`` images."""
         ...
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> NetworkState:
-        """What the last fit came to, to go on from; a ValueError where that was of another form."""
+        """Return the state of the last fit, to continue from; raise a ValueError if its network differs."""
         ...
 
-    def told(self) -> str:
-        """What the layers are, in words."""
+    def describe(self) -> str:
+        """Return the layers and their sizes in words."""
         ...
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
-        """Weights, or beliefs of them, as features (features, channels, h, w) of each layer."""
+        """Return weights, or beliefs in them, as features (features, channels, h, w) of each layer."""
         ...
 
     def from_features(self, features: list[np.ndarray]) -> np.ndarray:
-        """What :meth:`features` was made of."""
+        """Return the array from which :meth:`features` made these features."""
         ...
 
-    def course(
+    def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], counts: Stats
     ) -> Steps:
-        """The steps of a fit, after the first look at the rows; sets the learned attributes."""
+        """Yield the steps of a fit after the counts; set the learned attributes of the model."""
         ...
 
 
@@ -156,36 +157,37 @@ class Network(Protocol):
 
 
 def image_of(shape: Sequence[int]) -> tuple[int, int, int]:
-    """(channels, height, width) of (h, w) or (channels, h, w); a flat row is one line."""
+    """Return (channels, height, width) of (h, w) or (channels, h, w); a flat row is an image of one line."""
     sides = tuple(int(side) for side in shape)
     return (*(1,) * (3 - len(sides)), *sides)  # type: ignore[return-value]
 
 
 def image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, what: str) -> tuple[int, int, int]:
-    """The shape of a dataset's images: its own, or of flat rows the parameter."""
+    """Return the shape of a dataset's images: its own, or the parameter for flat rows."""
     where, own, given = ds.url or what, tuple(ds.feature_shape), model.image_shape
     if given is None:
         if len(own) > 3:
-            raise DataError(f"{where}: rows are {own}: give images (h, w) or (channels, h, w)")
+            raise DataError(f"{where}: rows have shape {own}: give images (h, w) or (channels, h, w)")
         return image_of(own)
     if int(np.prod(given)) != ds.n_features or (len(own) > 1 and image_of(own) != image_of(given)):
         raise DataError(
             f"{where}: rows are {' x '.join(map(str, own))}, but image_shape={tuple(given)}: give images of "
-            "this shape, or flat rows of as many pixels"
+            "this shape, or flat rows with this number of pixels"
         )
     return image_of(given)
 
 
-def check_plain(ds: Dataset, what: str) -> None:
-    """Refuse rows that are no images of a weight of 1."""
+def check_images(ds: Dataset, what: str) -> None:
+    """Raise an error for rows that are not dense images with equal weights."""
     where = ds.url or what
     if ds.is_sparse:
-        raise DataError(f"{where}: sparse rows (CSR) are no images: give a dense array, (n, h, w)")
+        raise DataError(f"{where}: sparse rows (CSR) are not images: give a dense array, (n, h, w)")
     if ds.has_weight:
-        raise DataError(f"{where}: rows are weighted, but each image counts once: leave the weights out")
+        raise DataError(f"{where}: rows are weighted, but each image counts once: remove the weights")
     if ds.has_targets:
         raise DataError(
-            f"{where}: there are outputs beside the rows, and one layer learns images alone: leave them out"
+            f"{where}: the dataset has outputs beside the rows, but networks learn from images alone: remove "
+            "the outputs"
         )
 
 
@@ -197,27 +199,27 @@ def check_rows(
     *,
     streamed: bool = False,
 ) -> None:
-    """Refuse rows that the learner cannot use, before any work; of a stream there are more to come."""
-    check_plain(train, "X")
+    """Raise an error for rows that the fit cannot use; a stream may have fewer rows than a step."""
+    check_images(train, "X")
     where = train.url or "X"
     if held is not None:
-        check_plain(held, "validation")
+        check_images(held, "validation")
         other = image_shape(model, held, "validation")
         if other != network.layer.seen:
             raise DataError(
-                f"{held.url or 'validation'}: images are {other}, but those to learn from "
-                f"{network.layer.seen}"
+                f"{held.url or 'validation'}: images have shape {other}, but the training images have shape "
+                f"{network.layer.seen}: give images of one shape"
             )
     elif model.patience is not None and not streamed:
-        better = "classes" if is_several(model) else "compression"
+        better = "classes" if has_templates(model) else "compression"
         raise ValueError(
             f"patience={model.patience} waits for better {better}, but there are no validation rows: pass "
-            "validation (in a job [data] validation), or leave patience out"
+            "validation (in a job [data] validation), or remove patience"
         )
     network.check(train, held)
     if streamed:
         return
-    if goes_on(model):
+    if continues_last_fit(model):
         network.last_state(model)
     n = len(train)
     rows = step_rows(model, n)
@@ -225,28 +227,28 @@ def check_rows(
         raise DataError(
             f"{where}: a step of n_chains={n_chains(model, n)} x chain_batches={chain_batches(model, n)} x "
             f"batch_size={batch_size(model, n)} = {rows} images is larger than the data, {n}: lower one of "
-            "them"
+            "the three"
         )
     if (warm := warmup_rows(model, n)) > n:
-        raise DataError(f"{where}: warmup_rows={warm}, but there are {n} images: lower it")
+        raise DataError(f"{where}: warmup_rows={warm}, but there are {n} images: lower warmup_rows")
 
 
 def check_windows(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> None:
-    """Refuse features that are larger than what they are placed on, and long flat rows without a shape."""
+    """Raise an error for features or filters larger than the images, or long flat rows without a shape."""
     (channels, height, width), where = image, train.url or "X"
     flat = len(train.feature_shape) == 1 and model.image_shape is None
     if model.layers is None and flat and width > math.prod(WINDOW):
         raise DataError(
-            f"{where}: rows are flat, of {width} pixels, and features are chosen for flat rows of at most "
+            f"{where}: rows are flat, of {width} pixels, and default features exist for flat rows of at most "
             f"{math.prod(WINDOW)}: set image_shape to the (height, width) of the images, or set layers"
         )
     if model.filters is not None and (channels > 1 or min(height, width) < model.filter_size):
         raise DataError(
             f"{where}: rows are {' x '.join(map(str, train.feature_shape))}, and filters of "
-            f"{model.filter_size} x {model.filter_size} look at grey images (h, w) that are larger: set "
-            "image_shape where rows are flat, or leave filters out"
+            f"{model.filter_size} x {model.filter_size} need larger grey images (h, w): set image_shape for "
+            "flat rows, or remove filters"
         )
     for level, (_, (h, w)) in enumerate(layer_sizes(model, image)):
         if h > height or w > width:
@@ -262,22 +264,22 @@ def check_windows(
 
 
 def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset) -> None:
-    """Log, once, that default features were cut to the images."""
+    """Log once that default features were reduced to the size of the images."""
     [(n, window)] = default_layers(image)
     if model.layers is None and window != WINDOW:
         why = f"images of {train.url or 'X'} are {image[1]} x {image[2]}"
         warn_reduced("layers", f"[({n}, {window})]", f"[({n}, {WINDOW})]", why)
 
 
-def make_layers(
+def make_feature_layers(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> tuple[FeatureLayer, ...]:
-    """The layers of features that the parameters ask for, from the image up."""
+    """Return the layers of features of the parameters, from the image up."""
     found = []
     threshold, missing = (None if v is None else float(v) for v in (model.threshold, model.missing))
     filters = None
     if model.filters is not None:
-        least = EDGE if threshold is None else threshold
+        least = MIN_STEP if threshold is None else threshold
         filters, threshold = OrientedFilters(int(model.filters), int(model.filter_size), least), None
         image = filters.n, image[1], image[2]
     for (n_features, window), p_weight in zip(layer_sizes(model, image), weight_priors(model), strict=False):
@@ -289,13 +291,13 @@ def make_layers(
     return tuple(found)
 
 
-def goes_on(model: HierarchicalCompositionalNetwork) -> bool:
-    """Whether a fit goes on from the one before."""
+def continues_last_fit(model: HierarchicalCompositionalNetwork) -> bool:
+    """Return True if a fit starts from the result of the last fit."""
     return bool(model.warm_start) and model.__sklearn_is_fitted__()
 
 
 def check_pixels(train: Dataset, counts: Stats) -> None:
-    """Refuse images that say nothing."""
+    """Raise an error if all pixels are unknown, or all known pixels are equal."""
     known, ones = float(counts["known"]), float(counts["ones"])
     where = f"{train.url or 'X'} (n_samples = {len(train)}, n_features = {train.n_features})"
     if not known:
@@ -306,25 +308,25 @@ def check_pixels(train: Dataset, counts: Stats) -> None:
         )
 
 
-def known_or_not(x: Any) -> Any:
-    """Rows with `UNKNOWN` in place of NaN; lazily where they are read in pieces."""
+def replace_nan(x: Any) -> Any:
+    """Return rows with `UNKNOWN` instead of NaN; arrays that are read in chunks stay lazy."""
     if np.dtype(x.dtype).kind != "f" or hasattr(x, "tocsr"):
         return x
     if is_dask(x):
-        return x.map_blocks(_without_nan, dtype=x.dtype)
+        return x.map_blocks(_replace_nan, dtype=x.dtype)
     if is_plain(x):
-        return _without_nan(x)
+        return _replace_nan(x)
     import dask.array as da
 
-    return da.from_array(x).map_blocks(_without_nan, dtype=x.dtype)
+    return da.from_array(x).map_blocks(_replace_nan, dtype=x.dtype)
 
 
-def _without_nan(x: np.ndarray) -> np.ndarray:
+def _replace_nan(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), x.dtype.type(UNKNOWN), x)
 
 
 def packed(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
-    """A mask of pixels as bits, uint8 (rows, bytes); refuses one that is not of these rows."""
+    """Return a mask of pixels as bits, uint8 (rows, bytes); raise an error if it does not fit the rows."""
     if is_plain(known) and not isinstance(known, Dataset):
         known = np.asarray(known)
         if known.ndim < 2:
@@ -347,7 +349,7 @@ def packed(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
 
 
 def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Images of a step over all chains."""
+    """Return the number of images per step, over all chains."""
     return batch_size(model, n_rows) * chain_batches(model, n_rows) * n_chains(model, n_rows)
 
 
@@ -359,7 +361,7 @@ def row_order(
     *,
     chains: int,
 ) -> RowOrder:
-    """Which images each step gets: of ``chains`` chains, or one minibatch a step where that is 0."""
+    """Return the order of images of an online fit; ``chains=0`` means one minibatch per step."""
     size = step_rows(model, n_rows) if chains else batch_size(model, n_rows)
     return RowOrder.choose(n_rows, seed, size, max(chains, 1), options)
 
@@ -367,23 +369,23 @@ def row_order(
 def make_leaf_order(
     model: HierarchicalCompositionalNetwork, image_bytes: int, n_rows: int, options: Mapping[str, Any]
 ) -> RowOrder:
-    """Leaves of a batch fit: one while its messages are small, else so many for each step."""
-    wanted = n_chains(model, n_rows)
+    """Return the leaves of a fit with kept messages: one if its messages are small, else several per step."""
+    most_chains = n_chains(model, n_rows)
     if (rows := options.get("leaf_rows")) is not None:
-        chains = min(wanted, -(-n_rows // int(rows)))
+        chains = min(most_chains, -(-n_rows // int(rows)))
         order = _leaves_of(n_rows, chains * int(rows), chains)
-        if (least := _least_leaf(order)) < LEAST_LEAF_ROWS and count_leaves(order) > 1:
+        if (least := _least_leaf(order)) < MIN_LEAF_ROWS and count_leaves(order) > 1:
             raise DataError(
-                f"{n_rows} images would be {count_leaves(order)} leaves, the smallest of {least}: leaves of "
-                f"fewer than {LEAST_LEAF_ROWS} images learn apart from each other; set another [engine] "
-                "leaf_rows, or online=True"
+                f"{n_rows} images would be {count_leaves(order)} leaves, the smallest of {least}: leaves "
+                f"of fewer than {MIN_LEAF_ROWS} images learn independently of each other; set another "
+                "[engine] leaf_rows, or online=True"
             )
         return order
-    leaves = min(-(-n_rows * image_bytes // LEAF_BYTES), max(1, n_rows // LEAST_LEAF_ROWS))
-    chains = min(wanted, leaves)
+    leaves = min(-(-n_rows * image_bytes // LEAF_BYTES), max(1, n_rows // MIN_LEAF_ROWS))
+    chains = min(most_chains, leaves)
     rows = -(-n_rows // leaves)
     order = _leaves_of(n_rows, chains * rows, chains)
-    while count_leaves(order) > 1 and _least_leaf(order) < LEAST_LEAF_ROWS:
+    while count_leaves(order) > 1 and _least_leaf(order) < MIN_LEAF_ROWS:
         rows += 1
         chains = min(chains, -(-n_rows // rows))
         order = _leaves_of(n_rows, chains * rows, chains)
@@ -395,12 +397,12 @@ def _leaves_of(n_rows: int, step_rows: int, chains: int) -> RowOrder:
 
 
 def _least_leaf(order: RowOrder) -> int:
-    """Images of the smallest leaf."""
+    """Return the number of images of the smallest leaf."""
     return min(order.chain_rows, order.step_rows(order.n_steps - 1) // order.n_chains)
 
 
 def visit_passes(pairs: int, n_rows: int) -> int:
-    """Passes over the messages of a leaf that is all images, before they go to the disk."""
+    """Return the passes per visit of a leaf that holds all images."""
     return max(1, int(VISIT_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
 
 
@@ -412,14 +414,14 @@ def fit_order(
     *,
     seed: int = 0,
 ) -> RowOrder:
-    """Which images each step of a fit gets."""
+    """Return the order of the images of a fit."""
     if is_online(model):
         return row_order(model, n_rows, options, seed, chains=n_chains(model, n_rows))
     return make_leaf_order(model, network.image_bytes, n_rows, options)
 
 
 def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: Mapping[str, Rows]) -> Steps:
-    """A whole fit; sets the model's learned attributes."""
+    """Yield the steps of a fit; set the learned attributes of the model."""
     train = rows["train"].dataset
     n = len(train)
     info = {"max_iter": n_epochs(model, n)}
@@ -433,20 +435,20 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
     if model.batch_size_ < default:
         why = f"the number of images in {train.url or 'X'} is {n}"
         warn_reduced("batch_size", model.batch_size_, default, why)
-    yield from network.course(model, rows, counts)
+    yield from network.fit_steps(model, rows, counts)
 
 
 def first_state(
     model: HierarchicalCompositionalNetwork, network: Network, state: State, restart: int
 ) -> Generator[Step, Any, State]:
-    """The state that a fit begins with: a given one, or that of the fit before."""
-    if restart or not goes_on(model):
+    """Yield a step that stores the start of a warm start; return the state that the fit starts with."""
+    if restart or not continues_last_fit(model):
         return state
     before = network.last_state(model)
     given = yield Remember("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
-    # Where messages are kept beliefs are whole units, as these are.
-    beliefs = beliefs if is_online(model) else from_grid(to_grid(beliefs))
+    # With kept messages, beliefs must be whole units, as messages are.
+    beliefs = beliefs if is_online(model) else from_units(to_units(beliefs))
     return replace(state, beliefs=beliefs, first=given["first"])
 
 
@@ -459,7 +461,7 @@ def learn(
     seed: int,
     name: str,
 ) -> Generator[Step, Any, LoopResult]:
-    """Epochs from a state, after a warm-up where there is one."""
+    """Yield the steps of the warm-up, if any, and of the epochs; return the result."""
     n, online, end = len(rows["train"].dataset), is_online(model), name.removeprefix("learn")
     if warm := warmup_rows(model, n):
         some = {"train": replace(rows["train"], dataset=rows["train"].dataset[:warm])}
@@ -473,31 +475,34 @@ def learn(
     return found
 
 
-class WeightsWatched(Callback):
-    """Warns once where all weights are off, or on: after an epoch online, else in the end."""
+class UniformWeightsWarning(Callback):
+    """Callback that warns once if all weights are off, or all are on.
+
+    It checks after each epoch of online learning, and otherwise at the end of the fit.
+    """
 
     def __init__(self, model: HierarchicalCompositionalNetwork) -> None:
-        self.model, self.told = model, False
+        self.model, self.has_warned = model, False
         self.record: dict[str, Any] = {}
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self.record = record
         if is_online(self.model):
-            self._look()
+            self._check_share()
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        self._look()
+        self._check_share()
 
-    def _look(self) -> None:
+    def _check_share(self) -> None:
         record, share = self.record, self.record.get("share_on")
-        if self.told or share not in (0.0, 1.0):
+        if self.has_warned or share not in (0.0, 1.0):
             return
-        self.told = True
+        self.has_warned = True
         now, move = ("off", "raise") if not share else ("on", "lower")
-        # Places of a network with templates have no prior of their own.
-        several = is_several(self.model)
-        more = "" if several else f" or p_sparsity (now {self.model.p_sparsity:g})"
+        # A network with templates has no p_sparsity.
+        templates = has_templates(self.model)
+        more = "" if templates else f" or p_sparsity (now {self.model.p_sparsity:g})"
         warn_user(
             f"all weights are {now} after epoch {record['pass']}: {move} p_weight (now "
-            f"{weight_priors(self.model)[0]:g}{', of the first layer' if several else ''}){more}"
+            f"{weight_priors(self.model)[0]:g}{', of the first layer' if templates else ''}){more}"
         )

@@ -1,4 +1,4 @@
-"""The forward pass of several layers as an ONNX graph: pools as shifted maxima, then convolutions."""
+"""Forward pass of several layers as an ONNX graph: pools as maxima of shifted arrays, then convolutions."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import numpy as np
 
 from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.models.hcn.model.convolution import ConvolutionalForm
-from scalelatent.models.hcn.model.filters import PARTS, OrientedFilters
+from scalelatent.models.hcn.model.filters import SCALE, OrientedFilters
 from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
 
 
 def draw_scores(
-    graph: RowGraph, layer: FeatureLayer, form: ConvolutionalForm, of_template: np.ndarray
+    graph: RowGraph, layer: FeatureLayer, form: ConvolutionalForm, template_codes: np.ndarray
 ) -> str:
-    """Scores of classes in nats, float32 (rows, classes), each that of its best template.
+    """Add the scores of classes in nats, float32 (rows, classes), each that of its best template.
 
-    All numbers on the way are multiples of 1/256, so that float32 sums are exact up to 65,536 nats.
+    All values are multiples of 1/256, so float32 sums are exact up to 65,536 nats.
     """
     seen = graph.node("Reshape", graph.x, graph.constant(np.array([-1, *layer.seen])))
     values = _evidence(graph, layer, form, seen)
     for pool, weights in zip(form.pools, form.weights, strict=True):
         values = graph.node("Conv", _pooled(graph, values, pool), graph.constant(weights))
-    scores = graph.node("Reshape", values, graph.constant(np.array([-1, len(of_template)])))
+    scores = graph.node("Reshape", values, graph.constant(np.array([-1, len(template_codes)])))
     best = [
         graph.node(
             "ReduceMax",
-            graph.node("Gather", scores, graph.constant(np.flatnonzero(of_template == code)), axis=1),
+            graph.node("Gather", scores, graph.constant(np.flatnonzero(template_codes == code)), axis=1),
             graph.constant(np.array([1])),
             keepdims=1,
         )
-        for code in range(int(of_template.max()) + 1)
+        for code in range(int(template_codes.max()) + 1)
     ]
     return graph.node("Concat", *best, axis=1)
 
 
 def _evidence(graph: RowGraph, layer: FeatureLayer, form: ConvolutionalForm, seen: str) -> str:
-    """Messages of the pixels, or of what filters find in them, (rows, channels, height, width)."""
+    """Add the evidence of the pixels, or of the edges of filters, (rows, channels, height, width)."""
     off, on = (graph.constant(np.float32(value)) for value in form.evidence)
     if layer.filters is not None:
         return graph.node("Where", _edges(graph, layer.filters, seen), on, off)
@@ -57,7 +57,7 @@ def _evidence(graph: RowGraph, layer: FeatureLayer, form: ConvolutionalForm, see
 
 
 def _edges(graph: RowGraph, filters: OrientedFilters, seen: str) -> str:
-    """Which filter answers strongest at a pixel, and enough: bool (rows, filters, height, width)."""
+    """Add the filter that is on at each pixel: bool (rows, filters, height, width)."""
     weights = filters.weights[:, None].astype(np.float32)
     answers = graph.node("Conv", seen, graph.constant(weights), pads=[filters.size // 2] * 4)
     strength = graph.node("Abs", answers)
@@ -67,13 +67,13 @@ def _edges(graph: RowGraph, filters: OrientedFilters, seen: str) -> str:
     bright = graph.node("Greater", answer, graph.constant(np.float32(0)))
     on = graph.node("Where", bright, best, graph.node("Add", best, half))
     numbers = graph.constant(np.arange(filters.n)[:, None, None])
-    least = graph.constant(np.float32(np.rint(filters.threshold * PARTS)))
+    least = graph.constant(np.float32(np.rint(filters.threshold * SCALE)))
     enough = graph.node("GreaterOrEqual", graph.node("Abs", answer), least)
     return graph.node("And", graph.node("Equal", numbers, on), enough)
 
 
 def _pooled(graph: RowGraph, values: str, pool: np.ndarray) -> str:
-    """The largest of a place's shifts, each plus its log prior."""
+    """Add the largest value that the shifts of a pixel reach, each plus its log prior."""
     (n_shifts, height, width), axes = pool.shape, graph.constant(np.array([2, 3]))
     side = math.isqrt(n_shifts)
     if side == 1:

@@ -1,4 +1,4 @@
-"""What a fitted network says of images."""
+"""Results of the inference of a fitted network."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PlaceBeliefs:
-    """What an inference found in some images.
+    """Beliefs in the places of features, and their convergence.
 
     Attributes
     ----------
     places : ndarray of float32, shape (n, HS, WS, features)
-        Log odds that a feature lies at a place.
+        Log odds of a feature at a place.
     share_at_rest : ndarray of float32, shape (n,)
-        Pixels of each image whose messages did not change in the last sweep.
+        Share of pixels whose messages did not change in the last sweep.
     converged : ndarray of bool, shape (n,)
-        No message changed.
+        True if no message changed in the last sweep.
     """
 
     places: np.ndarray
@@ -28,16 +28,16 @@ class PlaceBeliefs:
 
 @dataclass(frozen=True)
 class TemplateBeliefs:
-    """What a network with templates makes of some images, by one forward pass.
+    """Template scores of some images by one forward pass.
 
     Attributes
     ----------
     scores : ndarray of float64, shape (n, templates)
-        In nats.
+        Scores in nats.
     templates : ndarray of int, shape (n,)
-        The best template of each image.
+        Best template of each image.
     margins : ndarray of float64, shape (n,)
-        How far its score lies above the next; inf of a single template.
+        Difference of the two largest scores; inf for a single template.
     """
 
     scores: np.ndarray
@@ -46,7 +46,7 @@ class TemplateBeliefs:
 
     @classmethod
     def of(cls, scores: np.ndarray) -> TemplateBeliefs:
-        """Of scores."""
+        """Return the results for these scores."""
         ranked = np.sort(scores, axis=1)
         alone = scores.shape[1] == 1
         margins = np.full(len(scores), np.inf) if alone else ranked[:, -1] - ranked[:, -2]
@@ -55,19 +55,19 @@ class TemplateBeliefs:
 
 @dataclass(frozen=True)
 class FoundObjects:
-    """Which objects lie in some images, and where; those of an image by column, then row.
+    """Objects in some images and their positions; the objects of an image are sorted by column, then row.
 
     Attributes
     ----------
     labels : ndarray, shape (n, objects)
-        Class of each; -1, or "" of names, where fewer are found.
+        Class of each object; -1, or "" for names, if fewer objects were found.
     positions : ndarray of int, shape (n, objects, 2)
-        Row and column of the upper left corner of each object's frame, which is as large as the images of
-        the fit; -1 where fewer are found.
+        Row and column of the upper left corner of each object's frame, which has the size of the images of
+        the fit; -1 if fewer objects were found.
     scores : ndarray of float64, shape (n, objects)
-        In nats, how much better a template explains what lies there than noise does; 0 where fewer are found.
+        Log probability ratio of the best template and noise, in nats; 0 if fewer objects were found.
     exact : ndarray of bool, shape (n,)
-        No choice of objects has a larger sum of scores; else the search was ended, and a better one may be.
+        True if no choice of objects has a larger sum of scores; False if the search ended before a proof.
     """
 
     labels: np.ndarray

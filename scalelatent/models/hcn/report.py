@@ -1,4 +1,4 @@
-"""What the report of a hierarchical compositional network shows: images by their parts, features, bits."""
+"""Report of a compositional network of one layer: images with their parts, features, bits."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.grid import space_ranges
 from scalelatent.engine.threads import single_threaded
-from scalelatent.models.hcn.model.compression import DescriptionLength, bits, compression, lengths
+from scalelatent.models.hcn.model.compression import DescriptionLength, bits, compression, part_lengths
 from scalelatent.models.hcn.model.decode import reconstruct
 from scalelatent.report.interpretation import usage_snippet
 from scalelatent.report.page import Picture, Section, count, join_words
 from scalelatent.report.runfiles import RunFiles, check_width
 from scalelatent.report.style import percent
 
-from .parameters import is_online, is_several
+from .parameters import has_templates, is_online
 from .report_figures import plot_bits, plot_parts
-from .report_layers import layers_section
+from .report_multi_layer import layers_section
 from .report_shared import (
     FILLED,
     PLACES,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PartsEvidence", "collect_parts", "section"]
 
-# Pairs that may be updated for the figures: some seconds of one core.
+# Upper bound of the updates of pairs for the figures: a few seconds on one core.
 PAIR_UPDATES = 4e9
 LEAST_ROWS, MOST_ROWS = 20, 1000
 
@@ -55,8 +55,8 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """The part of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
-    if is_several(model):
+    """Return the section of a network in a report; see `scalelatent.contract.kinds.Kind.report`."""
+    if has_templates(model):
         return layers_section(model, data, run, rows)
     collect = partial(collect_parts, model, progress=progress)
     evidence = run.collect(data, "those that features are placed in are left out", collect, "images")
@@ -69,16 +69,16 @@ def section(
 
 @dataclass(frozen=True)
 class PartsEvidence:
-    """What the figures are drawn from: some images, and what the model makes of them.
+    """Data of the figures: some images and their decoding by the model.
 
     Attributes
     ----------
     n_rows : int
-        Of the dataset.
+        Number of rows of the dataset.
     stats : Stats
-        Of `DescriptionLength`, over the sampled images.
+        Counts of `DescriptionLength` for the sampled images.
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
-        Of the images that are drawn.
+        Pixels, reconstructions and unknown pixels of the images that are drawn.
     places : ndarray of uint8, shape (n, HS, WS, F)
     filled : FilledImages
     """
@@ -93,7 +93,7 @@ class PartsEvidence:
 
     @property
     def sampled(self) -> int:
-        """Images that were looked at."""
+        """Number of sampled images."""
         return int(self.stats["rows"])
 
 
@@ -104,7 +104,7 @@ def collect_parts(
     sample_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PartsEvidence:
-    """Take evenly spaced images of a dataset apart with a fitted network."""
+    """Decode evenly spaced images of a dataset with a fitted network."""
     check_width(data, model.n_features_in_)
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)
@@ -129,7 +129,7 @@ def collect_parts(
         len(data),
         stats,
         evidence > 0,
-        decoder.layers(places, backend) > 0,
+        decoder.cover_counts(places, backend) > 0,
         evidence == 0,
         places,
         FilledImages(whole > 0, given | (whole == 0), made > 0, hidden),
@@ -141,7 +141,7 @@ def _rows_worth(pairs: int) -> int:
 
 
 def parts_subtitle(model: HierarchicalCompositionalNetwork) -> str:
-    """One line that says what the model is."""
+    """Return one line that describes the model."""
     layer = model._layer
     channels = f", {count(layer.image[0], 'channel')}" if layer.image[0] > 1 else ""
     sizes = [" x ".join(map(str, size)) for size in (layer.window, layer.image[1:])]
@@ -155,7 +155,7 @@ def parts_subtitle(model: HierarchicalCompositionalNetwork) -> str:
 def parts_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """(headline, table)."""
+    """Return the headline and the table of numbers."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     weights, used = model.weights_[0], model.used_[0]
@@ -164,9 +164,9 @@ def parts_numbers(
         part = ""
         if evidence.sampled < evidence.n_rows:
             part = f" of {count(evidence.sampled, 'image')}"
-            table.append(("of these taken apart here", f"{evidence.sampled:,}, evenly spaced"))
+            table.append(("of these decoded here", f"{evidence.sampled:,}, evenly spaced"))
         found, of = compression(model._layer, model._decoder().weights, evidence.stats), part
-        # The run has scored all test rows.
+        # Prefer the score of all test rows, if the run has it.
         if part and rows == "test" and "test_compression" in run.event("scored"):
             found, of = run.event("scored")["test_compression"], ""
         head.append((f"bits sent{of}", percent(found)))
@@ -198,16 +198,16 @@ def parts_numbers(
 
 
 def parts_words() -> list[tuple[str, str]]:
-    """What the numbers mean."""
+    """Return explanations of the numbers."""
     bits_text = (
-        "What it takes to tell the images by features, over what their pixels take: the features themselves "
-        "(once, for all images), where each lies, and the pixels that are otherwise than they make. Each is "
-        "counted as N times the entropy of its share of ones. 100 % says that nothing was found; noise "
-        "cannot be told in fewer bits, so that even the true features leave something."
+        "Bits of a description of the images by features, over the bits of their pixels. The description "
+        "holds the features (once for all images), their places, and the pixels that differ from the "
+        "reconstruction. Each part counts N times the entropy of its share of ones. 100 % means that no "
+        "features were found. Noise cannot be compressed, so even the true features need some bits."
     )
     used = (
-        "A feature is used where it saves more bits than it costs; others lie in no image. Give more "
-        "features than you expect: those that are left over cost nothing."
+        "A feature is used if it saves more bits than it costs. Unused features have no places. Give more "
+        "features than you expect: unused features cost nothing."
     )
     return [("Bits sent", bits_text), ("Features used", used)]
 
@@ -215,7 +215,7 @@ def parts_words() -> list[tuple[str, str]]:
 def parts_pictures(
     run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> list[Picture]:
-    """All figures, in the order of the page."""
+    """Return all figures in the order of the page."""
     found = []
     if evidence is not None:
         found.append(_parts(model, evidence, rows))
@@ -224,7 +224,7 @@ def parts_pictures(
     found += learning_pictures(run)
     if evidence is not None:
         if evidence.filled.any_hidden:
-            found.append(filled_picture(evidence.filled, rows, "the features make"))
+            found.append(filled_picture(evidence.filled, rows, "the features"))
         if float(bits(evidence.stats["ones"], evidence.stats["known"])) > 0:
             found.append(_bits(model, evidence, rows))
     return found
@@ -232,29 +232,32 @@ def parts_pictures(
 
 def _parts(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
     words = (
-        f"Evenly spaced {rows} images; the features that were found in them, each in its colour; where they "
-        "lie, by the numbers of the features or as dots; and what they make together (Figures 1, 3 and 5 of "
-        "the paper). There, pixels of the image that are left out are blue, and pixels too many red: noise, "
-        "where the features are right."
+        f"Evenly spaced {rows} images; their features, each in its colour; the places of the features, as "
+        "numbers or dots; and the reconstructions (Figures 1, 3 and 5 of the paper). In a reconstruction "
+        "missing pixels are blue and extra pixels are red. With the right features they are the noise."
     )
     wrong = ((evidence.made != evidence.images) & ~evidence.unknown).mean()
     alt = (
-        f"{count(len(evidence.images), 'image')} in four lines; {int(evidence.places.sum())} features lie in "
-        f"them, and {percent(float(wrong))} of the pixels are otherwise than these make."
+        f"{count(len(evidence.images), 'image')} in four lines, with {int(evidence.places.sum())} features; "
+        f"{percent(float(wrong))} of the pixels differ from the reconstructions."
     )
     drawn = evidence.images, evidence.places, model.weights_[0], evidence.made, evidence.unknown
     return Picture("parts", "Images and their parts", words, alt, plot_parts(*drawn), wide=True)
 
 
 def _bits(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
-    places, features, errors = lengths(model._layer, model._decoder().weights, evidence.stats)
+    places, features, errors = part_lengths(model._layer, model._decoder().weights, evidence.stats)
     whole = float(bits(evidence.stats["ones"], evidence.stats["known"]))
     parts = {"places": places, "features, once": features, "pixels not explained": errors}
     words = (
-        f"What it takes to tell {count(evidence.sampled, f'{rows} image')}: pixel by pixel, and by features. "
-        "Features are told once, so that their part shrinks with more images."
+        f"Bits of {count(evidence.sampled, f'{rows} image')}: pixel by pixel, and described by features. "
+        "The features are described once, so their share shrinks with more images."
     )
-    told = [f"{name} {percent(number / whole)}" for name, number in parts.items()]
+    shares = [f"{name} {percent(number / whole)}" for name, number in parts.items()]
     return Picture(
-        "bits", "Bits", words, f"Of the bits of the pixels: {join_words(told)}.", plot_bits(whole, parts)
+        "bits",
+        "Bits",
+        words,
+        f"Shares of the bits of the pixels: {join_words(shares)}.",
+        plot_bits(whole, parts),
     )

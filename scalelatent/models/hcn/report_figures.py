@@ -1,4 +1,4 @@
-"""Figures of hierarchical compositional networks: images taken apart, features, templates, unknown pixels.
+"""Figures of compositional networks: images and their parts, features, templates, completed images.
 
 Figures 1, 3, 5, 6 and 7 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
 """
@@ -42,28 +42,28 @@ __all__ = [
 ]
 
 MOST_FEATURES, ACROSS = 144, 16
-# Lines and columns of templates by features; classes that samples are drawn of.
+# Largest number of lines and columns in the figure of templates, and of classes in the figure of samples.
 MOST_LINES, MOST_CLASSES = 12, 10
-# Places in an image that are told by the numbers of their features; more are dots.
+# Up to this number of places per image, a place is marked by the number of its feature, else by a dot.
 NUMBERED = 12
 _INK, _PALE, _WHITE = np.array(to_rgb(INK)), np.array(to_rgb(LINE)), np.ones(3)
 _HIDDEN = np.array(to_rgb("#e9dcc3"))
 
 
 def color_of(feature: int) -> str:
-    """The colour of a feature in all figures."""
+    """Return the colour of a feature in all figures."""
     return COLORS[feature % len(COLORS)]
 
 
 def direction_colors(n: int) -> np.ndarray:
-    """Colours of oriented filters around a full turn, (n, 3)."""
+    """Return the colours of n oriented filters around a full turn, (n, 3)."""
     return hsv_to_rgb([(k / n, 0.85, 0.85) for k in range(n)])
 
 
 def plot_parts(
     images: np.ndarray, places: np.ndarray, weights: np.ndarray, made: np.ndarray, unknown: np.ndarray
 ) -> Figure:
-    """Images, the features that lie in them, where these lie, and what they make (Figures 1, 3 and 5).
+    """Plot images, their features, the places of these and the reconstructions (Figures 1, 3 and 5).
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def plot_parts(
 
 
 def _side(shape: tuple[int, ...], n: int) -> float:
-    """Inches of a panel."""
+    """Return the side of a panel in inches."""
     most = max(shape[2:])
     return float(np.clip(most / 24, 1.25, max(1.25, 10.5 / n)))
 
@@ -113,7 +113,7 @@ def _tones(
     ink: np.ndarray = _INK,
     colors: np.ndarray | None = None,
 ) -> np.ndarray:
-    """(channels, h, w) as colours: ink, or of several channels the mean colour of those that are on."""
+    """Return colours of an image (channels, h, w): dark, or the mean colour of the channels that are on."""
     out = np.broadcast_to(_WHITE, (*image.shape[1:], 3)).copy()
     on = image.any(axis=0)
     if len(image) == 1:
@@ -127,7 +127,7 @@ def _tones(
 
 
 def _painted(lying: np.ndarray, weights: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Each feature in its colour where it lies; mixed where several do."""
+    """Return an image of the features in their colours; overlapping features mix."""
     total, hits = np.zeros((*shape[1:], 3)), np.zeros(tuple(shape[1:]))
     _, _, h, w = weights.shape
     for r, c, f in lying:
@@ -153,7 +153,7 @@ def _draw_places(axes: Axes, lying: np.ndarray, features: tuple[int, ...], shape
 
 
 def _compared(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) -> np.ndarray:
-    """What was made, with the pixels that are otherwise in the image."""
+    """Return the reconstruction with marked differences from the image."""
     out = _tones(made)
     missed, added = ((a & ~b & ~unknown).any(axis=0) for a, b in ((image, made), (made, image)))
     out[missed], out[added] = to_rgb(ACCENT), to_rgb(WARN)
@@ -166,7 +166,7 @@ def plot_features(
     often: np.ndarray | None = None,
     colors: np.ndarray | None = None,
 ) -> Figure:
-    """All features, those that are used in ink, with how often each lies in an image.
+    """Plot all features, used ones dark, with their mean number of places per image.
 
     Parameters
     ----------
@@ -174,12 +174,12 @@ def plot_features(
     used : ndarray of bool, shape (F,)
     often : ndarray of float, shape (F,), or None
     colors : ndarray of float, shape (channels, 3), or None
-        Of channels; None: those of features.
+        Colours of channels; None: the colours of features.
     """
     shown = np.arange(len(weights))
-    if len(weights) > MOST_FEATURES:  # the most used ones, in their order
-        worth = used.astype(float) if often is None else often
-        shown = _most(worth, MOST_FEATURES)
+    if len(weights) > MOST_FEATURES:  # the most frequent ones, in their order
+        frequency = used.astype(float) if often is None else often
+        shown = _most(frequency, MOST_FEATURES)
     across = min(len(shown), max(8, min(ACROSS, math.ceil(math.sqrt(2 * len(shown))))))
     lines = -(-len(shown) // across)
     ratio = weights.shape[2] / weights.shape[3]
@@ -191,34 +191,34 @@ def plot_features(
         f = int(shown[k])
         axes.imshow(_tones(weights[f], None, _INK if used[f] else _PALE, colors), interpolation="nearest")
         _frame(axes, color_of(f) if used[f] else LINE, 1.6 if used[f] else 0.8)
-        said = "not used" if not used[f] else "" if often is None else f"{often[f]:.2g}"
+        label = "not used" if not used[f] else "" if often is None else f"{often[f]:.2g}"
         color = color_of(f) if used[f] else MUTED
         axes.set_title(f"{f}", fontsize=7.5, color=color, pad=2, fontweight="bold" if used[f] else None)
-        axes.set_xlabel(said, fontsize=7, color=INK if used[f] else MUTED, labelpad=1)
+        axes.set_xlabel(label, fontsize=7, color=INK if used[f] else MUTED, labelpad=1)
     return figure
 
 
 def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figure:
-    """Weights that are on, and that change sign, against images seen; compression below (Figure 6).
+    """Plot weights that are on and that change sign against images, and compression below (Figure 6).
 
-    ``before`` is the number of images that came before the first record's epoch.
+    ``before`` is the number of images before the epoch of the first record.
     """
-    told = [record for record in records if record.get("weights_on") is not None]
-    if not told:
-        raise DataError("no record says which weights are on: the history is empty")
-    compressed = any(record.get("compression") is not None for record in told)
+    known = [record for record in records if record.get("weights_on") is not None]
+    if not known:
+        raise DataError("no record of the history has weights_on: give the history of a fit")
+    compressed = any(record.get("compression") is not None for record in known)
     figure = new_figure(8, 5.2 if compressed else 3.2)
     panels = figure.subplots(1 + compressed, 1, sharex=True, squeeze=False)[:, 0]
-    seen, point = before + column(told, "rows_seen"), marker_style(told)
-    on, changed = column(told, "weights_on"), changes(told)
+    seen, point = before + column(known, "rows_seen"), marker_style(known)
+    on, changed = column(known, "weights_on"), changes(known)
     panels[0].plot(seen, on, color=INK, linewidth=1.6, label="on", **point)
-    panels[0].plot(seen, changed, color=ACCENT, linewidth=1.4, label="change sign in 100 images", **point)
+    panels[0].plot(seen, changed, color=ACCENT, linewidth=1.4, label="change sign per 100 images", **point)
     panels[0].set_ylabel("weights")
     panels[0].set_ylim(bottom=0)
     panels[0].legend(fontsize=9, frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK)
     if compressed:
-        panels[1].plot(seen, 100 * column(told, "compression"), color=WARN, linewidth=1.6, **point)
-        panels[1].set_ylabel("bits sent, % of those\nof the validation images")
+        panels[1].plot(seen, 100 * column(known, "compression"), color=WARN, linewidth=1.6, **point)
+        panels[1].set_ylabel("compression of the\nvalidation images, %")
     panels[-1].set_xlabel("images seen")
     panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     for axes in panels:
@@ -227,7 +227,7 @@ def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figu
 
 
 def changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Weights that changed sign in 100 images, since the record before."""
+    """Return the weights that changed sign per 100 images since the previous record."""
     out, before = [], (None, 0.0, 0.0)
     for epoch, changed, seen in zip(
         *(column(records, name) for name in ("pass", "weights_changed", "rows_seen")), strict=True
@@ -239,7 +239,7 @@ def changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
 
 
 def plot_bits(whole: float, parts: Mapping[str, float]) -> Figure:
-    """Bits of images as they are, and as features tell them."""
+    """Plot the bits of images as they are, and described by features."""
     figure = new_figure(8, 1.9)
     axes = figure.subplots()
     unit, name = (2**13, "kB") if whole >= 2**15 else (1, "bits")
@@ -258,7 +258,7 @@ def plot_bits(whole: float, parts: Mapping[str, float]) -> Figure:
 
 
 def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Figure:
-    """Images, what was given of them, and what was made of that; arrays are (n, channels, height, width)."""
+    """Plot images, their given pixels and their completions; arrays are (n, channels, height, width)."""
     n = len(images)
     if not n:
         raise DataError("there are no images to draw: give at least one row")
@@ -275,15 +275,15 @@ def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Fi
 
 
 def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figure:
-    """Grey images, their edges in the colours of their directions, and edges that were made of these.
+    """Plot grey images, their edges in the colours of their directions, and reconstructed edges.
 
     Parameters
     ----------
     images : ndarray of uint8, shape (n, height, width)
-        The first is a key to the colours.
+        The first image is a key to the colours.
     edges : ndarray of bool, shape (n, filters, height, width)
     made : ndarray of bool, shape (n - 1, filters, height, width)
-        Of all images but the first.
+        Reconstructed edges of all images but the first.
     """
     n, colors = len(images), direction_colors(edges.shape[1])
     side = _side(edges.shape, n)
@@ -300,12 +300,13 @@ def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figur
 
 
 def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, tuple[int, int]]:
-    """Templates (lines) by features (columns), those with the most weights, and how many of each are drawn.
+    """Plot templates (lines) by features (columns); return the figure and its numbers of lines and columns.
 
     Parameters
     ----------
     weights : ndarray of bool, shape (templates, F, HS, WS)
-    names : sequence of str, of templates
+    names : sequence of str
+        Names of the templates.
     """
     counts = weights.sum(axis=(2, 3))
     lines, columns = (_most(counts.sum(axis=1 - axis), MOST_LINES) for axis in (0, 1))
@@ -325,12 +326,12 @@ def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, t
 
 
 def _most(counts: np.ndarray, n: int) -> np.ndarray:
-    """Positions of the n largest, in their order."""
+    """Return the positions of the n largest numbers, in rising order."""
     return np.sort(np.argsort(-counts, kind="stable")[:n])
 
 
 def plot_samples(images: np.ndarray, names: Sequence[str], colors: np.ndarray | None = None) -> Figure:
-    """Images, bool (lines, n, channels, height, width), each line with its name."""
+    """Plot images, bool (lines, n, channels, height, width), each line with its name."""
     lines, n, _, height, width = images.shape
     side = _side(images.shape[1:], n)
     figure = new_figure(n * side + 0.5, lines * side * height / width + 0.1)

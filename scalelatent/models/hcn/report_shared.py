@@ -1,4 +1,4 @@
-"""What reports of one layer and of several share: hidden pixels filled in, features, learning."""
+"""Figures in reports of all networks: completed images, features, learning curves."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from scalelatent.report.style import percent
 
 from .report_figures import direction_colors, plot_evidence, plot_features, plot_filled
 
-# Images that are filled in, from so many places of the data; those drawn, of how many pixels side by side.
+# Number of images that are completed, and number of positions in the dataset that they are read from.
 FILLED, PLACES = 100, 50
+# Largest number of images that are drawn side by side, and their largest total width in pixels.
 SHOWN, WIDE = 8, 320
 
 
 @dataclass(frozen=True)
 class FilledImages:
-    """Images of which a part was hidden, and what was made of the rest.
+    """Images with a hidden part, and their completions.
 
     Attributes
     ----------
     images, given, made : ndarray of bool, shape (n, channels, height, width)
-        The images, which of their pixels were given (or are unknown), and what these were made into.
+        The images, the pixels that were given (or are unknown anyway), and the completed images.
     hidden : str
-        What was hidden.
+        Description of the hidden part.
     """
 
     images: np.ndarray
@@ -37,18 +38,18 @@ class FilledImages:
 
     @property
     def any_hidden(self) -> bool:
-        """Whether a pixel that is known was hidden."""
+        """True if a known pixel was hidden."""
         return not bool(self.given.all())
 
     @property
     def wrong(self) -> tuple[float, float]:
-        """Share of wrong pixels among the hidden ones; and were they all 0."""
+        """Share of wrong pixels among the hidden ones: of the completion, and of pixels of 0 instead."""
         hidden = ~self.given
         return float((self.made != self.images)[hidden].mean()), float(self.images[hidden].mean())
 
 
 def hide(shape: tuple[int, ...], window: int) -> tuple[str, np.ndarray]:
-    """What is hidden of images, in words, and which pixels are given; of large ones so that parts are cut."""
+    """Return a description of the hidden part, and the mask of given pixels."""
     height = shape[2]
     if height <= 4 * window:
         words, lines = "the lower half was hidden", np.arange(height) >= height // 2
@@ -62,12 +63,12 @@ def hide(shape: tuple[int, ...], window: int) -> tuple[str, np.ndarray]:
 
 
 def shown(image: tuple[int, ...]) -> int:
-    """Images that are drawn side by side."""
+    """Return the number of images that are drawn side by side."""
     return int(np.clip(WIDE // max(image[1:]), 1, SHOWN))
 
 
 def learning(run: RunFiles) -> list[dict[str, Any]]:
-    """Records of the last restart, without its warm-up."""
+    """Return the records of the last restart without its warm-up."""
     found = [record for record in run.history if record.get("weights_on") is not None]
     if not found:
         return []
@@ -75,7 +76,7 @@ def learning(run: RunFiles) -> list[dict[str, Any]]:
 
 
 def warmed(run: RunFiles) -> int:
-    """Images of the warm-up before the last restart."""
+    """Return the number of warm-up images of the last restart."""
     stages = [record for record in run.history if "_warmup" in str(record.get("stage"))]
     return int(stages[-1].get("rows_seen") or 0) if stages else 0
 
@@ -87,17 +88,17 @@ def features_picture(
     layer: int = 1,
     of_edges: bool = False,
 ) -> Picture:
-    """All features of a layer, and how often each lies in an image where that is known."""
-    words = "All features with their numbers; those that are used in ink and framed in their colour"
-    words += "." if often is None else ", below each how often it lies in an image, in the mean."
+    """Return the figure of the features of a layer, with their mean number of places per image."""
+    words = "All features with their numbers; used features are dark with a frame in their colour."
+    words += "" if often is None else " The number below a feature is its mean number of places per image."
     if len(weights[0]) > 1:
         below = "features of the layer below" if layer > 1 else "channels"
         what = "directions of edges" if of_edges else below
-        words += f" A pixel has the mean colour of the {what} that are on in it."
+        words += f" The colour of a pixel is the mean colour of its {what}."
     alt = f"{int(used.sum())} of {count(len(used), 'feature')} are used"
     if often is not None and used.any():
         most = int(np.argmax(often))
-        alt += f"; feature {most} most often, {often[most]:.2g} times an image"
+        alt += f"; feature {most} is the most frequent with {often[most]:.2g} places per image"
     name, title = "features", "Features"
     if layer > 1:
         name, title = f"{name}-{layer}", f"{title} of layer {layer}"
@@ -106,32 +107,32 @@ def features_picture(
 
 
 def learning_pictures(run: RunFiles) -> list[Picture]:
-    """Weights against images seen, where there is more than one record."""
+    """Return the figure of weights against images if there are at least two records."""
     history, before = learning(run), warmed(run)
     if len(history) < 2:
         return []
-    words = "Weights that are on, and that change sign, against images seen (as Figure 6 of the paper)."
-    told = [
+    words = "Weights that are on, and weights that change sign, against images seen (Figure 6 of the paper)."
+    facts = [
         f"{int(history[k]['weights_on']):,} weights on {when}" for k, when in ((0, "first"), (-1, "last"))
     ]
     compressed = [record["compression"] for record in history if record.get("compression") is not None]
     if compressed:
-        words += " Below: bits sent of the validation images, over their bits."
-        told.append(f"{percent(compressed[-1])} of the bits sent in the end")
-    alt = f"Curves over {count(len(history), 'record')}: {join_words(told)}."
+        words += " Below: compression of the validation images."
+        facts.append(f"compression {percent(compressed[-1])} at the end")
+    alt = f"Curves over {count(len(history), 'record')}: {join_words(facts)}."
     figure = plot_evidence(history, before)
     return [Picture("learning", "Weights against images seen", words, alt, figure)]
 
 
 def filled_picture(filled: FilledImages, rows: str, by: str) -> Picture:
-    """Images, what was given of them, and what was made of that, in words and drawn."""
+    """Return the figure of images, their given pixels and their completions by ``by``."""
     wrong, base = filled.wrong
     n = len(filled.images)
     some = np.linspace(0, n - 1, min(shown(filled.images.shape[1:]), n)).astype(int)
     words = (
-        f"{rows.capitalize()} images of which {filled.hidden}, and what {by} of the rest. Of "
-        f"{count(n, 'image')} {percent(wrong)} of the hidden pixels are wrong; {percent(base)} were they all "
-        "0. A part that is hidden as a whole cannot be known."
+        f"{rows.capitalize()} images, their given pixels ({filled.hidden}), and their completions by {by}. "
+        f"In {count(n, 'image')} {percent(wrong)} of the hidden pixels are wrong; with 0 everywhere it would "
+        f"be {percent(base)}. A part that is hidden entirely cannot be known."
     )
     alt = f"{count(len(some), 'image')} in three lines; {percent(wrong)} of the hidden pixels are wrong."
     figure = plot_filled(filled.images[some], filled.given[some], filled.made[some])

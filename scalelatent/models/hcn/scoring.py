@@ -1,4 +1,4 @@
-"""How well a network tells images: bits of their description, or of networks with templates classes."""
+"""Metrics of networks: compression of images, or with templates accuracy of classes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from scalelatent.evaluation.scoring import RowsTold, Scorer, Told
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-_OF_PARTS, _OF_CLASSES = ("compression", "score"), ("accuracy", "error")
+_PART_METRICS, _CLASS_METRICS = ("compression", "score"), ("accuracy", "error")
 
 
 class NetworkScorer(Scorer):
-    """Of images: compression, which needs no labels; of a network with templates classes, or clusters."""
+    """Scorer by compression, which needs no labels; of a network with templates by accuracy."""
 
-    metrics = (*_OF_PARTS, *_OF_CLASSES)
+    metrics = (*_PART_METRICS, *_CLASS_METRICS)
     headline = ("error", "accuracy", "compression")
 
     def defaults(self, model: HierarchicalCompositionalNetwork) -> Sequence[str]:
-        return _OF_PARTS[:1] if model.templates is None else _OF_CLASSES
+        return _PART_METRICS[:1] if model.templates is None else _CLASS_METRICS
 
     def measure(
         self,
@@ -33,7 +33,9 @@ class NetworkScorer(Scorer):
         batch_rows: int,
         progress: Progress | None,
     ) -> dict[str, Any]:
-        known, kind = (_OF_PARTS, "one layer") if model.templates is None else (_OF_CLASSES, "templates")
+        known, kind = (
+            (_PART_METRICS, "one layer") if model.templates is None else (_CLASS_METRICS, "templates")
+        )
         for name in metrics:
             if name not in known:
                 raise JobError(f"unknown metric {name!r} of a network with {kind}; {nearest(name, known)}")

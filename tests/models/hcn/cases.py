@@ -14,7 +14,7 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import HostBackend
 from scalelatent.models.hcn.kernels import KERNELS
 from scalelatent.models.hcn.kernels.windows import message_room
-from scalelatent.models.hcn.model.online import EvidenceLearner, EvidenceState
+from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner, EvidenceState
 
 
 def by_enumeration(allowed: Callable[..., float], incoming: np.ndarray) -> np.ndarray:

@@ -13,8 +13,8 @@ from scalelatent.models.hcn.model.compression import (
     DescriptionLength,
     bits,
     compression,
+    find_paying_features,
     length,
-    paying,
 )
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
@@ -52,7 +52,7 @@ def test_by_hand() -> None:
     want = 15 * entropy(2 / 15) + 24 * entropy(1 / 24)
     assert length(LAYER, weights, stats) == pytest.approx(want)
     assert compression(LAYER, weights, stats) == pytest.approx(want / (24 * entropy(9 / 24)))
-    assert paying(LAYER, weights, stats).tolist() == [True, False]
+    assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
 
 
 def test_a_feature_that_costs_more_than_it_saves_goes() -> None:
@@ -62,11 +62,11 @@ def test_a_feature_that_costs_more_than_it_saves_goes() -> None:
     assert stats["placed"].tolist() == [1, 0]
     # 24 H(3 / 24) = 13.0 bits as they are; 15 H(1 / 15) + 4 H(3 / 4) = 8.5 as a feature.
     assert length(LAYER, weights, stats) == pytest.approx(15 * entropy(1 / 15) + 4 * entropy(3 / 4))
-    assert paying(LAYER, weights, stats).tolist() == [True, False]
+    assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
     # Of one pixel, 24 H(1 / 24) = 6.0 bits as it is.
     weights = from_features(np.array([[[[1, 0], [0, 0]]], [[[1, 1], [0, 0]]]], bool))
     stats["ones"][...] = stats["explained"][0] = 1
-    assert not paying(LAYER, weights, stats).any()
+    assert not find_paying_features(LAYER, weights, stats).any()
 
 
 def test_images_of_one_value_have_no_compression() -> None:

@@ -16,9 +16,9 @@ from scalelatent.errors import DataError, JobError, PlanError, RunError
 from scalelatent.estimators.base import StreamedEstimator
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn import fit as fitting
-from scalelatent.models.hcn import single
+from scalelatent.models.hcn import single_layer
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
-from scalelatent.models.hcn.model.leaves import KeptMessages
+from scalelatent.models.hcn.model.kept_messages import KeptMessages
 from tests.models.hcn.cases import overlap
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
@@ -252,14 +252,14 @@ def test_a_plan_tells_what_an_image_takes() -> None:
 @pytest.mark.parametrize("n_rows", [1, 4, 5, 61, 64, 10_007])
 def test_no_leaf_is_small(n_rows: int) -> None:
     m = network(online=False, layers=[(32, (8, 6))])
-    image_bytes = single.OneLayer(fitting.make_layers(m, (1, 96, 96))[0]).image_bytes
+    image_bytes = single_layer.SingleLayer(fitting.make_feature_layers(m, (1, 96, 96))[0]).image_bytes
     order = fitting.make_leaf_order(m, image_bytes, n_rows, {})
     smallest = order.step_rows(order.n_steps - 1) // order.n_chains
     assert smallest >= min(5, n_rows)
 
 
 REFUSED = [
-    ({"layers": [(3, (3, 2)), (3, (2, 2))]}, "over the last there is no class layer: set templates"),
+    ({"layers": [(3, (3, 2)), (3, (2, 2))]}, "several layers need a class layer on top: set templates"),
     ({"layers": [3, (3, 2)]}, "give a list of"),
     ({"p01": 0.5}, r"\(0, 0.5\)"),
     ({"p_weight": 0}, r"\(0, 1\)"),
@@ -304,7 +304,7 @@ def test_images_that_cannot_be_used() -> None:
         (lambda: m.transform(X.transpose(0, 2, 1)), "was fitted on"),
         (lambda: m.transform(X[:, 1:]), "was fitted on"),
         (lambda: m.transform(odd), "row 7"),
-        (lambda: m.inpaint(X), "which pixels are unknown"),
+        (lambda: m.inpaint(X), "no pixels are marked as unknown"),
         (lambda: m.inpaint(X, np.ones((60, 7), bool)), "give a bool for each pixel"),
     ):
         with pytest.raises(DataError, match=says):
@@ -329,19 +329,19 @@ def test_priors_that_leave_nothing_to_learn_are_told_once(params: dict[str, Any]
 def test_nothing_at_rest_is_told() -> None:
     with pytest.warns(UserWarning, match="messages of 97% of the pixels still moved in the last sweep"):
         m = network(online=False, n_epochs=1).fit(X)
-    found = single.Found(m._stream, [], m.used_[0], 0.9, rows=30, at_rest=0)
+    found = single_layer.SingleLayerFit(m._stream, [], m.used_[0], 0.9, rows=30, at_rest=0)
     with pytest.warns(UserWarning, match="none of 30 images came to rest in 10 sweeps"):
-        single.warn_of_rest(found, m._layer, 60)
+        single_layer.warn_unsettled(found, m._layer, 60)
 
 
 def test_labels_are_told_wherever_they_come_from() -> None:
     labels = np.arange(60) % 2
     for given in ((X, labels), (sl.Dataset.from_arrays(X, labels),)):
-        with pytest.warns(UserWarning, match="without a class layer there is nothing that they name"):
+        with pytest.warns(UserWarning, match="because there is no class layer"):
             m = network().fit(*given)
     with pytest.warns(UserWarning, match="labels y are not learned from"):
         m.partial_fit(X, labels)
-    with pytest.raises(DataError, match="there are outputs beside the rows"):
+    with pytest.raises(DataError, match="has outputs beside the rows"):
         network().fit(sl.Dataset.from_arrays(X, X.reshape(60, -1)))
 
 

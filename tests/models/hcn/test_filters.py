@@ -10,7 +10,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import filters as compiled
-from scalelatent.models.hcn.model.filters import EDGE, PARTS, OrientedFilters
+from scalelatent.models.hcn.model.filters import MIN_STEP, SCALE, OrientedFilters
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 
@@ -21,7 +21,7 @@ def test_edges_as_the_reference(n: int, size: int, shape: tuple[int, int, int]) 
     images = rng.integers(0, 256, shape).astype(np.uint8)
     images[0] = 255 * (images[0] > 100)  # ties
     weights = OrientedFilters(n, size).weights
-    for least in (0, EDGE * PARTS, 255 * PARTS):
+    for least in (0, MIN_STEP * SCALE, 255 * SCALE):
         want, found = (np.full((shape[0], n, *shape[1:]), 7, np.uint8) for _ in range(2))
         reference.oriented_edges(images, weights, least, want)
         compiled.oriented_edges(images, weights, np.int32(least), found)
@@ -44,7 +44,7 @@ def test_the_filter_of_an_edge_is_the_one_that_is_on(size: int, direction: int) 
     assert on[[(direction - 1) % 16, direction, (direction + 1) % 16]].sum() == on.sum() > 0
 
 
-@pytest.mark.parametrize(("least", "how"), [(EDGE, ()), (16, (16,))])
+@pytest.mark.parametrize(("least", "how"), [(MIN_STEP, ()), (16, (16,))])
 def test_a_step_is_as_large_as_its_grey_levels(least: int, how: tuple[int, ...]) -> None:
     images = np.zeros((2, 9, 9), np.uint8)
     images[0, :, 5:], images[1, :, 5:] = least, least - 1
@@ -85,11 +85,11 @@ def test_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (0.5, "row 8, pixel 2 is 0.5: filters read grey images of whole numbers from 0 to 255"),
+        (0.5, "row 8, pixel 2 is 0.5: filters need grey images of whole numbers from 0 to 255"),
         (-1, "row 8, pixel 2 is -1"),
         (256, "row 8, pixel 2 is 256"),
         (np.nan, "row 8, pixel 2 is nan"),
-        (1, "rows from 7 on are of 0 and 1: filters find the edges of grey images; leave filters out"),
+        (1, "rows from 7 on hold only 0 and 1, but filters find the edges of grey images: remove filters"),
     ],
 )
 def test_what_is_no_grey_image_is_refused(value: float, message: str) -> None:

@@ -12,11 +12,11 @@ from numpy.testing import assert_array_equal
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.hcn.kernels.exact import GRID
+from scalelatent.models.hcn.kernels.units import GRID
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
-from scalelatent.models.hcn.model.layered import LayeredMessages
-from scalelatent.models.hcn.model.templates import RowCodes, TemplateEvidence, first_images
-from tests.models.hcn.test_layered import block_of, error, true_weights, two_layers
+from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages
+from scalelatent.models.hcn.model.templates import RowCodes, TemplateEvidence, choose_first_images
+from tests.models.hcn.test_multi_layer_learning import block_of, error, true_weights, two_layers
 
 
 def collected(reduction: Any, *blocks: Block) -> Stats:
@@ -30,7 +30,7 @@ def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1
     """Beliefs under true features and no templates, after passes over forty images."""
     first = net.first_beliefs()
     beliefs = np.where(np.arange(len(first)) < net.split(first)[0].size, true_weights(net, images), first)
-    begins = first_images(net, np.array(numbers), block_of(images, 0, 40).y[numbers])
+    begins = choose_first_images(net, np.array(numbers), block_of(images, 0, 40).y[numbers])
     for number in range(passes):
         said = TemplateEvidence(net, beliefs, *(begins if number == 0 else ()))
         beliefs = said.learned(first, collected(said, block_of(images, 0, 25), block_of(images, 25, 40)))
@@ -110,11 +110,11 @@ def test_labels_that_are_not_heeded_are_noticed(monkeypatch: pytest.MonkeyPatch)
 def test_first_images() -> None:
     net, _ = two_layers(classes=(0, 0, 1, 1))
     numbers, codes = np.array([9, 4, 7, 1, 3]), np.array([1, -1, 0, 0, 0])
-    taken, templates = first_images(net, numbers, codes)
+    taken, templates = choose_first_images(net, numbers, codes)
     assert taken.tolist() == [1, 7, 9]
     assert templates.tolist() == [1, 0, 2]
     clusters, _ = two_layers()
-    taken, templates = first_images(clusters, numbers, codes)
+    taken, templates = choose_first_images(clusters, numbers, codes)
     assert taken.tolist() == [1, 4, 7, 9]
     assert templates.tolist() == [3, 1, 2, 0]
     block = Block(np.zeros((6, 1)), np.array([2, -1, 0, 1, 1, 1], np.int32), None, 3)

@@ -12,8 +12,8 @@ from numpy.testing import assert_array_equal
 from scalelatent.kernels.random_words import stage_word
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import placements, sweeps
-from scalelatent.models.hcn.kernels.order import shuffled
-from scalelatent.models.hcn.kernels.windows import pairs_of, starts
+from scalelatent.models.hcn.kernels.pixel_order import shuffled
+from scalelatent.models.hcn.kernels.windows import count_pairs, starts
 from tests.models.hcn.cases import draw_sweep, no_messages
 
 # chains, images, (channels, height, width), window, features
@@ -143,7 +143,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 def test_pairs() -> None:
     counts = starts((24, 24), (8, 6), 32)
-    assert counts[-1] == pairs_of((24, 24), (8, 6), 32)
+    assert counts[-1] == count_pairs((24, 24), (8, 6), 32)
     assert np.diff(counts).max() == 1536
 
 

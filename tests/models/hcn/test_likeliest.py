@@ -12,17 +12,17 @@ from numpy.testing import assert_array_equal
 from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.hcn.kernels import reference
-from scalelatent.models.hcn.kernels.exact import to_grid
+from scalelatent.models.hcn.kernels.units import to_units
 from scalelatent.models.hcn.model.hierarchy import (
     INNER_ROUNDS,
     Hierarchy,
     LayerMessages,
     channels_last,
-    shifted,
+    shift_pixels,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
-from scalelatent.models.hcn.model.layered import LayeredMessages, messages_of, to_dense
-from tests.models.hcn.test_layered import block_of, learn_batch, two_layers
+from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages, to_dense, unpack_messages
+from tests.models.hcn.test_multi_layer_learning import block_of, learn_batch, two_layers
 
 BELOW = FeatureLayer((1, 1, 4), 2, (1, 2), 0.05, 0.02, 0.3, 0.5)
 """On images of four pixels two features of two: three places each, 4 bits of W."""
@@ -49,7 +49,7 @@ def log_posterior(x: np.ndarray) -> np.ndarray:
 def found(x: np.ndarray, seed: int) -> int:
     """Number of the weights that messages come to."""
     net = Hierarchy((BELOW, TOP), None, side=1, seed=seed)
-    learner = LayeredMessages(net, n_rows=2, alone_passes=100)
+    learner = LayeredMessages(net, n_rows=2, single_leaf_passes=100)
     state = learn_batch(learner, Block(x.astype("u1"), None, None, 0), 1)
     on = np.concatenate([to_features(part > 0).ravel() for part in net.split(state.beliefs)])
     return int(on @ 2 ** np.arange(16))
@@ -90,16 +90,16 @@ def check_above() -> None:
     """What comes from above replaces what came before, in each pass."""
     net, images = two_layers(5, 1)
     backend, block = make_backend("cpu"), block_of(images, 0, 6)
-    learner = LayeredMessages(net, n_rows=6, alone_passes=3)
+    learner = LayeredMessages(net, n_rows=6, single_leaf_passes=3)
     state = learner.start()
     new = learner.visit((state, backend), block, None)
-    kept = messages_of(new)
-    weights = net.split(to_grid(state.beliefs) + to_dense(new["change"]))
+    kept = unpack_messages(new)
+    weights = net.split(to_units(state.beliefs) + to_dense(new["change"]))
     top, below = kept[1], kept[0].from_below
     made = reference.lower_trees(top.s, weights[1], top.to_s, top.to_w)
     told = reference.lower_pools(below, net.priors[1], made, top.down.copy(), INNER_ROUNDS)
     before = kept[0].above
-    net.go_down(kept, weights, net.layers[0].evidence_in(block), None, backend)
+    net.pass_down(kept, weights, net.layers[0].evidence_in(block), None, backend)
     assert (before != kept[0].above).any()
     assert_array_equal(kept[0].above, channels_last(told))
     assert_array_equal(kept[0].s - kept[0].above, channels_last(below))
@@ -111,12 +111,12 @@ def test_what_comes_from_above_is_not_damped() -> None:
 
 def test_messages_that_are_damped_from_above_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above."""
-    lower = LayerMessages.lower
+    lower = LayerMessages.with_above
 
     def mutant(kept: LayerMessages, above: np.ndarray) -> LayerMessages:
         return lower(kept, kept.above + np.rint(0.2 * (above - kept.above)).astype(np.int32))
 
-    monkeypatch.setattr(LayerMessages, "lower", mutant)
+    monkeypatch.setattr(LayerMessages, "with_above", mutant)
     with pytest.raises(AssertionError):
         check_above()
 
@@ -127,7 +127,7 @@ def test_shifts_are_drawn_as_often_as_their_pool_says() -> None:
     prior, rng, n = net.priors[0], np.random.default_rng(0), 20_000
     made = np.zeros((1, 1, 4), bool)
     made[0, 0, 1] = True
-    share = np.mean([shifted(made, prior, rng)[0, 0] for _ in range(n)], axis=0)
+    share = np.mean([shift_pixels(made, prior, rng)[0, 0] for _ in range(n)], axis=0)
 
     def chance(pixel: int) -> np.ndarray:
         """Of the row of a pool, by where it lands."""

@@ -74,9 +74,11 @@ def test_what_is_probed_is_what_is_run(online: bool, monkeypatch: pytest.MonkeyP
     told = model.plan(np.zeros((50, 7, 6), np.uint8))
     assert [name.split()[1] for name in probed] == ["online" if online else "kept"]
     # Five images in half a second; those of kept messages were swept four times.
-    row = 0.5 / 5 / (1 if online else planning.PROBED_SWEEPS)
+    row = 0.5 / 5 / (1 if online else planning.PROBE_SWEEPS)
     assert told["seconds"]["learn"] == pytest.approx(7 * 50 * row, rel=0.01)
-    assert told["pairs_per_second"] == pytest.approx(fitting.make_layers(model, (1, 7, 6))[0].pairs / row)
+    assert told["pairs_per_second"] == pytest.approx(
+        fitting.make_feature_layers(model, (1, 7, 6))[0].pairs / row
+    )
 
 
 @pytest.mark.parametrize("online", [True, False])

@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import pools, sweeps
-from scalelatent.models.hcn.kernels.exact import ABSENT, GRID
+from scalelatent.models.hcn.kernels.units import ABSENT, GRID
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, starts
 from scalelatent.models.hcn.model.hierarchy import shift_priors
 

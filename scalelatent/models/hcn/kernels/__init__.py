@@ -1,4 +1,4 @@
-"""Names of the kernels and where their bodies are; all bodies give the same bits."""
+"""Names of the kernels and their implementations, which give identical bits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ KERNELS = {
     f"hcn_{name}": {
         "reference": f"{_HERE}.reference:{name}",
         "numba": f"{_HERE}.cpu.{module}:{name}",
-        # What lies where is decided one by one: workers with a device do it on the host.
+        # Only sweeps have a device kernel; greedy placement is sequential and runs on the host.
         "cupy": f"{_HERE}.gpu:{name}" if module == "sweeps" else f"{_HERE}.cpu.{module}:{name}",
     }
     for name, module in _MODULES.items()
 } | {
     "hcn_shuffled": {
-        "reference": f"{_HERE}.order:shuffled",
-        "numba": f"{_HERE}.order:shuffled",
+        "reference": f"{_HERE}.pixel_order:shuffled",
+        "numba": f"{_HERE}.pixel_order:shuffled",
         "cupy": f"{_HERE}.gpu:shuffled",
     }
 }

@@ -1,12 +1,11 @@
 // Sweeps over the AND-OR trees of hierarchical compositional networks. gpu.py compiles this text and launches
 // it; reference.py is its oracle.
 //
-// A thread block takes a chain (or a row) through its trees one after the other; its threads share the pairs
-// of a tree. All numbers are whole, and sums of them the same in any order: the bits are those of a processor.
-// What a tree needs by the sign of its evidence is told in cpu/trees.py.
+// A thread block updates the trees of a chain (or a row) one after the other; its threads share the pairs of a
+// tree. All numbers are whole, so sums have one value in any order: the bits are identical to those of a CPU.
+// cpu/trees.py explains the message rule by the sign of the evidence.
 //
-// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very
-// text on a processor.
+// tests/gpu/emulator.hpp defines the CUDA keywords for a C++ compiler, so that tests run this text on a CPU.
 
 constexpr int THREADS = 256;  // of a thread block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
@@ -20,7 +19,7 @@ struct Shape {
     int channels, height, width, high, wide, h, w, features;
 };
 
-// The pairs of a pixel: a few runs of equal length.
+// The pairs of a pixel: a few contiguous lines of equal length.
 struct Tree {
     int rows, run, s_step, w_step, s, w;
 };
@@ -49,7 +48,7 @@ __device__ __forceinline__ int add_up(int total) {
     total = 0;
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) total += sums[warp];
-    return total;  // the array is written again after another barrier
+    return total;  // another barrier comes before the next write to the array
 }
 
 // The largest and the second largest over a thread block, in all threads.
@@ -81,13 +80,13 @@ __device__ __forceinline__ int message(int other, int g) {
     return larger(0, other + g) - larger(0, other);
 }
 
-// Messages to a thread's pairs of a tree. KEPT of a pair are stored, as M; where it is one, weights are fixed.
-// Returns whether a stored message has changed; of each run held says whether its weights have messages.
+// Sends messages to a thread's pairs of a tree. KEPT messages of a pair are stored, as M; if KEPT is 1, weights
+// are fixed. Returns whether a stored message has changed; held marks lines with nonzero messages to weights.
 template <int KEPT, class M>
 __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, M* to_s, M* to_w,
                                        unsigned char* held, float damping) {
     const int pairs = tree.rows * tree.run;
-    if (KEPT == 2)  // set again after the sum, which has a barrier
+    if (KEPT == 2)  // set after the barrier of the sum
         for (int row = threadIdx.x; row < tree.rows; row += THREADS) held[row] = 0;
     int total = 0, first = LEAST, second = LEAST;
     for (int k = threadIdx.x; k < pairs; k += THREADS) {
@@ -103,7 +102,7 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
         }
     }
     if (b <= 0)
-        total = add_up(smaller(total, -2 * b));  // beyond that nothing changes: sums stay within int
+        total = add_up(smaller(total, -2 * b));  // larger sums have the same effect; this keeps sums within int
     else
         largest_two(first, second);
     const int rest = smaller(b, larger(0, -first)), top = smaller(b, larger(0, -second));
@@ -136,7 +135,7 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
     return changed;
 }
 
-// Trees of the images of one thread block, in order; how many of them moved.
+// Updates the trees of the images of one thread block in order; returns the number of changed trees.
 template <int KEPT, class M>
 __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, const int* order, int pixels, int* s,
                                     int* w, M* to_s, M* to_w, unsigned char* held, int room, const int* begins,
@@ -146,7 +145,7 @@ __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, con
     for (int p = 0; p < pixels; ++p) {
         const int index = order[p], pixel = index % plane, layer = index / plane;  // image and channel
         const int b = evidence[index];
-        if (b == 0 && KEPT != 2) continue;  // what is kept may come from other evidence
+        if (b == 0 && KEPT != 2) continue;  // kept messages may come from other evidence
         const int image = layer / shape.channels, channel = layer % shape.channels;
         const Tree tree = tree_of(shape, channel, pixel / shape.width, pixel % shape.width);
         const size_t kept = KEPT ? static_cast<size_t>(layer) * room + begins[pixel] : 0;
@@ -236,7 +235,7 @@ __device__ __forceinline__ Words philox(unsigned long long c0, unsigned long lon
     return {c0, c1, c2, c3};
 }
 
-// Orders of 0 to n, a thread each: Fisher and Yates's shuffle, see order.py.
+// Orders of 0 to n - 1, one per thread: Fisher-Yates shuffle, see pixel_order.py.
 extern "C" __global__ void __launch_bounds__(THREADS)
     hcn_shuffle(unsigned long long seed, unsigned long long word, unsigned long long epoch, const long long* rows,
                 int count, int n, int* out) {

@@ -1,6 +1,6 @@
-"""Sweeps over AND-OR trees in CuPy: launches of the kernels of ``gpu.cu``, a thread block a chain or row.
+"""Sweeps over AND-OR trees in CuPy: launches of the kernels of ``gpu.cu``, one thread block per chain or row.
 
-Arrays lie on the device and are changed there; what has moved comes back to the host.
+Arrays are on the device and are changed there; only the counts of changed trees return to the host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from scalelatent.kernels.cuda import Kernels
 from scalelatent.kernels.random_words import stage_word
 
-from .exact import HARD
+from .units import HARD
 from .windows import MESSAGE_ROOM, starts
 
 _launch = Kernels(__package__, 256).launch
@@ -22,13 +22,13 @@ def _sizes(*numbers: int) -> tuple[np.int32, ...]:
 
 
 def _begins(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> tuple[cupy.ndarray, int]:
-    """Where the messages of each pixel begin, on the device, and how many there are."""
+    """Return the positions of the messages of each pixel, on the device, and the number of messages."""
     begins = starts(image, window, n_features)
     return cupy.asarray(begins.astype(np.int32)), int(begins[-1])
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> cupy.ndarray:
-    """See :func:`..order.shuffled`; on the device."""
+    """See :func:`..pixel_order.shuffled`; on the device."""
     out = cupy.empty((len(rows), n), dtype=np.int32)
     words = (np.uint64(x) for x in (seed, stage_word(purpose), epoch))
     numbers = cupy.asarray(np.ascontiguousarray(rows, np.int64))

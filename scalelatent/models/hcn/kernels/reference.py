@@ -1,16 +1,16 @@
 """Max-product messages of AND, OR and POOL factors, and sweeps over the AND-OR trees of images, in numpy.
 
-A message is one number, log m(1) - log m(0). R = min(1, conv(S, W)) is one tree a pixel: an OR over all pairs
-of a feature placed nearby (S) and its weight that falls on the pixel (W), an AND each. Arrays are
-S (image, HS, WS, F) and W (channel, h, w, F) with both window axes flipped, so that the pairs of a pixel are
-the same window of both.
+A message is one number, log m(1) - log m(0). The reconstruction R = min(1, conv(S, W)) has one tree per
+pixel: an OR over pairs of a place in S and a weight in W that turn the pixel on; each pair is an AND.
+Arrays are S (image, HS, WS, F) and W (channel, h, w, F). Both window axes of W are flipped, so that the pairs
+of a pixel are the same window of S and W.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .exact import ABSENT, POOL_FLOOR
+from .units import ABSENT, POOL_FLOOR
 from .windows import shifts, starts, window
 
 FLOOR = 1e3
@@ -18,7 +18,7 @@ FLOOR = 1e3
 
 
 def and_up(other: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """To an input of AND: max(0, other + below) - max(0, other), and its limits at infinity."""
+    """Return the message to an input of AND: max(0, other + below) - max(0, other), also at infinity."""
     other, below = np.broadcast_arrays(np.asarray(other, float), np.asarray(below, float))
     with np.errstate(invalid="ignore"):
         rising = np.minimum(np.maximum(other + below, 0), below)
@@ -28,21 +28,21 @@ def and_up(other: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """To the output of AND."""
+    """Return the message to the output of AND."""
     with np.errstate(invalid="ignore"):
         both = np.minimum(a, b)
         return np.where(np.isneginf(both), both, np.minimum(np.add(a, b), both))
 
 
 def or_up(t: np.ndarray, below: float) -> np.ndarray:
-    """To the inputs of OR, from messages of them all (M,) and that of the output."""
+    """Return the messages to the inputs of OR, from their messages ``t`` (M,) and that of the output."""
     t = np.asarray(t, float)
     positive, top = np.maximum(t, 0), int(t.argmax())
     total, largest = positive.sum(), t[top]
     second = np.delete(t, top).max(initial=-np.inf)
     with np.errstate(invalid="ignore"):
         others = total - positive
-        # Without infinities in the sum; one that is certain leaves the others' sum infinite.
+        # Infinite messages are summed separately: inf - inf would be NaN.
         finite = np.where(np.isinf(positive), 0.0, positive)
         infinite = np.isinf(positive).sum() - np.isinf(positive)
         others = np.where(np.isinf(total), np.where(infinite > 0, np.inf, finite.sum() - finite), others)
@@ -53,14 +53,14 @@ def or_up(t: np.ndarray, below: float) -> np.ndarray:
 
 
 def or_down(t: np.ndarray) -> float:
-    """To the output of OR."""
+    """Return the message to the output of OR."""
     t = np.asarray(t, float)
     top = int(t.argmax())
     return float(t[top] + np.maximum(np.delete(t, top), 0).sum())
 
 
 def tree(s: np.ndarray, w: np.ndarray, below: float, floor: float = FLOOR) -> tuple[np.ndarray, np.ndarray]:
-    """Messages of an AND-OR tree to the places and weights of its pairs, from theirs, each (M,)."""
+    """Return the messages of an AND-OR tree to the places and weights of its pairs, each (M,)."""
     g = np.clip(or_up(and_down(s, w), below), -floor, floor)
     return and_up(w, g), and_up(s, g)
 
@@ -68,7 +68,7 @@ def tree(s: np.ndarray, w: np.ndarray, below: float, floor: float = FLOOR) -> tu
 def windows(
     index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """(evidence of a pixel, its window of S, its window of W): views, of one chain."""
+    """Return the evidence of a pixel and views of its windows of S and W, for one chain."""
     image, channel, y, x = np.unravel_index(index, evidence.shape)
     of_s, of_w = zip(
         window(int(y), w.shape[1], s.shape[1]), window(int(x), w.shape[2], s.shape[2]), strict=True
@@ -77,17 +77,17 @@ def windows(
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """All trees of some images once, in order; no message is kept.
+    """Update all trees of some images once, in the given order, without keeping messages.
 
     Parameters
     ----------
     evidence : array of int32, shape (chains, images, channels, height, width)
-        Bottom-up message of each pixel, 0 where it is unknown; in units, see :mod:`.exact`.
+        Bottom-up message of each pixel, 0 if it is unknown; in units, see :mod:`.units`.
     order : ndarray of int32, shape (chains, pixels)
-        Numbers of the pixels of a chain's images.
+        Order of the pixels of a chain's images, by their numbers.
     s : array of int32, shape (chains, images, HS, WS, F)
     w : array of int32, shape (chains, channels, h, w, F)
-        Beliefs, which are changed in place; the window of w is flipped on both axes.
+        Beliefs, changed in place; the window axes of w are flipped.
     """
     for k in range(len(order)):
         for index in order[k]:
@@ -102,24 +102,24 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """All trees of some images once, in order, with their messages of the sweep before.
+    """Update all trees of some images once, in the given order, with the messages of the last sweep.
 
     Parameters
     ----------
     evidence, order, s, w
         See :func:`sweep`.
     to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, pairs)
-        Messages, changed in place; those of a pixel lie together, see :func:`~.windows.starts`.
+        Messages, changed in place; those of a pixel are contiguous, see :func:`~.windows.starts`.
     held : ndarray of uint8, shape (chains, images, channels, height * width, h)
-        Of each line of a pixel's window whether ``to_w`` has a message that is not 0; changed in place.
-        Few do, and kernels need not read the others.
+        1 for each line of a pixel's window with a nonzero message in ``to_w``; changed in place. Few lines
+        have one, and kernels skip the others.
     damping : float
         Weight of the new message.
 
     Returns
     -------
     ndarray of int64, shape (chains,)
-        Trees of which a message has changed.
+        Number of trees with a changed message.
     """
     n_chains, _, n_channels, height, width = evidence.shape
     image = height, width
@@ -150,7 +150,7 @@ def sweep_messages(
 
 
 def damped(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
-    """old + damping (new - old) in whole units; the product is rounded to float32."""
+    """Return old + damping (new - old) in whole units; the product is rounded to float32."""
     step = np.float32(damping) * (new - old).astype(np.float32)
     return old + np.rint(step).astype(np.float64)
 
@@ -158,23 +158,24 @@ def damped(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
 def decode(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Beliefs of S under fixed weights: some sweeps, each row by itself, until no message changes.
+    """Compute beliefs in S under fixed weights: sweep over each row until no message changes.
 
     Parameters
     ----------
     evidence : array of int32, shape (rows, channels, height, width)
     order : ndarray of int32, shape (rows, pixels)
-        That of a row's pixels in every sweep.
+        Order of a row's pixels, the same in each sweep.
     s : array of int32, shape (rows, HS, WS, F)
-        Prior beliefs, which are changed in place.
+        Prior beliefs, changed in place.
     w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the window is flipped on both axes.
+        Weights; the window axes are flipped.
     n_sweeps : int
+        Upper bound of the sweeps.
 
     Returns
     -------
     ndarray of int64, shape (rows,)
-        Trees of which a message has changed in the last sweep.
+        Number of trees with a changed message in the last sweep.
     """
     moved = np.zeros(len(evidence), np.int64)
     hard = np.where(w, np.inf, -np.inf)
@@ -196,13 +197,13 @@ def decode(
 
 
 def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """How many of the features placed lie over each pixel.
+    """Count the features over each pixel.
 
     Parameters
     ----------
     s : ndarray of uint8, shape (rows, HS, WS, F)
     w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the window is flipped on both axes.
+        Weights; the window axes are flipped.
 
     Returns
     -------
@@ -217,10 +218,10 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Features placed better: one is put down or taken away, that which gains most first, until none gains.
+    """Improve S greedily: add or remove the feature with the largest gain until none has a positive gain.
 
-    A feature put down gains the evidence of the pixels under no other one, and costs. Of equal gains one is
-    taken away rather than put down, and the first in order goes.
+    Adding a feature gains the evidence of the pixels under no other feature, minus the cost. Among equal
+    gains, removing comes before adding, then the first in the order of the array.
 
     Parameters
     ----------
@@ -228,9 +229,9 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
         In whole units.
     s : ndarray of uint8, shape (rows, HS, WS, F)
     w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the window is flipped on both axes.
+        Weights; the window axes are flipped.
     cost : float
-        Of a feature placed, in units.
+        Cost of a place in units.
 
     Returns
     -------
@@ -256,7 +257,10 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
 
 
 def at_targets(messages: np.ndarray) -> np.ndarray:
-    """Messages of pools, (…, shifts, H, W), where their shifts land; ABSENT where none comes from."""
+    """Move messages of pools, (…, shifts, H, W), from the pools to the targets of their shifts.
+
+    A target that no pool reaches has ABSENT.
+    """
     out, (height, width) = np.full(messages.shape, ABSENT, np.int64), messages.shape[-2:]
     for d, (dy, dx) in enumerate(shifts(messages.shape[-3])):
         to, of = (
@@ -268,12 +272,15 @@ def at_targets(messages: np.ndarray) -> np.ndarray:
 
 
 def at_sources(messages: np.ndarray) -> np.ndarray:
-    """What lies where shifts land, (…, shifts, H, W), at the pools that they come from."""
+    """Move messages, (…, shifts, H, W), from the targets of shifts back to their pools."""
     return at_targets(messages[..., ::-1, :, :])[..., ::-1, :, :]
 
 
 def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Of ORs to the shifts of pools, ABSENT where they leave the image: int64 (…, shifts, H, W)."""
+    """Return the messages of ORs to the shifts of pools, int64 (…, shifts, H, W).
+
+    Shifts that leave the image have ABSENT.
+    """
     t = at_targets(down)
     below = np.clip(below, -POOL_FLOOR, POOL_FLOOR)[..., None, :, :]
     positive, up = np.maximum(t, 0), np.empty_like(t)
@@ -288,14 +295,14 @@ def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
 def raise_pools(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """From places of the layer below to what a layer makes: ORs to pools, pools to R.
+    """Pass messages up through the pools of a layer: places below to ORs, ORs to pools, pools to R.
 
     Parameters
     ----------
     below : ndarray of int32, shape (images, channels, H, W)
-        Messages of the places below, in units.
+        Messages of the places below in units.
     prior : ndarray of int32, shape (shifts, H, W)
-        Log prior of each shift, in units; ABSENT where it leaves the image.
+        Log prior of each shift in units; ABSENT for a shift that leaves the image.
     down : ndarray of int32, shape (images, channels, shifts, H, W)
         Messages of pools to ORs.
     evidence : array of int32, shape (images, channels, H, W)
@@ -311,7 +318,9 @@ def raise_pools(
 def lower_pools(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """From R to the places of the layer below: some rounds of pools to ORs and back, then ORs to places.
+    """Pass messages down through the pools of a layer, from R to the places below.
+
+    Pools and ORs exchange messages for some rounds; then the ORs send messages to the places.
 
     Parameters
     ----------
@@ -342,13 +351,13 @@ def lower_pools(
 
 
 def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Messages of trees to what they make (R), from beliefs and their own messages.
+    """Return the messages of trees to R, from beliefs and the trees' own messages.
 
     Parameters
     ----------
     s : ndarray of int32, shape (images, HS, WS, F)
     w : ndarray of int32, shape (channels, h, w, F)
-        Beliefs; the window of w is flipped on both axes.
+        Beliefs; the window axes of w are flipped.
     to_s, to_w : ndarray, shape (images, channels, pairs and room)
 
     Returns
@@ -370,16 +379,16 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
 
 
 def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Messages of trees to what they make, of fixed weights and after one pass up.
+    """Return the messages of trees to R, for fixed weights and after one pass up.
 
-    Trees then have told places their evidence, where a weight is on, and nothing else.
+    In this case a tree has sent its evidence to the places of weights that are on, and 0 to all others.
 
     Parameters
     ----------
     s : ndarray of int32, shape (images, F, HS, WS)
-        Beliefs of places, in units.
+        Beliefs in places, in units.
     w : ndarray of bool, shape (channels, h, w, F)
-        The window is flipped on both axes.
+        Weights; the window axes are flipped.
     evidence : ndarray of int32, shape (images, channels, H, W)
 
     Returns
@@ -399,17 +408,17 @@ def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.nda
 
 
 def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.ndarray) -> None:
-    """Which of some filters answers strongest at a pixel, and enough; beyond the border images are 0.
+    """Mark the filter with the strongest answer at each pixel; images are 0 beyond their border.
 
     Parameters
     ----------
     images : ndarray of uint8, shape (images, H, W)
     weights : ndarray of int32, shape (filters / 2, side, side)
-        The other half are their opposites.
+        Filters of half of the directions; the others are their opposites.
     least : int
-        Answer below which no filter is on.
+        Smallest answer that turns a filter on.
     out : ndarray of uint8, shape (images, filters, H, W)
-        Filled with 0, and 1 where a filter is on; of equal answers the first.
+        Result: 1 for the filter that is on, else 0. Among equal answers the first filter is on.
     """
     half, side, _ = weights.shape
     wide = np.pad(images.astype(np.int64), ((0, 0), (side // 2,) * 2, (side // 2,) * 2))

@@ -1,4 +1,4 @@
-"""Which places and weights meet in a pixel."""
+"""Windows of places and weights that meet in a pixel, and the layout of their messages."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 
 
 def window(at: int, feature: int, places: int) -> tuple[slice, slice]:
-    """Of one axis: the places from which a feature reaches a pixel, and their weights, flipped."""
+    """Return for one axis the places whose features reach a pixel, and the flipped weights that they use."""
     first, last = max(0, at - feature + 1), min(places - 1, at)
     return slice(first, last + 1), slice(first - at + feature - 1, last - at + feature)
 
 
 def shifts(n: int) -> list[tuple[int, int]]:
-    """(rows, columns) of the n shifts of a square pool."""
+    """Return the (row, column) offsets of the n shifts of a square pool."""
     reach = round(n**0.5) // 2
     return [(dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1)]
 
 
 def starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Where the pairs of each pixel of a channel begin, and their number; int64 (pixels + 1,)."""
+    """Return the position of the first pair of each pixel, and their total number, int64 (pixels + 1,)."""
     counts = [
         [at.stop - at.start for at, _ in (window(i, f, n - f + 1) for i in range(n))]
         for n, f in zip(image, feature, strict=True)
@@ -31,8 +31,10 @@ def starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) ->
 
 @functools.lru_cache(maxsize=16)
 def trees(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Of each pixel's tree: runs, pairs of a run, bytes to the first of S, of a channel's W, of the messages;
-    int64 (pixels, 5), read-only.
+    """Return five numbers for the tree of each pixel, int64 (pixels, 5), read-only.
+
+    They are the number of lines of the window, the pairs per line, and the offsets in bytes of the first
+    place, the first weight of a channel and the first message.
     """
     (height, width), (h, w) = image, feature
     begins, out = starts(image, feature, n_features), np.empty((height, width, 5), np.int64)
@@ -46,16 +48,16 @@ def trees(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> 
     return out.reshape(height * width, 5)
 
 
-def pairs_of(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
-    """Pairs of a place and a weight that both exist, of one channel of an image."""
+def count_pairs(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
+    """Return the number of pairs of a place and a weight in one channel of an image."""
     (height, width), (h, w) = image, feature
     return (height - h + 1) * h * (width - w + 1) * w * n_features
 
 
 MESSAGE_ROOM = 32
-"""Messages behind the last of a channel: kernels read and write whole vectors there."""
+"""Spare messages after the last one of a channel, because kernels read and write whole vectors."""
 
 
 def message_room(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
-    """Length of the messages of a channel."""
-    return pairs_of(image, feature, n_features) + MESSAGE_ROOM
+    """Return the length of the message array of a channel."""
+    return count_pairs(image, feature, n_features) + MESSAGE_ROOM

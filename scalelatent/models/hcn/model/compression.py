@@ -1,10 +1,10 @@
-r"""How short a description of images features give.
+r"""Compression: length of a description of images by features, relative to the images (section 4.1).
 
-Bits of the features, of what is placed where, and of what is left over, over those of the images themselves:
+The description consists of the places S, the features W and the pixels that differ from the reconstruction R:
 
 .. math:: (E(S) + E(W) + E(X - R)) / E(X), \qquad E = N H(\text{share of ones})
 
-with N the numbers of an array and H the entropy of a bit; unused features are not sent (section 4.1).
+Here N is the size of an array and H the entropy of a bit. Unused features are not part of the description.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .decode import Decoder
 from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
 
 if TYPE_CHECKING:
-    from .online import EvidenceState
+    from .evidence_learner import EvidenceState
 
 NOTHING = Wants()
 
 
 def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
-    """N H(ones / N): bits of N numbers, so many of which are 1."""
+    """Return N H(ones / N): the bits of N binary numbers of which ``ones`` are 1."""
     ones, n = np.asarray(ones, np.float64), np.asarray(n, np.float64)
     rest = n - ones
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -39,37 +39,36 @@ def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DescriptionLength:
-    """Counts that a description length is made of (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Counts for a description length (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    The state is that of an online learner, or None: then features are those of the decoder.
+    The features are those of the learner's state; if the state is None, those of the decoder.
     """
 
     decoder: Decoder
-    # Only each so-many-th row of the dataset is looked at.
-    every: int = 1
+    every: int = 1  # use every n-th row of the dataset
 
     @property
     def wants(self) -> Wants:
         return self.decoder.wants
 
     def layout(self) -> Layout:
-        """Rows, those at rest, known pixels, ones and errors among them; of each feature the places and what
-        it explains.
+        """Return the layout of the counts.
+
+        The counts are rows, rows whose messages converged, known pixels, ones, and pixels that differ from
+        the reconstruction. For each feature they are its places, and the pixels that it explains.
         """
         n = (self.decoder.layer.n_features,)
         names = ("rows", "at_rest", "known", "ones", "errors")
         return Layout((*((name, ()) for name in names), ("placed", n), ("explained", n)))
 
     def flops_per_row(self) -> float:
-        """Of the sweeps."""
+        """Return the floating-point operations per row."""
         return FLOPS_PER_PAIR * self.decoder.layer.pairs * self.decoder.n_sweeps / self.every
 
     def prepare(self, state: EvidenceState | None, backend: Backend) -> tuple[Decoder, Backend]:
-        """The decoder of the moment."""
         return self.decoder if state is None else replace(self.decoder, weights=state.beliefs > 0), backend
 
     def accumulate(self, prepared: tuple[Decoder, Backend], block: Block, stats: Stats) -> None:
-        """Count in the block's rows."""
         decoder, backend = prepared
         rows = rows_of(block)
         here = rows % self.every == 0
@@ -77,12 +76,12 @@ class DescriptionLength:
             evidence = decoder.layer.evidence_in(block)[here]
             s, moved = decoder.decode(evidence, rows[here], backend)
             stats["at_rest"][...] += (moved == 0).sum()
-            count(decoder, evidence, s, backend, stats)
+            add_counts(decoder, evidence, s, backend, stats)
 
 
 @dataclass(frozen=True)
 class PixelCounts:
-    """Known pixels and ones of rows (a :class:`~scalelatent.contract.learners.Reduction`)."""
+    """Counts of known pixels and of ones (a :class:`~scalelatent.contract.learners.Reduction`)."""
 
     layer: FeatureLayer
     wants: Wants = NOTHING
@@ -102,34 +101,34 @@ class PixelCounts:
         stats["ones"][...] += (evidence > 0).sum()
 
 
-def count(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Backend, stats: Stats) -> None:
-    """Add the counts of rows whose S is given.
+def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Backend, stats: Stats) -> None:
+    """Add the counts of rows with known S to ``stats``.
 
-    What a feature explains: pixels that would be wrong without it, less those that would be right.
+    A feature explains the pixels that would be wrong without it, minus the pixels that would be right.
     """
-    layers = decoder.layers(s, backend)
+    layers = decoder.cover_counts(s, backend)
     known, on = evidence != 0, evidence > 0
     stats["rows"][...] += len(s)
     stats["known"][...] += known.sum()
     stats["ones"][...] += on.sum()
     stats["errors"][...] += (known & (on != (layers > 0))).sum()
     stats["placed"][...] += s.sum(axis=(0, 1, 2), dtype=np.int64)
-    worth = np.where(known & (layers == 1), np.where(on, 1, -1), 0)
+    gains = np.where(known & (layers == 1), np.where(on, 1, -1), 0)
     w = decoder.weights[:, ::-1, ::-1]
     _, h, width, _ = w.shape
     for n, r, c, f in np.argwhere(s):
-        stats["explained"][f] += worth[n, :, r : r + h, c : c + width][w[..., f]].sum()
+        stats["explained"][f] += gains[n, :, r : r + h, c : c + width][w[..., f]].sum()
 
 
 def length(layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None) -> float:
-    """Bits of the features that are used (all that are placed), of S and of the errors."""
-    return sum(lengths(layer, weights, stats, used))
+    """Return the bits of S, of the used features (None: those with a place) and of wrong pixels."""
+    return sum(part_lengths(layer, weights, stats, used))
 
 
-def lengths(
+def part_lengths(
     layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None
 ) -> tuple[float, float, float]:
-    """As :func:`length`: bits of S, of the features and of the errors."""
+    """Return the three parts of :func:`length`: bits of S, of the features and of the wrong pixels."""
     used = stats["placed"] > 0 if used is None else used
     if not used.any():
         return 0.0, 0.0, float(bits(stats["ones"], stats["known"]))
@@ -143,15 +142,16 @@ def lengths(
 
 
 def compression(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> float:
-    """Bits sent over the bits of the images; NaN where these are all 0 or all 1."""
+    """Return the description length over the bits of the images; NaN if these are all 0 or all 1."""
     whole = float(bits(stats["ones"], stats["known"]))
     return length(layer, weights, stats) / whole if whole else float("nan")
 
 
-def paying(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> np.ndarray:
-    """Which features pay for their bits, bool (F,): one that costs more than it saves goes, the worst first.
+def find_paying_features(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> np.ndarray:
+    """Return True for each feature that shortens the description, bool (F,).
 
-    What a feature explains is counted beside all others, so rows are best decoded again with those that stay.
+    Features that cost more bits than they save are removed one by one, the worst first. The counts come from
+    a decoding with all features, so decode the rows again with the remaining features.
     """
     used = stats["placed"] > 0
     best = length(layer, weights, stats, used)
@@ -165,5 +165,5 @@ def paying(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> np.ndarray
         if least >= best:
             break
         best, used[f] = least, False
-    # One alone may not go where all together may.
+    # Removing all features may help even if removing a single one does not.
     return used if best < length(layer, weights, stats, np.zeros_like(used)) else np.zeros_like(used)

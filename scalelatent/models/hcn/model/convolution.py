@@ -1,4 +1,4 @@
-"""The forward pass of fixed weights as that of a convolutional network (section 3.4)."""
+"""The forward pass of a network with fixed weights in the form of a convolutional network (section 3.4)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalelatent.models.hcn.kernels.exact import ABSENT, from_grid
+from scalelatent.models.hcn.kernels.units import ABSENT, from_units
 
 from .hierarchy import Hierarchy
 from .layer import to_features
@@ -14,21 +14,24 @@ from .layer import to_features
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalForm:
-    """What a convolutional network needs to score templates as a compositional one does.
+    """Weights of a convolutional network that gives the same template scores as a compositional network.
 
-    A pixel becomes ``evidence[0]`` or ``evidence[1]``. Then in each layer a value becomes the largest of
-    those its shifts lead to, each plus that shift's entry of ``pools``; and a convolution with ``weights``
-    follows. The last gives one place: the scores of the templates, in nats. Values beyond 10,000 nats, which
-    compositional networks clip, are not.
+    1. Replace a pixel of 0 by ``evidence[0]`` and a pixel of 1 by ``evidence[1]``.
+    2. In each layer, replace each value by the largest of the values that its shifts reach, each plus the
+       entry of ``pools`` for that shift.
+    3. Convolve with ``weights`` of the layer. The last convolution gives the template scores in nats.
+
+    A compositional network clips values beyond 10,000 nats; this form does not.
 
     Attributes
     ----------
     evidence : (float, float)
-        Of a pixel that is 0, and of one that is 1, in nats.
+        Evidence of a pixel that is 0 and of a pixel that is 1, in nats.
     pools : list of ndarray of float32, shape (shifts, height, width)
-        Of each layer; shifts by rows, then columns, from the upper left. -inf where one leaves the image.
+        Log priors of the shifts of each layer, ordered by rows, then columns, from the upper left shift;
+        -inf for a shift that leaves the image.
     weights : list of ndarray of float32, shape (features, channels, h, w)
-        0 and 1, as `torch.nn.functional.conv2d` takes them; the templates last.
+        Weights of 0 and 1 of each layer in the layout of `torch.nn.functional.conv2d`; the templates last.
     template_classes : ndarray, shape (templates,)
     """
 
@@ -39,8 +42,8 @@ class ConvolutionalForm:
 
 
 def convolutional_form(net: Hierarchy, beliefs: np.ndarray, classes: np.ndarray) -> ConvolutionalForm:
-    """The form of a network whose weights are on where beliefs are positive."""
-    off, on = (float(value) for value in from_grid(net.layers[0].evidence_of))
-    pools = [np.where(prior == ABSENT, -np.inf, from_grid(prior)).astype(np.float32) for prior in net.priors]
+    """Return the convolutional form of a network whose weights with positive beliefs are on."""
+    off, on = (float(value) for value in from_units(net.layers[0].evidence_of))
+    pools = [np.where(prior == ABSENT, -np.inf, from_units(prior)).astype(np.float32) for prior in net.priors]
     weights = [to_features(part > 0).astype(np.float32) for part in net.split(beliefs)]
     return ConvolutionalForm((off, on), pools, weights, classes)

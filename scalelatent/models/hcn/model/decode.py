@@ -1,4 +1,4 @@
-"""What images consist of under fixed features: S, reconstructions, unknown pixels."""
+"""Inference of S under fixed features: places of features, reconstructions, unknown pixels."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.wants import Wants
-from scalelatent.models.hcn.kernels.exact import from_grid
-from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.pixel_order import shuffled
+from scalelatent.models.hcn.kernels.units import from_units
 
-from .layer import FeatureLayer, rows_of
+from .layer import FeatureLayer, hide_unknown, rows_of
 
 SWEEPS = 10
-# Of beliefs of S that are held at once.
+# Bytes of beliefs in S that one block of rows may take.
 PART_BYTES = 2**25
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Places of fixed features in images, each image by itself.
+    """Inference of the places of fixed features, for each image separately.
 
     Attributes
     ----------
     layer : FeatureLayer
     weights : ndarray of bool, shape (channels, h, w, F)
-        As the kernels have them.
+        Weights in the layout of the kernels.
     seed : int
+        Seed of the orders of trees.
     n_sweeps : int
+        Upper bound of the sweeps over an image.
     """
 
     layer: FeatureLayer
@@ -38,23 +40,26 @@ class Decoder:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row while it is decoded."""
+        """Bytes per image of the inference."""
         return 6 * int(np.prod(self.layer.places)) + 16 * self.layer.n_pixels
 
     @property
     def block_rows(self) -> int:
-        """Rows that are decoded together."""
+        """Number of images per kernel call."""
         return int(np.clip(PART_BYTES // self.row_bytes, 1, 256))
 
     @property
     def wants(self) -> Wants:
-        """Of maps and reductions over rows."""
+        """Requests of maps and reductions that decode rows."""
         return Wants(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
     def beliefs(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Beliefs of S in units, int32 (rows, HS, WS, F); trees of each that moved last."""
+        """Return beliefs in S in units, int32 (rows, HS, WS, F), and the number of unsettled trees per row.
+
+        A tree is unsettled if a message changed in the last sweep.
+        """
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
         s = backend.xp.asarray(self.layer.no_places(len(rows)))
         messages = backend.xp.asarray(evidence), backend.xp.asarray(order)
@@ -62,23 +67,27 @@ class Decoder:
         return backend.to_host(s), backend.to_host(moved)
 
     def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Backend) -> np.ndarray:
-        """S, uint8 (rows, HS, WS, F): what is believed, improved feature by feature."""
+        """Return S, uint8 (rows, HS, WS, F), see :meth:`decode`."""
         return self.decode(evidence, rows, backend)[0]
 
     def decode(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As :meth:`places`; trees of each row that moved last."""
+        """Return S, uint8 (rows, HS, WS, F), and the number of trees of each row that changed last.
+
+        S starts as the sign of the beliefs. Then features are added or removed one by one as long as the log
+        posterior grows.
+        """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
             part = slice(a, a + self.block_rows)
             beliefs, moved[part] = self.beliefs(evidence[part], rows[part], backend)
             s[part] = beliefs > 0
-        improve = backend.kernel("hcn_improve")  # on the host, whatever the device
+        improve = backend.kernel("hcn_improve")  # runs on the host for every device
         return improve(evidence, s, self.weights, -float(self.layer.prior)), moved
 
-    def layers(self, s: np.ndarray, backend: Backend) -> np.ndarray:
-        """How many features lie over each pixel, int32 (rows, channels, height, width)."""
+    def cover_counts(self, s: np.ndarray, backend: Backend) -> np.ndarray:
+        """Return the number of features over each pixel, int32 (rows, channels, height, width)."""
         return backend.kernel("hcn_cover")(s, self.weights)
 
 
@@ -94,15 +103,12 @@ class PlaceMap:
         return self.decoder.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(HS, WS, F), uint8."""
         return self.decoder.layer.places, "uint8"
 
     def prepare(self, backend: Backend) -> Backend:
-        """The backend."""
         return backend
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        """S of the block's rows."""
         return self.decoder.places(self.decoder.layer.evidence_in(block), rows_of(block), prepared)
 
 
@@ -110,8 +116,13 @@ class PlaceMap:
 class ReconstructionMap:
     """Images without their noise (a :class:`~scalelatent.contract.learners.RowMap`).
 
-    With ``fills`` known pixels stay, and only those whose value is ``layer.missing`` are made, or those that
-    ``known`` says nothing of: a bit for each pixel of each row by its number, packed, uint8.
+    Attributes
+    ----------
+    decoder : Decoder
+    fills : bool
+        Keep the known pixels, and replace only the unknown ones. False: replace all pixels.
+    known : ndarray of uint8, shape (rows, bytes), or None
+        A bit for each pixel that is known; None: the pixels that are not missing.
     """
 
     decoder: Decoder
@@ -124,25 +135,20 @@ class ReconstructionMap:
         return self.decoder.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """Shape of an image, uint8."""
         return self.decoder.layer.image, "uint8"
 
     def prepare(self, backend: Backend) -> Backend:
-        """The backend."""
         return backend
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        """Reconstructions of the block's rows."""
-        evidence, rows = self.decoder.layer.evidence_in(block), rows_of(block)
-        if self.known is not None:
-            known = np.unpackbits(self.known[rows], axis=1, count=self.decoder.layer.n_pixels)
-            evidence = np.where(known.reshape(evidence.shape) != 0, evidence, np.int32(0))
+        rows = rows_of(block)
+        evidence = hide_unknown(self.decoder.layer.evidence_in(block), self.known, rows)
         return reconstruct(self.decoder, evidence, rows, prepared, self.fills)
 
 
 @dataclass(frozen=True)
 class BeliefMap:
-    """Beliefs of S in nats, and of each row the share of trees at rest, in one vector of float32."""
+    """Beliefs in S in nats, then the share of trees that converged, as one float32 vector per row."""
 
     decoder: Decoder
     what: str = "beliefs"
@@ -152,26 +158,23 @@ class BeliefMap:
         return self.decoder.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """HS WS F beliefs, then the share."""
         return (int(np.prod(self.decoder.layer.places)) + 1,), "float32"
 
     def prepare(self, backend: Backend) -> Backend:
-        """The backend."""
         return backend
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        """Beliefs of the block's rows."""
         layer = self.decoder.layer
         s, moved = self.decoder.beliefs(layer.evidence_in(block), rows_of(block), prepared)
         rest = 1 - moved[:, None] / layer.n_pixels
-        return np.concatenate([from_grid(s.reshape(len(s), -1)), rest], axis=1).astype(np.float32)
+        return np.concatenate([from_units(s.reshape(len(s), -1)), rest], axis=1).astype(np.float32)
 
 
 def reconstruct(
     decoder: Decoder, evidence: np.ndarray, rows: np.ndarray, backend: Backend, fills: bool = False
 ) -> np.ndarray:
-    """Images of 0 and 1, uint8 (rows, channels, height, width); with ``fills`` known pixels stay."""
-    made = decoder.layers(decoder.places(evidence, rows, backend), backend) > 0
+    """Return images of 0 and 1, uint8 (rows, channels, height, width); ``fills`` keeps the known pixels."""
+    made = decoder.cover_counts(decoder.places(evidence, rows, backend), backend) > 0
     if fills:
         made = np.where(evidence != 0, evidence > 0, made)
     return made.astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Grey images as binary channels: of oriented filters the strongest at a pixel is on (appendix B)."""
+"""Oriented filters, which make binary channels of grey images (appendix B of the paper)."""
 
 from __future__ import annotations
 
@@ -8,48 +8,55 @@ from functools import cached_property
 import numpy as np
 
 GREY_LEVELS = 256
-EDGE = 64
-"""Grey levels of a step from which a filter is on, where no others are asked for."""
-# Whole numbers, so that sums are the same in any order: grey levels in so many parts.
-PARTS = 2**12
+MIN_STEP = 64
+"""Default of the smallest step, in grey levels, at which a filter is on."""
+# A filter answers a step of one grey level with this whole number. Sums of whole numbers are identical in any
+# order.
+SCALE = 2**12
 
 
 @dataclass(frozen=True)
 class OrientedFilters:
-    """Filters for edges in n directions over a full turn: a dark side and a bright side make two of a line.
+    """Filters for edges in ``n`` directions; at each pixel the filter with the strongest answer is on.
+
+    A line has two edges of opposite directions, one on its dark side and one on its bright side.
 
     Attributes
     ----------
     n : int
-        Even: opposite directions share their sums.
+        Number of directions over a full turn. It is even, because opposite directions share their sums.
     size : int
-        Side in pixels, odd.
+        Side of a filter in pixels, odd.
     threshold : float
-        Grey levels of a step from which a filter is on.
+        Smallest step, in grey levels, at which a filter is on.
     """
 
     n: int
     size: int
-    threshold: float = EDGE
+    threshold: float = MIN_STEP
 
     @cached_property
     def weights(self) -> np.ndarray:
         """Derivatives of a Gaussian in the first half of the directions, int32 (n / 2, size, size).
 
-        The first one answers a step by one grey level with PARTS; in between, answers are those of a slope,
-        so that the strongest is nearest to its direction.
+        The first filter answers a step of one grey level with ``SCALE``.
         """
         y, x = np.indices((self.size, self.size)) - self.size // 2
         angles = 2 * np.pi * np.arange(self.n // 2)[:, None, None] / self.n
         slope = (x * np.cos(angles) + y * np.sin(angles)) * np.exp(
             -(x**2 + y**2) / (2 * (self.size / 3) ** 2)
         )
-        return np.rint(slope / slope[0].clip(0).sum() * PARTS).astype(np.int32)
+        return np.rint(slope / slope[0].clip(0).sum() * SCALE).astype(np.int32)
 
     def edges(self, images: np.ndarray) -> np.ndarray:
-        """Which filter is on where: bool (images, n, height, width); of uint8 images (n, height, width)."""
+        """Return the filter that is on at each pixel of uint8 images (images, height, width).
+
+        Returns
+        -------
+        ndarray of bool, shape (images, n, height, width)
+        """
         from scalelatent.models.hcn.kernels.cpu.filters import oriented_edges
 
         out = np.empty((len(images), self.n, *images.shape[1:]), np.uint8)
-        oriented_edges(images, self.weights, np.int32(np.rint(self.threshold * PARTS)), out)
+        oriented_edges(images, self.weights, np.int32(np.rint(self.threshold * SCALE)), out)
         return out.view(bool)

@@ -1,10 +1,12 @@
-"""Networks of several layers: what features make is shifted pixel by pixel, and places the features below.
+"""Networks of several layers: features, pools that shift pixels, and a class layer on top (section 2.3).
 
-From the top: one template of one class lies in an image (the class layer); its pixels, each shifted by a pool
-of its own, are the places of the features of the layer below, and so on down to the image. A pass goes up
-from the pixels (beliefs of W move then), and down again. What a layer makes, and the places of the layer
-below, have one shape: (images, channels, height, width); places are kept as the trees have them, (images,
-height, width, channels).
+The generative model works from the top down. The class layer turns on one template. Each pixel of the
+template, shifted by a pool of its own, is a place of a feature of the layer below, and so on down to the
+image. Learning works in passes: up from the pixels, which changes the beliefs in W, and down again.
+
+Arrays of pixels have the shape (images, channels, height, width). Arrays of places have the shape (images,
+HS, WS, F), as the kernels of the trees expect. The places of a layer are the shifted pixels of the layer
+above it, so the two arrays hold the same values with the channels first or last.
 """
 
 from __future__ import annotations
@@ -18,54 +20,56 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend
 from scalelatent.kernels.streams import stream
-from scalelatent.models.hcn.kernels.exact import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR
-from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.pixel_order import shuffled
+from scalelatent.models.hcn.kernels.units import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR
 from scalelatent.models.hcn.kernels.windows import message_room, shifts
 
 from .layer import FeatureLayer, convolve
 
-# Rounds of messages between the pools and the ORs of a layer in each backward pass.
+# Rounds of messages between the pools and the ORs of a layer in each pass down.
 INNER_ROUNDS = 5
 
 
 def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, level: int = 0) -> np.ndarray:
-    """Log priors of the shifts of a layer's pools, in units: int32 (side * side, height, width).
+    """Return the log priors of the shifts of a layer's pools, in units: int32 (side * side, height, width).
 
-    No shift weighs 1, another 1 - spread u with u uniform: of even pools no message would say where to.
-    Shifts that leave the image are ABSENT, and the others weigh more.
+    The shift by 0 pixels has weight 1; each other shift has weight 1 - spread u with u uniform. With equal
+    weights no message would prefer a direction. Shifts that leave the image have the prior ``ABSENT``, and
+    the weights of the remaining shifts are normalized.
     """
     weights = 1 - spread * stream(seed, "hcn pools", level, 0).random(side * side)
     weights[side * side // 2] = 1
     rows, columns = np.indices(image)
-    lands = np.array(
+    is_inside = np.array(
         [
             (rows + dy >= 0) & (rows + dy < image[0]) & (columns + dx >= 0) & (columns + dx < image[1])
             for dy, dx in shifts(side * side)
         ]
     )
-    weights = weights[:, None, None] * lands
+    weights = weights[:, None, None] * is_inside
     with np.errstate(divide="ignore"):
-        return np.where(lands, np.rint(np.log(weights / weights.sum(axis=0)) * GRID), ABSENT).astype(np.int32)
+        priors = np.where(is_inside, np.rint(np.log(weights / weights.sum(axis=0)) * GRID), ABSENT)
+    return priors.astype(np.int32)
 
 
 @dataclass(frozen=True)
 class LayerMessages:
-    """What is kept of some images in one layer; int32 and in units, where nothing else is said.
+    """Messages and beliefs of one layer for some images; int32 in units unless stated otherwise.
 
     Attributes
     ----------
     s : ndarray, shape (images, HS, WS, F)
-        Beliefs of places: what comes from above and from the trees.
+        Beliefs in places: the messages from above plus the messages of the trees.
     above : ndarray, shape (images, HS, WS, F)
-        What comes from above.
+        Messages from above to the places.
     to_s, to_w : ndarray, shape (images, channels, pairs and room)
-        Messages of trees to places and weights.
+        Messages of the trees to places and weights.
     held : ndarray of uint8, shape (images, channels, height * width, h)
-        Which lines of a pixel's window have a message to W that is not 0.
+        1 for each line of a pixel's window that has a nonzero message to W.
     evidence : ndarray, shape (images, channels, height, width)
-        Messages of pools to trees.
+        Messages of the pools to the trees.
     down : ndarray, shape (images, channels, shifts, height, width)
-        Messages of pools to their shifts.
+        Messages of the pools to their shifts.
     """
 
     s: np.ndarray
@@ -78,11 +82,11 @@ class LayerMessages:
 
     @property
     def from_below(self) -> np.ndarray:
-        """What trees say of places: (images, F, HS, WS)."""
+        """Messages of the trees to the places, shape (images, F, HS, WS)."""
         return channels_first(self.s - self.above)
 
-    def lower(self, above: np.ndarray) -> LayerMessages:
-        """With other messages from above."""
+    def with_above(self, above: np.ndarray) -> LayerMessages:
+        """Return the same messages with other messages from above."""
         return replace(self, s=self.s + (above - self.above), above=above)
 
 
@@ -93,17 +97,18 @@ class Hierarchy:
     Attributes
     ----------
     layers : tuple of FeatureLayer
-        From the image up. The last has the templates, which are as large as what it makes: one place.
+        From the image up. The features of the last layer are the templates. A template has the size of the
+        whole array of places below it, so it fits at one place.
     classes : tuple of int, or None
-        Class of each template; None: templates are clusters.
+        Class of each template; None if templates are clusters.
     side : int
-        Of a pool: 3 shifts by one pixel.
+        Side of a pool in pixels; 3 allows shifts by one pixel.
     spread : float
-        How uneven pools are, see :func:`shift_priors`.
+        Unevenness of the pools, see :func:`shift_priors`.
     damping : float
-        Weight of a new message of a pool to what lies over it.
+        Weight of a new message of a pool to the tree above it.
     seed : int
-        Of pools, first beliefs and orders.
+        Seed of pools, first beliefs and orders of trees.
     """
 
     layers: tuple[FeatureLayer, ...]
@@ -115,30 +120,30 @@ class Hierarchy:
 
     @cached_property
     def priors(self) -> tuple[np.ndarray, ...]:
-        """Log priors of the shifts of each layer's pools."""
+        """Log priors of the shifts of each layer's pools, in units."""
         return tuple(
             shift_priors(layer.image[1:], self.side, self.spread, self.seed, level)
             for level, layer in enumerate(self.layers)
         )
 
     @property
-    def rising_bytes(self) -> int:
-        """Bytes of an image on its way up, and down again under fixed weights."""
-        made = sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.layers)
-        return 8 * made + 4 * self.side**2 * max(layer.n_pixels for layer in self.layers)
+    def forward_bytes(self) -> int:
+        """Bytes per image of a pass up and down under fixed weights."""
+        values = sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.layers)
+        return 8 * values + 4 * self.side**2 * max(layer.n_pixels for layer in self.layers)
 
     @property
     def n_templates(self) -> int:
-        """Templates of all classes."""
+        """Number of templates of all classes."""
         return self.layers[-1].n_features
 
     @property
     def per_class(self) -> int:
-        """Templates of a class, which all have as many; without classes all."""
+        """Number of templates of each class; without classes, number of all templates."""
         return self.n_templates if self.classes is None else self.classes.count(0)
 
-    def of_class(self, code: int) -> np.ndarray:
-        """Numbers of a class's templates."""
+    def templates_of(self, code: int) -> np.ndarray:
+        """Return the numbers of the templates of a class."""
         assert self.classes is not None
         return np.flatnonzero(np.array(self.classes) == code)
 
@@ -147,12 +152,12 @@ class Hierarchy:
         return np.cumsum([int(np.prod(layer.weights_shape)) for layer in self.layers])
 
     def split(self, flat: np.ndarray) -> list[np.ndarray]:
-        """Weights of each layer, from one vector of all."""
+        """Return the weights of each layer as views of one vector of all weights."""
         parts = np.split(flat, self._ends[:-1])
         return [part.reshape(layer.weights_shape) for part, layer in zip(parts, self.layers, strict=True)]
 
     def first_beliefs(self, restart: int = 0) -> np.ndarray:
-        """Beliefs of all weights before anything is seen, in nats: one vector."""
+        """Return the beliefs in all weights before any image, in nats, as one vector."""
         return np.concatenate(
             [
                 layer.first_beliefs(self.seed, restart, level).ravel()
@@ -160,34 +165,35 @@ class Hierarchy:
             ]
         )
 
-    def start(self, n_rows: int, of_class: bool = False) -> list[LayerMessages]:
-        """Messages of some images before their first pass; of the templates only those of an image's class,
-        where ``of_class``.
+    def start(self, n_rows: int, own_class_only: bool = False) -> list[LayerMessages]:
+        """Return the messages of ``n_rows`` images before their first pass.
+
+        With ``own_class_only`` the top layer has messages of the templates of each image's class alone.
         """
-        layers = self.with_messages(of_class)
+        layers = self.message_layers(own_class_only)
         floors = *(POOL_FLOOR for _ in layers[1:]), CLASS_FLOOR
-        return [self._start(*one, n_rows) for one in zip(layers, floors, strict=True)]
+        return [self._start_layer(*one, n_rows) for one in zip(layers, floors, strict=True)]
 
-    def with_messages(self, of_class: bool) -> tuple[FeatureLayer, ...]:
-        """The layers as messages are of them: of the templates only those of a class, where ``of_class``."""
+    def message_layers(self, own_class_only: bool) -> tuple[FeatureLayer, ...]:
+        """Return the layers with as many features as messages exist for, see :meth:`start`."""
         *below, top = self.layers
-        return *below, replace(top, n_features=self.per_class) if of_class else top
+        return *below, replace(top, n_features=self.per_class) if own_class_only else top
 
-    def _start(self, layer: FeatureLayer, floor: int, n_rows: int) -> LayerMessages:
+    def _start_layer(self, layer: FeatureLayer, floor: int, n_rows: int) -> LayerMessages:
         (channels, *image), places = layer.image, (n_rows, *layer.places)
         room = message_room((image[0], image[1]), layer.window, layer.n_features)
-        made = np.zeros((n_rows, channels, *image), np.int32)
+        evidence = np.zeros((n_rows, channels, *image), np.int32)
         return LayerMessages(
             np.full(places, -floor, np.int32),
             np.full(places, -floor, np.int32),
             np.zeros((n_rows, channels, room), np.int32),
             np.zeros((n_rows, channels, room), np.int32),
             np.zeros((n_rows, channels, image[0] * image[1], layer.window[0]), np.uint8),
-            made,
-            self._silent(made),
+            evidence,
+            self._silent(evidence),
         )
 
-    def go_up(
+    def pass_up(
         self,
         kept: list[LayerMessages],
         weights: list[np.ndarray],
@@ -198,24 +204,25 @@ class Hierarchy:
         backend: Backend,
         ranks: np.ndarray | None = None,
     ) -> None:
-        """A forward pass of Algorithm 1; all messages and the beliefs of W are changed in place.
+        """Run a pass up of Algorithm 1; change all messages and the beliefs in W in place.
 
         Parameters
         ----------
         kept : list of LayerMessages
         weights : list of ndarray of int32, shape (channels, h, w, F)
-            Beliefs of W, in units.
+            Beliefs in W, in units.
         pixels : ndarray of int32, shape (images, channels, height, width)
             Evidence.
         labels : ndarray of int, shape (images,), or None
-            Class of each image; below 0 it is not known. In order where messages are of one class.
+            Class of each image; below 0 if unknown. If messages exist for the image's own class alone, the
+            images must be sorted by class.
         orders : (int, int)
-            Number of the first image and of the pass, which key the orders of trees.
+            Row number of the first image and number of the pass; both key the order of the trees.
         first : bool
-            Whether nothing was passed before: then pools are not damped.
+            True in the first pass over these images, in which messages of pools are not damped.
         ranks : ndarray of int, shape (images,), or None
-            Where each image lies now, of images that were put in order of class: trees then come in the order
-            of images that were not. None: each class has an order of its own.
+            New position of each image if the images were sorted by class. The trees then keep the order of
+            the unsorted images. None: each class has an order of its own.
         """
         (row, number), below, damping = orders, pixels, 1.0 if first else self.damping
         raise_pools, sweep = backend.kernel("hcn_raise_pools"), backend.kernel("hcn_sweep_messages")
@@ -224,7 +231,8 @@ class Hierarchy:
             ranked, done = None, 0
             if ranks is not None:
                 key = self.seed, f"hcn layer {level}", number, np.array([row])
-                ranked = moved_rows(shuffled(*key, ranks.size * layer.n_pixels)[0], ranks, layer.n_pixels)
+                order = shuffled(*key, ranks.size * layer.n_pixels)[0]
+                ranked = reorder_images(order, ranks, layer.n_pixels)
             for code, m, w in self._groups(level, whole, values, labels):
                 trees = len(m.s) * layer.n_pixels
                 if ranked is None:
@@ -235,31 +243,34 @@ class Hierarchy:
                 done += trees
                 sweep(*(a[None] for a in (m.evidence, order, m.s, w, m.to_s, m.to_w, m.held)), 1.0)
                 if code is not None:
-                    values[..., self.of_class(code)] = w
+                    values[..., self.templates_of(code)] = w
             below = whole.from_below
         top = kept[-1]
         scores = (top.s - top.above).reshape(len(pixels), -1)
-        told = self.class_messages(scores, None if self.is_narrow(top) else labels)
-        kept[-1] = top.lower(told.reshape(top.s.shape))
+        above = self.class_messages(scores, None if self.is_own_class_only(top) else labels)
+        kept[-1] = top.with_above(above.reshape(top.s.shape))
 
-    def is_narrow(self, top: LayerMessages) -> bool:
-        """Whether messages are those of the templates of an image's class alone."""
+    def is_own_class_only(self, top: LayerMessages) -> bool:
+        """Return True if the top layer has messages of the templates of each image's class alone."""
         return top.s.shape[-1] < self.n_templates
 
     def _groups(
         self, level: int, m: LayerMessages, w: np.ndarray, labels: np.ndarray | None
     ) -> Iterator[tuple[int | None, LayerMessages, np.ndarray]]:
-        """Images that have the same templates, and beliefs of W of these: (class, messages, beliefs)."""
-        if level < len(self.layers) - 1 or not self.is_narrow(m):
+        """Yield (class, messages, beliefs in W) for each group of images with the same templates.
+
+        Below the top layer, or with messages of all templates, all images are one group of class None.
+        """
+        if level < len(self.layers) - 1 or not self.is_own_class_only(m):
             yield None, m, w
             return
         assert labels is not None
         cuts = [0, *(np.flatnonzero(np.diff(labels)) + 1), len(labels)]
         for a, b in itertools.pairwise(cuts):
             code, part = int(labels[a]), LayerMessages(*(value[a:b] for value in vars(m).values()))
-            yield code, part, np.ascontiguousarray(w[..., self.of_class(code)])
+            yield code, part, np.ascontiguousarray(w[..., self.templates_of(code)])
 
-    def go_down(
+    def pass_down(
         self,
         kept: list[LayerMessages],
         weights: list[np.ndarray],
@@ -267,24 +278,26 @@ class Hierarchy:
         labels: np.ndarray | None,
         backend: Backend,
     ) -> None:
-        """A backward pass: messages change, beliefs of W do not."""
+        """Run a pass down; change the messages in place, but not the beliefs in W."""
         lower_trees, lower_pools = backend.kernel("hcn_lower_trees"), backend.kernel("hcn_lower_pools")
         for level in reversed(range(len(self.layers))):
             m = kept[level]
             groups = self._groups(level, m, weights[level], labels)
-            made = np.concatenate([lower_trees(g.s, w, g.to_s, g.to_w) for _, g, w in groups])
+            above = np.concatenate([lower_trees(g.s, w, g.to_s, g.to_w) for _, g, w in groups])
             below = kept[level - 1].from_below if level else pixels
-            told = lower_pools(below, self.priors[level], made, m.down, INNER_ROUNDS)
+            to_places = lower_pools(below, self.priors[level], above, m.down, INNER_ROUNDS)
             if level:
-                kept[level - 1] = kept[level - 1].lower(channels_last(told))
+                kept[level - 1] = kept[level - 1].with_above(channels_last(to_places))
 
     def class_messages(self, scores: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
-        """Of the class layer to the templates: an image has one, of its class where that is known.
+        """Return the messages of the class layer to the templates.
+
+        An image has exactly one template, and a labelled image has a template of its class.
 
         Parameters
         ----------
         scores : ndarray of int32, shape (images, templates)
-            What comes from below, in units.
+            Messages from below, in units.
         labels : ndarray of int, shape (images,), or None
 
         Returns
@@ -308,57 +321,70 @@ class Hierarchy:
     def forward(
         self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each layer the evidence of what it makes, and what comes of it to its places."""
+        """Run a pass up under fixed weights: that of a convolutional network (section 3.4).
+
+        Parameters
+        ----------
+        weights : list of ndarray of bool, shape (channels, h, w, F)
+        pixels : ndarray of int32, shape (images, channels, height, width)
+            Evidence.
+
+        Returns
+        -------
+        list of (ndarray, ndarray)
+            For each layer the evidence of its pixels, after the pools, and the messages to its places, shape
+            (images, F, HS, WS). The messages to the places of the last layer are the template scores.
+        """
         found, below = [], pixels
         for layer, prior, w in zip(self.layers, self.priors, weights, strict=True):
-            made = np.zeros_like(below)
-            backend.kernel("hcn_raise_pools")(below, prior, self._silent(below), made, 1.0)
-            below = channels_first(convolve(made, w, layer))
-            found.append((made, below))
+            evidence = np.zeros_like(below)
+            backend.kernel("hcn_raise_pools")(below, prior, self._silent(below), evidence, 1.0)
+            below = channels_first(convolve(evidence, w, layer))
+            found.append((evidence, below))
         return found
 
     def _silent(self, below: np.ndarray) -> np.ndarray:
-        """Messages of pools before anything comes from above."""
+        """Return the messages of pools to their shifts before any message from above."""
         shape = *below.shape[:2], self.side**2, *below.shape[2:]
         return np.full(shape, -POOL_FLOOR, np.int32)
 
     def complete(
         self, weights: list[np.ndarray], pixels: np.ndarray, labels: np.ndarray | None, backend: Backend
     ) -> np.ndarray:
-        """Beliefs of pixels by a forward and a top-down pass (section 3.3): int32, as ``pixels``.
+        """Return the beliefs in pixels after a pass up and a pass down (section 3.3): int32, as ``pixels``.
 
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
         pixels : ndarray of int32, shape (images, channels, height, width)
-            Evidence, 0 where a pixel is unknown.
+            Evidence, 0 for an unknown pixel.
         labels : ndarray of int, shape (images,), or None
-            Class of each image, where it is known (at least 0).
+            Class of each image; below 0 if unknown.
         """
         found = self.forward(weights, pixels, backend)
         lower_features, lower_pools = backend.kernel("hcn_lower_features"), backend.kernel("hcn_lower_pools")
         scores = found[-1][1]
-        told = self.class_messages(scores.reshape(len(pixels), -1), labels).reshape(scores.shape)
+        down = self.class_messages(scores.reshape(len(pixels), -1), labels).reshape(scores.shape)
         for level in reversed(range(len(self.layers))):
-            made, places = found[level]
-            above = lower_features(places + told, weights[level], made)
+            evidence, places = found[level]
+            above = lower_features(places + down, weights[level], evidence)
             below = found[level - 1][1] if level else pixels
-            told = lower_pools(below, self.priors[level], above, self._silent(below), INNER_ROUNDS)
-        return told + pixels
+            down = lower_pools(below, self.priors[level], above, self._silent(below), INNER_ROUNDS)
+        return down + pixels
 
     def draw(
         self, weights: list[np.ndarray], n_rows: int, labels: np.ndarray | None, seed: int
     ) -> np.ndarray:
-        """Images of the model, without noise: bool (images, channels, height, width).
+        """Draw images from the model, without noise: bool (images, channels, height, width).
 
-        Templates without a weight are left out; a class that has no other is an image of nothing.
+        Templates without a weight are never drawn; a class with no other template gives empty images.
 
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
         n_rows : int
         labels : ndarray of int, shape (n_rows,), or None
-            Class of each image; below 0 it is drawn.
+            Class of each image; a class below 0 is drawn.
         seed : int
         """
         out = np.empty((n_rows, *self.layers[0].image), bool)
@@ -374,13 +400,13 @@ class Hierarchy:
             places = np.zeros((self.n_templates, 1, 1), bool)
             places[rng.choice(used.get(label, of_class[label]))] = True
             for w, prior in zip(reversed(weights), reversed(self.priors), strict=True):
-                places = shifted(placed(places, w), prior, rng)
+                places = shift_pixels(place_features(places, w), prior, rng)
             out[row] = places
         return out
 
 
-def placed(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """What features at places (F, HS, WS) make: bool (channels, height, width)."""
+def place_features(places: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Return the pixels that features at ``places`` (F, HS, WS) turn on: bool (channels, height, width)."""
     (_, high, wide), (channels, h, width, _) = places.shape, w.shape
     out = np.zeros((channels, high + h - 1, wide + width - 1), bool)
     for f, r, c in np.argwhere(places):
@@ -388,33 +414,33 @@ def placed(places: np.ndarray, w: np.ndarray) -> np.ndarray:
     return out
 
 
-def shifted(made: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Each pixel shifted by its pool, bool of the shape of ``made``."""
-    out, ways = np.zeros_like(made), shifts(len(prior))
-    for channel, y, x in np.argwhere(made):
+def shift_pixels(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Shift each pixel that is on by a random shift of its pool; return bool of the shape of ``pixels``."""
+    out, ways = np.zeros_like(pixels), shifts(len(prior))
+    for channel, y, x in np.argwhere(pixels):
         chances = np.where(prior[:, y, x] == ABSENT, 0, np.exp(prior[:, y, x] / GRID))
         dy, dx = ways[rng.choice(len(ways), p=chances / chances.sum())]
         out[channel, y + dy, x + dx] = True
     return out
 
 
-def moved_rows(order: np.ndarray, ranks: np.ndarray, n_pixels: int) -> np.ndarray:
-    """An order of the trees of some images, whose images have moved to their ranks: int32."""
+def reorder_images(order: np.ndarray, ranks: np.ndarray, n_pixels: int) -> np.ndarray:
+    """Return an order of trees after the images have moved to the positions ``ranks``: int32."""
     image, pixel = np.divmod(order, np.int32(n_pixels))
     return ranks.astype(np.int32)[image] * np.int32(n_pixels) + pixel
 
 
 def channels_first(places: np.ndarray) -> np.ndarray:
-    """(images, height, width, channels) as (images, channels, height, width)."""
+    """Return (images, height, width, channels) as (images, channels, height, width)."""
     return np.ascontiguousarray(np.moveaxis(places, -1, 1))
 
 
-def channels_last(made: np.ndarray) -> np.ndarray:
-    """(images, channels, height, width) as (images, height, width, channels)."""
-    return np.ascontiguousarray(np.moveaxis(made, 1, -1))
+def channels_last(pixels: np.ndarray) -> np.ndarray:
+    """Return (images, channels, height, width) as (images, height, width, channels)."""
+    return np.ascontiguousarray(np.moveaxis(pixels, 1, -1))
 
 
-def learn(
+def visit_images(
     net: Hierarchy,
     kept: list[LayerMessages],
     beliefs: np.ndarray,
@@ -427,20 +453,20 @@ def learn(
     key: int | None = None,
     ranks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """A visit of some images: down by the beliefs as they are, then up; how beliefs of W have changed.
+    """Run one pass down and one pass up over some images; return the change of the beliefs in W.
 
     Parameters
     ----------
     kept : list of LayerMessages
         Changed in place.
     beliefs : ndarray of int32, shape (weights,)
-        Of all layers, in units.
+        Beliefs in the weights of all layers, in units.
     number : int
-        Of the visit: the first one goes up only.
+        Number of passes over these images before this one; 0 skips the pass down.
     key : int or None
-        What orders of trees are keyed by beside the first row; None: the number.
+        Key of the orders of trees, together with the first row; None: ``number``.
     ranks : ndarray of int, shape (images,), or None
-        See :meth:`Hierarchy.go_up`.
+        See :meth:`Hierarchy.pass_up`.
 
     Returns
     -------
@@ -449,7 +475,7 @@ def learn(
     new = beliefs.copy()
     weights = net.split(new)
     if number:
-        net.go_down(kept, weights, pixels, labels, backend)
+        net.pass_down(kept, weights, pixels, labels, backend)
     orders = first_row, number if key is None else key
-    net.go_up(kept, weights, pixels, labels, orders, number == 0, backend, ranks)
+    net.pass_up(kept, weights, pixels, labels, orders, number == 0, backend, ranks)
     return new - beliefs

@@ -1,4 +1,4 @@
-"""A layer of binary features: its sizes, priors and noise, and what a pixel says."""
+"""A layer of binary features: sizes, priors, noise, and the evidence of pixels (section 2.1)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError
 from scalelatent.kernels.streams import stream
-from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, MESSAGE_LIMIT, to_grid
 from scalelatent.models.hcn.kernels.reference import FLOOR
-from scalelatent.models.hcn.kernels.windows import pairs_of
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID, MESSAGE_LIMIT, to_units
+from scalelatent.models.hcn.kernels.windows import count_pairs
 
 from .filters import GREY_LEVELS, OrientedFilters
 
 FLOPS_PER_PAIR = 27.0
-"""Of a sweep: the general rule's."""
+"""Floating-point operations of a sweep per pair of a place and a weight, by the general message rule."""
 
-# Of windows of what a layer makes that are held at once.
+# Bytes of the windows that :func:`convolve` copies at once.
 WINDOW_BYTES = 2**26
 
 UNKNOWN = -65504.0
-"""What NaN becomes in rows, which are finite in datasets; every float has it."""
+"""Value that replaces NaN, because datasets hold finite rows; float16, float32 and float64 represent it."""
 
 
 @overload
@@ -37,30 +37,30 @@ def log_odds(p: np.ndarray) -> np.ndarray: ...
 
 
 def log_odds(p: float | np.ndarray) -> np.float64 | np.ndarray:
-    """log p - log(1 - p)."""
+    """Return log p - log(1 - p)."""
     return np.log(p) - np.log1p(-np.asarray(p, np.float64))
 
 
 @dataclass(frozen=True)
 class FeatureLayer:
-    """Features of one size that are placed on binary images, joined by OR, and seen through noise.
+    """Features of one size that are placed on binary images, joined by OR and observed through noise.
 
     Attributes
     ----------
     image : (channels, height, width)
     n_features : int
     window : (h, w)
-        Of a feature.
+        Size of a feature.
     p01, p10 : float
-        Chance that a pixel is 0 where a feature lies, and 1 where none does.
+        Probability that a pixel under a feature is 0, and that a pixel under no feature is 1.
     p_weight, p_sparsity : float
-        Prior chance of a weight, and of a feature at a place.
+        Prior probability of a weight, and of a feature at a place.
     threshold : float or None
         Pixels above it are 1; None: pixels are 0 and 1.
     missing : float or None
-        Value of a pixel that is unknown; NaN is `UNKNOWN` too.
+        Value of an unknown pixel. If it is NaN, `UNKNOWN` also marks unknown pixels.
     filters : OrientedFilters or None
-        Rows are grey images, and channels what filters find in them.
+        Filters whose edges of grey images are the channels.
     """
 
     image: tuple[int, int, int]
@@ -76,64 +76,67 @@ class FeatureLayer:
 
     @property
     def seen(self) -> tuple[int, int, int]:
-        """Shape of the images that rows are."""
+        """Shape of the images that the rows hold: before the filters, if there are any."""
         return self.image if self.filters is None else (1, *self.image[1:])
 
     @property
     def places(self) -> tuple[int, int, int]:
-        """Shape of an image's S: (HS, WS, F)."""
+        """Shape of S of an image: (HS, WS, F)."""
         (_, height, width), (h, w) = self.image, self.window
         return height - h + 1, width - w + 1, self.n_features
 
     @property
     def weights_shape(self) -> tuple[int, int, int, int]:
-        """Shape of W in the kernels: (channels, h, w, F), the window flipped on both axes."""
+        """Shape of W in the kernels: (channels, h, w, F), with both window axes flipped."""
         return self.image[0], *self.window, self.n_features
 
     @property
     def n_pixels(self) -> int:
-        """Pixels of an image, of all its channels."""
+        """Number of pixels of an image, over all channels."""
         return math.prod(self.image)
 
     @property
     def pairs(self) -> int:
-        """Pairs of an image."""
-        return self.image[0] * pairs_of(self.image[1:], self.window, self.n_features)
+        """Number of pairs of a place and a weight of an image."""
+        return self.image[0] * count_pairs(self.image[1:], self.window, self.n_features)
 
     @cached_property
     def evidence_of(self) -> tuple[np.int32, np.int32]:
-        """Message of a pixel that is 0, and of one that is 1, in units."""
+        """Messages of a pixel that is 0 and of a pixel that is 1, in units."""
         most = min(MESSAGE_LIMIT, FLOOR * GRID)
         off, on = (
-            to_grid(np.clip(nats, -most / GRID, most / GRID))
+            to_units(np.clip(nats, -most / GRID, most / GRID))
             for nats in (np.log(self.p01) - np.log1p(-self.p10), np.log1p(-self.p01) - np.log(self.p10))
         )
         return np.int32(off), np.int32(on)
 
     @cached_property
     def prior(self) -> np.int32:
-        """Belief of S before anything is seen, in units."""
-        return np.int32(to_grid(log_odds(self.p_sparsity)))
+        """Belief in each place before any image, in units."""
+        return np.int32(to_units(log_odds(self.p_sparsity)))
 
     def no_places(self, n_rows: int) -> np.ndarray:
-        """Beliefs of S of some rows before anything is seen, int32 (rows, HS, WS, F)."""
+        """Return the beliefs in S of ``n_rows`` images before any message, int32 (rows, HS, WS, F)."""
         return np.full((n_rows, *self.places), self.prior, np.int32)
 
-    def evidence(self, x: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
-        """Messages of pixels in units, 0 where unknown: int32 (rows, channels, height, width)."""
+    def evidence(self, x: np.ndarray) -> np.ndarray:
+        """Return the messages of pixels in units, 0 if unknown: int32 (rows, channels, height, width)."""
         off, on = self.evidence_of
         if self.filters is not None:
             edges = self.filters.edges(np.ascontiguousarray(x, np.uint8).reshape(-1, *self.image[1:]))
             return np.where(edges, on, off)
         out = np.where(self.is_on(x), on, off)
-        for unknown in (self._unknown(x), None if known is None else ~known.astype(bool)):
-            if unknown is not None:
-                out[unknown] = 0
+        if (unknown := self._unknown(x)) is not None:
+            out[unknown] = 0
         return np.ascontiguousarray(out.reshape(len(x), *self.image))
 
     def evidence_in(self, block: Block) -> np.ndarray:
-        """Messages of a block's pixels; raises DataError where one is neither 0 nor 1, or of filters no grey
-        level.
+        """Return the messages of a block's pixels, see :meth:`evidence`.
+
+        Raises
+        ------
+        DataError
+            If a pixel is neither 0 nor 1 nor unknown, or with filters not a grey level.
         """
         x = block.x
         if self.filters is not None:
@@ -145,8 +148,8 @@ class FeatureLayer:
             if odd.any():
                 row, pixel = (int(i) for i in np.argwhere(odd)[0])
                 raise DataError(
-                    f"row {block.row_number(row)}, pixel {pixel} is {x[row, pixel]}: images are of 0 and 1; "
-                    "set threshold (pixels above it are 1), or missing to the value of unknown pixels"
+                    f"row {block.row_number(row)}, pixel {pixel} is {x[row, pixel]}: pixels must be 0 or 1; "
+                    "set threshold (pixels above it are 1), or set missing to the value of unknown pixels"
                 )
         return self.evidence(x)
 
@@ -156,17 +159,17 @@ class FeatureLayer:
         if odd.any():
             row, pixel = (int(i) for i in np.argwhere(odd)[0])
             raise DataError(
-                f"row {block.row_number(row)}, pixel {pixel} is {x[row, pixel]}: filters read grey images of "
-                "whole numbers from 0 to 255; multiply images of 0 to 1 by 255 and round them"
+                f"row {block.row_number(row)}, pixel {pixel} is {x[row, pixel]}: filters need grey images of "
+                "whole numbers from 0 to 255; multiply images with pixels from 0 to 1 by 255 and round them"
             )
         if x.max(initial=0) == 1:
             raise DataError(
-                f"rows from {block.row_number(0)} on are of 0 and 1: filters find the edges of grey images; "
-                "leave filters out"
+                f"rows from {block.row_number(0)} on hold only 0 and 1, but filters find the edges of grey "
+                "images: remove filters"
             )
 
     def is_on(self, x: np.ndarray) -> np.ndarray:
-        """Which pixels are 1."""
+        """Return True for each pixel that is 1."""
         return x > self.threshold if self.threshold is not None else x == 1
 
     def _unknown(self, x: np.ndarray) -> np.ndarray | None:
@@ -175,23 +178,23 @@ class FeatureLayer:
         return np.isnan(x) | (x == UNKNOWN) if math.isnan(self.missing) else x == self.missing
 
     def first_beliefs(self, seed: int, restart: int = 0, level: int = 0) -> np.ndarray:
-        """Beliefs of W before anything is seen: log odds of uniform draws from .9 p_weight to p_weight."""
+        """Return first beliefs in W: log odds of uniform draws from 0.9 p_weight to p_weight."""
         drawn = stream(seed, "hcn weights", level, restart).random(self.weights_shape)
         return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
 
     def is_exact(self, w: np.ndarray) -> bool:
-        """Whether int32 has room for sums of beliefs of W in units."""
+        """Return True if int32 can hold sums of these beliefs in W, in units."""
         return bool(np.abs(w).max(initial=0) < BELIEF_LIMIT)
 
 
-def convolve(made: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarray:
-    """Sums of what lies under each feature at each place, int32 (images, HS, WS, F); exact."""
+def convolve(pixels: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarray:
+    """Return the exact sum of pixels under each feature at each place, int32 (images, HS, WS, F)."""
     high, wide, n_features = layer.places
     flat = w[:, ::-1, ::-1].reshape(-1, n_features).astype(np.float64)
-    out = np.empty((len(made), high, wide, n_features), np.int32)
+    out = np.empty((len(pixels), high, wide, n_features), np.int32)
     rows = max(1, WINDOW_BYTES // (8 * high * wide * len(flat)))
-    for a in range(0, len(made), rows):
-        views = np.lib.stride_tricks.sliding_window_view(made[a : a + rows], layer.window, axis=(2, 3))
+    for a in range(0, len(pixels), rows):
+        views = np.lib.stride_tricks.sliding_window_view(pixels[a : a + rows], layer.window, axis=(2, 3))
         columns = np.moveaxis(views, 1, 3).reshape(-1, len(flat)).astype(np.float64)
         sums = np.clip(columns @ flat, -(2**30), 2**30)
         out[a : a + rows] = sums.reshape(-1, high, wide, n_features)
@@ -199,17 +202,34 @@ def convolve(made: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarray
 
 
 def to_features(w: np.ndarray) -> np.ndarray:
-    """W of the kernels as features (F, channels, h, w)."""
+    """Return W of the kernels as features (F, channels, h, w)."""
     return np.ascontiguousarray(np.moveaxis(w[:, ::-1, ::-1], -1, 0))
 
 
 def from_features(features: np.ndarray) -> np.ndarray:
-    """Features (F, channels, h, w) as W of the kernels."""
+    """Return features (F, channels, h, w) as W of the kernels."""
     return np.ascontiguousarray(np.moveaxis(features, 0, -1)[:, ::-1, ::-1])
 
 
 def rows_of(block: Block) -> np.ndarray:
-    """Number of each row of a block."""
+    """Return the row number of each row of a block."""
     if block.rows is not None:
         return block.rows
     return np.arange(block.start, block.start + len(block.x))
+
+
+def hide_unknown(evidence: np.ndarray, known: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
+    """Return the evidence with 0 for unknown pixels.
+
+    Parameters
+    ----------
+    evidence : ndarray of int32, shape (rows, channels, height, width)
+    known : ndarray of uint8, shape (all rows, bytes), or None
+        A bit for each pixel that is known; None: all pixels.
+    rows : ndarray of int, shape (rows,)
+        Row numbers, which are positions in ``known``.
+    """
+    if known is None:
+        return evidence
+    bits = np.unpackbits(known[rows], axis=1, count=evidence[0].size)
+    return np.where(bits.reshape(evidence.shape) != 0, evidence, np.int32(0))

@@ -1,4 +1,4 @@
-"""Images drawn from the model."""
+"""Images drawn from a model of one layer, and the noise of images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .layer import FeatureLayer
 def sample(
     decoder: Decoder, seed: int, start: int, stop: int, backend: Backend, noise: bool = True
 ) -> np.ndarray:
-    """Images start:stop, uint8 (rows, channels, height, width); image i is a function of seed and i."""
+    """Return images start to stop, uint8 (rows, channels, height, width); seed and i determine image i."""
     layer = decoder.layer
     s = np.empty((stop - start, *layer.places), np.uint8)
     drawn = np.empty((stop - start, *layer.image))
@@ -22,14 +22,14 @@ def sample(
         numbers = stream(seed, "hcn sample", 0, row)
         places[...] = numbers.random(places.shape) < layer.p_sparsity
         pixels[...] = numbers.random(pixels.shape)
-    made = decoder.layers(s, backend) > 0
+    made = decoder.cover_counts(s, backend) > 0
     if noise:
         made = np.where(made, drawn >= layer.p01, drawn < layer.p10)
     return made.astype(np.uint8)
 
 
-def noisy(layer: FeatureLayer, images: np.ndarray, seed: int) -> np.ndarray:
-    """Images seen through the noise of a layer, uint8."""
+def add_noise(layer: FeatureLayer, images: np.ndarray, seed: int) -> np.ndarray:
+    """Return the images with pixels flipped by p01 and p10 of the layer, uint8."""
     out = np.empty(images.shape, np.uint8)
     for row, made in enumerate(images):
         drawn = stream(seed, "hcn noise", 0, row).random(made.shape)

@@ -1,9 +1,12 @@
-"""Classes of templates: who belongs to which, what is counted of labelled rows, and templates from images.
+"""Classes of templates, counts of labelled rows, and templates that are learned again from images.
 
-Templates from images: where it is certain which template an image has, the message of its trees to a weight
-of that template is the evidence of the pixel under it. So each template begins as what one image of its class
-says on the way up, under features that stay as they are; then, pass by pass, images come to their best
-template, and a weight's belief is its prior and the evidence of the images that came.
+If the template of an image is certain, the message of the image's trees to a weight of this template is the
+evidence of the pixel under the weight. Learning templates from images uses this fact:
+
+1. Each template starts as the evidence of one image of its class after a forward pass. The features below
+   stay fixed.
+2. In each pass, every image comes to its best template, among those of its class if it has a label.
+3. The belief in a weight becomes its prior plus the evidence of all images that came to the template.
 """
 
 from __future__ import annotations
@@ -16,43 +19,43 @@ import numpy as np
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
-from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID
 
 from .compression import PixelCounts
 from .hierarchy import Hierarchy
 from .layer import rows_of
 
 if TYPE_CHECKING:
-    from .layered import LayeredState
+    from .multi_layer_learning import LayeredState
 
-# Of what rows have on the way up that is held at once.
+# Bytes of a forward pass that one block of rows may take.
 BLOCK_BYTES = 2**25
-# Rows whose label is -1 have no class.
+# A label of -1 marks a row without a class.
 SOME_LABELS = Wants(unlabelled=True)
-
-# Below every score: templates that an image may not come to.
+# Lower than every score: score of a template that an image may not come to.
 NO_SCORE = np.int32(-(2**31))
 
 FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
 """Weights of each layer, bool (channels, h, w, F), and the backend of the kernels."""
 
 
-def on_the_way(net: Hierarchy) -> Wants:
+def forward_wants(net: Hierarchy) -> Wants:
     """Return the requests of reductions that run forward passes."""
-    row = net.rising_bytes
+    row = net.forward_bytes
     rows = int(np.clip(BLOCK_BYTES // row, 1, 64))
     return Wants(block_rows=rows, scratch=(0, 3 * row), unlabelled=True)
 
 
 def class_layer(n_classes: int, per_class: int) -> tuple[int, ...]:
-    """Class of each template: the templates of a class lie side by side."""
+    """Return the class of each template; the templates of a class are contiguous."""
     return tuple(code for code in range(n_classes) for _ in range(per_class))
 
 
-def assigned(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
-    """Class of each template, so many of each class, by the rows (classes, templates) that came to them.
+def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
+    """Return the class of each template, from the number of rows (classes, templates) that came to it.
 
-    The largest number decides first; templates without rows take what is left.
+    Each class gets ``per_class`` templates. The largest numbers decide first; templates without rows fill
+    the classes that are not full.
     """
     classes, room = np.full(counts.shape[1], -1), np.full(len(counts), per_class)
     for at in np.argsort(-counts, axis=None, kind="stable"):
@@ -65,7 +68,7 @@ def assigned(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LabelledPixels:
-    """Counts of pixels, and rows of each class (a :class:`~scalelatent.contract.learners.Reduction`)."""
+    """Counts of pixels, and of rows of each class (a :class:`~scalelatent.contract.learners.Reduction`)."""
 
     pixels: PixelCounts
     n_classes: int
@@ -89,9 +92,10 @@ class LabelledPixels:
 
 @dataclass(frozen=True)
 class TemplateCounts:
-    """Rows of each class that come to each template (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Counts of rows by class and best template (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    The state is that of a learner, or None: then beliefs are given. Rows of no known class are left out.
+    Rows without a class are not counted. The weights are those of the learner's state; if the state is None,
+    those of ``beliefs``.
     """
 
     net: Hierarchy
@@ -100,7 +104,7 @@ class TemplateCounts:
 
     @property
     def wants(self) -> Wants:
-        return on_the_way(self.net)
+        return forward_wants(self.net)
 
     def layout(self) -> Layout:
         return Layout((("templates", (self.n_classes, self.net.n_templates)),))
@@ -109,13 +113,11 @@ class TemplateCounts:
         return 2.0 * sum(layer.pairs for layer in self.net.layers)
 
     def prepare(self, state: LayeredState | None, backend: Backend) -> FixedWeights:
-        """Return the weights of the state, or of the given beliefs, and the backend."""
         beliefs = self.beliefs if state is None else state.beliefs
         assert beliefs is not None
         return [part > 0 for part in self.net.split(beliefs)], backend
 
     def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
-        """Count the block's rows by class and best template."""
         weights, backend = prepared
         scores = self.net.template_scores(weights, self.net.layers[0].evidence_in(block), backend)
         assert block.y is not None
@@ -123,7 +125,7 @@ class TemplateCounts:
         np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
 
     def error(self, stats: Stats) -> float:
-        """Share of rows in a wrong class; a cluster is of the class that most of its rows have."""
+        """Return the share of rows in a wrong class; the class of a cluster is that of most of its rows."""
         counts, classes = stats["templates"], self.net.classes
         right = counts.max(axis=0) if classes is None else counts[classes, range(len(classes))]
         return 1 - float(right.sum() / counts.sum()) if counts.any() else float("nan")
@@ -131,9 +133,9 @@ class TemplateCounts:
 
 @dataclass(frozen=True, eq=False)
 class RowCodes:
-    """Classes of some rows, and 1 (a :class:`~scalelatent.contract.learners.Reduction`): 0 is no class.
+    """Classes of the rows ``numbers``, plus 1 (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    ``numbers`` rise.
+    0 stands for a row without a class. ``numbers`` must be sorted.
     """
 
     numbers: np.ndarray
@@ -149,25 +151,25 @@ class RowCodes:
         return None
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
-        """Of those in the block."""
-        where, among = found(self.numbers, rows_of(block))
+        where, among = match_rows(self.numbers, rows_of(block))
         assert block.y is not None
         stats["codes"][where] += np.maximum(block.y[among] + 1, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class TemplateEvidence:
-    """Evidence on templates of the images that come to them (a
-    :class:`~scalelatent.contract.learners.Reduction`): sums of whole units, the same in any order.
+    """Evidence for the templates from the images that come to them (a Reduction).
+
+    The sums are whole units, so they are identical in any order of the rows.
 
     Attributes
     ----------
     net : Hierarchy
     beliefs : ndarray of float64, shape (weights,)
-        Of all layers.
+        Beliefs in the weights of all layers.
     numbers, templates : ndarray of int, shape (images,), or None
-        Rows, which rise, and the template that each comes to: others come to none. None: each comes to the
-        best template that has a weight, of its class where that is known.
+        Sorted row numbers, and the template that each of these rows comes to; other rows come to none. None:
+        each row comes to the best template that has a weight, of its class if that is known.
     """
 
     net: Hierarchy
@@ -177,7 +179,7 @@ class TemplateEvidence:
 
     @property
     def wants(self) -> Wants:
-        return on_the_way(self.net)
+        return forward_wants(self.net)
 
     def layout(self) -> Layout:
         return Layout((("evidence", (self.net.n_templates, *self.net.layers[-1].image)),))
@@ -186,25 +188,24 @@ class TemplateEvidence:
         return 2.0 * sum(layer.pairs for layer in self.net.layers)
 
     def prepare(self, state: object, backend: Backend) -> FixedWeights:
-        """Return the weights and the backend."""
         return [part > 0 for part in self.net.split(self.beliefs)], backend
 
     def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
-        """Add the evidence of the block's rows to that of their templates."""
+        """Add the evidence of the block's rows to their templates."""
         pixels, (weights, backend) = self.net.layers[0].evidence_in(block), prepared
         templates: np.ndarray | None = None
         if self.numbers is None or self.templates is None:
             among, allowed = self._allowed(block, len(pixels))
         else:
-            where, among = found(self.numbers, rows_of(block))
+            where, among = match_rows(self.numbers, rows_of(block))
             templates = self.templates[where]
         if not len(among):
             return
-        made, scores = self.net.forward(weights, pixels[among], backend)[-1]
+        evidence, scores = self.net.forward(weights, pixels[among], backend)[-1]
         if templates is None:
             templates = np.where(allowed, scores.reshape(len(among), -1), NO_SCORE).argmax(axis=1)
-        for said, template in zip(made, templates, strict=True):
-            stats["evidence"][template] += said / GRID
+        for one, template in zip(evidence, templates, strict=True):
+            stats["evidence"][template] += one / GRID
 
     def _allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows that may come to a template, and which templates each of them may come to."""
@@ -217,16 +218,16 @@ class TemplateEvidence:
         return among, allowed[among]
 
     def learned(self, first: np.ndarray, stats: Stats) -> np.ndarray:
-        """Beliefs of all layers: those of the templates are their first ones and the evidence."""
+        """Return the beliefs of all layers; those of the templates are the first ones plus the evidence."""
         priors = self.net.split(first)[-1]
-        said = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]
+        evidence = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]
         most = BELIEF_LIMIT // (2 * GRID)
-        kept = self.beliefs[: -priors.size]
-        return np.concatenate([kept, np.clip(priors + said, -most, most).ravel()])
+        below = self.beliefs[: -priors.size]
+        return np.concatenate([below, np.clip(priors + evidence, -most, most).ravel()])
 
 
-def found(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions in ``numbers``, which rise, and in ``rows`` of those that are in both."""
+def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions in sorted ``numbers`` and in ``rows`` of the values that both contain."""
     if not len(numbers):
         return np.empty(0, int), np.empty(0, int)
     where = np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)
@@ -234,22 +235,24 @@ def found(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return where[among], among
 
 
-def first_images(net: Hierarchy, numbers: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that templates begin with, in rising order, and the template of each.
+def choose_first_images(
+    net: Hierarchy, numbers: np.ndarray, codes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sorted row numbers of the images that templates start with, and the template of each.
 
     Parameters
     ----------
     numbers, codes : ndarray of int, shape (rows,)
-        In the order in which they are taken, and their classes; below 0 none.
+        Row numbers in the order in which they are tried, and their classes; below 0 for no class.
     """
     if net.classes is None:
-        taken, templates = numbers[: net.n_templates], np.arange(min(net.n_templates, len(numbers)))
+        chosen, templates = numbers[: net.n_templates], np.arange(min(net.n_templates, len(numbers)))
     else:
         rows, of = list[np.ndarray](), list[np.ndarray]()
         for code in range(max(net.classes) + 1):
-            own = net.of_class(code)
+            own = net.templates_of(code)
             rows.append(numbers[codes == code][: len(own)])
             of.append(own[: len(rows[-1])])
-        taken, templates = np.concatenate(rows), np.concatenate(of)
-    order = np.argsort(taken)
-    return taken[order], templates[order]
+        chosen, templates = np.concatenate(rows), np.concatenate(of)
+    order = np.argsort(chosen)
+    return chosen[order], templates[order]

@@ -1,1 +1,1 @@
-"""Bodies of the sweeps in numba, in whole numbers."""
+"""Kernels in numba, with whole numbers."""

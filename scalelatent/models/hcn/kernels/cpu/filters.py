@@ -1,4 +1,4 @@
-"""Oriented edges, see the function of the same name in the reference."""
+"""Oriented edges in numba; see the function of the same name in the reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalelatent.kernels.memory import empty
 
 @entry(given("u1", 3), given("i4", 3), numba.int32, filled("u1", 4))
 def oriented_edges(images: np.ndarray, weights: np.ndarray, least: np.int32, out: np.ndarray) -> None:
-    """1 where a filter answers strongest, and enough."""
+    """Mark the filter with the strongest answer at each pixel."""
     n, height, width = images.shape
     half, side = weights.shape[0], weights.shape[1]
     reach = side // 2

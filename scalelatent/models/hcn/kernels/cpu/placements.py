@@ -1,4 +1,4 @@
-"""Which features lie where, and what they pay; see the functions of the same names in the reference."""
+"""Greedy improvement of places in numba; see the functions of the same names in the reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _add(layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int) 
 def _alone(
     evidence: np.ndarray, layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int
 ) -> float:
-    """Evidence of a feature's pixels under so many features."""
+    """Return the evidence of a feature's pixels that are under ``count`` features."""
     n_channels, h, width, _ = w.shape
     total = 0.0
     for a in range(n_channels):
@@ -35,7 +35,7 @@ def _alone(
 
 @part
 def _spread(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: int) -> None:
-    """Add a pixel's evidence to the gains of all that would lie over it."""
+    """Add a pixel's evidence to the gains of all features that could cover it."""
     _, h, width, n_features = w.shape
     high, wide, _ = gains.shape
     for r in range(max(0, y - h + 1), min(high - 1, y) + 1):
@@ -50,7 +50,7 @@ def _toggle(
     evidence: np.ndarray, layers: np.ndarray, gains: np.ndarray, w: np.ndarray, r: int, c: int, f: int,
     count: int,
 ) -> None:  # fmt: skip
-    """Put a feature down, or take it away; gains of others follow."""
+    """Add a feature (count = 1) or remove it (-1), and update the gains of all others."""
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
         for y in range(r, r + h):
@@ -104,7 +104,7 @@ def _improve(
 
 
 def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """How many of the features placed lie over each pixel."""
+    """Count the features over each pixel."""
     (rows, high, wide, _), (n_channels, h, width, _) = s.shape, w.shape
     out = np.zeros((rows, n_channels, high + h - 1, wide + width - 1), np.int32)
     _cover(s, w.view(np.uint8), out)
@@ -112,7 +112,7 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Features placed better: put down or taken away one by one, that which gains most first."""
+    """Improve S greedily: add or remove the feature with the largest gain until none gains."""
     out = s.copy()
     _improve(evidence, w.view(np.uint8), cost, out, cover(s, w), np.zeros(s.shape[1:]))
     return out

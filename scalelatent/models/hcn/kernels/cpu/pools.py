@@ -1,4 +1,4 @@
-"""Messages between layers, see the functions of the same names in the reference."""
+"""Messages between layers in numba; see the functions of the same names in the reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import zeros
-from scalelatent.models.hcn.kernels.exact import ABSENT, POOL_FLOOR
+from scalelatent.models.hcn.kernels.units import ABSENT, POOL_FLOOR
 from scalelatent.models.hcn.kernels.windows import trees
 
 from .trees import tree_of
@@ -24,7 +24,7 @@ def _clip(x: np.int32) -> np.int32:
 
 @part
 def _side(n: int) -> int:
-    """Of a pool with n shifts."""
+    """Return the side of a pool with n shifts."""
     side = 1
     while side * side < n:
         side += 1
@@ -33,7 +33,7 @@ def _side(n: int) -> int:
 
 @part
 def _lands(d: int, side: int, y: int, height: int, width: int) -> tuple[int, int, int, int]:
-    """Of a shift that lands in a row: the row of its pools, the first of them, the first place, how many."""
+    """Return for a shift into row y: the row of its pools, the first pool, the first target, their number."""
     source, dx = y - (d // side - side // 2), d % side - side // 2
     return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0
 
@@ -42,7 +42,7 @@ def _lands(d: int, side: int, y: int, height: int, width: int) -> tuple[int, int
 def _gather(
     down: np.ndarray, side: int, y: int, total: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """What the shifts say that land in a row: positive sum, largest, second largest."""
+    """Compute of the messages that arrive in a row: the positive sum, the largest and the second largest."""
     total[:], first[:], second[:] = _0, _ABSENT, _ABSENT
     for d in range(down.shape[0]):
         source, of, to, n = _lands(d, side, y, down.shape[1], down.shape[2])
@@ -56,7 +56,7 @@ def _gather(
 
 @part
 def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, rows: np.ndarray) -> None:
-    """Of ORs to shifts, for one channel of an image."""
+    """Compute the messages of ORs to shifts, for one channel of an image."""
     total, first, second = rows[0], rows[1], rows[2]
     for y in range(down.shape[1]):
         _gather(down, side, y, total, first, second)
@@ -73,12 +73,12 @@ def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, r
 
 @part
 def _best_shifts(up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray) -> None:
-    """Largest and second largest of a row's pools."""
+    """Compute the largest and the second largest message to each pool of a row."""
     first[:], second[:] = _ABSENT, _ABSENT
     for d in range(up.shape[0]):
-        told, chance = up[d, y], prior[d, y]
-        for x in range(len(told)):
-            b = told[x] + chance[x]
+        arrived, chance = up[d, y], prior[d, y]
+        for x in range(len(arrived)):
+            b = arrived[x] + chance[x]
             b, one = _ABSENT if chance[x] == _ABSENT else b, first[x]
             second[x] = max(second[x], min(one, b))
             first[x] = max(one, b)
@@ -121,9 +121,9 @@ def _lower(
                     _best_shifts(up, prior, y, first, second)
                     top = above[n, a, y]
                     for d in range(down.shape[2]):
-                        told, chance, row = up[d, y], prior[d, y], down[n, a, d, y]
+                        arrived, chance, row = up[d, y], prior[d, y], down[n, a, d, y]
                         for x in range(len(row)):
-                            best = second[x] if told[x] + chance[x] == first[x] else first[x]
+                            best = second[x] if arrived[x] + chance[x] == first[x] else first[x]
                             new = _clip(chance[x] + min(top[x], -best))
                             row[x] = -_MOST if chance[x] == _ABSENT else new
             for y in range(down.shape[3]):
@@ -140,17 +140,17 @@ def _lower_trees(
     live = zeros(w.shape[1], np.uint8)
     for n in range(out.shape[0]):
         for a in range(out.shape[1]):
-            told = out[n, a].ravel()
-            for pixel in range(told.size):
+            flat = out[n, a].ravel()
+            for pixel in range(flat.size):
                 rows, run, of_s, of_w, begin = trees[pixel]
                 tree = (
                     rows, run, s_step, w_step, s[n].ctypes.data + of_s, w[a].ctypes.data + of_w,
                     to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
                 )  # fmt: skip
                 total = _look_off(tree, (_MOST,), _ALL)
-                if total == _0:  # no pair is on: the best one speaks
+                if total == _0:  # no pair is on: the largest message counts
                     total = _look_on(tree, (_MOST,), _ALL)[0]
-                told[pixel] = _clip(total)
+                flat[pixel] = _clip(total)
 
 
 @entry(given("i4", 4), given("i8", 2), given("i4", 4), filled("i4", 4), filled("i4", 4))
@@ -162,10 +162,10 @@ def _lower_features(
         for k in range(on.shape[0]):
             a, i, j, f = on[k]
             for y in range(high):
-                row, told = s[n, f, y], evidence[n, a, i + y, j:]
+                row, sent = s[n, f, y], evidence[n, a, i + y, j:]
                 ones, sums = first[n, a, i + y, j:], total[n, a, i + y, j:]
                 for x in range(wide):
-                    t = row[x] - told[x]
+                    t = row[x] - sent[x]
                     sums[x] = min(sums[x] + min(max(t, _0), _MOST), _MOST)
                     ones[x] = max(ones[x], t)
 
@@ -177,21 +177,21 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def raise_pools(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """From places of the layer below to what a layer makes."""
+    """Pass messages up through the pools of a layer."""
     _raise(below, prior, down, evidence, damping, *_scratch(down))
 
 
 def lower_pools(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """From what a layer makes to places of the layer below; messages of pools change."""
+    """Pass messages down through the pools of a layer; ``down`` changes."""
     out = np.empty_like(below)
     _lower(below, prior, above, down, rounds, *_scratch(down), out)
     return out
 
 
 def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Messages of trees to what they make."""
+    """Return the messages of trees to R."""
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
     out = np.empty((len(s), n_channels, *image), np.int32)
@@ -200,7 +200,7 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
 
 
 def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Messages of trees to what they make, of fixed weights and after one pass up."""
+    """Return the messages of trees to R, for fixed weights and after one pass up."""
     first, total = np.full(evidence.shape, _ABSENT), np.zeros(evidence.shape, np.int32)
     _lower_features(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
     made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_MOST))

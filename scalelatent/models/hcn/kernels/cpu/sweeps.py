@@ -1,4 +1,4 @@
-"""Sweeps over AND-OR trees, see the functions of the same names in the reference."""
+"""Sweeps over AND-OR trees in numba; see the functions of the same names in the reference."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import empty
-from scalelatent.models.hcn.kernels.exact import HARD
-from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, pairs_of, trees
+from scalelatent.models.hcn.kernels.units import HARD
+from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, count_pairs, trees
 
 from .trees import fetch, tree_of
 
@@ -18,13 +18,13 @@ _look_off, _look_on, _off, _on = tree_of(0)
 _look_off_1, _look_on_1, _off_1, _on_1 = tree_of(1)
 
 _0, _ALL = np.int32(0), np.float32(1)
-# Pairs of a tree whose first messages are fetched before its turn, and bytes of those.
+# The first messages of a tree are prefetched if it has at least FAR pairs; BEGINNING is their size in bytes.
 FAR, BEGINNING = 512, 1024
 
 
 @part
 def _bounds(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
-    """g of all pairs but the largest, and of the largest; b > 0."""
+    """Return g of all pairs but the largest, and g of the largest pair, for b > 0."""
     return min(b, max(_0, -first)), min(b, max(_0, -second))
 
 
@@ -34,10 +34,10 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
     s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
     live = empty(w.shape[2], np.uint8)
     for k in range(order.shape[0]):
-        told = evidence[k].ravel()
+        pixels = evidence[k].ravel()
         for p in range(order.shape[1]):
             index = order[k, p]
-            b = told[index]
+            b = pixels[index]
             layer, pixel = divmod(index, height * width)
             n, a = divmod(layer, n_channels)
             rows, run, of_s, of_w, _ = trees[pixel]
@@ -55,13 +55,13 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """All trees of some images once, in order; no message is kept."""
+    """Update all trees of some images once, without keeping messages."""
     _sweep(evidence, order, s, w, trees(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 
 def _sweeping(wide: bool) -> Callable[..., None]:
-    """The body of a sweep whose messages are int16, or int32."""
-    look_off, look_on, tell_off, tell_on = tree_of(2, wide)
+    """Return the body of a sweep with messages of int16, or of int32 if ``wide``."""
+    look_off, look_on, send_off, send_on = tree_of(2, wide)
     factor = 1 + wide
 
     @part
@@ -71,13 +71,13 @@ def _sweeping(wide: bool) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         n_channels, height, width = evidence.shape[2:]
         s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
-        # Messages of a large tree lie far from those of the tree before.
+        # The messages of a large tree are not in the cache: prefetch them.
         far = w.shape[2] * w.shape[3] * w.shape[4] >= FAR
         for k in range(order.shape[0]):
-            told = evidence[k].ravel()
+            pixels = evidence[k].ravel()
             for p in range(order.shape[1]):
                 index = order[k, p]
-                b = told[index]
+                b = pixels[index]
                 layer, pixel = divmod(index, height * width)
                 n, a = divmod(layer, n_channels)
                 rows, run, of_s, of_w, begin = trees[pixel]
@@ -86,17 +86,17 @@ def _sweeping(wide: bool) -> Callable[..., None]:
                     to_s[k, n, a].ctypes.data + factor * begin, to_w[k, n, a].ctypes.data + factor * begin,
                     held[k, n, a, pixel].ctypes.data,
                 )  # fmt: skip
-                if far and p + 1 < order.shape[1]:  # the rest of it is then on its way by itself
+                if far and p + 1 < order.shape[1]:  # the processor prefetches the rest itself
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
                     fetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], BEGINNING)
-                if b <= _0:  # 0 too: what is kept may come from other evidence
+                if b <= _0:  # also for 0: kept messages may come from other evidence
                     total = look_off(tree, (-b,), _ALL)
-                    change = tell_off(tree, (-b - total, -b, _0), damping)
+                    change = send_off(tree, (-b - total, -b, _0), damping)
                 else:
                     first, second = look_on(tree, (b,), _ALL)
                     rest, top = _bounds(first, second, b)
-                    change = tell_on(tree, (rest, top, first), damping)
+                    change = send_on(tree, (rest, top, first), damping)
                 moved[k] += change
 
     return sweep
@@ -131,9 +131,9 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """All trees of some images once, in order, with their messages of the sweep before; trees that moved."""
+    """Update all trees of some images once with kept messages; return the number of changed trees."""
     moved = np.zeros(len(order), np.int64)
-    size = pairs_of(evidence.shape[3:5], w.shape[2:4], w.shape[4])
+    size = count_pairs(evidence.shape[3:5], w.shape[2:4], w.shape[4])
     for messages in (to_s, to_w):
         if messages.shape[3] < size + MESSAGE_ROOM:
             raise ValueError(f"messages of {size} pairs need room for {size + MESSAGE_ROOM}")
@@ -155,13 +155,13 @@ def _decode(
     s_step, w_step = 4 * s.shape[2] * s.shape[3], 4 * w.shape[2] * w.shape[3]
     live = empty(w.shape[1], np.uint8)
     for n in range(order.shape[0]):
-        told = evidence[n].ravel()
+        pixels = evidence[n].ravel()
         to_s[:] = 0
         for _ in range(n_sweeps):
             moved[n] = 0
             for p in range(order.shape[1]):
                 index = order[n, p]
-                b = told[index]
+                b = pixels[index]
                 a, pixel = divmod(index, height * width)
                 rows, run, of_s, of_w, begin = trees[pixel]
                 spots = s[n].ctypes.data + of_s, w[a].ctypes.data + of_w, to_s[a].ctypes.data + begin
@@ -182,10 +182,10 @@ def _decode(
 def decode(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Beliefs of S under fixed weights; trees that moved in the last sweep of each row."""
+    """Compute beliefs in S under fixed weights; return the number of changed trees of each row."""
     sizes = evidence.shape[2:4], w.shape[1:3], w.shape[3]
     moved = np.zeros(len(order), np.int64)
-    kept = np.empty((w.shape[0], pairs_of(*sizes) + MESSAGE_ROOM), np.int16)
+    kept = np.empty((w.shape[0], count_pairs(*sizes) + MESSAGE_ROOM), np.int16)
     hard = np.where(w, np.int32(HARD), np.int32(-HARD))
     _decode(evidence, order, s, hard, kept, n_sweeps, trees(*sizes), moved)
     return moved

@@ -1,18 +1,18 @@
-"""The two passes over the pairs of an AND-OR tree, in LLVM's own vectors.
+"""The two passes over the pairs of an AND-OR tree, as LLVM vector instructions.
 
-A tree is a few runs of equal length, the same in S and W. By the sign of the evidence b, half of what the
-general rule asks for is not needed, and what is left gives the same number:
+The pairs of a tree are a few contiguous lines of equal length, in S and in W. The sign of the evidence b
+halves the work of the general message rule and gives the same number:
 
-- b < 0: no bound binds, a pair gets g = min(0, b + what the others add up to). Each adds at most |b|, beyond
-  which nothing changes: so the sum is exact wherever it matters, however large the tree.
-- b > 0: the sum does not matter, a pair gets g = min(b, max(0, -largest of the others)).
+- b < 0: a pair gets g = min(0, b + sum of the others). Each pair adds at most |b| to the sum, so the int32
+  sum is exact for trees of any size.
+- b > 0: a pair gets g = min(b, max(0, -largest of the others)).
 
-The first pass finds that sum, or the largest two; the second gives each pair its messages.
+The first pass computes the sum, or the largest two values. The second pass sends the messages.
 
-Few places are near to being on, so most runs are quiet: no place of theirs is above 0 (above -b where b > 0).
-A quiet run adds nothing to the sum, and no value that matters to the largest two; its pairs all get one g,
-and its weights no message. So the first pass reads only its places, the second only its weights, and neither
-the messages to its weights: a byte of each run says whether one of them is not zero.
+Most lines are quiet: none of their places has a belief above 0 (above -b if b > 0). A quiet line adds nothing
+to the sum or to the largest two values, all its pairs get the same g, and its weights get the message 0.
+Therefore the first pass reads only its places and the second only its weights. One byte per line records
+whether the line is live and whether it has nonzero messages to weights.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from numba.core.typing.context import BaseContext as TypingContext
     from numba.core.typing.templates import Signature
 
-_BITS = ir.IntType(LANES)  # a bit for each lane
-LEAST = -(2**29)  # a place or weight that does not exist; two of them can be added
-HELD, LIVE = 1, 2  # of a run: its weights have messages; it is not quiet
+_BITS = ir.IntType(LANES)  # one bit per SIMD lane
+LEAST = -(2**29)  # belief in a place or weight outside the tree; the sum of two is no overflow
+HELD, LIVE = 1, 2  # bits of the byte of a line: nonzero messages to weights; not quiet
 
 Values = list[ir.Value]
 
 
 class _Code(Vectors):
-    """What both passes ask of vectors of int32; messages that are kept are int16, or ``wide``."""
+    """Vector instructions of both passes; kept messages are int16, or int32 if ``wide``."""
 
     def __init__(self, builder: ir.IRBuilder, wide: bool) -> None:
         super().__init__(builder)
@@ -48,31 +48,31 @@ class _Code(Vectors):
         self.kept_bytes = 4 if wide else 2
 
     def widen(self, raw: ir.Value) -> ir.Value:
-        """Messages as they are kept, as int32."""
+        """Convert kept messages to int32."""
         return raw if self.wide else self.b.sext(raw, self.ints)
 
     def narrow(self, messages: ir.Value) -> ir.Value:
-        """Messages as they are kept."""
+        """Convert int32 messages to the type of kept messages."""
         return messages if self.wide else self.b.trunc(messages, self.kept)
 
     def max(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """The larger of two, lane by lane."""
+        """Return the larger of two values in each lane."""
         return self.b.select(self.b.icmp_signed(">", x, y), x, y)
 
     def min(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """The smaller of two, lane by lane."""
+        """Return the smaller of two values in each lane."""
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
     def both(self, s: ir.Value, w: ir.Value) -> ir.Value:
-        """t of a pair."""
+        """Return the message of a pair to the OR."""
         return self.min(self.b.add(s, w), self.min(s, w))
 
     def lanes_of(self, mask: ir.Value) -> ir.Value:
-        """A mask as bits."""
+        """Convert a mask to bits."""
         return self.b.bitcast(mask, _BITS)
 
     def any(self, bits: ir.Value) -> ir.Value:
-        """Whether a bit is set."""
+        """Return whether a bit is set."""
         return self.b.icmp_signed("!=", bits, _BITS(0))
 
     def where(
@@ -82,7 +82,7 @@ class _Code(Vectors):
         other: Callable[[], Values] | None = None,
         before: Sequence[ir.Value] = (),
     ) -> Values:
-        """body() if condition, else other(), or what was before."""
+        """Emit body() under a condition, else other() or the values ``before``."""
         b = self.b
         entry, inside, done = b.block, b.append_basic_block("some"), b.append_basic_block("all")
         outside = b.append_basic_block("none") if other else done
@@ -103,7 +103,7 @@ class _Code(Vectors):
 
 
 class _Pairs:
-    """A vector of pairs of a run: what they hold, and their new messages."""
+    """A vector of pairs of a line: their beliefs and messages."""
 
     def __init__(
         self, code: _Code, spots: Values, i: ir.Value, mask: ir.Value | None, damping: ir.Value | None = None
@@ -116,7 +116,7 @@ class _Pairs:
         self._found: dict[int, ir.Value] = {}
 
     def belief(self, which: int) -> ir.Value:
-        """Of the places (0) or weights (1)."""
+        """Load the beliefs in the places (0) or weights (1)."""
         if which not in self._found:
             code = self.code
             if self.mask is None:
@@ -128,7 +128,7 @@ class _Pairs:
         return self._found[which]
 
     def old(self, which: int) -> ir.Value | None:
-        """Messages of the sweep before; None where none is kept."""
+        """Load the messages of the last sweep; None if messages are not kept."""
         if 2 + which >= len(self._spots):
             return None
         return self.code.widen(self._kept(which))
@@ -139,13 +139,14 @@ class _Pairs:
         return self._found[2 + which]
 
     def cavity(self, which: int) -> ir.Value:
-        """Beliefs without the messages of this tree."""
+        """Return beliefs minus the messages of this tree."""
         belief, old = self.belief(which), self.old(which)
         return belief if old is None else self.code.b.sub(belief, old)
 
     def send(self, new: dict[int, ir.Value]) -> Values:
-        """Take in messages to places (0) and weights (1). As bits: which pairs have others than before, and
-        which weights have one that is not 0.
+        """Store new messages to places (0) and weights (1).
+
+        Return bits of the pairs with a changed message, and of the weights with a nonzero message.
         """
         code, b = self.code, self.code.b
         if self.old(0) is None:
@@ -166,7 +167,7 @@ class _Pairs:
                 moved = b.or_(moved, self._unlike_zero(change))
             return [moved, held()]
 
-        # After some sweeps few messages change: those of most vectors need not be written again.
+        # After some sweeps few messages change, so most vectors need no write.
         bits = functools.reduce(b.or_, (self._unlike_zero(change) for change in changes.values()))
         return code.where(code.any(bits), write, before=[_BITS(0), held()])
 
@@ -197,8 +198,10 @@ class _Pairs:
 
 
 class _Tree:
-    """Runs of a tree: (runs, pairs of a run, bytes from run to run of S and of W, where S, W, the messages
-    kept and a byte of each run begin).
+    """Lines of a tree.
+
+    The values are the number of lines, the pairs per line, the bytes between lines of S and of W, and the
+    addresses of S, W, the kept messages and the bytes of the lines.
     """
 
     def __init__(self, code: _Code, tree: Values) -> None:
@@ -215,7 +218,7 @@ class _Tree:
         )
 
     def walk(self, start: Values, body: Callable[[Values, ir.Value, Values], Values]) -> Values:
-        """Over the runs, with values that are carried along: body(spots, the run's byte, values)."""
+        """Loop over the lines with loop-carried values: body(addresses, byte of the line, values)."""
         code, b, n = self.code, self.code.b, len(self.spots)
 
         def run(_: ir.Value, values: Values) -> Values:
@@ -232,7 +235,7 @@ class _Tree:
         body: Callable[[_Pairs, Values], Values],
         damping: ir.Value | None = None,
     ) -> Values:
-        """Over the vectors of a run, with values that are carried along."""
+        """Loop over the vectors of a line with loop-carried values."""
         code = self.code
 
         def part(i: ir.Value, mask: ir.Value | None, carried: Values) -> Values:
@@ -245,7 +248,7 @@ class _Tree:
 
 
 CodeOf: TypeAlias = Callable[[_Code, _Tree, Values, ir.Value], "ir.Value | Values | None"]
-"""Instructions of a pass, and what it gives: a number, a few, or nothing."""
+"""Function that emits the instructions of a pass and returns its results."""
 Passes: TypeAlias = tuple[
     Callable[..., int], Callable[..., tuple[int, int]], Callable[..., bool], Callable[..., bool]
 ]
@@ -254,7 +257,7 @@ Passes: TypeAlias = tuple[
 def _inline(
     n_kept: int, wide: bool, n_numbers: int, result: types.Type, code_of: CodeOf
 ) -> Callable[..., Any]:
-    """A function of a tree and some int32 numbers for numba's kernels; and a damping."""
+    """Return a function for numba kernels of a tree, ``n_numbers`` int32 numbers and a damping."""
     n_tree = 7 + n_kept
     arguments = (
         types.UniTuple(types.int64, n_tree),
@@ -283,9 +286,10 @@ def _inline(
     return intrinsic(typed)
 
 
-def _look(on: bool, n_kept: int) -> CodeOf:
-    """What the pairs add up to, each at most -b; or the largest and second largest t, equal where two are, of
-    the runs that are not quiet.
+def _first_pass(on: bool, n_kept: int) -> CodeOf:
+    """Return the code of the first pass: the sum of the pairs, or with ``on`` the largest two values.
+
+    Quiet lines are skipped.
     """
 
     def code_of(code: _Code, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
@@ -304,12 +308,12 @@ def _look(on: bool, n_kept: int) -> CodeOf:
             top = tree.pairs(spots, [least], lambda pairs, now: [code.max(now[0], pairs.cavity(0))])[0]
             live = code.any(code.lanes_of(b.icmp_signed(">", top, limit)))
             found = code.where(live, lambda: tree.pairs(spots, carried, value), before=carried)
-            told = b.select(live, I8(LIVE), I8(0))
-            b.store(b.or_(b.load(byte), told) if n_kept == 2 else told, byte)
+            flag = b.select(live, I8(LIVE), I8(0))
+            b.store(b.or_(b.load(byte), flag) if n_kept == 2 else flag, byte)
             return found
 
         if not on:
-            # Beyond 2 b nothing changes; sums of lanes then stay within int32.
+            # Larger sums than 2 |b| have the same effect; the bound keeps the sum of lanes within int32.
             return code.fold(code.min(tree.walk([zero], run)[0], b.add(most, most)), b.add)
 
         def join(x: Values, y: Values) -> Values:
@@ -321,21 +325,21 @@ def _look(on: bool, n_kept: int) -> CodeOf:
     return code_of
 
 
-def _tell(on: bool, n_kept: int) -> CodeOf:
-    """Messages to the places and weights of all pairs; whether one of those that are kept has changed.
+def _second_pass(on: bool, n_kept: int) -> CodeOf:
+    """Return the code of the second pass: send messages to all pairs, and return whether a kept one changed.
 
-    Where one message is kept, it alone is sent: weights are fixed.
+    With one kept message per pair, weights are fixed and only places get messages.
     """
 
     def code_of(code: _Code, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
-        # x for all but the largest (z), which get y; or x is -(b + sum), y is -b.
+        # With ``on``: g is x, and y for the pairs of the largest value z. Else x is -(b + sum) and y is -b.
         most = x if on else code.max(x, zero)
         damping = code.spread(damping) if n_kept == 2 else None
 
         def message(other: ir.Value, size: ir.Value) -> ir.Value:
-            """From |g|."""
+            """Return the message for a g of this absolute size."""
             if on:
                 return code.min(code.max(b.add(other, size), zero), size)
             return b.sub(zero, code.min(code.max(other, zero), size))
@@ -376,7 +380,7 @@ def _tell(on: bool, n_kept: int) -> CodeOf:
 
 @instructions()
 def fetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
-    """Begin to fetch some bytes."""
+    """Prefetch some bytes."""
 
     def line(i: ir.Value, _: ir.Value) -> Values:
         code.fetch(address, i)
@@ -386,13 +390,14 @@ def fetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
 
 
 def tree_of(n_kept: int, wide: bool = False) -> Passes:
-    """Both first passes, off and on, and second ones; of trees that keep so many messages of a pair, int16 or
-    ``wide``: int32.
+    """Return the first passes for b < 0 and b > 0, and the second passes for both.
+
+    ``n_kept`` is the number of kept messages per pair. They are int16, or int32 if ``wide``.
     """
     result = types.boolean if n_kept else types.void
     return (
-        _inline(n_kept, wide, 1, types.int32, _look(False, n_kept)),
-        _inline(n_kept, wide, 1, types.UniTuple(types.int32, 2), _look(True, n_kept)),
-        _inline(n_kept, wide, 3, result, _tell(False, n_kept)),
-        _inline(n_kept, wide, 3, result, _tell(True, n_kept)),
+        _inline(n_kept, wide, 1, types.int32, _first_pass(False, n_kept)),
+        _inline(n_kept, wide, 1, types.UniTuple(types.int32, 2), _first_pass(True, n_kept)),
+        _inline(n_kept, wide, 3, result, _second_pass(False, n_kept)),
+        _inline(n_kept, wide, 3, result, _second_pass(True, n_kept)),
     )

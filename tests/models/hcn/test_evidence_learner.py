@@ -14,10 +14,16 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.kernels.exact import GRID, to_grid
-from scalelatent.models.hcn.kernels.order import shuffled
+from scalelatent.models.hcn.kernels.pixel_order import shuffled
+from scalelatent.models.hcn.kernels.units import GRID, to_units
+from scalelatent.models.hcn.model.evidence_learner import (
+    CENTER_EVERY,
+    EvidenceLearner,
+    EvidenceState,
+    center_features,
+    forget,
+)
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
-from scalelatent.models.hcn.model.online import CENTRED, EvidenceLearner, EvidenceState, centred, forget
 from tests.models.hcn.cases import Kernels, learn_online, one_step, overlap
 
 BACKEND = Kernels()
@@ -35,7 +41,7 @@ def test_one_chain_of_one_minibatch_is_the_papers_rule() -> None:
     prior = state.first
     for first in range(0, 24, 2):
         rows = np.arange(first, first + 2)
-        w = to_grid(state.beliefs)
+        w = to_units(state.beliefs)
         after, s = w[None].copy(), SMALL.no_places(2)[None]
         order = shuffled(5, "hcn sweep", 0, rows[:1], 2 * SMALL.n_pixels)
         BACKEND.kernel("hcn_sweep")(SMALL.evidence(x[rows])[None], order, s, after)
@@ -198,12 +204,14 @@ def rolled(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 
 def test_features_move_to_the_middle_of_their_windows() -> None:
-    check_centred(centred)
+    check_centred(center_features)
     with pytest.raises(AssertionError):
         check_centred(rolled)
 
 
-@pytest.mark.parametrize(("minibatches", "steps"), [(1, CENTRED), (8, CENTRED // 8), (3 * CENTRED, 1)])
+@pytest.mark.parametrize(
+    ("minibatches", "steps"), [(1, CENTER_EVERY), (8, CENTER_EVERY // 8), (3 * CENTER_EVERY, 1)]
+)
 def test_features_are_moved_every_20_minibatches(minibatches, steps) -> None:
     learner, _ = small(1.0, replace(SMALL, window=(5, 3)))
     first = learner.start().first

@@ -1,4 +1,7 @@
-"""Learning networks of several layers: Algorithm 1 with kept messages, and online, where none is kept."""
+"""Learning networks of several layers: Algorithm 1 with messages kept between passes, and online without.
+
+`LayeredEvidence` learns online and `LayeredMessages` with kept messages; each docstring lists the algorithm.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +15,42 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
-from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID, from_grid, to_grid
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID, from_units, to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 
-from .hierarchy import Hierarchy, LayerMessages, learn
+from .evidence_learner import add_evidence, forget
+from .hierarchy import Hierarchy, LayerMessages, visit_images
 from .layer import FLOPS_PER_PAIR, rows_of
-from .online import forget, gathered
 from .templates import TemplateCounts
 
-# Passes in which no weight changes before a fit is at its end: errors swing, and then fall at once.
+# A fit has settled after this many passes in which no weight changed. Errors swing before they fall at once,
+# so a few quiet passes are not enough.
 SETTLED = 20
 _PARTS = tuple(field.name for field in fields(LayerMessages))
-# Those of which most is 0: quiet trees say nothing, and weights that are off hold nothing up.
+# Arrays that are stored without their zeros: trees without evidence send 0, and so do weights that are off.
 _SPARSE = ("to_s", "to_w", "held")
 
 
 @dataclass(frozen=True)
 class LayeredState:
-    """Beliefs of all weights between steps.
+    """Beliefs in all weights between two steps.
 
     Attributes
     ----------
     beliefs, first : ndarray of float64, shape (weights,)
-        Of all layers, now and before anything was seen, in nats.
+        Beliefs in the weights of all layers in nats: now, and before any image.
     changed, last_changed : int
-        Weights that changed sign: in the epoch, and in the one before.
+        Number of weights that changed sign: in this epoch so far, and in the epoch before.
     moved, last_moved : int
-        Images that came to another template (of those that they have messages of), of both.
+        Number of images that changed their template: in this epoch so far, and in the epoch before.
     error, best : float
-        Share of the validation rows in a wrong class: last, and the least; NaN and infinity before.
+        Share of validation rows in a wrong class: the last one, and the smallest; NaN and infinity before
+        the first validation.
     iteration, steps, rows, stale : int
-        Epochs, steps, rows of the epoch, epochs since the best one.
+        Number of epochs, of steps, of rows in this epoch, and of epochs since the smallest error.
     passes, passed, quiet : int
-        Passes of the last visits; of all; and in a row without a weight that changed sign, while some were
-        on.
+        Number of passes in the last visits, and in all visits; number of passes in a row without a change of
+        sign while some weights were on.
     """
 
     beliefs: np.ndarray
@@ -66,15 +71,15 @@ class LayeredState:
 
 
 PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
-"""What chains begin with: the state, of whose beliefs each makes its own copy."""
+"""State at the start of a step, of whose beliefs each chain makes its own copy, and the backend."""
 Sparse: TypeAlias = dict[str, np.ndarray]
 """An array without its zeros, see :func:`to_sparse`."""
 KeptLayer: TypeAlias = dict[str, np.ndarray | Sparse]
-"""The `LayerMessages` of a layer, see :func:`kept_of`."""
+"""The stored `LayerMessages` of a layer, see :func:`pack_messages`."""
 
 
 class KeptLayers(TypedDict):
-    """What is kept of a leaf: the messages of each layer, and what their last visit changed."""
+    """Content of a leaf in the run folder: messages of each layer, and the change by the last visit."""
 
     layers: dict[str, KeptLayer]
     passes: np.int64
@@ -88,24 +93,31 @@ class KeptLayers(TypedDict):
 class LayeredEvidence:
     """Online learning of several layers (an :class:`~scalelatent.contract.learners.OnlineLearner`).
 
-    A minibatch gets some passes up and down with messages of its own, which are dropped; then beliefs forget.
+    The algorithm (section 4.2 of the paper) takes the minibatches of a chain one after another:
+
+    1. Start with silent messages for the images of the minibatch. If all images are labelled, only the
+       templates of each image's class get messages.
+    2. Run ``inner_iterations`` passes of Algorithm 1 over the minibatch, down and up. The beliefs in W change
+       in each pass.
+    3. Drop the messages, and keep the evidence that they added to the beliefs.
+    4. Forget: move the beliefs by the share 1 - ``forgetting`` towards the first beliefs.
+    5. After the last minibatch, return the evidence of the chain. A step adds the evidence of all chains to
+       the beliefs, see :mod:`.evidence_learner`.
 
     Attributes
     ----------
     net : Hierarchy
     forgetting : float
-        lambda: what a minibatch leaves of the evidence before it.
+        Lambda of the paper: share of the earlier evidence that remains after a minibatch.
     batch_rows : int
-        Images of a minibatch.
+        Number of images of a minibatch.
     inner_iterations : int
-        Passes over a minibatch.
+        Number of passes over a minibatch.
     patience : int
-        Epochs without a smaller error of the validation rows before the end; 0: all epochs.
+        Number of epochs without a smaller validation error after which learning ends; 0: all epochs.
     n_classes : int
-        Classes of the validation rows.
+        Number of classes of the validation rows.
     """
-
-    kind = "scalelatent.models.hcn.model.layered:LayeredEvidence"
 
     net: Hierarchy
     forgetting: float = 0.95
@@ -116,7 +128,7 @@ class LayeredEvidence:
 
     @property
     def n_weights(self) -> int:
-        """Of all layers."""
+        """Number of weights of all layers."""
         return sum(int(np.prod(layer.weights_shape)) for layer in self.net.layers)
 
     @property
@@ -125,40 +137,41 @@ class LayeredEvidence:
         return Wants(scratch=(48 * self.n_weights + images, 0), unlabelled=True)
 
     def layout(self) -> Layout:
-        """Evidence, the minibatches that it comes from, and what they weigh."""
+        """Return the layout of the evidence, the number of its minibatches and their weight."""
         return Layout((("evidence", (self.n_weights,)), ("minibatches", ()), ("weight", ())))
 
     def flops_per_row(self) -> float:
-        """Of all pairs of an image in all passes."""
+        """Return the floating-point operations per image: all pairs in all passes."""
         return FLOPS_PER_PAIR * self.inner_iterations * sum(layer.pairs for layer in self.net.layers)
 
     def start(self, restart: int = 0) -> LayeredState:
-        """State before the first step."""
+        """Return the state before the first step."""
         first = self.net.first_beliefs(restart)
         return LayeredState(first, first)
 
     def prepare(self, state: LayeredState, backend: Backend) -> PreparedLayers:
-        """The state: a chain makes its own copy of the beliefs."""
         return state, backend
 
     def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
-        """Add the evidence of some minibatches, taken one after another."""
+        """Add the evidence of the minibatches of a block, taken one after another."""
         state, backend = prepared
         beliefs, rows = state.beliefs, rows_of(block)
         pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
         for a in range(0, len(rows), self.batch_rows):
             x = pixels[a : a + self.batch_rows]
             y = None if labels is None else labels[a : a + self.batch_rows]
-            # The templates of other classes stay silent: nothing is kept of them.
-            if of_class := y is not None and bool((y >= 0).all()):
+            # The templates of other classes stay silent, so labelled images need no messages for them.
+            if own_class_only := y is not None and bool((y >= 0).all()):
                 by_class = np.argsort(y, kind="stable")
                 x, y = x[by_class], y[by_class]
-            kept, units = self.net.start(len(x), of_class), to_grid(beliefs)
+            kept, units = self.net.start(len(x), own_class_only), to_units(beliefs)
             for number in range(self.inner_iterations):
                 key = block.epoch * self.inner_iterations + number
-                units = units + learn(self.net, kept, units, x, y, int(rows[a]), number, backend, key=key)
+                units = units + visit_images(
+                    self.net, kept, units, x, y, int(rows[a]), number, backend, key=key
+                )
             check_exact(self.net, units)
-            beliefs = forget(beliefs + from_grid(units - to_grid(beliefs)), state.first, self.forgetting)
+            beliefs = forget(beliefs + from_units(units - to_units(beliefs)), state.first, self.forgetting)
         n = -(-len(rows) // self.batch_rows)
         left = self.forgetting**n
         stats["evidence"][...] += beliefs - forget(state.beliefs, state.first, left)
@@ -166,12 +179,12 @@ class LayeredEvidence:
         stats["weight"][...] += 1 - left
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
-        """Add the chains' evidence to what is left of the beliefs."""
-        beliefs = gathered(state.beliefs, state.first, self.forgetting, stats)
-        return moved_on(state, beliefs, 0, n_rows)
+        """Return the state after a step: forget, and add the evidence of all chains."""
+        beliefs = add_evidence(state.beliefs, state.first, self.forgetting, stats)
+        return count_step(state, beliefs, 0, n_rows)
 
     def end_epoch(self, state: LayeredState) -> LayeredState:
-        """Count from 0 again."""
+        """Return the state with the counts of the epoch set back to 0."""
         begun = replace(state, changed=0, moved=0, rows=0, last_changed=state.changed, last_moved=state.moved)
         still = not state.changed and bool((state.beliefs > 0).any())
         quiet = state.quiet + state.passes if still else 0
@@ -179,19 +192,17 @@ class LayeredEvidence:
         return replace(begun, iteration=state.iteration + 1, stale=state.stale + 1)
 
     def validation(self) -> TemplateCounts:
-        """Templates of the validation rows under the weights of the moment."""
+        """Return the reduction that counts the templates of the validation rows."""
         return TemplateCounts(self.net, self.n_classes)
 
     def validated(self, state: LayeredState, stats: Stats) -> LayeredState:
-        """Take in what the validation rows said."""
+        """Return the state with the validation error of these counts."""
         error = self.validation().error(stats)
         state = replace(state, error=error)
         return replace(state, best=error, stale=-1) if error < state.best else state
 
     def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
-        """Weights that are on in each layer, and that changed sign; the validation error, which is the
-        objective.
-        """
+        """Return the record of an epoch; the validation error is the objective."""
         known = None if np.isnan(state.error) else state.error
         on = [int((beliefs > 0).sum()) for beliefs in self.net.split(state.beliefs)]
         return {
@@ -204,35 +215,47 @@ class LayeredEvidence:
         }
 
     def is_done(self, state: LayeredState) -> bool:
-        """Validation rows have not been told better for too long."""
+        """Return True after ``patience`` epochs without a smaller validation error."""
         return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
 
 
 @dataclass(frozen=True)
 class LayeredMessages(LayeredEvidence):
-    """Algorithm 1 (a :class:`~scalelatent.contract.learners.LeafLearner`).
+    """Algorithm 1 for several layers (a :class:`~scalelatent.contract.learners.LeafLearner`).
+
+    The messages of all images stay in the run folder between visits (Algorithm 1 and section 3 of the paper):
+
+    1. Load the messages of a leaf, or start with silent messages in its first visit. If all images of the
+       leaf are labelled, sort them by class; the templates of other classes then need no messages.
+    2. Run a pass down from the class layer to the pixels. Messages change; beliefs in W do not. The first
+       visit skips this pass.
+    3. Run a pass up from the pixels to the class layer. The beliefs in W change with the messages to W.
+    4. Store the messages without their zeros, the template of each image, and the change of the beliefs.
+    5. Add the changes of all leaves of a step to the beliefs. Learning ends when no weight has changed sign
+       in ``SETTLED`` passes, or after ``max_passes``.
 
     Attributes
     ----------
     n_rows : int
-        Images of all leaves.
-    alone_passes : int
-        Passes of a visit where one leaf is all: nothing comes from others between two of them.
-    most_passes : int
-        Of all visits of a leaf.
+        Number of images in all leaves.
+    single_leaf_passes : int
+        Passes per visit if a single leaf holds all images. With several leaves a visit is one pass, because
+        the other leaves change the beliefs after each pass.
+    max_passes : int
+        Upper bound of the passes over a leaf in all visits.
     all_labelled : bool
-        Whether each row has a label: then messages are those of the templates of its class.
+        True if each row has a label, so that leaves hold messages of the images' own classes alone.
     """
 
     n_rows: int = 1
-    alone_passes: int = 1
-    most_passes: int = 1_000_000
+    single_leaf_passes: int = 1
+    max_passes: int = 1_000_000
     all_labelled: bool = False
 
     @property
     def wants(self) -> Wants:
-        # What was kept and what is kept, each with its bytes on the way from and to the disk, which are put
-        # together of those of its arrays; messages as they are worked with are gone by then.
+        # A visit holds the old and the new leaf, the bytes read from disk, and the bytes to write, for which
+        # the arrays are joined. The dense messages of the passes are released before.
         each = 5 * kept_bytes(self.net, self.all_labelled)
         return Wants(scratch=(48 * self.n_weights, each), unlabelled=True)
 
@@ -240,41 +263,42 @@ class LayeredMessages(LayeredEvidence):
         return Layout((("evidence", (self.n_weights,)), ("moved", ()), ("passes", ())))
 
     def flops_per_row(self) -> float:
-        """Of all pairs of an image in a pass."""
+        """Return the floating-point operations per image and pass."""
         return FLOPS_PER_PAIR * sum(layer.pairs for layer in self.net.layers)
 
     def alone(self, n_rows: int, passes: int) -> LayeredMessages:
-        """The learner of so many rows that are one leaf, with so many passes of a visit."""
-        return replace(self, n_rows=n_rows, alone_passes=passes, most_passes=max(passes, self.most_passes))
+        """Return the learner for a single leaf of ``n_rows`` images with this number of passes per visit."""
+        most = max(passes, self.max_passes)
+        return replace(self, n_rows=n_rows, single_leaf_passes=passes, max_passes=most)
 
     def start(self, restart: int = 0) -> LayeredState:
-        """Before the first step; beliefs are whole units, as messages are."""
+        """Return the state before the first step; the beliefs are whole units, as messages are."""
         first = self.net.first_beliefs(restart)
-        return LayeredState(from_grid(to_grid(first)), first)
+        return LayeredState(from_units(to_units(first)), first)
 
     def visit(self, prepared: PreparedLayers, block: Block, kept: KeptLayers | None) -> KeptLayers:
-        """The leaf's messages after some passes, and what these change in the beliefs of W."""
+        """Return the leaf's messages after a visit, and the change of the beliefs in W."""
         (state, backend), n = prepared, len(block.x)
         pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
         if kept is None:
-            # Templates of other classes stay silent: nothing is kept of them where all classes are known.
             messages = self.net.start(n, labels is not None and bool((labels >= 0).all()))
             begun, before = 0, np.full(n, -1)
         else:
-            messages, begun, before = messages_of(kept), int(kept["passes"]), kept["templates"]
-        first, beliefs, ranks = int(rows_of(block)[0]), to_grid(state.beliefs), None
-        if self.net.is_narrow(messages[-1]):
+            messages, begun, before = unpack_messages(kept), int(kept["passes"]), kept["templates"]
+        first, beliefs, ranks = int(rows_of(block)[0]), to_units(state.beliefs), None
+        if self.net.is_own_class_only(messages[-1]):
             assert labels is not None
             by_class = np.argsort(labels, kind="stable")
             pixels, labels, ranks = pixels[by_class], labels[by_class], np.argsort(by_class)
-        units, wanted = beliefs, self.alone_passes if n == self.n_rows else 1
-        passes = min(wanted, self.most_passes - begun)
+        units, passes = beliefs, self.single_leaf_passes if n == self.n_rows else 1
+        passes = min(passes, self.max_passes - begun)
         for number in range(begun, begun + passes):
-            found = learn(self.net, messages, units, pixels, labels, first, number, backend, ranks=ranks)
-            units = units + found
+            units = units + visit_images(
+                self.net, messages, units, pixels, labels, first, number, backend, ranks=ranks
+            )
         templates = (messages[-1].s - messages[-1].above).reshape(n, -1).argmax(axis=1)
         return {
-            "layers": {str(level): kept_of(m) for level, m in enumerate(messages)},
+            "layers": {str(level): pack_messages(m) for level, m in enumerate(messages)},
             "passes": np.int64(begun + passes),
             "visited": np.int64(passes),
             "templates": templates,
@@ -285,29 +309,29 @@ class LayeredMessages(LayeredEvidence):
     def exchange(
         self, prepared: PreparedLayers, kept: KeptLayers | None, new: KeptLayers, stats: Stats
     ) -> None:
-        stats["evidence"][...] += from_grid(to_dense(new["change"]))
+        stats["evidence"][...] += from_units(to_dense(new["change"]))
         stats["moved"][...] += new["moved"]
         stats["passes"][...] += len(new["templates"]) * new["visited"]
 
     def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
-        """Images that came to another template, too."""
+        """Return the record of an epoch, including the number of images that changed their template."""
         moved = state.moved if state.rows else max(0, state.last_moved)
         return super().summary(state) | {"rows_moved": moved}
 
     def is_done(self, state: LayeredState) -> bool:
-        """No weight has changed for long, or validation rows have not been told better."""
-        return state.quiet >= SETTLED or state.passed >= self.most_passes or super().is_done(state)
+        """Return True if the weights have settled, the passes are used up, or validation no longer gains."""
+        return state.quiet >= SETTLED or state.passed >= self.max_passes or super().is_done(state)
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
-        """Add what messages to W have changed."""
+        """Return the state after a step: add the changes of the messages to W."""
         beliefs = state.beliefs + stats["evidence"]
-        check_exact(self.net, to_grid(np.clip(beliefs, -(2.0**22), 2.0**22)))
+        check_exact(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
         state = replace(state, passes=round(float(stats["passes"]) / n_rows))
-        return moved_on(state, beliefs, int(stats["moved"]), n_rows)
+        return count_step(state, beliefs, int(stats["moved"]), n_rows)
 
 
-def moved_on(state: LayeredState, beliefs: np.ndarray, moved: int, n_rows: int) -> LayeredState:
-    """The state after a step."""
+def count_step(state: LayeredState, beliefs: np.ndarray, moved: int, n_rows: int) -> LayeredState:
+    """Return the state with new beliefs, and with the counts of one more step."""
     changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
     return replace(
         state,
@@ -320,18 +344,18 @@ def moved_on(state: LayeredState, beliefs: np.ndarray, moved: int, n_rows: int) 
 
 
 def labels_of(net: Hierarchy, block: Block) -> np.ndarray | None:
-    """Class of each row, below 0 where it is not known; None where templates are clusters."""
+    """Return the class of each row, below 0 if unknown; None if templates are clusters."""
     return None if net.classes is None else block.y
 
 
 def to_sparse(values: np.ndarray) -> Sparse:
-    """Which numbers of an array are not 0, a bit each, and these numbers."""
+    """Return an array as its shape, a bit for each nonzero number, and the nonzero numbers."""
     there = values != 0
     return {"shape": np.array(values.shape), "there": np.packbits(there), "values": values[there]}
 
 
 def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
-    """The array of :func:`to_sparse`; earlier versions kept it as it is."""
+    """Return the array of :func:`to_sparse`, or a copy of an array that was stored whole."""
     if isinstance(kept, np.ndarray):
         return kept.copy()
     out = np.zeros(kept["shape"], kept["values"].dtype)
@@ -339,32 +363,32 @@ def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
     return out
 
 
-def kept_of(messages: LayerMessages) -> KeptLayer:
-    """What is kept of messages from visit to visit: all of them, those of which most is 0 without their 0."""
+def pack_messages(messages: LayerMessages) -> KeptLayer:
+    """Return the messages of a layer as they are stored: arrays of mostly zeros are sparse."""
     return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
 
 
-def messages_of(kept: KeptLayers) -> list[LayerMessages]:
-    """The messages of each layer that a visit left, as copies."""
+def unpack_messages(kept: KeptLayers) -> list[LayerMessages]:
+    """Return copies of the stored messages of each layer."""
     layers = (kept["layers"][str(level)] for level in range(len(kept["layers"])))
     return [LayerMessages(**{name: to_dense(part[name]) for name in _PARTS}) for part in layers]
 
 
-def row_bytes(net: Hierarchy, of_class: bool = False) -> int:
-    """Bytes of the messages of an image, of all templates or of those of a class."""
-    return sum(whole + 4 * pairs + lines for whole, pairs, lines in _sizes(net, of_class))
+def row_bytes(net: Hierarchy, own_class_only: bool = False) -> int:
+    """Return the bytes of the messages of an image in memory, see :meth:`Hierarchy.start`."""
+    return sum(whole + 4 * pairs + lines for whole, pairs, lines in _sizes(net, own_class_only))
 
 
 def kept_bytes(net: Hierarchy, all_labelled: bool = False) -> int:
-    """Bytes that are kept of an image from visit to visit, at most: as if no message were 0."""
-    of_class = all_labelled and net.classes is not None
-    bits = sum(pairs + lines for _, pairs, lines in _sizes(net, of_class))
-    return row_bytes(net, of_class) + bits // 8 + 1
+    """Return an upper bound of the stored bytes of an image, as if no message were 0."""
+    own_class_only = all_labelled and net.classes is not None
+    bits = sum(pairs + lines for _, pairs, lines in _sizes(net, own_class_only))
+    return row_bytes(net, own_class_only) + bits // 8 + 1
 
 
-def _sizes(net: Hierarchy, of_class: bool) -> Iterator[tuple[int, int, int]]:
-    """Of an image in each layer: bytes of what is kept whole, messages of trees, lines of windows."""
-    for layer in net.with_messages(of_class):
+def _sizes(net: Hierarchy, own_class_only: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield sizes per image and layer: bytes of dense arrays, number of tree messages, lines of windows."""
+    for layer in net.message_layers(own_class_only):
         (channels, height, width), (h, _) = layer.image, layer.window
         room = message_room((height, width), layer.window, layer.n_features)
         whole = 8 * int(np.prod(layer.places)) + layer.n_pixels * (4 + 4 * net.side**2)
@@ -372,7 +396,7 @@ def _sizes(net: Hierarchy, of_class: bool) -> Iterator[tuple[int, int, int]]:
 
 
 def check_exact(net: Hierarchy, units: np.ndarray) -> None:
-    """Refuse beliefs beyond the range of exact sums.
+    """Raise an error if beliefs in units are too large for exact int32 sums.
 
     Raises
     ------
@@ -382,7 +406,7 @@ def check_exact(net: Hierarchy, units: np.ndarray) -> None:
         if not layer.is_exact(w):
             feature = int(np.abs(w).max(axis=(0, 1, 2)).argmax())
             raise DivergenceError(
-                f"layer {level}: beliefs in weights of feature {feature} have reached "
-                f"{np.abs(w).max() / GRID:,.0f}, and there is room below {BELIEF_LIMIT / GRID:,.0f} only: "
+                f"layer {level}: beliefs in the weights of feature {feature} have reached "
+                f"{np.abs(w).max() / GRID:,.0f} nats; the limit of exact sums is {BELIEF_LIMIT / GRID:,.0f}: "
                 "lower damping, or raise p01 and p10"
             )

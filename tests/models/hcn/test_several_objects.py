@@ -17,11 +17,11 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.errors import DataError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
-from scalelatent.models.hcn.model.arrangement import apart, widened
-from scalelatent.models.hcn.model.hierarchy import Hierarchy, placed
+from scalelatent.models.hcn.model.hierarchy import Hierarchy, place_features
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
-from scalelatent.models.hcn.model.layered import LayeredState
-from scalelatent.models.hcn.several import SeveralLayers, several_of
+from scalelatent.models.hcn.model.multi_layer_learning import LayeredState
+from scalelatent.models.hcn.model.object_search import choose_places, enlarge
+from scalelatent.models.hcn.multi_layer import MultiLayer, build_multi_layer
 
 TRAITS = image_set("traits")
 HEIGHT, WIDTH = TRAITS.image_shape
@@ -45,7 +45,7 @@ def fitted_by_hand(names: Any) -> Any:
     """A model of the two traits with the weights that made them."""
     m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, random_state=0)
     below = FeatureLayer((1, HEIGHT, WIDTH), 4, (13, 13), 1e-3, 1e-3, 0.25, 0.5)
-    network = several_of(m, (below,), np.array(names), 2)
+    network = build_multi_layer(m, (below,), np.array(names), 2)
     above = np.zeros((4, *network.net.layers[1].image), bool)
     # Templates of a class lie side by side: those of equal traits, then the others.
     for places, (shape, diagonal) in zip(above, [(0, 0), (1, 1), (0, 1), (1, 0)], strict=True):
@@ -103,7 +103,7 @@ def test_places_are_those_of_the_best_of_all_sets(shape: Any, frame: Any, most: 
     for trial in range(30):
         gains = rng.normal(0.5, 1, shape) if trial else -rng.random(shape)
         totals = [sum(gains[place] for place in some) for some in choices]
-        chosen, exact = apart(gains, frame, most)
+        chosen, exact = choose_places(gains, frame, most)
         assert exact
         assert set(chosen) == set(choices[int(np.argmax(totals))])
         assert chosen == sorted(chosen, key=lambda place: place[::-1])
@@ -114,7 +114,7 @@ def test_places_are_those_of_the_best_of_all_sets(shape: Any, frame: Any, most: 
 def test_a_search_without_end_gives_the_best_it_has_seen() -> None:
     """Sums that are all but the same: as good as the greedy choice, and said to be no more."""
     gains = 100 + np.random.default_rng(0).random((30, 30))
-    chosen, exact = apart(gains, (8, 8), 9)
+    chosen, exact = choose_places(gains, (8, 8), 9)
     assert not exact
     assert not any(overlap(a, b, (8, 8)) for a, b in itertools.combinations(chosen, 2))
     left, greedy = gains.copy(), 0.0
@@ -135,7 +135,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
     net = Hierarchy((below, top), (0, 1, 1), side=1)
     weights = [from_features(features), from_features(above)]
     beliefs = np.concatenate([np.where(w, 1.0, -1.0).ravel() for w in weights])
-    network = SeveralLayers(net, np.array([0, 1]), 2)
+    network = MultiLayer(net, np.array([0, 1]), 2)
     m = HierarchicalCompositionalNetwork([(2, 2)], templates=2)
     m._network, m._stream = network, LayeredState(beliefs, beliefs)
     several = m.with_classes((4, 7))
@@ -146,7 +146,9 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
         for template, row, column in some:
             at = np.zeros((3, 1, 1), bool)
             at[template] = True
-            image[row : row + 3, column : column + 3] |= placed(placed(at, weights[1]), weights[0])[0]
+            image[row : row + 3, column : column + 3] |= place_features(
+                place_features(at, weights[1]), weights[0]
+            )[0]
     log_on, log_off = np.log([0.05, 0.9]), np.log([0.95, 0.1])  # by what is made
     noise, told = np.random.default_rng(1), []
     x = (made[noise.integers(len(choices), size=40)] ^ (noise.random((40, 4, 7)) < 0.05)).astype(np.uint8)
@@ -168,7 +170,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
 
 def test_weights_stay_and_pools_go_on() -> None:
     m = fitted_by_hand([0, 1])
-    net, wide = m._network.net, widened(m._network.net, HEIGHT + 3, 2 * WIDTH)
+    net, wide = m._network.net, enlarge(m._network.net, HEIGHT + 3, 2 * WIDTH)
     assert [layer.weights_shape for layer in wide.layers] == [layer.weights_shape for layer in net.layers]
     for own, more in zip(net.priors, wide.priors, strict=True):
         assert_array_equal(own[:, 1:-1, 1:-1], more[:, 1 : own.shape[1] - 1, 1 : own.shape[2] - 1])
@@ -185,7 +187,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="n_objects=0"):
         m.with_classes((HEIGHT, WIDTH), n_objects=0)
     several = m.with_classes((HEIGHT, 2 * WIDTH))
-    with pytest.raises(DataError, match="with_classes was asked for"):
+    with pytest.raises(DataError, match="with_classes was called for"):
         several.predict(np.zeros((2, HEIGHT, WIDTH)))
     with pytest.raises(DataError, match="row 1, pixel 0 is 2"):
         several.predict(np.stack([np.zeros((HEIGHT, 2 * WIDTH)), np.full((HEIGHT, 2 * WIDTH), 2)]))

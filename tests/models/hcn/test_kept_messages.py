@@ -12,10 +12,15 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.kernels.exact import from_grid, to_grid
-from scalelatent.models.hcn.model.batch import LeafMessages, leaf_bytes, start_leaf, visit
+from scalelatent.models.hcn.kernels.units import from_units, to_units
+from scalelatent.models.hcn.model.kept_messages import (
+    KeptMessages,
+    LeafMessages,
+    leaf_bytes,
+    start_leaf,
+    visit,
+)
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
-from scalelatent.models.hcn.model.leaves import KeptMessages
 from tests.models.hcn.cases import Kernels, overlap
 
 BACKEND = Kernels()
@@ -26,18 +31,18 @@ def learn_leaf(
 ) -> tuple[np.ndarray, LeafMessages]:
     """Beliefs of W in nats, and the leaf, of images that are one leaf."""
     beliefs, leaf, key = (
-        to_grid(layer.first_beliefs(seed, restart)),
+        to_units(layer.first_beliefs(seed, restart)),
         start_leaf(layer, len(evidence)),
         seed + restart,
     )
     leaf, change = visit(layer, leaf, evidence, beliefs, 0, key, n_sweeps, damping, BACKEND)
-    return from_grid(beliefs + change), leaf
+    return from_units(beliefs + change), leaf
 
 
 def test_many_sweeps_a_visit_are_visits_of_few() -> None:
     layer = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
     x = (np.random.default_rng(0).random((4, 42)) < 0.3).astype(np.uint8)
-    evidence, start = layer.evidence(x), to_grid(layer.first_beliefs(0))
+    evidence, start = layer.evidence(x), to_units(layer.first_beliefs(0))
     whole, change = visit(layer, start_leaf(layer, 4), evidence, start, 0, 7, 6, 0.8, BACKEND)
     leaf, beliefs = start_leaf(layer, 4), start.copy()
     for n in (1, 2, 3):
@@ -58,7 +63,7 @@ def test_messages_take_four_bytes_a_pair(side, n_features, window) -> None:
 
 
 def learner_of(n_rows: int, layer: FeatureLayer) -> KeptMessages:
-    return KeptMessages(layer, 0.95, 5, 0, damping=0.8, n_rows=n_rows, alone_sweeps=2)
+    return KeptMessages(layer, 0.95, 5, 0, damping=0.8, n_rows=n_rows, single_leaf_sweeps=2)
 
 
 def test_a_visit_takes_the_memory_that_it_tells() -> None:
@@ -104,7 +109,7 @@ def test_leaves_of_several_images_find_letters_together() -> None:
     letters = image_set("letters", alphabet="AKS", noise=0.01, seed=2)
     layer = FeatureLayer((1, 24, 24), 4, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
     evidence = layer.evidence(letters.rows(0, 40)[0].reshape(40, -1))
-    beliefs = to_grid(layer.first_beliefs(0))
+    beliefs = to_units(layer.first_beliefs(0))
     leaves = [start_leaf(layer, 10) for _ in range(4)]
     for _ in range(40):
         visits = [

@@ -13,10 +13,10 @@ from scalelatent.contract.kinds import find_kind, import_object
 from scalelatent.errors import DataError, RunError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
-from scalelatent.models.hcn.model import hierarchy, layered
+from scalelatent.models.hcn.model import hierarchy, multi_layer_learning
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
-from scalelatent.models.hcn.model.layered import LayeredMessages, to_sparse
-from scalelatent.models.hcn.model.templates import assigned, class_layer
+from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages, to_sparse
+from scalelatent.models.hcn.model.templates import assign_classes, class_layer
 from scalelatent.storage.record import read_record
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")
@@ -170,8 +170,8 @@ LABELS = {"all": Y, "some": np.where(np.arange(40) % 4 == 0, -1, Y), "none": Non
 def keep_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an earlier version did: messages of all templates, each of them."""
     start = Hierarchy.start
-    monkeypatch.setattr(Hierarchy, "start", lambda net, n_rows, of_class=False: start(net, n_rows))
-    monkeypatch.setattr(layered, "to_sparse", np.copy)
+    monkeypatch.setattr(Hierarchy, "start", lambda net, n_rows, own_class_only=False: start(net, n_rows))
+    monkeypatch.setattr(multi_layer_learning, "to_sparse", np.copy)
 
 
 def check_messages_of_all_templates(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_what_is_kept_comes_to_the_bits_of_all_messages(labels: str, monkeypatch
 
 def test_another_order_of_trees_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: trees come in the order of images that were put in order of class."""
-    monkeypatch.setattr(hierarchy, "moved_rows", lambda order, ranks, n_pixels: order)
+    monkeypatch.setattr(hierarchy, "reorder_images", lambda order, ranks, n_pixels: order)
     with pytest.raises(AssertionError):
         check_messages_of_all_templates("all", monkeypatch)
 
@@ -199,7 +199,7 @@ def test_another_order_of_trees_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_messages_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other mutant: small ones are 0 from visit to visit."""
     monkeypatch.setattr(
-        layered, "to_sparse", lambda values: to_sparse(np.where(np.abs(values) < 9, 0, values))
+        multi_layer_learning, "to_sparse", lambda values: to_sparse(np.where(np.abs(values) < 9, 0, values))
     )
     with pytest.raises(AssertionError):
         check_messages_of_all_templates("none", monkeypatch)
@@ -281,7 +281,7 @@ def test_all_labels_among_rows_that_may_have_none() -> None:
 
 def test_a_class_of_the_rows_without_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: -1 is a class like others."""
-    monkeypatch.setattr("scalelatent.models.hcn.several.known_classes", lambda ds: ds.classes)
+    monkeypatch.setattr("scalelatent.models.hcn.multi_layer.known_classes", lambda ds: ds.classes)
     with pytest.raises(DataError, match="class -1 has no rows"):
         test_all_labels_among_rows_that_may_have_none()
 
@@ -293,20 +293,20 @@ def test_clusters() -> None:
     np.add.at(counts, (Y, m.predict(X)), 1)
     assert m.score(X, Y) == pytest.approx(counts.max(axis=0).sum() / 40)
     assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(X, Y))
-    with pytest.raises(DataError, match="no labels to score against"):
+    with pytest.raises(DataError, match="no labels to compare with"):
         m.score(X)
 
 
 def test_classes_of_templates() -> None:
     assert class_layer(3, 2) == (0, 0, 1, 1, 2, 2)
-    assert assigned(np.array([[9, 8, 7, 0], [0, 6, 6, 0]]), 2) == (0, 0, 1, 1)
-    assert assigned(np.zeros((2, 4)), 2) == (0, 0, 1, 1)
+    assert assign_classes(np.array([[9, 8, 7, 0], [0, 6, 6, 0]]), 2) == (0, 0, 1, 1)
+    assert assign_classes(np.zeros((2, 4)), 2) == (0, 0, 1, 1)
 
 
 def test_classes_do_not_depend_on_the_noise(fitted: Any) -> None:
     from dataclasses import replace
 
-    told = fitted._row_map("probabilities").told
+    told = fitted._row_map("probabilities").network
     layers = tuple(replace(layer, p01=0.2, p10=0.2) for layer in told.net.layers)
     m = HierarchicalCompositionalNetwork(**fitted.get_params())
     network = replace(fitted._network, net=replace(fitted._network.net, layers=layers))
@@ -391,7 +391,7 @@ def test_labels_that_cannot_be_learned() -> None:
     ):
         with pytest.raises(DataError, match=says):
             network().fit(*given)
-    with pytest.raises(DataError, match="online=True learns templates by labels alone"):
+    with pytest.raises(DataError, match="online=True learns templates from labels alone"):
         network(online=True).fit(X)
     with pytest.raises(DataError, match="validation has no labels"):
         network().fit(X, Y, validation=X)
@@ -450,7 +450,7 @@ def test_filters_make_channels_of_grey_images(grey: Any, tmp_path: Any) -> None:
     m.save(tmp_path / "m")
     again = sl.load_model(tmp_path / "m")
     assert_array_equal(again.transform(images), m.transform(images))
-    with pytest.raises(DataError, match="filters leave edges of them alone"):
+    with pytest.raises(DataError, match="filters keep only edges"):
         m.inpaint(images, images > 0)
     with pytest.raises(DataError, match=r"images are \(8, 8\), but .* was fitted on"):
         m.predict(np.zeros((1, 8, 8), np.uint8))
@@ -470,12 +470,12 @@ def test_the_threshold_of_filters_is_that_of_their_steps(grey: Any) -> None:
     [
         ({"filters": 3}, "give an even number of directions"),
         ({"filters": 8, "filter_size": 2}, "give an odd number: a filter has a middle"),
-        ({"filter_size": 5}, "filter_size=5 is set, but there are no filters"),
-        ({"filters": 8, "threshold": 0}, r"threshold=0: filters are on .*: give a number in \(0, 255\]"),
-        ({"filters": 8, "missing": 9.0}, "missing=9.0 is set, but filters look at grey values"),
-        ({"filters": 8, "templates": None}, "belongs to several layers: set templates"),
-        ({"filters": 8}, "rows from 0 on are of 0 and 1: .* leave filters out"),
-        ({"filters": 8, "filter_size": 11}, "filters of 11 x 11 look at grey images"),
+        ({"filter_size": 5}, "filter_size=5 is set, but filters is None"),
+        ({"filters": 8, "threshold": 0}, r"threshold=0: with filters it is .*: give a number in \(0, 255\]"),
+        ({"filters": 8, "missing": 9.0}, "missing=9.0 is set, but filters need all grey values"),
+        ({"filters": 8, "templates": None}, "filters need templates: set templates"),
+        ({"filters": 8}, "rows from 0 on hold only 0 and 1, .* remove filters"),
+        ({"filters": 8, "filter_size": 11}, "filters of 11 x 11 need larger grey images"),
     ],
 )
 def test_filters_of_what_is_no_grey_image(how: Any, message: str) -> None:

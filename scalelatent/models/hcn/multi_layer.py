@@ -1,4 +1,4 @@
-"""Fits of several layers under a class layer: attempts, few labels, classes of templates."""
+"""Fits of several layers under a class layer: attempts, few labels, templates learned again from images."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import check_classes
 from scalelatent.estimators.steps import Collect, Rows, Step, Steps
 from scalelatent.kernels.streams import stream
-from scalelatent.models.hcn.kernels.exact import ABSENT, from_grid
+from scalelatent.models.hcn.kernels.units import ABSENT, from_units
 from scalelatent.models.hcn.model.compression import PixelCounts
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
-from scalelatent.models.hcn.model.layered import (
+from scalelatent.models.hcn.model.multi_layer_learning import (
     SETTLED,
     LayeredEvidence,
     LayeredMessages,
@@ -33,65 +33,65 @@ from scalelatent.models.hcn.model.templates import (
     RowCodes,
     TemplateCounts,
     TemplateEvidence,
-    assigned,
+    assign_classes,
+    choose_first_images,
     class_layer,
-    first_images,
 )
 
-from .fit import first_state, goes_on, learn, make_layers, visit_passes
-from .parameters import batch_size, damping, is_online, most_fits, n_epochs, weight_priors
+from .fit import continues_last_fit, first_state, learn, make_feature_layers, visit_passes
+from .parameters import batch_size, damping, is_online, max_fits, n_epochs, weight_priors
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
 UNLABELLED = -1
-# Images that are looked at for those that templates begin with.
+# The first images of templates are chosen among at most this many images.
 CANDIDATES = 2**16
-# Of the messages of one leaf: what comes of a pass is looked at so often.
-MOST_PASSES = 10
+# If one leaf holds all images, the results of its passes are recorded at least every 10 passes.
+MAX_VISIT_PASSES = 10
 
 
 def known_classes(ds: Dataset) -> np.ndarray:
-    """Labels of the classes; -1 is none."""
+    """Return the labels of the classes of a dataset; a label of -1 marks rows without a class."""
     classes = ds.classes
     if classes is None:
-        raise DataError(f"{ds.url or 'y'} has too many different labels to be classes: give fewer")
+        raise DataError(f"{ds.url or 'y'} has too many different labels for classes: give fewer classes")
     return classes if classes.dtype.kind == "U" else classes[classes != UNLABELLED]
 
 
-def make_several(
+def make_multi_layer(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
-) -> SeveralLayers:
-    """The network that the parameters ask for, with the classes of these rows."""
+) -> MultiLayer:
+    """Return the network of the parameters, with the classes of the training rows."""
     assert model.templates is not None
     per_class, classes = int(model.templates), None
     if is_online(model) and not train.has_y:
         raise DataError(
-            f"{train.url or 'X'}: there are no labels, and online=True learns templates by labels alone: "
-            "clusters come apart over many passes over kept messages; set online=False, or give labels"
+            f"{train.url or 'X'}: there are no labels, and online=True learns templates from labels alone: "
+            "set online=False to learn clusters from kept messages, or give labels"
         )
     if train.has_y:
         check_classes(train, type(model).__name__)
         classes = known_classes(train)
         if not len(classes):
             raise DataError(
-                f"{train.url or 'y'}: all labels are -1, which is none: leave y out (templates are clusters "
-                "then), or label some rows"
+                f"{train.url or 'y'}: all labels are -1, which means no label: remove y (templates are then "
+                "clusters), or label some rows"
             )
-    network = several_of(model, make_layers(model, image), classes, per_class)
-    # Those of a slice are the classes of its whole dataset.
+    network = build_multi_layer(model, make_feature_layers(model, image), classes, per_class)
+    # A slice of a dataset has the classes of the whole dataset.
     every = classes is not None and train.classes is not None and len(classes) == len(train.classes)
     return replace(network, all_labelled=every)
 
 
-def several_of(
+def build_multi_layer(
     model: HierarchicalCompositionalNetwork,
     below: tuple[FeatureLayer, ...],
     classes: np.ndarray | None,
     per_class: int,
-) -> SeveralLayers:
-    """A network of these layers, with templates over them; it reads images by the noise for that."""
-    below = as_read(below[0], model), *below[1:]
+) -> MultiLayer:
+    """Return a network of these layers under templates, with the noise for images after learning."""
+    below = with_read_noise(below[0], model), *below[1:]
     high, wide, channels = below[-1].places
     coded = None if classes is None else class_layer(len(classes), per_class)
     top = replace(
@@ -108,11 +108,11 @@ def several_of(
         int(model.pool),
         damping=damping(model),
     )
-    return SeveralLayers(net, classes, per_class)
+    return MultiLayer(net, classes, per_class)
 
 
-def as_read(low: FeatureLayer, model: HierarchicalCompositionalNetwork) -> FeatureLayer:
-    """The layer over the pixels, by the noise that images are read with."""
+def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) -> FeatureLayer:
+    """Return the lowest layer with the noise for images after learning."""
     if model.read_noise is None:
         return low
     p01, p10 = map(float, model.read_noise)
@@ -120,20 +120,20 @@ def as_read(low: FeatureLayer, model: HierarchicalCompositionalNetwork) -> Featu
 
 
 @dataclass(frozen=True, eq=False)
-class SeveralLayers:
+class MultiLayer:
     """Several layers of features and pools, the last of templates (a :class:`~.fit.Network`).
 
     Attributes
     ----------
     net : Hierarchy
     labels : ndarray, shape (classes,), or None
-        Labels of the classes; None: templates are clusters.
+        Labels of the classes; None if templates are clusters.
     per_class : int
-        Templates of a class, or clusters.
+        Number of templates per class, or of clusters.
     validated : ndarray or None
-        Labels of the validation rows, where templates are clusters.
+        Classes of the validation rows if templates are clusters.
     all_labelled : bool
-        Whether it is known that each training row has a label.
+        True if each training row is known to have a label.
     """
 
     net: Hierarchy
@@ -148,12 +148,12 @@ class SeveralLayers:
 
     @property
     def predicted(self) -> np.ndarray:
-        """What rows are told to be: classes, or the numbers of clusters."""
+        """Labels that the network predicts: classes, or numbers of clusters."""
         return np.arange(self.net.n_templates) if self.labels is None else self.labels
 
     @property
     def template_classes(self) -> np.ndarray:
-        """Position in ``predicted`` of each template."""
+        """Class of each template, as a position in ``predicted``."""
         return np.arange(self.net.n_templates) if self.net.classes is None else np.array(self.net.classes)
 
     @property
@@ -179,7 +179,7 @@ class SeveralLayers:
     @property
     def pools(self) -> list[np.ndarray]:
         """Log priors of the shifts of each layer's pools, in nats."""
-        return [np.where(prior == ABSENT, -np.inf, from_grid(prior)) for prior in self.net.priors]
+        return [np.where(prior == ABSENT, -np.inf, from_units(prior)) for prior in self.net.priors]
 
     @property
     def online_bytes(self) -> int:
@@ -190,18 +190,18 @@ class SeveralLayers:
         return kept_bytes(self.net, self.all_labelled)
 
     @property
-    def decoding_sweeps(self) -> float:
+    def sweeps_to_decode(self) -> float:
         return 1.0  # a forward pass
 
-    def look(self) -> tuple[str, TemplateCounts]:
+    def final_pass(self) -> tuple[str, TemplateCounts]:
         return "templates", TemplateCounts(self.net, 1 if self.classes is None else len(self.classes))
 
     def check(self, train: Dataset, held: Dataset | None) -> None:
         if held is not None:
             if not held.has_y:
                 raise DataError(
-                    f"validation{f' ({held.url})' if held.url else ''} has no labels, and errors are what a "
-                    "network with templates is validated by: give rows with labels"
+                    f"validation{f' ({held.url})' if held.url else ''} has no labels, but a network with "
+                    "templates is validated by its errors: give rows with labels"
                 )
             check_classes(held, "HierarchicalCompositionalNetwork")
 
@@ -213,13 +213,13 @@ class SeveralLayers:
         if self.labels is not None and not counts["labelled"].all():
             missing = self.labels[int(np.argmin(counts["labelled"]))]
             raise DataError(
-                f"{train.url or 'y'}: class {missing.item()!r} has no rows here, and its templates nothing "
-                "to learn from: give rows of each class (labels of a slice are those of its whole dataset)"
+                f"{train.url or 'y'}: class {missing.item()!r} has no rows here, so its templates cannot be "
+                "learned: give rows of each class (a slice has the classes of its whole dataset)"
             )
 
     def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> LayeredEvidence:
         low, *above = self.net.layers
-        # Learned by its own noise, however images are read.
+        # read_noise is for images after learning only.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
         net = replace(self.net, layers=(low, *above), seed=seed)
         n_classes = 0 if self.classes is None else len(self.classes)
@@ -232,23 +232,24 @@ class SeveralLayers:
         }
         if is_online(model):
             return LayeredEvidence(net, **how)
-        alone = min(MOST_PASSES, visit_passes(self.pairs, n_rows))
-        passes = n_epochs(model, n_rows)
-        how |= {"alone_passes": alone, "most_passes": passes, "all_labelled": self.all_labelled}
+        how |= {
+            "single_leaf_passes": min(MAX_VISIT_PASSES, visit_passes(self.pairs, n_rows)),
+            "max_passes": n_epochs(model, n_rows),
+            "all_labelled": self.all_labelled,
+        }
         return LayeredMessages(net, **how, n_rows=n_rows)
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> LayeredState:
         before = model._network
-        if not isinstance(before, SeveralLayers) or before.told() != self.told():
+        if not isinstance(before, MultiLayer) or before.describe() != self.describe():
             raise ValueError(
-                f"the last fit was of {before.told()}, and these are {self.told()}: set layers, templates "
-                "and classes back, or start again (warm_start=False)"
+                f"the last fit was of {before.describe()}, and these are {self.describe()}: set layers, "
+                "templates and classes back, or start again (warm_start=False)"
             )
         assert isinstance(model._stream, LayeredState)
         return model._stream
 
-    def told(self) -> str:
-        """Layers, templates and classes, in words."""
+    def describe(self) -> str:
         *below, top = self.net.layers
         parts = [
             f"{one.n_features} features of {' x '.join(map(str, one.weights_shape[:3]))}" for one in below
@@ -258,44 +259,43 @@ class SeveralLayers:
         return " under ".join(parts) + of
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
-        """Weights, or beliefs of them, as features of each layer; the templates last."""
         return [to_features(part) for part in self.net.split(values)]
 
     def from_features(self, features: list[np.ndarray]) -> np.ndarray:
-        """What :meth:`features` was made of."""
         return np.concatenate([from_features(part).ravel() for part in features])
 
     def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
-        """Position in ``predicted`` of each label that is given, -1 of none; refuses others."""
+        """Return the position in ``predicted`` of each label, -1 for no label; raise an error for others."""
         if y is None:
             return None
         labels = np.broadcast_to(y, n_rows) if np.ndim(y) == 0 else np.asarray(y)
         if labels.shape != (n_rows,):
             raise DataError(
-                f"y has shape {labels.shape}: give a class for each of the {n_rows} images, or one"
+                f"y has shape {labels.shape}: give a class for each of the {n_rows} images, or one for all"
             )
         return encode_labels(labels, self.predicted, 0, "y", True)
 
     @property
-    def telling(self) -> Hierarchy:
-        """The network with a class for each cluster too."""
+    def coded(self) -> Hierarchy:
+        """The network with the number of each cluster as its class."""
         codes = tuple(self.template_classes.tolist())
         return replace(self.net, classes=codes)
 
     def scoring(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
-        """What counts the errors in rows, and the classes of these."""
+        """Return the reduction that counts the errors in rows, and the classes of the rows."""
         if not ds.has_y:
             raise DataError(
-                f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
+                f"{ds.url or 'X'} has no labels to compare with: pass y, or a dataset with labels"
             )
         check_classes(ds, "HierarchicalCompositionalNetwork")
         classes = known_classes(ds) if self.labels is None else self.labels
         return TemplateCounts(self.net, len(classes), beliefs), classes
 
-    def course(
+    def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], counts: Stats
     ) -> Steps:
         online = is_online(model)
+        # With few labels, find templates as clusters first, then give each the class of most of its rows.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
         begun = replace(self, net=replace(self.net, classes=None)) if few else self
         network, result, history = yield from begun._attempts(model, rows)
@@ -303,7 +303,7 @@ class SeveralLayers:
             assert self.labels is not None
             found = TemplateCounts(network.net, len(self.labels), result.state.beliefs)
             labelled = yield Collect("templates", found, rows["train"], self.labels)
-            coded = assigned(labelled["templates"], self.per_class)
+            coded = assign_classes(labelled["templates"], self.per_class)
             network = replace(network, net=replace(network.net, classes=coded))
             learner = network.learner(model, len(rows["train"].dataset), network.net.seed)
             state = replace(learner.start(), beliefs=result.state.beliefs, first=result.state.first)
@@ -319,13 +319,14 @@ class SeveralLayers:
             if empty:
                 warn_user(
                     f"{empty} of {network.net.n_templates} templates have no weights: no image came to them, "
-                    "or what their images say does not pay for p_weight (of templates now "
-                    f"{weight_priors(model)[-1]:g}): give fewer templates or more images, or raise p_weight"
+                    "or the evidence of their images is smaller than the cost of a weight by p_weight (of "
+                    f"templates now {weight_priors(model)[-1]:g}): give fewer templates or more images, or "
+                    "raise p_weight"
                 )
             if "validation" in rows:
-                said, classes = network.scoring(rows["validation"].dataset, beliefs)
-                counted = yield Collect("templates-validated", said, rows["validation"], classes)
-                history = [*history[:-1], {**history[-1], "validation_error": said.error(counted)}]
+                errors, classes = network.scoring(rows["validation"].dataset, beliefs)
+                counted = yield Collect("templates-validated", errors, rows["validation"], classes)
+                history = [*history[:-1], {**history[-1], "validation_error": errors.error(counted)}]
         state = LayeredState(beliefs, first, iteration=result.state.iteration)
         used = [np.any(part, axis=(1, 2, 3)) for part in network.features(state.beliefs > 0)]
         model._keep(network, state, used, history)
@@ -339,34 +340,34 @@ class SeveralLayers:
     def _from_images(
         self, beliefs: np.ndarray, first: np.ndarray, rows: Rows, passes: int
     ) -> Generator[Step, Any, np.ndarray]:
-        """Beliefs with templates learned afresh from images, under the features as they are."""
+        """Yield the passes that learn templates again from images; return the beliefs of all layers."""
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
         numbers = rng.choice(n, min(n, CANDIDATES), replace=False)
         codes = np.zeros(len(numbers), int)
         if self.net.classes is not None:
             order = np.argsort(numbers)
-            told = yield Collect("first-images", RowCodes(numbers[order]), rows, self.labels)
-            codes[order] = told["codes"].astype(int) - 1
-        # Templates are to begin anew: no image has one before.
+            stats = yield Collect("first-images", RowCodes(numbers[order]), rows, self.labels)
+            codes[order] = stats["codes"].astype(int) - 1
+        # The templates start from their first beliefs, so that no image has a template yet.
         begun = np.concatenate(
             [beliefs[: -self.net.split(first)[-1].size], self.net.split(first)[-1].ravel()]
         )
-        images = first_images(self.net, numbers, codes)
+        images = choose_first_images(self.net, numbers, codes)
         for number in range(passes):
-            said = TemplateEvidence(self.net, begun, *(images if number == 0 else (None, None)))
-            stats = yield Collect(f"templates-from-images-{number}", said, rows, self.labels)
-            begun = said.learned(first, stats)
+            evidence = TemplateEvidence(self.net, begun, *(images if number == 0 else (None, None)))
+            stats = yield Collect(f"templates-from-images-{number}", evidence, rows, self.labels)
+            begun = evidence.learned(first, stats)
         return begun
 
     def _attempts(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows]
-    ) -> Generator[Step, Any, tuple[SeveralLayers, LoopResult, list[dict[str, Any]]]]:
-        """Fits from other seeds, until one settles: its network, what it came to, records of all."""
+    ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
+        """Yield fits from different seeds until one settles; return its result and the records."""
         n, history = len(rows["train"].dataset), list[dict[str, Any]]()
-        on = goes_on(model)
-        for restart in range(1 if on else most_fits(model)):
-            # What was learned goes with the pools of then.
-            seed = model._of_several("net").net.seed if on else model.seed_ + restart
+        on = continues_last_fit(model)
+        for restart in range(1 if on else max_fits(model)):
+            # A warm start keeps the pools of the last fit, because the weights depend on them.
+            seed = model._multi_layer("net").net.seed if on else model.seed_ + restart
             network = replace(self, net=replace(self.net, seed=seed))
             learner = network.learner(model, n, seed)
             state = yield from first_state(model, network, learner.start(), restart)

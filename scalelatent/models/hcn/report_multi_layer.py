@@ -1,4 +1,4 @@
-"""What the report of several layers shows: parts, templates by features, samples, hidden pixels filled in."""
+"""Report of a network with templates: features, templates, samples, completed images or edges."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["fill_halves", "find_edges", "layers_section"]
 
-# Samples of a class.
+# Number of samples drawn per class.
 DRAWN = 6
 
 
 def layers_section(
     model: HierarchicalCompositionalNetwork, data: Dataset | None, run: RunFiles, rows: str
 ) -> Section:
-    """The part of a network with templates."""
+    """Return the section of a network with templates in a report."""
     filled = edges = None
     if data is None:
-        what = "whose edges are shown" if model.filters is not None else "that pixels are hidden of"
-        run.notes.append(f"The report was made without images: those {what} are left out.")
+        what = "edges" if model.filters is not None else "completed images"
+        run.notes.append(f"The report was made without images, so the figure of {what} is missing.")
     else:
         try:
             if model.filters is None:
@@ -51,15 +51,15 @@ def layers_section(
             else:
                 edges = find_edges(model, data)
         except ScalelatentError as error:
-            run.notes.append(f"The images could not be used, so their figure is left out: {error}")
+            run.notes.append(f"The images could not be used, so their figure is missing: {error}")
     head, table = _numbers(run, model, filled)
-    subtitle = f"Hierarchical compositional network, {model._network.told()}"
+    subtitle = f"Hierarchical compositional network, {model._network.describe()}"
     snippet = usage_snippet(run, model, gives="the class of each image, or its cluster")
     return Section(subtitle, head, table, _pictures(run, model, filled, edges, rows), _words(), snippet)
 
 
 def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
-    """Evenly spaced images of a dataset, each with a part hidden and filled in by a fitted network."""
+    """Hide a part of evenly spaced images of a dataset and complete them with a fitted network."""
     check_width(data, model.n_features_in_)
     pieces, layer = space_ranges(len(data), FILLED, PLACES), model._network.layer
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
@@ -71,14 +71,14 @@ def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> Fille
 
 @dataclass(frozen=True)
 class EdgeImages:
-    """Grey images and what filters find in them; the first is a bright disc, which has all directions.
+    """Grey images and their edges; the first image is a bright disc, whose edges have all directions.
 
     Attributes
     ----------
     images : ndarray of uint8, shape (n, height, width)
     edges : ndarray of bool, shape (n, filters, height, width)
     made : ndarray of bool, shape (n - 1, filters, height, width)
-        What the best template of each image makes.
+        Edges of the best template of each image, without the disc.
     """
 
     images: np.ndarray
@@ -87,14 +87,14 @@ class EdgeImages:
 
 
 def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeImages:
-    """Edges of evenly spaced images of a dataset, and of a disc."""
+    """Return the edges of evenly spaced images of a dataset, and of a disc."""
     check_width(data, model.n_features_in_)
     layer = model._network.layer
     assert layer.filters is not None
     size = layer.image[1:]
     pieces = space_ranges(len(data), shown(layer.image) - 1, PLACES)
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
-    made = model.reconstruct(x) > 0  # refuses what is no grey image
+    made = model.reconstruct(x) > 0  # raises an error for images that are not grey
     y, z = np.indices(size) - (np.array(size)[:, None, None] - 1) / 2
     disc = 255 * (np.hypot(y, z) <= 0.35 * min(size))
     images = np.concatenate([disc[None], x.reshape(-1, *size)]).astype(np.uint8)
@@ -104,7 +104,7 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
 def _numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, filled: FilledImages | None
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """(headline, table)."""
+    """Return the headline and the table of numbers."""
     head = [("layers", str(len(model.weights_))), ("templates", str(len(model.template_classes_)))]
     table = [("records of passes", f"{model.n_iter_:,}"), ("seed", str(model.seed_))]
     for level, (weights, used) in enumerate(zip(model.weights_, model.used_, strict=True), 1):
@@ -117,16 +117,16 @@ def _numbers(
         head.append(("test error", percent(error)))
     if filled is not None and filled.any_hidden:
         of = count(len(filled.images), "image")
-        table.append((f"hidden pixels of {of} that are filled in wrong", percent(filled.wrong[0])))
+        table.append((f"wrong among the hidden pixels of {of}", percent(filled.wrong[0])))
     return head, table
 
 
 def _words() -> list[tuple[str, str]]:
-    """What the numbers mean."""
+    """Return explanations of the numbers."""
     templates = (
-        "An image has one template. Each of its weights puts a feature near a place: a pool shifts it by up "
-        "to half its side, and so it does with the pixels of the feature. Without labels templates are "
-        "clusters, by their numbers."
+        "An image has one template. Each weight of the template puts a feature near a place; a pool shifts "
+        "the feature by up to half the side of the pool. Further pools shift the pixels of the feature. "
+        "Without labels, templates are numbered clusters."
     )
     return [("Templates", templates)]
 
@@ -138,61 +138,61 @@ def _pictures(
     edges: EdgeImages | None,
     rows: str,
 ) -> list[Picture]:
-    """All figures, in the order of the page."""
+    """Return all figures in the order of the page."""
     found = [] if edges is None else [_edges(model, edges, rows)]
     of_edges = model.filters is not None
     for level, one in enumerate(zip(model.weights_[:-1], model.used_[:-1], strict=True), 1):
         found.append(features_picture(*one, layer=level, of_edges=of_edges and level == 1))
     found += [_templates(model), _samples(model)]
     if filled is not None and filled.any_hidden:
-        found.append(filled_picture(filled, rows, "the best template of each makes"))
+        found.append(filled_picture(filled, rows, "the best template of each image"))
     return found + learning_pictures(run)
 
 
 def _edges(model: HierarchicalCompositionalNetwork, edges: EdgeImages, rows: str) -> Picture:
     words = (
-        f"Evenly spaced {rows} images; their edges: of {model.filters} directions the strongest at a pixel, "
-        "in its colour; and those that the best template of each image makes. The bright disc is the key to "
-        "the colours, which features and samples below have too."
+        f"Evenly spaced {rows} images; their edges, coloured by the strongest of {model.filters} directions; "
+        "and the edges of the best template of each image. The bright disc is the key to the colours of "
+        "edges, features and samples."
     )
     found, made = (percent(float(part.any(axis=1).mean())) for part in (edges.edges[1:], edges.made))
     alt = (
-        f"{count(len(edges.made), 'image')} in three lines; {found} of the pixels are on an edge, and "
-        f"{made} of those that templates make."
+        f"{count(len(edges.made), 'image')} in three lines; {found} of their pixels are on an edge, and "
+        f"{made} of the pixels of the templates."
     )
     figure = plot_edges(edges.images, edges.edges, edges.made)
     return Picture("edges", "Edges of grey images", words, alt, figure, wide=True)
 
 
-def _lines(model: HierarchicalCompositionalNetwork) -> str:
-    """What templates are, in a word."""
-    return "cluster" if model._of_several("net").labels is None else "class"
+def _class_word(model: HierarchicalCompositionalNetwork) -> str:
+    """Return "class", or "cluster" without labels."""
+    return "cluster" if model._multi_layer("net").labels is None else "class"
 
 
 def _templates(model: HierarchicalCompositionalNetwork) -> Picture:
-    weights, kind = model.weights_[-1], _lines(model)
+    weights, kind = model.weights_[-1], _class_word(model)
     figure, drawn = plot_templates(weights, [f"{kind} {label}" for label in model.template_classes_])
     words = (
-        "Where each template (a line) has which feature of the layer below (a column), as Figure 7 of the "
-        "paper; features in their colours of above."
+        "Places of the features of the layer below (columns) in each template (lines), as in Figure 7 of the "
+        "paper. Features have the colours of the figures above."
     )
     if drawn != weights.shape[:2]:
         most = f"{count(weights.shape[0], 'template')} and {count(weights.shape[1], 'feature')}"
-        words += f" Of {most} those with the most weights."
+        words += f" The figure shows those of {most} with the most weights."
     often = float(weights.any(axis=(2, 3)).sum(axis=1).mean())
     grid = f"{count(drawn[0], 'template')} by {count(drawn[1], 'feature')}"
-    alt = f"{grid}; a template has {often:.1f} features, in the mean."
+    alt = f"{grid}; a template has {often:.1f} features on average."
     return Picture("templates", "Templates by features", words, alt, figure, wide=True)
 
 
 def _samples(model: HierarchicalCompositionalNetwork) -> Picture:
-    classes, kind = model.classes_[:MOST_CLASSES], _lines(model)
+    classes, kind = model.classes_[:MOST_CLASSES], _class_word(model)
     n = len(classes)
     made = model.sample(DRAWN * n, np.repeat(classes, DRAWN), noise=False, random_state=model.seed_) > 0
-    words = f"Images drawn from the model, without noise, of each {kind} (a line): pools shift their parts."
+    words = f"Images of each {kind} (lines), drawn from the model without noise; pools shift their parts."
     if n < len(model.classes_):
-        words += f" Of {len(model.classes_)} the first {n}."
-    alt = f"{DRAWN} images a line, {count(n, 'line')}; {percent(float(made.mean()))} of the pixels are on."
+        words += f" The figure shows the first {n} of {len(model.classes_)}."
+    alt = f"{DRAWN} images per line, {count(n, 'line')}; {percent(float(made.mean()))} of the pixels are on."
     colors = None if model.filters is None else direction_colors(made.shape[1])
     names = [f"{kind} {label}" for label in classes]
     figure = plot_samples(made.reshape(n, DRAWN, *made.shape[1:]), names, colors)

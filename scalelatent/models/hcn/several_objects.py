@@ -1,4 +1,4 @@
-"""Several objects in one image, by a network that was fitted on images of one."""
+"""Several objects in one image, found by a network that was fitted on images of single objects."""
 
 from __future__ import annotations
 
@@ -16,44 +16,43 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.inputs import check_finite
-from scalelatent.models.hcn.kernels.exact import GRID
-from scalelatent.models.hcn.model.arrangement import apart, widened
-from scalelatent.models.hcn.model.layered_maps import Telling
+from scalelatent.models.hcn.kernels.units import GRID
+from scalelatent.models.hcn.model.multi_layer_maps import FixedNetwork
+from scalelatent.models.hcn.model.object_search import choose_places, enlarge
 
-from .fit import check_plain, image_of, known_or_not
+from .fit import check_images, image_of, replace_nan
 from .output import FoundObjects
 
 if TYPE_CHECKING:
-    from .several import SeveralLayers
+    from .multi_layer import MultiLayer
 
 
 @dataclass(frozen=True, eq=False)
 class SeveralObjects:
-    """A fitted network under another class layer: images are larger, and several objects lie in them.
+    """Finder of several objects in larger images: a fitted network under another class layer.
 
-    Made by :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes`; nothing is learned again.
+    :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes` returns it; nothing is learned again.
 
     Attributes
     ----------
     classes_ : ndarray, shape (n_classes,)
     n_objects : int
-        At most so many in an image.
+        Largest number of objects per image.
     image_shape : (int, int)
         Height and width of the images.
     frame : (int, int)
-        Those of an object: of the images of the fit.
-    told : Telling
-        The weights, over the larger images.
+        Height and width of an object: those of the images of the fit.
+    network : FixedNetwork
+        The fitted weights, for the larger images.
     device : str
-        Of the forward pass.
+        Device of the forward pass.
 
     Notes
     -----
-    A template of any class may lie at any place whose frame lies in the image, all with one chance, and
-    frames of two objects do not overlap. Scores of templates at places are those of one forward pass, as
-    :meth:`~scalelatent.HierarchicalCompositionalNetwork.transform` gives for one image; of them the choice
-    with the largest sum is taken, and an object only where it explains more than its choice costs. The search
-    for that choice is exact where 2,000 looks are enough, and tells where they are not.
+    Each template may be at each place with equal probability, if its frame is inside the image. Frames of two
+    objects do not overlap. One forward pass gives the scores of templates at all places. ``predict`` returns
+    the choice with the largest sum of scores; an object must explain more than the cost of its choice. The
+    search ends after 2,000 partial choices; ``exact`` is True if it proved the best choice before.
 
     References
     ----------
@@ -65,39 +64,39 @@ class SeveralObjects:
     n_objects: int
     image_shape: tuple[int, int]
     frame: tuple[int, int]
-    told: Telling
+    network: FixedNetwork
     device: str = "auto"
 
     @classmethod
     def of(
         cls,
-        network: SeveralLayers,
+        network: MultiLayer,
         beliefs: np.ndarray,
         image_shape: Sequence[int],
         n_objects: int,
         device: str,
     ) -> SeveralObjects:
-        """Of a fitted network; refuses images smaller than its own."""
+        """Return the finder for a fitted network; raise an error for images smaller than those of the fit."""
         own = network.layer.image[1:]
         sides = tuple(int(side) for side in image_shape)
         if len(sides) != 2 or sides[0] < own[0] or sides[1] < own[1]:
             raise DataError(
-                f"image_shape={image_shape!r}: give the (height, width) of images, at least "
-                f"{own[0]} x {own[1]}, which those of the fit are"
+                f"image_shape={image_shape!r}: give the (height, width) of the images, at least "
+                f"{own[0]} x {own[1]} as in the fit"
             )
         if n_objects < 1:
             raise ValueError(f"n_objects={n_objects}: give a whole number of at least 1")
-        net = widened(network.telling, *sides)
-        told = Telling(net, beliefs, network.template_classes)
-        return cls(network.predicted, int(n_objects), (sides[0], sides[1]), own, told, device)
+        net = enlarge(network.coded, *sides)
+        fixed = FixedNetwork(net, beliefs, network.template_classes)
+        return cls(network.predicted, int(n_objects), (sides[0], sides[1]), own, fixed, device)
 
     @property
     def places(self) -> tuple[int, int]:
-        """Rows and columns of places where a frame may lie."""
-        return self.told.net.layers[-1].places[:2]
+        """Numbers of rows and columns of places of a frame."""
+        return self.network.net.layers[-1].places[:2]
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Scores of the classes at each place, each that of its best template.
+        """Return scores of the classes at each place, each that of its best template.
 
         Parameters
         ----------
@@ -106,22 +105,22 @@ class SeveralObjects:
         Returns
         -------
         ndarray of float64, shape (n, rows, columns, classes)
-            In nats, against an image in which nothing lies there. All are held in memory.
+            Scores in nats relative to an empty place, in memory.
 
         Raises
         ------
         DataError
-            Images of another shape, or of other values than those of the fit.
+            If images have another shape, or pixels other values than those of the fit.
         """
         return np.concatenate([part for _, part in self._scores(X)])
 
     def predict(self, X: Any) -> FoundObjects:
-        """Which objects lie in images, and where.
+        """Find the objects in images and their positions.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, h, w) or (n, channels, h, w)
-            Read and worked on in this process, some images at a time.
+            Read in blocks, in this process.
 
         Returns
         -------
@@ -133,14 +132,14 @@ class SeveralObjects:
         DataError
             As in :meth:`decision_function`.
         """
-        cost = math.log(math.prod(self.places) * self.told.net.n_templates)
+        cost = math.log(math.prod(self.places) * self.network.net.n_templates)
         codes, positions, scores, exact = [], [], [], []
         for n_rows, found in self._scores(X):
             code = np.full((n_rows, self.n_objects), -1)
             position, score = np.full((*code.shape, 2), -1), np.zeros(code.shape)
             for row, at_places in enumerate(found):
                 best = at_places.max(axis=2)
-                places, proven = apart(best - cost, self.frame, self.n_objects)
+                places, proven = choose_places(best - cost, self.frame, self.n_objects)
                 exact.append(proven)
                 for i, place in enumerate(places):
                     code[row, i], position[row, i] = at_places[place].argmax(), place
@@ -154,29 +153,29 @@ class SeveralObjects:
         return FoundObjects(labels, np.concatenate(positions), np.concatenate(scores), np.array(exact))
 
     def _scores(self, X: Any) -> Iterator[tuple[int, np.ndarray]]:
-        """Scores of classes at places of some images at a time, and how many these are."""
-        ds, net = self._images(X), self.told.net
-        backend, size = make_backend(self.device), self.told.wants.block_rows or 1
+        """Yield the number of images of a block, and their class scores at each place."""
+        ds, net = self._images(X), self.network.net
+        backend, size = make_backend(self.device), self.network.wants.block_rows or 1
         with single_threaded():
             for start in range(0, len(ds), size):
                 x = ds.read_x(start, min(start + size, len(ds)))
                 check_finite(x, "X", start)
                 pixels = net.layers[0].evidence_in(Block(x, None, None, start))
-                scores = net.forward(self.told.weights, pixels, backend)[-1][1] / GRID
-                of = self.told.of_template
+                scores = net.forward(self.network.weights, pixels, backend)[-1][1] / GRID
+                of = self.network.template_codes
                 best = [scores[:, of == code].max(axis=1) for code in range(len(self.classes_))]
                 yield len(x), np.stack(best, axis=3)
 
     def _images(self, X: Any) -> Dataset:
-        """Images as a dataset; refuses those of another shape."""
-        layer, X = self.told.net.layers[0], opened(X, "X")
+        """Return images as a dataset; raise an error for images of another shape."""
+        layer, X = self.network.net.layers[0], opened(X, "X")
         if not isinstance(X, Dataset):
             X = X if hasattr(X, "shape") else np.asarray(X)
-            X = Dataset.from_arrays(X if layer.missing is None else known_or_not(X))
-        check_plain(X, "X")
+            X = Dataset.from_arrays(X if layer.missing is None else replace_nan(X))
+        check_images(X, "X")
         if image_of(X.feature_shape) != layer.seen:
             raise DataError(
-                f"{X.url or 'X'}: images are {X.feature_shape}, but with_classes was asked for "
-                f"{layer.seen[1]} x {layer.seen[2]}: give such images, or ask for theirs"
+                f"{X.url or 'X'}: images are {X.feature_shape}, but with_classes was called for "
+                f"{layer.seen[1]} x {layer.seen[2]}: give images of that shape, or call with_classes again"
             )
         return X

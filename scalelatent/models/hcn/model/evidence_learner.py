@@ -1,22 +1,23 @@
-r"""Learning features online: every tree of an image is updated once, and only beliefs of W are kept.
+r"""Learning one layer of features online: each tree of an image is updated once, without kept messages.
 
-A chain takes minibatches one after another on its own copy w of the beliefs b: messages of all trees of the
-minibatch in one random order, then forgetting, :math:`w \leftarrow \lambda w + (1 - \lambda) b_0`. After m of
-them it returns what it has found,
+A chain takes minibatches one after another, with its own copy w of the beliefs b in W. It updates all trees
+of a minibatch once, in a random order, and then forgets: :math:`w \leftarrow \lambda w + (1 - \lambda) b_0`
+with the first beliefs :math:`b_0`. After m minibatches the chain returns its evidence
 
-.. math:: e = w - (\lambda^m b + (1 - \lambda^m) b_0),
+.. math:: e = w - (\lambda^m b + (1 - \lambda^m) b_0).
 
-and a step of chains that took n minibatches in all, chain k of them m_k, sets
+The chains of a step take n minibatches in total, chain k takes m_k. The step sets
 
 .. math:: b \leftarrow \lambda^n b + (1 - \lambda^n) b_0 + c \sum e, \qquad
     c = \frac{1 - \lambda^n}{\sum_k (1 - \lambda^{m_k})}.
 
-Side by side n minibatches then weigh what they weigh one after another: without c chains of ten leave beliefs
-three times as large, and lose features. One chain (c = 1) of one minibatch is the paper's rule (section 4.2).
+The factor c gives n minibatches in parallel chains the weight of n minibatches in one chain. Without c,
+chains of ten minibatches make beliefs three times as large and lose features. One chain (c = 1) of one
+minibatch is the rule of the paper (section 4.2).
 
-Every 20 minibatches features are moved to the middle of their windows: moved together, W and S make the same
-images. Without it a feature that began at the edge of its window stays cut off there (a letter in a tenth of
-the fits of five), and the rest of it is learned by another one, or not at all.
+Every 20 minibatches each feature is moved to the middle of its window. Moving W and S together leaves the
+images unchanged. Without the move, a feature that starts at the edge of its window stays cut off: this
+happened to one letter in a tenth of the fits with five letters.
 """
 
 from __future__ import annotations
@@ -32,34 +33,33 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array
-from scalelatent.models.hcn.kernels.exact import BELIEF_LIMIT, GRID
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID
 
 from .compression import DescriptionLength, compression
 from .decode import Decoder
 from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
 
-# Minibatches from one look to the next at whether features lie in the middle of their windows.
-CENTRED = 20
+# Features are moved to the middle of their windows after this many minibatches.
+CENTER_EVERY = 20
 
 
 @dataclass(frozen=True)
 class EvidenceState:
-    """Beliefs of W between steps.
+    """Beliefs in W between two steps.
 
     Attributes
     ----------
     beliefs, first : ndarray of float64, shape (channels, h, w, F)
-        Now, and before anything was seen; in nats, as the kernels have them.
-    changed : int
-        Weights that changed sign in the epoch.
-    last_changed : int
-        And in the epoch before.
+        Beliefs now, and before any image; in nats, in the layout of the kernels.
+    changed, last_changed : int
+        Number of weights that changed sign: in this epoch so far, and in the epoch before.
     compression, best : float
-        Of the validation rows: last, and the least so far; NaN and infinity before they were looked at.
+        Compression of the validation rows: the last one, and the smallest; NaN and infinity before the first
+        validation.
     rest : float
-        Share of the validation rows that came to rest; NaN before.
+        Share of validation rows whose messages converged; NaN before the first validation.
     iteration, steps, rows, stale : int
-        Epochs, steps, rows of the epoch, epochs since the best one.
+        Number of epochs, of steps, of rows in this epoch, and of epochs since the smallest compression.
     """
 
     beliefs: np.ndarray
@@ -76,7 +76,7 @@ class EvidenceState:
 
 
 PreparedEvidence: TypeAlias = tuple[EvidenceState, Backend]
-"""What chains begin with: the state, of whose beliefs each makes its own copy."""
+"""State at the start of a step, of whose beliefs each chain makes its own copy, and the backend."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,14 @@ class EvidenceLearner:
     ----------
     layer : FeatureLayer
     forgetting : float
-        lambda: what a minibatch leaves of the evidence before it.
+        Lambda of the paper: share of the earlier evidence that remains after a minibatch.
     batch_rows : int
-        Images of a minibatch.
+        Number of images of a minibatch.
     seed : int
     patience : int
-        Epochs without a better compression of the validation rows before the end; 0: all epochs.
+        Number of epochs without a smaller compression of the validation rows after which learning ends; 0:
+        all epochs.
     """
-
-    kind = "scalelatent.models.hcn.model.online:EvidenceLearner"
 
     layer: FeatureLayer
     forgetting: float
@@ -106,38 +105,37 @@ class EvidenceLearner:
     @property
     def wants(self) -> Wants:
         images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
-        # Evidence and orders of all rows of a chain, and what they are made of.
+        # Evidence and orders of trees of all rows of a chain, and their intermediate arrays.
         each = 20 * self.layer.n_pixels
         return Wants(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
 
     def layout(self) -> Layout:
-        """Evidence, the minibatches that it comes from, and what they weigh: the sum of 1 - lambda^m."""
+        """Return the layout of the evidence, the number of its minibatches and the sum of 1 - lambda^m."""
         return Layout((("evidence", self.layer.weights_shape), ("minibatches", ()), ("weight", ())))
 
     def flops_per_row(self) -> float:
-        """Of all pairs of an image."""
+        """Return the floating-point operations per image."""
         return FLOPS_PER_PAIR * self.layer.pairs
 
     def start(self, restart: int = 0) -> EvidenceState:
-        """State before the first step."""
+        """Return the state before the first step."""
         first = self.layer.first_beliefs(self.seed, restart)
         return EvidenceState(first, first)
 
     def prepare(self, state: EvidenceState, backend: Backend) -> PreparedEvidence:
-        """The state: a chain makes its own copy of the beliefs."""
         return state, backend
 
     def run_chain(self, prepared: PreparedEvidence, block: Block, stats: Stats) -> None:
-        """Add the evidence of some minibatches, taken one after another."""
+        """Add the evidence of the minibatches of a block, taken one after another."""
         self.run_chains(prepared, [block], [stats])
 
     def run_chains(self, prepared: PreparedEvidence, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Chains side by side: one launch for a minibatch of each.
+        """Run chains in parallel: one kernel launch per minibatch updates all chains.
 
         Raises
         ------
         DivergenceError
-            Beliefs have grown beyond the range of sums.
+            If beliefs have become too large for exact sums.
         """
         state, backend = prepared
         for rows in sorted({len(block.x) for block in blocks}):
@@ -153,10 +151,10 @@ class EvidenceLearner:
                 stats[k]["weight"][...] += 1 - left
 
     def _chains(self, state: EvidenceState, backend: Backend, blocks: Sequence[Block]) -> np.ndarray:
-        """Beliefs after the minibatches of chains of equally many rows: (chains, channels, h, w, F)."""
+        """Return the beliefs after chains of equal length: (chains, channels, h, w, F)."""
         layer, xp, rows = self.layer, backend.xp, len(blocks[0].x)
         sweep, orders = backend.kernel("hcn_sweep"), self._orders(blocks, backend.kernel("hcn_shuffled"))
-        # Between the minibatches nothing goes to a device, or comes from it.
+        # No array moves between host and device from one minibatch to the next.
         beliefs = backend.asarray(np.stack([state.beliefs] * len(blocks)), np.float64)
         first, worst = backend.asarray(state.first, np.float64), 0
         evidence = xp.asarray(np.stack([layer.evidence_in(block) for block in blocks]))
@@ -177,7 +175,7 @@ class EvidenceLearner:
         return backend.to_host(beliefs)
 
     def _orders(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
-        """Orders of the pixels of a minibatch of each chain (chains, pixels), one minibatch after another."""
+        """Return for each minibatch the orders of its pixels in each chain, (chains, pixels)."""
         rows, size, out = len(blocks[0].x), self.batch_rows, []
         firsts = np.stack([rows_of(block)[::size] for block in blocks], axis=1)
         whole = rows // size
@@ -192,18 +190,18 @@ class EvidenceLearner:
     def _overflow(self, largest: np.ndarray) -> DivergenceError:
         feature, limit = int(largest.argmax()), BELIEF_LIMIT / GRID
         return DivergenceError(
-            f"layer 1: beliefs in weights of feature {feature} have reached {largest[feature] / GRID:,.0f}, "
-            f"and there is room below {limit:,.0f} only: lower forgetting (now {self.forgetting}) or "
-            f"batch_size (now {self.batch_rows}), or raise p01 and p10"
+            f"layer 1: beliefs in the weights of feature {feature} have reached "
+            f"{largest[feature] / GRID:,.0f} nats; the limit of exact sums is {limit:,.0f}: lower forgetting "
+            f"(now {self.forgetting}) or batch_size (now {self.batch_rows}), or raise p01 and p10"
         )
 
     def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> EvidenceState:
-        """Add the chains' evidence to what is left of the beliefs."""
+        """Return the state after a step: forget, and add the evidence of all chains."""
         n = int(stats["minibatches"])
-        beliefs = gathered(state.beliefs, state.first, self.forgetting, stats)
+        beliefs = add_evidence(state.beliefs, state.first, self.forgetting, stats)
         changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
-        if (state.steps + 1) % max(1, CENTRED // max(1, n)) == 0:
-            beliefs = centred(beliefs, state.first)
+        if (state.steps + 1) % max(1, CENTER_EVERY // max(1, n)) == 0:
+            beliefs = center_features(beliefs, state.first)
         return replace(
             state,
             beliefs=beliefs,
@@ -213,24 +211,22 @@ class EvidenceLearner:
         )
 
     def end_epoch(self, state: EvidenceState) -> EvidenceState:
-        """Count from 0 again."""
+        """Return the state with the counts of the epoch set back to 0."""
         begun = replace(state, changed=0, last_changed=state.changed, rows=0)
         return replace(begun, iteration=state.iteration + 1, stale=state.stale + 1)
 
     def validation(self) -> DescriptionLength:
-        """Description length of the validation rows under the features of the moment."""
+        """Return the reduction that measures the description length of the validation rows."""
         return DescriptionLength(Decoder(self.layer, np.zeros(self.layer.weights_shape, bool), self.seed))
 
     def validated(self, state: EvidenceState, stats: Stats) -> EvidenceState:
-        """Take in what the validation rows said."""
+        """Return the state with the compression that these counts give."""
         found = compression(self.layer, state.beliefs > 0, stats)
         state = replace(state, compression=found, rest=float(stats["at_rest"] / stats["rows"]))
         return replace(state, best=found, stale=-1) if found < state.best else state
 
     def summary(self, state: EvidenceState) -> dict[str, float | int | None]:
-        """Weights that are on, and that changed sign in the epoch; of validation rows the compression, which
-        is the objective, and the share at rest.
-        """
+        """Return the record of an epoch; the compression of the validation rows is the objective."""
         on = int((state.beliefs > 0).sum())
         known = None if np.isnan(state.compression) else state.compression
         return {
@@ -243,27 +239,30 @@ class EvidenceLearner:
         }
 
     def is_done(self, state: EvidenceState) -> bool:
-        """Validation rows have not been told shorter for too long."""
+        """Return True after ``patience`` epochs without a smaller compression."""
         return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
 
 
 def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
-    """share beliefs + (1 - share) first, each product rounded: the same on every machine."""
+    """Return share * beliefs + (1 - share) * first; the bits are identical on every machine."""
     return share * beliefs + (1 - share) * first
 
 
-def gathered(beliefs: np.ndarray, first: np.ndarray, forgetting: float, stats: Stats) -> np.ndarray:
-    """Beliefs after a step of chains, with what these have found."""
+def add_evidence(beliefs: np.ndarray, first: np.ndarray, forgetting: float, stats: Stats) -> np.ndarray:
+    """Return the beliefs after forgetting, plus the evidence of all chains of a step."""
     decay = forgetting ** int(stats["minibatches"])
     scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
     return forget(beliefs, first, decay) + scale * stats["evidence"]
 
 
-def centred(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Features with room to the middle of their windows moved there; the first beliefs follow behind."""
+def center_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Return the beliefs with each feature moved to the middle of its window.
+
+    First beliefs fill the part of the window that a feature leaves.
+    """
     _, height, width, _ = beliefs.shape
     lines: list[np.ndarray] = [np.any(beliefs > 0, axis=others) for others in ((0, 2), (0, 1))]
-    # Half of what there is more room behind than before; none for a feature without weights.
+    # A feature moves by half of the difference of its margins; a feature without weights does not move.
     down, right = (((a[::-1].argmax(axis=0) - a.argmax(axis=0)) / 2).astype(int) for a in lines)
     if not (down.any() or right.any()):
         return beliefs

@@ -13,18 +13,18 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.kernels.exact import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR, to_grid
-from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, learn, shift_priors
+from scalelatent.models.hcn.kernels.units import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR, to_units
+from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, shift_priors, visit_images
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
-from scalelatent.models.hcn.model.layered import (
+from scalelatent.models.hcn.model.multi_layer_learning import (
     LayeredEvidence,
     LayeredMessages,
     kept_bytes,
-    kept_of,
-    messages_of,
+    pack_messages,
     row_bytes,
     to_dense,
     to_sparse,
+    unpack_messages,
 )
 from scalelatent.models.hcn.model.templates import TemplateCounts
 from scalelatent.storage.record import dumps, loads
@@ -95,7 +95,7 @@ def test_the_weights_that_made_the_images_tell_their_classes() -> None:
 def test_parts_and_templates_are_found(labelled: bool) -> None:
     classes = (0, 1, 2, 3) if labelled else None
     net, images = two_layers(13, 2, classes=classes, seed=0)
-    learner = LayeredMessages(net, n_rows=100, alone_passes=25, n_classes=4)
+    learner = LayeredMessages(net, n_rows=100, single_leaf_passes=25, n_classes=4)
     state = learn_batch(learner, block_of(images, 0, 100), 4 if labelled else 16)
     assert error(learner, state, images) <= 0.006
 
@@ -108,7 +108,7 @@ def test_hidden_parts_are_drawn_where_they_were() -> None:
     clean = images.clean(0, 40).reshape(40, *net.layers[0].image)
     known = np.ones(clean.shape, bool)
     known[..., 8:, :] = False
-    pixels = net.layers[0].evidence(x.reshape(40, -1), known.reshape(40, -1))
+    pixels = np.where(known, net.layers[0].evidence(x.reshape(40, -1)), 0)
     beliefs = net.complete(weights, pixels, None, make_backend("cpu"))
     filled = (beliefs > 0) & ~known
     near = np.zeros_like(clean, bool)
@@ -158,8 +158,8 @@ def test_leaves_are_copies_and_passes_add_up() -> None:
     """Passes of one visit and of several visits are the same, and what was kept is not changed."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     block = block_of(images, 0, 12)
-    several = learn_batch(LayeredMessages(net, n_rows=12, alone_passes=1), block, 6)
-    at_once = learn_batch(LayeredMessages(net, n_rows=12, alone_passes=6), block, 1)
+    several = learn_batch(LayeredMessages(net, n_rows=12, single_leaf_passes=1), block, 6)
+    at_once = learn_batch(LayeredMessages(net, n_rows=12, single_leaf_passes=6), block, 1)
     np.testing.assert_array_equal(several.beliefs, at_once.beliefs)
     learner, backend = LayeredMessages(net, n_rows=12), make_backend("cpu")
     state = learner.start()
@@ -173,16 +173,16 @@ def test_leaves_are_copies_and_passes_add_up() -> None:
 def test_bytes_that_are_kept(known: bool) -> None:
     """Of messages as they are worked with; of what is kept of them, usually, and where none is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_rows=12, alone_passes=6)
+    learner = LayeredMessages(net, n_rows=12, single_leaf_passes=6)
     block = block_of(images, 0, 12, known)
     kept = learner.visit((learner.start(), make_backend("cpu")), block, None)
-    messages = messages_of(kept)
+    messages = unpack_messages(kept)
     assert messages[-1].s.shape[-1] == (1 if known else 4)
     parts = [part for m in messages for part in vars(m).values()]
     assert sum(part.nbytes for part in parts) == 12 * row_bytes(net, known)
     assert leaf_bytes(kept) < 0.8 * 12 * row_bytes(net, known)
     full = [replace(m, **{k: np.full_like(v, 7) for k, v in vars(m).items()}) for m in messages]
-    of_full = {"layers": {str(level): kept_of(m) for level, m in enumerate(full)}}
+    of_full = {"layers": {str(level): pack_messages(m) for level, m in enumerate(full)}}
     assert 12 * row_bytes(net, known) < leaf_bytes(of_full) <= 12 * kept_bytes(net, known) + 1000
 
 
@@ -190,12 +190,12 @@ def test_bytes_that_are_kept(known: bool) -> None:
 def test_a_visit_takes_the_memory_that_it_tells(full: bool) -> None:
     """With its leaf on the way from and to the disk, even if no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_rows=60, alone_passes=2, all_labelled=True)
+    learner = LayeredMessages(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
     block, prepared = block_of(images, 0, 60), (learner.start(), make_backend("cpu"))
     kept = learner.visit(prepared, block, None)
     if full:
-        parts = [{k: np.full_like(v, 7) for k, v in vars(m).items()} for m in messages_of(kept)]
-        kept["layers"] = {str(k): kept_of(LayerMessages(**part)) for k, part in enumerate(parts)}
+        parts = [{k: np.full_like(v, 7) for k, v in vars(m).items()} for m in unpack_messages(kept)]
+        kept["layers"] = {str(k): pack_messages(LayerMessages(**part)) for k, part in enumerate(parts)}
     data = dumps(kept)
     del kept
     tracemalloc.start()
@@ -246,7 +246,8 @@ def test_messages_that_are_not_kept_whole_are_noticed(mutant: str, monkeypatch: 
     """Mutants of the test above."""
     whole = to_sparse
     monkeypatch.setattr(
-        "tests.models.hcn.test_layered.to_sparse", lambda values: whole(values) | MUTANTS[mutant](values)
+        "tests.models.hcn.test_multi_layer_learning.to_sparse",
+        lambda values: whole(values) | MUTANTS[mutant](values),
     )
     with pytest.raises((AssertionError, ValueError)):
         for values in ARRAYS:
@@ -256,10 +257,10 @@ def test_messages_that_are_not_kept_whole_are_noticed(mutant: str, monkeypatch: 
 def test_beliefs_are_priors_and_messages() -> None:
     """Beliefs of W are what they were at first and all messages, exactly; of S what comes from above too."""
     net, images = two_layers()
-    learner, block = LayeredMessages(net, n_rows=8, alone_passes=5), block_of(images, 0, 8)
+    learner, block = LayeredMessages(net, n_rows=8, single_leaf_passes=5), block_of(images, 0, 8)
     state = learner.start()
     new = learner.visit((state, make_backend("cpu")), block, None)
-    changes, messages = net.split(to_dense(new["change"])), messages_of(new)
+    changes, messages = net.split(to_dense(new["change"])), unpack_messages(new)
     for level, (layer, change) in enumerate(zip(net.layers, changes, strict=True)):
         kept = messages[level]
         assert change.sum(dtype=np.int64) == kept.to_w.sum(dtype=np.int64)
@@ -269,24 +270,24 @@ def test_beliefs_are_priors_and_messages() -> None:
 
 def test_weights_that_move_on_the_way_down_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: a layer's W moves in the backward pass too."""
-    go_down = Hierarchy.go_down
+    pass_down = Hierarchy.pass_down
 
     def mutant(net: Hierarchy, kept: Any, weights: list[np.ndarray], *others: Any) -> None:
         weights[0] += 1
-        go_down(net, kept, weights, *others)
+        pass_down(net, kept, weights, *others)
 
-    monkeypatch.setattr(Hierarchy, "go_down", mutant)
+    monkeypatch.setattr(Hierarchy, "pass_down", mutant)
     with pytest.raises(AssertionError):
         test_beliefs_are_priors_and_messages()
 
 
 def test_all_labels_are_semi_supervised_with_all_labels() -> None:
     net, images = two_layers(classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_rows=12, alone_passes=3)
+    learner = LayeredMessages(net, n_rows=12, single_leaf_passes=3)
     told = learn_batch(learner, block_of(images, 0, 12), 1)
     untold = learn_batch(learner, block_of(images, 0, 12, known=False), 1)
     clusters = learn_batch(
-        LayeredMessages(Hierarchy(net.layers), n_rows=12, alone_passes=3), block_of(images, 0, 12), 1
+        LayeredMessages(Hierarchy(net.layers), n_rows=12, single_leaf_passes=3), block_of(images, 0, 12), 1
     )
     np.testing.assert_array_equal(untold.beliefs, clusters.beliefs)
     assert (told.beliefs != untold.beliefs).any()
@@ -346,19 +347,19 @@ def test_templates_of_other_classes_say_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.shuffled", in_order)
     found = []
     for of_class in (True, False):
-        kept, units = net.start(len(x), of_class), to_grid(net.first_beliefs())
+        kept, units = net.start(len(x), of_class), to_units(net.first_beliefs())
         for number in range(12):
-            units = units + learn(net, kept, units, pixels, labels, 0, number, make_backend("cpu"))
+            units = units + visit_images(net, kept, units, pixels, labels, 0, number, make_backend("cpu"))
         found.append(units)
         assert kept[-1].s.shape[-1] == (2 if of_class else 4)
     np.testing.assert_array_equal(*found)
-    assert (found[0] != to_grid(net.first_beliefs())).mean() > 0.3
+    assert (found[0] != to_units(net.first_beliefs())).mean() > 0.3
 
 
 def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() -> None:
     net, images = two_layers(classes=(0, 1, 1, 0))
     x, _ = images.rows(0, 10)
-    learner = LayeredMessages(net, n_rows=10, alone_passes=6)
+    learner = LayeredMessages(net, n_rows=10, single_leaf_passes=6)
     block = Block(x.reshape(10, -1), np.zeros(10, np.int32), None, 0)
     new = learner.visit((learner.start(), make_backend("cpu")), block, None)
     change = net.split(to_dense(new["change"]))[-1]
@@ -368,12 +369,12 @@ def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() 
     few = learner.visit(
         (learner.start(), make_backend("cpu")), replace(block, y=np.r_[-1, block.y[1:]]), None
     )
-    assert messages_of(few)[-1].s.shape[-1] == 4
+    assert unpack_messages(few)[-1].s.shape[-1] == 4
 
 
 def test_templates_of_another_class_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: the first templates, whatever the class."""
-    monkeypatch.setattr(Hierarchy, "of_class", lambda net, code: np.arange(net.per_class))
+    monkeypatch.setattr(Hierarchy, "templates_of", lambda net, code: np.arange(net.per_class))
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_say_nothing(monkeypatch)
 

@@ -1,4 +1,4 @@
-"""Random orders of pixels, functions of (seed, what for, epoch, row)."""
+"""Random orders of pixels, each a function of (seed, purpose, epoch, row)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarra
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
-    """An order of 0:n for each row, int32 (rows, n): Fisher and Yates's shuffle by words of Philox."""
+    """Return a permutation of 0 to n - 1 for each row, int32 (rows, n): Fisher-Yates shuffle with Philox."""
     out = np.empty((len(rows), n), np.int32)
     rows = np.ascontiguousarray(rows, np.int64)
     _shuffle(np.uint64(seed), np.uint64(stage_word(purpose)), np.uint64(epoch), rows, out)

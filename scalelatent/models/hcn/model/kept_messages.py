@@ -1,0 +1,251 @@
+"""Learning one layer of features with the messages of all images kept between passes (Algorithm 1).
+
+A leaf is a fixed, contiguous range of images together with the last messages of all its AND-OR trees. A visit
+updates the trees of one leaf a few times, starting from the beliefs in W of the previous step. The visit
+returns the change of the leaf's messages to W; a step adds the changes of all visited leaves to the beliefs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+import numpy as np
+
+from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.stats import Layout, Stats
+from scalelatent.contract.wants import Wants
+from scalelatent.errors import DivergenceError
+from scalelatent.models.hcn.kernels.pixel_order import shuffled
+from scalelatent.models.hcn.kernels.units import from_units, to_units
+from scalelatent.models.hcn.kernels.windows import message_room
+
+from .evidence_learner import EvidenceLearner, EvidenceState, PreparedEvidence
+from .layer import FeatureLayer, rows_of
+
+
+class LeafParts(TypedDict):
+    """Fields of `LeafMessages`, as they are written to the run folder."""
+
+    s: np.ndarray
+    to_s: np.ndarray
+    to_w: np.ndarray
+    held: np.ndarray
+    sweeps: int
+    moved: int
+
+
+@dataclass(frozen=True)
+class LeafMessages:
+    """State of a leaf between two visits.
+
+    Attributes
+    ----------
+    s : ndarray of int32, shape (images, HS, WS, F)
+        Beliefs in S, in units: the prior plus all messages to S.
+    to_s, to_w : ndarray of int16, shape (images, channels, pairs and room)
+        Messages of the trees to S and to W, in units.
+    held : ndarray of uint8, shape (images, channels, height * width, h)
+        1 for each line of a pixel's window that has a nonzero message to W.
+    sweeps : int
+        Number of sweeps so far.
+    moved : int
+        Number of trees with a changed message in the last sweep; -1 before the first sweep.
+    """
+
+    s: np.ndarray
+    to_s: np.ndarray
+    to_w: np.ndarray
+    held: np.ndarray
+    sweeps: int = 0
+    moved: int = -1
+
+    def parts(self) -> LeafParts:
+        return LeafParts(
+            s=self.s, to_s=self.to_s, to_w=self.to_w, held=self.held, sweeps=self.sweeps, moved=self.moved
+        )
+
+
+def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
+    """Return a leaf of ``n_rows`` images before its first visit: all messages are 0."""
+    channels, height, width = layer.image
+    room = message_room((height, width), layer.window, layer.n_features)
+    to_s, to_w = (np.zeros((n_rows, channels, room), np.int16) for _ in range(2))
+    held = np.zeros((n_rows, channels, height * width, layer.window[0]), np.uint8)
+    return LeafMessages(layer.no_places(n_rows), to_s, to_w, held)
+
+
+def leaf_bytes(layer: FeatureLayer, n_rows: int) -> int:
+    """Return the size in bytes of a leaf of ``n_rows`` images."""
+    channels, height, width = layer.image
+    room = message_room((height, width), layer.window, layer.n_features)
+    held = layer.n_pixels * layer.window[0]
+    return n_rows * (4 * channels * room + 4 * int(np.prod(layer.places)) + held)
+
+
+def visit(
+    layer: FeatureLayer,
+    leaf: LeafMessages,
+    evidence: np.ndarray,
+    beliefs: np.ndarray,
+    first_row: int,
+    seed: int,
+    n_sweeps: int,
+    damping: float,
+    backend: Backend,
+) -> tuple[LeafMessages, np.ndarray]:
+    """Sweep over a leaf until no message changes, at most ``n_sweeps`` times; ``leaf`` stays unchanged.
+
+    Parameters
+    ----------
+    evidence : ndarray of int32, shape (images, channels, height, width)
+    beliefs : ndarray of int32, shape (channels, h, w, F)
+        Beliefs in W in units, including the messages of this leaf.
+    first_row : int
+        Row number of the first image. The order of the trees is a function of (seed, sweep, first_row).
+    damping : float
+        Weight of a new message in the average of the new and the old message.
+
+    Returns
+    -------
+    leaf : LeafMessages
+    change : ndarray of int32, shape (channels, h, w, F)
+        Change of the sum of the leaf's messages to W, in units.
+    """
+    evidence = backend.xp.asarray(evidence[None])
+    s, w = (backend.xp.asarray(a[None]).copy() for a in (leaf.s, beliefs))
+    kept = [backend.xp.asarray(a[None]).copy() for a in (leaf.to_s, leaf.to_w, leaf.held)]
+    kernel, row, moved, done = backend.kernel("hcn_sweep_messages"), np.array([first_row]), -1, leaf.sweeps
+    for done in range(leaf.sweeps + 1, leaf.sweeps + n_sweeps + 1):
+        order = backend.xp.asarray(shuffled(seed, "hcn sweep", done - 1, row, evidence[0].size))
+        moved = int(backend.to_host(kernel(evidence, order, s, w, *kept, damping))[0])
+        if not moved:
+            break
+    change = backend.to_host(w)[0] - beliefs
+    s, to_s, to_w, held = (backend.to_host(a)[0] for a in (s, *kept))
+    return LeafMessages(s, to_s, to_w, held, done, moved), change
+
+
+@dataclass(frozen=True)
+class LeafState(EvidenceState):
+    """Beliefs in W, which include the messages of all leaves; they are whole units.
+
+    Attributes
+    ----------
+    moved, last_moved : int
+        Number of trees with a changed message in the last sweep of their leaf: in this epoch so far, and in
+        the epoch before.
+    left, last_left : int
+        Number of leaves that have not had ``max_sweeps`` sweeps: in this epoch so far, and in the epoch
+        before.
+    """
+
+    moved: int = 0
+    last_moved: int = -1
+    left: int = 0
+    last_left: int = -1
+
+
+class KeptLeaf(TypedDict):
+    """Content of a leaf in the run folder: messages, and the change of beliefs in W by the last visit."""
+
+    messages: LeafParts
+    change: np.ndarray
+
+
+@dataclass(frozen=True)
+class KeptMessages(EvidenceLearner):
+    """Algorithm 1 for one layer (a :class:`~scalelatent.contract.learners.LeafLearner`).
+
+    Attributes
+    ----------
+    damping : float
+        Weight of a new message.
+    n_rows : int
+        Number of images in all leaves.
+    single_leaf_sweeps : int
+        Sweeps per visit if a single leaf holds all images. With several leaves a visit is one sweep, because
+        the other leaves change the beliefs after each sweep.
+    max_sweeps : int
+        Upper bound of the sweeps over a leaf in all visits.
+    """
+
+    damping: float = 1.0
+    n_rows: int = 1
+    single_leaf_sweeps: int = 1
+    max_sweeps: int = 60
+
+    @property
+    def wants(self) -> Wants:
+        fixed = 48 * int(np.prod(self.layer.weights_shape))
+        # A visit holds the old and the new leaf, the bytes read from disk, and the bytes to write, for which
+        # the arrays are joined; in addition the orders of the trees.
+        return Wants(scratch=(fixed, 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels))
+
+    def layout(self) -> Layout:
+        return Layout((("evidence", self.layer.weights_shape), ("moved", ()), ("left", ())))
+
+    def alone(self, n_rows: int, sweeps: int) -> KeptMessages:
+        """Return the learner for a single leaf of ``n_rows`` images with this number of sweeps per visit."""
+        return replace(self, n_rows=n_rows, single_leaf_sweeps=sweeps)
+
+    def start(self, restart: int = 0) -> LeafState:
+        first = self.layer.first_beliefs(self.seed, restart)
+        return LeafState(from_units(to_units(first)), first)
+
+    def visit(self, prepared: PreparedEvidence, block: Block, kept: KeptLeaf | None) -> KeptLeaf:
+        """Return the leaf's messages after a visit, and the change of beliefs in W."""
+        state, backend = prepared
+        old = start_leaf(self.layer, len(block.x)) if kept is None else LeafMessages(**kept["messages"])
+        evidence, beliefs = self.layer.evidence_in(block), to_units(state.beliefs)
+        sweeps = self.single_leaf_sweeps if len(block.x) == self.n_rows else 1
+        sweeps = min(sweeps, self.max_sweeps - old.sweeps)
+        if sweeps < 1:
+            new, change = replace(old, moved=0), np.zeros_like(beliefs)
+        else:
+            first = int(rows_of(block)[0])
+            how = first, self.seed, sweeps, self.damping, backend
+            new, change = visit(self.layer, old, evidence, beliefs, *how)
+        return KeptLeaf(messages=new.parts(), change=change)
+
+    def exchange(
+        self, prepared: PreparedEvidence, kept: KeptLeaf | None, new: KeptLeaf, stats: Stats
+    ) -> None:
+        stats["evidence"][...] += from_units(new["change"])
+        stats["moved"][...] += new["messages"]["moved"]
+        stats["left"][...] += new["messages"]["sweeps"] < self.max_sweeps
+
+    def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> LeafState:
+        assert isinstance(state, LeafState)
+        beliefs = state.beliefs + stats["evidence"]
+        if not self.layer.is_exact(to_units(np.clip(beliefs, -(2.0**22), 2.0**22))):
+            feature = int(np.abs(beliefs).max(axis=(0, 1, 2)).argmax())
+            raise DivergenceError(
+                f"layer 1: beliefs in the weights of feature {feature} have reached "
+                f"{np.abs(beliefs).max():,.0f} nats, too large for exact sums: lower damping, raise p01 and "
+                "p10, or set online=True"
+            )
+        changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
+        return replace(
+            state,
+            beliefs=beliefs,
+            changed=state.changed + changed,
+            moved=state.moved + int(stats["moved"]),
+            left=state.left + int(stats["left"]),
+            steps=state.steps + 1,
+            rows=state.rows + n_rows,
+        )
+
+    def end_epoch(self, state: EvidenceState) -> EvidenceState:
+        assert isinstance(state, LeafState)
+        ended = super().end_epoch(replace(state, last_moved=state.moved, last_left=state.left))
+        assert isinstance(ended, LeafState)
+        return replace(ended, moved=0, left=0)
+
+    def summary(self, state: EvidenceState) -> dict[str, float | int | None]:
+        assert isinstance(state, LeafState)
+        return {**super().summary(state), "moved": state.moved if state.rows else state.last_moved}
+
+    def is_done(self, state: EvidenceState) -> bool:
+        assert isinstance(state, LeafState)
+        return 0 in (state.last_moved, state.last_left) or super().is_done(state)

@@ -1,0 +1,147 @@
+"""Maps of rows by a network of several layers: template scores, class scores, completed images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.wants import Wants
+from scalelatent.models.hcn.kernels.units import GRID
+
+from .hierarchy import Hierarchy
+from .layer import hide_unknown, rows_of
+
+# Bytes of a forward pass that one block of rows may take.
+PART_BYTES = 2**25
+
+
+@dataclass(frozen=True, eq=False)
+class FixedNetwork:
+    """A network of several layers with fixed weights.
+
+    Attributes
+    ----------
+    net : Hierarchy
+    beliefs : ndarray of float64, shape (weights,)
+        Beliefs in the weights of all layers; a weight with a positive belief is on.
+    template_codes : ndarray of int, shape (templates,)
+        Class of each template, or its own number without classes.
+    """
+
+    net: Hierarchy
+    beliefs: np.ndarray
+    template_codes: np.ndarray
+
+    @cached_property
+    def weights(self) -> list[np.ndarray]:
+        """Weights of each layer, bool."""
+        return [part > 0 for part in self.net.split(self.beliefs)]
+
+    @property
+    def wants(self) -> Wants:
+        """Requests of maps that run forward passes."""
+        rows = int(np.clip(PART_BYTES // self.net.forward_bytes, 1, 256))
+        return Wants(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
+
+    def scores(self, backend: Backend, block: Block) -> np.ndarray:
+        """Return the scores of the templates in nats, float64 (rows, templates)."""
+        return self.net.template_scores(self.weights, self.net.layers[0].evidence_in(block), backend) / GRID
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreMap:
+    """Scores of the templates by a forward pass (a :class:`~scalelatent.contract.learners.RowMap`)."""
+
+    network: FixedNetwork
+    what: str = "scores"
+
+    @property
+    def wants(self) -> Wants:
+        return self.network.wants
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        return (self.network.net.n_templates,), "float64"
+
+    def prepare(self, backend: Backend) -> Backend:
+        return backend
+
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
+        return self.network.scores(prepared, block)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMap:
+    """Scores of the classes, each that of its best template (a LabelMap).
+
+    With ``labelled`` the map also labels each row with its best class.
+    """
+
+    network: FixedNetwork
+    labelled: bool = False
+    what: str = "classes"
+
+    @property
+    def wants(self) -> Wants:
+        wants = self.network.wants
+        return Wants(block_rows=wants.block_rows, scratch=wants.scratch, labels=self.labelled)
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        return (int(self.network.template_codes.max()) + 1,), "float64"
+
+    def prepare(self, backend: Backend) -> Backend:
+        return backend
+
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
+        scores = self.network.scores(prepared, block)
+        codes = range(self.output()[0][0])
+        return np.stack(
+            [scores[:, self.network.template_codes == code].max(axis=1) for code in codes], axis=1
+        )
+
+    def labels(self, out: np.ndarray) -> np.ndarray:
+        """Return the number of the best class of each row."""
+        return out.argmax(axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class CompletionMap:
+    """Images after a pass up and a pass down (a :class:`~scalelatent.contract.learners.RowMap`).
+
+    Attributes
+    ----------
+    network : FixedNetwork
+    fills : bool
+        Keep the known pixels, and replace only the unknown ones. False: replace all pixels.
+    known : ndarray of uint8, shape (rows, bytes), or None
+        A bit for each pixel that is known; None: the pixels that are not missing.
+    codes : ndarray of int, shape (rows,), or None
+        Class of each row; below 0 if unknown.
+    """
+
+    network: FixedNetwork
+    fills: bool = False
+    known: np.ndarray | None = None
+    codes: np.ndarray | None = None
+    what: str = "reconstruction"
+
+    @property
+    def wants(self) -> Wants:
+        return self.network.wants
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        return self.network.net.layers[0].image, "uint8"
+
+    def prepare(self, backend: Backend) -> Backend:
+        return backend
+
+    def apply(self, prepared: Backend, block: Block) -> np.ndarray:
+        layer, rows = self.network.net.layers[0], rows_of(block)
+        evidence = hide_unknown(layer.evidence_in(block), self.known, rows)
+        codes = None if self.codes is None else self.codes[rows]
+        made = self.network.net.complete(self.network.weights, evidence, codes, prepared) > 0
+        if self.fills:
+            made = np.where(evidence != 0, evidence > 0, made)
+        return made.astype(np.uint8)

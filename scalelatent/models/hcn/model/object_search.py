@@ -1,0 +1,104 @@
+"""Search for several templates in one image: a class layer that replaces the learned one (section 2.4).
+
+The layers below stay unchanged. In a larger image a template has several places, as features have. The
+learned class layer allows one template; this class layer allows several templates with disjoint frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .hierarchy import Hierarchy
+
+Place = tuple[int, int]
+
+# The search for the best choice of an image ends after this many partial choices.
+MAX_CHOICES = 2000
+
+
+def enlarge(net: Hierarchy, height: int, width: int) -> Hierarchy:
+    """Return the network for larger images: identical weights and shift priors, more places."""
+    layers, channels = [], net.layers[0].image[0]
+    for layer in net.layers:
+        layers.append(replace(layer, image=(channels, height, width)))
+        height, width, channels = layers[-1].places
+    return replace(net, layers=tuple(layers))
+
+
+def choose_places(gains: np.ndarray, frame: tuple[int, int], most: int) -> tuple[list[Place], bool]:
+    """Return up to ``most`` places of frames that do not overlap, with the largest sum of gains.
+
+    Parameters
+    ----------
+    gains : ndarray of float64, shape (rows, columns)
+        Gain of a frame with its upper left corner at each place; places with a gain of 0 or less are never
+        chosen.
+    frame : (int, int)
+        Height and width of a frame.
+    most : int
+        Largest number of frames.
+
+    Returns
+    -------
+    places : list of (int, int)
+        Row and column of each frame, sorted by column, then row.
+    exact : bool
+        True if no other choice has a larger sum. False: these are the best of `MAX_CHOICES` choices, which
+        include the greedy choice.
+    """
+    search = _Search(frame)
+    search.extend(np.maximum(gains, 0), most, 0.0, [])
+    return sorted(search.places, key=lambda place: place[::-1]), search.n_choices < MAX_CHOICES
+
+
+@dataclass
+class _Search:
+    """Branch and bound: the best choice so far, its gain, and the number of choices so far."""
+
+    frame: tuple[int, int]
+    best_gain: float = 0.0
+    places: list[Place] = field(default_factory=list)
+    n_choices: int = 0
+
+    def extend(self, gains: np.ndarray, most: int, gain: float, chosen: list[Place]) -> None:
+        """Add up to ``most`` places to a choice with this gain; ``gains`` is 0 at places that overlap it.
+
+        At least one best choice contains the place of the largest gain or a place that overlaps this place.
+        Only these places are tried next, in the order of their gains.
+        """
+        if gain > self.best_gain:
+            self.best_gain, self.places = gain, chosen
+        if not most or gain + self._bound(gains, most) <= self.best_gain:
+            return
+        near = self._near(np.unravel_index(gains.argmax(), gains.shape))
+        sums, rest = gains[near], self._bound(gains, most - 1)
+        for at in np.argsort(-sums, axis=None, kind="stable"):
+            row, column = (int(i) for i in np.unravel_index(at, sums.shape))
+            more = gain + float(sums[row, column])
+            if more + rest <= self.best_gain or self.n_choices >= MAX_CHOICES:
+                return
+            self.n_choices += 1
+            place = near[0].start + row, near[1].start + column
+            left = gains.copy()
+            left[self._near(place)] = 0
+            self.extend(left, most - 1, more, [*chosen, place])
+
+    def _near(self, place: tuple[np.intp | int, ...]) -> tuple[slice, slice]:
+        """Return the places whose frames overlap the frame at ``place``."""
+        (row, column), (height, width) = (int(i) for i in place), self.frame
+        return slice(max(0, row - height + 1), row + height), slice(
+            max(0, column - width + 1), column + width
+        )
+
+    def _bound(self, gains: np.ndarray, most: int) -> float:
+        """Return an upper bound of the gain of ``most`` places.
+
+        The frames of two places in one cell of the size of a frame overlap, so a choice has at most one place
+        per cell.
+        """
+        (height, width), (rows, columns) = self.frame, gains.shape
+        cells = np.maximum.reduceat(gains, range(0, rows, height), axis=0)
+        cells = np.maximum.reduceat(cells, range(0, columns, width), axis=1)
+        return float(np.sort(cells, axis=None)[::-1][:most].sum())
